@@ -1,0 +1,116 @@
+"""The attention contract: what a layer is, what a step brings, what a backend must do.
+
+A step's lengths and block tables live on the device; the host knows only upper bounds of
+lengths, because a step in flight may not have produced them yet (after speculation the host
+cannot know how many tokens were accepted). How many query tokens each row brings is the
+scheduler's decision, so the host knows that exactly. No backend may synchronise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What one layer's attention is.
+
+    Attributes:
+        num_q_heads, num_kv_heads: grouped-query attention when they differ.
+        head_dim: of queries, keys and values.
+        scale: multiplies q·k.
+        sliding_window: a query at position i sees keys j with i - window < j <= i; None sees all.
+        softcap: c in c * tanh(score / c), before the mask; None for none.
+        alibi_slopes: float32 [num_q_heads]; slope * (j - i) is added (Press et al. 2022).
+        sinks: float32 [num_q_heads]; one extra score in the softmax with no value (attention sink).
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """One step's rows and tokens, T tokens in R rows; padding rows bring no query tokens.
+
+    Attributes:
+        query_starts: int32 [R + 1], device; row r owns tokens query_starts[r]:query_starts[r + 1].
+        query_starts_np: the same on the host.
+        seq_lens: int32 [R], device; keys a row's last query token sees, itself included.
+        block_tables: int32 [R, max_blocks], device; unused entries are `engine.blocks.NULL_BLOCK`.
+        slots: int64 [T], device; block * block_size + offset where a token's key and value go.
+        max_query_len: largest number of query tokens of a row.
+        max_seq_len: upper bound of seq_lens.
+    """
+
+    query_starts: torch.Tensor
+    query_starts_np: npt.NDArray[np.int32]
+    seq_lens: torch.Tensor
+    block_tables: torch.Tensor
+    slots: torch.Tensor
+    max_query_len: int
+    max_seq_len: int
+
+
+class KVCache:
+    """Owner of paged keys and values: a layer [num_blocks, 2, block_size, kv_heads, head_dim].
+
+    Index 1 of a layer's tensor tells keys (0) from values (1). Block 0 is scratch: padding tokens
+    write there.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[AttentionSpec],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.layers = [
+            torch.zeros(
+                (num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim),
+                dtype=dtype,
+                device=device,
+            )
+            for spec in specs
+        ]
+
+    @staticmethod
+    def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
+        """Bytes one block takes over all layers."""
+        per_token = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs)
+        return per_token * block_size * dtype.itemsize
+
+
+class AttentionBackend(Protocol):
+    """Writes this step's keys and values into the cache and attends over the paged context."""
+
+    def begin(self, inputs: AttentionInputs) -> None:
+        """Take the step's inputs; called once before the layers run."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store k, v at the step's slots, then attend causally.
+
+        Args:
+            layer: index into the specs the backend was built with.
+            q: [T, num_q_heads, head_dim]. k, v: [T, num_kv_heads, head_dim].
+
+        Returns:
+            [T, num_q_heads, head_dim] in q's dtype.
+        """
+        ...

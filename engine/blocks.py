@@ -1,0 +1,124 @@
+"""Pages of KV cache: who holds them, and which hold a prefix that others may share. No torch.
+
+A full block's hash chains its parent's hash with its own token ids, so equal hashes mean equal
+prefixes. A block nobody holds stays findable by its hash until it is granted to someone else;
+the least recently released goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.request import Int32Array
+
+NULL_BLOCK = 0
+"""Never granted: padding tokens write there, and unused table entries point at it."""
+
+
+def block_hashes(token_ids: Int32Array, block_size: int, salt: str = "") -> list[bytes]:
+    """Chained hashes of the full blocks of int32 [num_tokens]."""
+    parent = root_hash(salt)
+    hashes = []
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = chain_hash(parent, token_ids[start : start + block_size])
+        hashes.append(parent)
+    return hashes
+
+
+def root_hash(salt: str = "") -> bytes:
+    """The parent of a first block; only equal salts share blocks."""
+    return hashlib.blake2b(salt.encode(), digest_size=16).digest()
+
+
+def chain_hash(parent: bytes, token_ids: Int32Array) -> bytes:
+    """Hash of a full block given its parent's."""
+    return hashlib.blake2b(parent + token_ids.tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """Grants, shares and releases blocks 1 .. num_blocks - 1; block 0 is `NULL_BLOCK`."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._holders: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
+        self._free: OrderedDict[int, None] = OrderedDict((b, None) for b in range(1, num_blocks))
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Blocks nobody holds, shareable ones included."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks somebody holds."""
+        return self.num_blocks - 1 - len(self._free)
+
+    def match(self, hashes: Iterable[bytes]) -> list[int]:
+        """Blocks of the longest known prefix of a hash chain; nobody's hold changes."""
+        blocks = []
+        for block_hash in hashes:
+            block = self._block_of.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """How many of these blocks nobody holds, so that sharing them lowers `num_free`."""
+        return sum(1 for block in blocks if self._holders[block] == 0)
+
+    def grant(self, count: int) -> list[int] | None:
+        """`count` blocks with one holder each and unknown contents; None if too few are free."""
+        if count > len(self._free):
+            return None
+        blocks = []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            self._forget(block)
+            self._holders[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add a holder to blocks that `match` found or that a holder passes on."""
+        for block in blocks:
+            if self._holders[block] == 0:
+                del self._free[block]
+            self._holders[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop a holder. The end of a prefix is reused before its beginning."""
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self._free[block] = None
+                if block not in self._hash_of:
+                    self._free.move_to_end(block, last=False)
+
+    def register(self, block: int, block_hash: bytes) -> None:
+        """Let others find a held, full, cleanly computed block; the first of equal ones stays."""
+        if block_hash not in self._block_of and block not in self._hash_of:
+            self._hash_of[block] = block_hash
+            self._block_of[block_hash] = block
+
+    def _forget(self, block: int) -> None:
+        if block_hash := self._hash_of.pop(block, None):
+            del self._block_of[block_hash]
+
+    def check(self, held: Iterable[Sequence[int]]) -> None:
+        """Assert the books against every holder's blocks; for tests and idle moments."""
+        holders = np.zeros(self.num_blocks, dtype=np.int32)
+        for blocks in held:
+            np.add.at(holders, list(blocks), 1)
+        assert np.array_equal(holders, self._holders), "holder counts differ from the holders"
+        free = {block for block in range(1, self.num_blocks) if holders[block] == 0}
+        assert free == set(self._free), "free list differs from unheld blocks"
+        assert holders[NULL_BLOCK] == 0, "the null block was granted"
+        assert {h: b for b, h in self._hash_of.items()} == self._block_of, "hash maps differ"

@@ -1,0 +1,119 @@
+"""Moving small things between host and device without waiting."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Copy a host array to the device in stream order; the array may be reused at once."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cpu":
+        return tensor.clone()
+    # The caching host allocator keeps the pinned copy until the transfer's event has passed.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class StagedWrites:
+    """Scattered writes to a device tensor, gathered on the host and published by one copy each.
+
+    Later writes to one place within a flush are undefined; callers write a place once a step.
+    """
+
+    def __init__(self, target: torch.Tensor) -> None:
+        self.target = target
+        self._flat = target.view(-1)
+        self._places: list[npt.NDArray[np.int64]] = []
+        self._values: list[npt.NDArray[Any]] = []
+
+    def stage(self, row: int, start: int, values: npt.NDArray[Any]) -> None:
+        """Write `values` [n] to target[row, start : start + n] at the next flush."""
+        width = self.target.stride(0) if self.target.dim() > 1 else 1
+        first = row * width + start
+        self._places.append(np.arange(first, first + len(values), dtype=np.int64))
+        self._values.append(values)
+
+    def flush(self) -> None:
+        """Publish what was staged, in stream order."""
+        if not self._places:
+            return
+        device = self.target.device
+        places = to_device(np.concatenate(self._places), device)
+        values = to_device(np.concatenate(self._values), device)
+        self._flat.index_copy_(0, places, values.to(self.target.dtype))
+        self._places.clear()
+        self._values.clear()
+
+
+class HostCopy:
+    """Device tensors on their way to the host; `arrays` waits for them."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._shapes = {name: (t.dtype, t.shape) for name, t in tensors.items()}
+        if not any(t.is_cuda for t in tensors.values()):
+            self._host = dict(tensors)
+            return
+        # One transfer for all of them: bytes side by side, told apart again on arrival.
+        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors.values()])
+        pinned = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
+        pinned.copy_(flat, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record()
+        self._host = self._split(pinned)
+
+    def _split(self, pinned: torch.Tensor) -> dict[str, torch.Tensor]:
+        host, start = {}, 0
+        for name, (dtype, shape) in self._shapes.items():
+            size = dtype.itemsize * shape.numel()
+            host[name] = pinned[start : start + size].view(dtype).view(shape)
+            start += size
+        return host
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `arrays` would return at once."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The tensors as host arrays, by name; waits for the copy."""
+        if self._event is not None:
+            self._event.synchronize()
+        return {name: t.numpy() for name, t in self._host.items()}
+
+
+class Launcher(Protocol):
+    """Where a step's device work is issued."""
+
+    def __call__(self, work: Any, *args: Any) -> Future[Any]: ...
+
+
+class HostStream:
+    """The CPU's stand-in for a CUDA stream: one thread that runs what it is given, in order.
+
+    torch lets go of the interpreter inside its operations, so planning and messages go on while
+    a step computes.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-stream")
+
+    def __call__(self, work: Any, *args: Any) -> Future[Any]:
+        return self._thread.submit(work, *args)
+
+
+class InlineLauncher:
+    """On CUDA the calling thread issues the kernels; the stream itself is what runs behind."""
+
+    def __call__(self, work: Any, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(work(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future

@@ -1,0 +1,148 @@
+"""The engine's configuration: frozen, composed, validated once. Reads no environment."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from sampling.params import LogprobsMode
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+FlashInferSampler = Literal["auto", "always", "never"]
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be served; the message names it, its limit and its value."""
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model, in which arithmetic, where.
+
+    Attributes:
+        model: folder or hub id.
+        revision: of a hub id.
+        dtype: "auto" is the checkpoint's on CUDA and float32 on CPU.
+        device: "auto" is CUDA where torch sees one.
+        load_format: "dummy" fills random weights from the config alone.
+        model_impl: "fused" or "transformers" insist; "auto" prefers fused.
+        max_model_len: context length in tokens; None takes the model's.
+        trust_remote_code: run modelling code that comes with the model.
+    """
+
+    model: str
+    revision: str | None = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    model_impl: Literal["auto", "fused", "transformers"] = "auto"
+    max_model_len: int | None = None
+    trust_remote_code: bool = False
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The paged KV cache.
+
+    Attributes:
+        block_size: tokens a block.
+        num_blocks: None sizes the cache from memory.
+        memory_utilization: share of the GPU's memory the server may use.
+        cpu_bytes: size of the cache on CPU when num_blocks is None.
+        prefix_caching: reuse blocks of equal prefixes.
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    memory_utilization: float = 0.9
+    cpu_bytes: int = 1 << 30
+    prefix_caching: bool = True
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs and how many tokens a step.
+
+    Attributes:
+        max_rows: choices running at once (`--max-num-seqs`).
+        max_step_tokens: token budget of a step (`--max-num-batched-tokens`).
+        chunked_prefill: split prompts over steps; off, a prompt needs a step that holds it.
+        policy: "priority" orders by (priority, arrival); "fcfs" by arrival.
+    """
+
+    max_rows: int = 256
+    max_step_tokens: int = 2048
+    chunked_prefill: bool = True
+    policy: Literal["fcfs", "priority"] = "fcfs"
+
+
+class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Promises about the sampler.
+
+    Attributes:
+        use_fp64_gumbel: float64 noise on every path or an error at startup.
+        flashinfer: whether FlashInfer's sampler may serve rows (`TAILRACE_USE_FLASHINFER_SAMPLER`).
+        max_logprobs: top tokens a request may ask for; -1 for no cap.
+        logprobs_mode: of requests that name none.
+    """
+
+    use_fp64_gumbel: bool = False
+    flashinfer: FlashInferSampler = "auto"
+    max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the engine process is told.
+
+    Attributes:
+        num_threads: torch threads on CPU; None leaves torch's choice.
+        step_timeout_s: a step that takes longer is treated as hung.
+    """
+
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    num_threads: int | None = None
+    step_timeout_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        _at_least("max-num-seqs", self.scheduler.max_rows, 1)
+        _at_least("max-num-batched-tokens", self.scheduler.max_step_tokens, 1)
+        _at_least("block-size", self.cache.block_size, 1)
+        if self.scheduler.max_step_tokens < self.scheduler.max_rows:
+            raise ConfigError(
+                f"max-num-batched-tokens ({self.scheduler.max_step_tokens}) must be at least "
+                f"max-num-seqs ({self.scheduler.max_rows}), one token a row"
+            )
+        if self.cache.num_blocks is not None:
+            _at_least("num-gpu-blocks-override", self.cache.num_blocks, 2)
+        if not 0.0 < self.cache.memory_utilization <= 1.0:
+            raise ConfigError(
+                f"gpu-memory-utilization must be in (0, 1], got {self.cache.memory_utilization}"
+            )
+
+
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
+        raise ConfigError(f"{name} must be at least {low}, got {value}")
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a started engine tells its frontends.
+
+    Attributes:
+        vocab_size: ids 0 to vocab_size - 1 can be given and drawn.
+        max_model_len: prompt and generated tokens together, at most.
+        eos_token_ids: from the model's config and generation config.
+        device: in words, such as "cpu" or "NVIDIA H200".
+    """
+
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    max_rows: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str

@@ -1,0 +1,216 @@
+"""The engine: submit, abort, step. One step is always in flight while the next is planned."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+import numpy as np
+
+from engine.blocks import BlockPool
+from engine.config import EngineConfig, EngineInfo
+from engine.outputs import OutputRing
+from engine.plan import Runner, StepHandle, StepPlan, StepResult
+from engine.request import (
+    EngineStats,
+    Finish,
+    LogprobArrays,
+    PromptScores,
+    Request,
+    StepOutput,
+)
+from engine.rows import Choice, RowTable
+from engine.scheduler import Scheduler
+from engine.settle import Settled, settle
+
+
+class Engine:
+    """Continuous batching over a runner. Single-threaded: one loop calls everything here."""
+
+    def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner) -> None:
+        self.info = info
+        self._timeout_s = config.step_timeout_s
+        self._runner = runner
+        self._pool = BlockPool(info.num_blocks)
+        # One place more than the context: the last drawn token is kept but never computed.
+        self._table = RowTable(info.max_rows, info.max_model_len + 1)
+        self._ring = OutputRing(info.max_rows)
+        self._scheduler = Scheduler(
+            config.scheduler, config.cache, self._pool, self._table, on_preempt=self._ring.flush
+        )
+        self._in_flight: StepHandle | None = None
+        self._unfinished: dict[tuple[bytes, int], list[Choice]] = {}
+        self._num_unfinished = 0
+        self._num_arrivals = 0
+        self._num_steps = 0
+        self._prompt_tokens_computed = 0
+        self._nan_rows = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self._num_unfinished > 0 or self._in_flight is not None or self._ring.has_mail
+
+    def submit(self, frontend: bytes, request: Request) -> None:
+        """Queue a request's choices; those after the first wait for its prompt to be computed."""
+        self._num_arrivals += 1
+        prompt = np.array(request.prompt_token_ids, dtype=np.int32)
+        seed = request.params.seed
+        seed = secrets.randbits(64) - 2**63 if seed is None else seed
+        choices = [
+            Choice(frontend, request, i, seed, self._num_arrivals, prompt) for i in range(request.n)
+        ]
+        if request.prompt_logprobs is not None:
+            choices[0].scores = []
+        self._unfinished[frontend, request.handle] = choices
+        self._num_unfinished += len(choices)
+        if refusal := self._refusal(request):
+            self._end(list(choices), Finish.ERROR, refusal)
+            return
+        choices[0].children = choices[1:]
+        self._scheduler.enqueue(choices[0])
+
+    def _refusal(self, request: Request) -> str | None:
+        """Why a request can never run. Frontends check before; this keeps the loop alive."""
+        prompt_len = len(request.prompt_token_ids)
+        if not 1 <= prompt_len <= self.info.max_model_len:
+            return f"a prompt of {prompt_len} tokens; the context holds {self.info.max_model_len}"
+        return None
+
+    def abort(self, frontend: bytes, handle: int, choice_idx: int = -1) -> None:
+        """End one choice, or all with -1; ended or unknown ones are left alone."""
+        for choice in list(self._unfinished.get((frontend, handle), ())):
+            if choice_idx in (-1, choice.index):
+                self._end([choice], Finish.ABORT)
+
+    def step(self) -> list[tuple[bytes, StepOutput]]:
+        """Launch the next step, then read back the one before it and tell what it means."""
+        plan = self._scheduler.plan()
+        launched = self._launch(plan) if plan is not None else None
+        if self._in_flight is not None:
+            self._read_back(self._in_flight)
+        self._in_flight = launched
+        return self._ring.collect(self.stats())
+
+    def _launch(self, plan: StepPlan) -> StepHandle:
+        for admission in plan.admissions:
+            self._ring.open(admission.row, admission.choice)
+        return self._runner.launch(plan)
+
+    def _read_back(self, handle: StepHandle) -> None:
+        plan = handle.plan
+        try:
+            result = handle.wait(self._timeout_s)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            self._fail(plan, error)
+            return
+        self._num_steps += 1
+        prompt_lens = np.array([choice.prompt_len for choice in plan.choices])
+        computed = np.clip(prompt_lens - plan.starts, 0, plan.num_query)
+        self._prompt_tokens_computed += int(computed.sum())
+        settled = settle(self._table, plan, result.token_ids, result.bad)
+        self._keep_scores(plan, result)
+        self._ring.push(settled, result.logprobs)
+        self._ring.emit_due(settled)
+        self._finish_rows(settled)
+        self._release_children(plan)
+
+    # -- what a step means ------------------------------------------------------------------
+
+    def _finish_rows(self, settled: Settled) -> None:
+        for row, finish in zip(settled.rows.tolist(), settled.finish.tolist(), strict=True):
+            if finish == Finish.NAN:
+                self._nan_rows += 1
+            else:
+                self._scheduler.register_blocks(row)
+            if finish != Finish.RUNNING:
+                self._forget(self._table.choice(row))
+                self._scheduler.release(row)
+
+    def _release_children(self, plan: StepPlan) -> None:
+        """Let the other choices of a request in once its prompt is computed, or nobody will."""
+        for choice in plan.choices:
+            computed = choice.row is not None and (
+                self._table.num_settled[choice.row] >= choice.prompt_len
+            )
+            if choice.children and (computed or choice.ended):
+                self._enqueue_children(choice)
+
+    def _enqueue_children(self, choice: Choice) -> None:
+        for child in choice.children:
+            if not child.ended:
+                self._scheduler.enqueue(child)
+        choice.children = []
+
+    def _keep_scores(self, plan: StepPlan, result: StepResult) -> None:
+        live = self._table.epoch[plan.rows] == plan.epochs
+        for span, scores in zip(plan.spans, result.scores, strict=True):
+            choice = span.choice
+            wanted = choice.request.prompt_logprobs
+            if not live[span.row_idx] or choice.scores is None or wanted is None:
+                continue
+            choice.scores.append(scores)
+            if sum(len(part.chosen) for part in choice.scores) == choice.prompt_len - wanted.start:
+                whole = _join(choice.scores)
+                choice.scores = None
+                self._ring.add_prompt_scores(
+                    choice,
+                    PromptScores(handle=choice.request.handle, start=wanted.start, logprobs=whole),
+                )
+
+    # -- ends -------------------------------------------------------------------------------
+
+    def _end(self, choices: Iterable[Choice], finish: Finish, error: str | None = None) -> None:
+        """End choices outside the course of a step, running or waiting."""
+        for choice in choices:
+            self._forget(choice)
+            if choice.row is None:
+                self._ring.end_waiting(choice, finish, error)
+            else:
+                row = np.array([choice.row], dtype=np.int32)
+                self._ring.emit(row, np.array([finish], dtype=np.uint8), error)
+                self._scheduler.release(choice.row)
+            self._enqueue_children(choice)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
+        """A step raised: its choices end with the reason, the others go on."""
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        self._end([c for c in plan.choices if not c.ended], Finish.ERROR, message)
+
+    def _forget(self, choice: Choice) -> None:
+        choice.ended = True
+        self._num_unfinished -= 1
+        key = (choice.frontend, choice.request.handle)
+        self._unfinished[key].remove(choice)
+        if not self._unfinished[key]:
+            del self._unfinished[key]
+
+    def stats(self) -> EngineStats:
+        """Gauges now and counters since the start."""
+        num_running = len(self._table.running)
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=self._num_unfinished - num_running,
+            kv_blocks_used=self._pool.num_used,
+            kv_blocks_total=self._pool.num_blocks - 1,
+            num_steps=self._num_steps,
+            num_preemptions=self._scheduler.num_preemptions,
+            prefix_cache_queries=self._scheduler.prefix_queries,
+            prefix_cache_hits=self._scheduler.prefix_hits,
+            prompt_tokens_computed=self._prompt_tokens_computed,
+            nan_rows=self._nan_rows,
+            sampler_rows=self._runner.rows_by_path,
+        )
+
+    def check(self) -> None:
+        """Assert that blocks and rows agree; for tests and idle moments."""
+        self._pool.check(self._table.blocks[row] for row in self._table.running)
+        if not self._num_unfinished:
+            assert not self._table.running
+
+
+def _join(parts: list[LogprobArrays]) -> LogprobArrays:
+    fields = LogprobArrays.__struct_fields__
+    return LogprobArrays(**{f: np.concatenate([getattr(p, f) for p in parts]) for f in fields})

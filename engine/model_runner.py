@@ -1,0 +1,147 @@
+"""One step on the device: prepare, forward, sample, copy out. Nothing here waits for results."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.attention.base import AttentionBackend
+from engine.batch import InputBatch, RequestRows, make_batch
+from engine.buffers import HostCopy, HostStream, InlineLauncher, to_device
+from engine.models.base import CausalLM
+from engine.plan import PromptSpan, StepPlan, StepResult
+from engine.request import LogprobArrays
+from sampling.logprobs import LogprobsOutput, prompt_logprobs
+from sampling.rows import SamplingRows
+from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
+
+PROMPT_LOGITS_BYTES = 64 << 20
+"""Float32 logits held at once while a prompt is scored."""
+
+
+class LaunchedStep:
+    """A step that was launched; `wait` gives what it computed."""
+
+    def __init__(self, plan: StepPlan, issued: Future[HostCopy]) -> None:
+        self.plan = plan
+        self._issued = issued
+
+    def wait(self, timeout_s: float | None = None) -> StepResult:
+        """The result; raises what the step raised, or `TimeoutError`."""
+        arrays = self._issued.result(timeout_s).arrays()
+        return StepResult(
+            token_ids=arrays["token_ids"],
+            bad=arrays["bad"],
+            logprobs=_logprob_arrays(arrays, "") if "chosen" in arrays else None,
+            scores=[_logprob_arrays(arrays, f"{i}/") for i in range(len(self.plan.spans))],
+        )
+
+
+class ModelRunner:
+    """Runs plans against a model, its cache and its rows, in the order they are launched."""
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        rows: RequestRows,
+        sampling_rows: SamplingRows,
+        sampler: Sampler,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._rows = rows
+        self._sampling_rows = sampling_rows
+        self._sampler = sampler
+        self._launcher = HostStream() if rows.device.type == "cpu" else InlineLauncher()
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Issue a step behind those already issued."""
+        return LaunchedStep(plan, self._launcher(self._issue, plan))
+
+    @property
+    def rows_by_path(self) -> dict[str, int]:
+        """Rows drawn so far, by the sampler's path."""
+        return dict(self._sampler.rows_by_path)
+
+    @torch.inference_mode()
+    def _issue(self, plan: StepPlan) -> HostCopy:
+        self._apply(plan)
+        batch = make_batch(plan, self._rows)
+        self._attention.begin(batch.attention)
+        hidden = self._model.forward(batch.input_ids, batch.positions, self._attention)
+        results: dict[str, torch.Tensor] = {}
+        for i, span in enumerate(plan.spans):
+            results |= _named(self._score(plan, span, batch, hidden), f"{i}/")
+        drawn = self._sample(plan, batch, hidden)
+        self._rows.advance(batch, drawn.token_ids)
+        results |= {"token_ids": drawn.token_ids, "bad": drawn.bad}
+        if drawn.logprobs is not None:
+            results |= _named(drawn.logprobs, "")
+        return HostCopy(results)
+
+    def _apply(self, plan: StepPlan) -> None:
+        for row in plan.released:
+            self._sampling_rows.remove(row)
+        for admission in plan.admissions:
+            choice = admission.choice
+            self._sampling_rows.add(
+                admission.row,
+                choice.request.params,
+                seed=choice.seed,
+                choice=choice.index,
+                prompt_len=choice.prompt_len,
+                num_tokens=len(choice.token_ids),
+            )
+        self._rows.apply(plan)
+        self._sampling_rows.flush()
+
+    def _sample(self, plan: StepPlan, batch: InputBatch, hidden: torch.Tensor) -> SamplerOutput:
+        logits = self._model.logits(hidden[batch.logit_tokens])
+        rows_np = plan.rows[plan.samples]
+        sampling_batch = SamplingBatch(
+            rows=batch.logit_rows.to(torch.int32),
+            positions=batch.draw_positions,
+            rows_np=rows_np,
+            needs=self._sampling_rows.needs(rows_np),
+        )
+        return self._sampler(logits, sampling_batch)
+
+    def _score(
+        self, plan: StepPlan, span: PromptSpan, batch: InputBatch, hidden: torch.Tensor
+    ) -> LogprobsOutput:
+        """Prompt logprobs of a span, through the head in chunks of bounded size."""
+        wanted = span.choice.request.prompt_logprobs
+        assert wanted is not None
+        start = int(batch.attention.query_starts_np[span.row_idx])
+        row = int(plan.rows[span.row_idx])
+        ids = np.array(wanted.token_ids, dtype=np.int64)
+        explicit_ids = to_device(ids, hidden.device) if len(ids) else None
+        chunk = max(1, PROMPT_LOGITS_BYTES // (4 * self._model.vocab_size))
+        parts = []
+        for first in range(start + span.first, start + span.last, chunk):
+            tokens = slice(first, min(first + chunk, start + span.last))
+            targets = self._rows.token_ids[row, batch.positions[tokens] + 1]
+            parts.append(
+                prompt_logprobs(
+                    self._model.logits(hidden[tokens]),
+                    targets,
+                    num_top=wanted.num_top,
+                    explicit_ids=explicit_ids,
+                    mode=wanted.mode,
+                )
+            )
+        return LogprobsOutput(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _named(output: LogprobsOutput, prefix: str) -> dict[str, torch.Tensor]:
+    return {prefix + name: tensor for name, tensor in output._asdict().items()}
+
+
+def _logprob_arrays(arrays: dict[str, npt.NDArray[Any]], prefix: str) -> LogprobArrays:
+    names = LogprobArrays.__struct_fields__
+    return LogprobArrays(**{name: arrays[prefix + name] for name in names})

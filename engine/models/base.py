@@ -1,0 +1,46 @@
+"""What the runner asks of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionSpec
+from engine.models.errors import ModelError
+
+__all__ = ["CausalLM", "ModelError"]
+
+
+class CausalLM(Protocol):
+    """A decoder-only language model over paged attention.
+
+    Attributes:
+        vocab_size: width of the logits.
+        max_position: positions the model was made for.
+        attention_specs: one per layer that attends, in the order of `attend`'s `layer`.
+        dtype: of weights and activations.
+    """
+
+    vocab_size: int
+    max_position: int
+    attention_specs: Sequence[AttentionSpec]
+    dtype: torch.dtype
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+    ) -> torch.Tensor:
+        """Hidden states after the final norm.
+
+        Args:
+            input_ids: int32 [T]. positions: int64 [T], absolute.
+
+        Returns:
+            [T, hidden_size] in the model's dtype.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 logits [N, vocab_size] of hidden states [N, hidden_size]."""
+        ...

@@ -1,0 +1,193 @@
+"""What crosses between a frontend and the engine: requests in, one `StepOutput` a step out.
+
+Both directions are one message type each, encoded with msgpack; arrays travel as raw bytes.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sampling.params import LogprobsMode, SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+UInt8Array = npt.NDArray[np.uint8]
+
+
+class Finish(enum.IntEnum):
+    """Why a choice ended; RUNNING while it has not."""
+
+    RUNNING = 0
+    STOP = 1
+    """An id of `stop_token_ids` was drawn."""
+    LENGTH = 2
+    """`max_tokens` or the context length was reached."""
+    ABORT = 3
+    """The frontend aborted it (a disconnect, or a stop string it saw)."""
+    NAN = 4
+    """The model's logits had NaN, +Inf or no finite value."""
+    ERROR = 5
+    """The step failed; `StepOutput.errors` says why."""
+
+
+class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Which prompt positions are scored.
+
+    Attributes:
+        start: first prompt position reported, at least 1 (position 0 follows nothing).
+        num_top: number of top tokens per position.
+        token_ids: explicit ids per position, duplicates kept.
+        mode: which values are reported.
+    """
+
+    start: int = 1
+    num_top: int = 0
+    token_ids: tuple[int, ...] = ()
+    mode: LogprobsMode = "raw_logprobs"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One prompt with `n` choices.
+
+    Attributes:
+        handle: the frontend's number for it; unique among the frontend's unfinished requests.
+            Client-given request ids never reach the engine.
+        prompt_token_ids: int32 [prompt_len], not empty.
+        params: how tokens are drawn; the same for every choice.
+        n: number of choices; each becomes a row.
+        max_tokens: tokens generated at most; 0 scores the prompt and generates nothing.
+        priority: lower runs earlier; equal ones in order of arrival.
+        emit_interval: report to the frontend every so many tokens (and at the end); 1 streams.
+        prompt_logprobs: scores of the prompt's own tokens, reported once, by choice 0.
+        cache_salt: enters the prefix hashes, so that only equal salts share blocks.
+    """
+
+    handle: int
+    prompt_token_ids: Int32Array
+    params: SamplingParams
+    n: int = 1
+    max_tokens: int
+    priority: int = 0
+    emit_interval: int = 1
+    prompt_logprobs: PromptLogprobsParams | None = None
+    cache_salt: str = ""
+
+
+class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The only message a frontend sends.
+
+    Attributes:
+        submit: new requests, in order.
+        abort: (handle, choice) pairs; choice -1 means all of the request's.
+    """
+
+    submit: list[Request] = []
+    abort: list[tuple[int, int]] = []
+
+
+class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
+    """Logprobs of T positions; rows that asked for fewer tops or ids read the first of them.
+
+    Attributes:
+        chosen: float32 [T], the chosen token's value.
+        ranks: int32 [T], 1 for the highest.
+        top_ids: int32 [T, K], best first.
+        top_logprobs: float32 [T, K].
+        explicit: float32 [T, J], values of the request's explicit ids, in its order.
+    """
+
+    chosen: Float32Array
+    ranks: Int32Array
+    top_ids: Int32Array
+    top_logprobs: Float32Array
+    explicit: Float32Array
+
+
+class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt logprobs of one request, complete: positions start .. prompt_len - 1."""
+
+    handle: int
+    start: int
+    logprobs: LogprobArrays
+
+
+class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Gauges after the step, and counters since the engine started."""
+
+    num_running: int
+    num_waiting: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    num_steps: int
+    num_preemptions: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    prompt_tokens_computed: int
+    nan_rows: int
+    sampler_rows: dict[str, int] = {}
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything one step has to say to one frontend: E entries, T tokens in all.
+
+    Attributes:
+        handles: int64 [E], the request of each entry.
+        choices: int32 [E], the choice of each entry.
+        num_new: int32 [E], tokens of the entry, 0 or more; they sum to T.
+        finish: uint8 [E], `Finish` codes. Each choice ends with exactly one non-zero code.
+        num_cached: int32 [E], prompt tokens served from the prefix cache.
+        token_ids: int32 [T], entry after entry. A stop token is included.
+        logprobs: of the T tokens, where any entry asked for them; entries that did not
+            hold undefined values.
+        prompt_scores: of the requests whose prompt was finished by this step.
+        errors: handle -> message for entries ended with `Finish.ERROR`.
+        stats: the engine's gauges and counters.
+    """
+
+    handles: Int64Array
+    choices: Int32Array
+    num_new: Int32Array
+    finish: UInt8Array
+    num_cached: Int32Array
+    token_ids: Int32Array
+    logprobs: LogprobArrays | None = None
+    prompt_scores: list[PromptScores] = []
+    errors: dict[int, str] = {}
+    stats: EngineStats
+
+
+def _encode_array(obj: Any) -> Any:
+    if isinstance(obj, np.ndarray):
+        return (obj.dtype.str, obj.shape, np.ascontiguousarray(obj).data)
+    raise NotImplementedError(f"cannot encode {type(obj)}")
+
+
+def _decode_array(kind: type, obj: Any) -> Any:
+    dtype, shape, raw = obj
+    return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_message_decoder = msgspec.msgpack.Decoder(FrontendMessage, dec_hook=_decode_array)
+_output_decoder = msgspec.msgpack.Decoder(StepOutput, dec_hook=_decode_array)
+
+
+def encode(message: FrontendMessage | StepOutput) -> bytes:
+    """Encode either message for the wire."""
+    return _encoder.encode(message)
+
+
+def decode_message(raw: bytes) -> FrontendMessage:
+    """Decode what a frontend sent; raises `msgspec.DecodeError` on anything else."""
+    return _message_decoder.decode(raw)
+
+
+def decode_output(raw: bytes) -> StepOutput:
+    """Decode what the engine sent; arrays are read-only views of `raw`."""
+    return _output_decoder.decode(raw)

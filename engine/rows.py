@@ -1,0 +1,146 @@
+"""The host's truth about rows: one array per fact, one index per row. No torch.
+
+Tokens *scheduled* (a step that computes or draws them was planned) run ahead of tokens *read
+back* by the steps in flight; both are kept apart here, and nothing is planned from a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.request import Int32Array, Int64Array, LogprobArrays, Request
+
+BoolArray = npt.NDArray[np.bool_]
+
+NO_TOKEN = -1
+
+
+@dataclass(eq=False)
+class Choice:
+    """One choice of a request, waiting or running.
+
+    Attributes:
+        frontend: identity of the frontend it answers to.
+        index: which of the request's `n`.
+        seed: noise key, drawn at admission where the request named none.
+        arrival: number in order of submission; children of one request share it.
+        token_ids: prompt, and what was generated before a preemption.
+        children: choices that wait for this one to have computed their common prompt.
+        row: while running.
+        num_cached: prompt tokens found computed at the first admission.
+        hashes: of token_ids' full blocks, computed when first needed.
+        scores: prompt logprobs read back so far; None once they were reported.
+    """
+
+    frontend: bytes
+    request: Request
+    index: int
+    seed: int
+    arrival: int
+    token_ids: Int32Array
+    children: list[Choice] = field(default_factory=list)
+    row: int | None = None
+    num_cached: int | None = None
+    hashes: list[bytes] | None = None
+    scores: list[LogprobArrays] | None = None
+    ended: bool = False
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_token_ids)
+
+
+class RowTable:
+    """Arrays indexed by row; `claim` and `vacate` are the only ways in and out.
+
+    Attributes:
+        token_ids: int32 [max_rows, max_len], prompt then output, valid up to num_known.
+        num_known: tokens read back (or given).
+        num_tokens: num_known and those that steps in flight will draw.
+        num_computed: tokens whose KV a planned step computes.
+        num_settled: tokens whose KV a step that was read back has computed.
+        num_hashed: leading blocks registered for reuse, in tokens.
+        limit: num_known at which the choice ends for length.
+        min_known: num_known below which stop ids do not end it.
+        stop_ids: int32 [max_rows, S], padded with NO_TOKEN.
+        epoch: raised by every `vacate`, so that late results of an earlier choice are told apart.
+        running: rows in use, in order of admission.
+    """
+
+    def __init__(self, max_rows: int, max_len: int) -> None:
+        self.max_rows = max_rows
+        self.max_len = max_len
+        self.choices: list[Choice | None] = [None] * max_rows
+        self.blocks: list[list[int]] = [[] for _ in range(max_rows)]
+        self.parent_hash: list[bytes] = [b""] * max_rows
+        self.token_ids: Int32Array = np.zeros((max_rows, max_len), dtype=np.int32)
+        self.num_known = _zeros(max_rows)
+        self.num_tokens = _zeros(max_rows)
+        self.num_computed = _zeros(max_rows)
+        self.num_settled = _zeros(max_rows)
+        self.num_hashed = _zeros(max_rows)
+        self.num_granted = _zeros(max_rows)
+        self.prompt_len = _zeros(max_rows)
+        self.limit = _zeros(max_rows)
+        self.min_known = _zeros(max_rows)
+        self.epoch = _zeros(max_rows)
+        self.stop_ids: Int32Array = np.full((max_rows, 4), NO_TOKEN, dtype=np.int32)
+        self.running: list[int] = []
+        self._vacant = list(range(max_rows - 1, -1, -1))
+
+    @property
+    def num_vacant(self) -> int:
+        """Rows free to claim."""
+        return len(self._vacant)
+
+    def claim(self, choice: Choice, blocks: list[int], num_cached: int) -> int:
+        """Give the choice a row whose first `num_cached` tokens lie computed in `blocks`."""
+        row = self._vacant.pop()
+        request = choice.request
+        num_tokens = len(choice.token_ids)
+        self.choices[row] = choice
+        self.blocks[row] = blocks
+        self.token_ids[row, :num_tokens] = choice.token_ids
+        self.num_known[row] = self.num_tokens[row] = num_tokens
+        self.num_computed[row] = self.num_settled[row] = self.num_hashed[row] = num_cached
+        self.prompt_len[row] = choice.prompt_len
+        self.limit[row] = min(choice.prompt_len + max(request.max_tokens, 1), self.max_len)
+        self.min_known[row] = choice.prompt_len + request.params.min_tokens
+        self._set_stop_ids(row, request.params.stop_token_ids)
+        self.running.append(row)
+        choice.row = row
+        return row
+
+    def vacate(self, row: int) -> None:
+        """Take the row from its choice; blocks must have been released."""
+        choice = self.choices[row]
+        assert choice is not None
+        choice.row = None
+        self.choices[row] = None
+        self.blocks[row] = []
+        self.num_granted[row] = 0
+        self.epoch[row] += 1
+        self.running.remove(row)
+        self._vacant.append(row)
+
+    def choice(self, row: int) -> Choice:
+        """The choice that holds a running row."""
+        choice = self.choices[row]
+        assert choice is not None, f"row {row} is vacant"
+        return choice
+
+    def _set_stop_ids(self, row: int, stop_ids: tuple[int, ...]) -> None:
+        width = self.stop_ids.shape[1]
+        if len(stop_ids) > width:
+            more = np.full((self.max_rows, len(stop_ids) - width), NO_TOKEN, dtype=np.int32)
+            self.stop_ids = np.concatenate([self.stop_ids, more], axis=1)
+        self.stop_ids[row] = NO_TOKEN
+        self.stop_ids[row, : len(stop_ids)] = stop_ids
+
+
+def _zeros(count: int) -> Int64Array:
+    return np.zeros(count, dtype=np.int64)

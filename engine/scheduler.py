@@ -1,0 +1,248 @@
+"""Who runs and how many tokens: a token budget a step, chunked prefill, preemption. No torch."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
+from engine.config import CacheConfig, SchedulerConfig
+from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
+from engine.request import Int64Array
+from engine.rows import Choice, RowTable
+
+
+class Scheduler:
+    """Plans steps from what was scheduled before, never from results that are not read back."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        pool: BlockPool,
+        rows: RowTable,
+        on_preempt: Callable[[int], None],
+    ) -> None:
+        """`on_preempt` is told a row whose choice is about to lose it."""
+        self._config = config
+        self._block_size = cache.block_size
+        self._prefix_caching = cache.prefix_caching
+        self._pool = pool
+        self._table = rows
+        self._on_preempt = on_preempt
+        self._waiting: list[tuple[tuple[int, int, int], Choice]] = []
+        self._admissions: list[Admission] = []
+        self._grants: list[BlockGrant] = []
+        self._released: list[int] = []
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    # -- queue ------------------------------------------------------------------------------
+
+    def enqueue(self, choice: Choice) -> None:
+        """Let a choice wait for a row, in order of rank; one that ends meanwhile is skipped."""
+        heapq.heappush(self._waiting, (self._rank(choice), choice))
+
+    def _rank(self, choice: Choice) -> tuple[int, int, int]:
+        """Order of service: lower runs first and is preempted last."""
+        priority = choice.request.priority if self._config.policy == "priority" else 0
+        return (priority, choice.arrival, choice.index)
+
+    def release(self, row: int) -> None:
+        """End a row's choice: its blocks and row are free for others."""
+        self._pool.release(self._table.blocks[row])
+        self._table.vacate(row)
+        self._released.append(row)
+
+    # -- planning ---------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can be computed before results are read back."""
+        table = self._table
+        budget = self._config.max_step_tokens
+        order = self._running_in_order()
+        # A choice's last token is never computed: nothing follows it.
+        pending = np.minimum(table.num_tokens, table.limit - 1)[order] - table.num_computed[order]
+        planned: dict[int, int] = {}
+        for row, want in zip(order.tolist(), pending.tolist(), strict=True):
+            count = min(want, budget)
+            if (
+                count > 0
+                and table.choices[row] is not None
+                and self._make_room(row, count, planned)
+            ):
+                planned[row] = count
+                budget -= count
+        budget = self._admit(budget, planned)
+        return self._build(planned)
+
+    def _running_in_order(self) -> Int64Array:
+        """Rows by rank; decoding rows come first, so that a prefill never stalls them."""
+        table = self._table
+        rows = np.array(table.running, dtype=np.int64)
+        if self._config.policy == "priority":
+            rows = np.array(sorted(table.running, key=self._row_rank), dtype=np.int64)
+        decoding = table.num_tokens[rows] - table.num_computed[rows] <= 1
+        return np.concatenate([rows[decoding], rows[~decoding]])
+
+    def _row_rank(self, row: int) -> tuple[int, int, int]:
+        return self._rank(self._table.choice(row))
+
+    def _make_room(self, row: int, count: int, planned: dict[int, int]) -> bool:
+        """Grant what `count` more tokens need, preempting lower ranks; False if the row fell."""
+        need = self._missing_blocks(row, count)
+        while need > 0:
+            blocks = self._pool.grant(need)
+            if blocks is not None:
+                self._append_blocks(row, blocks)
+                return True
+            victim = max(self._table.running, key=self._row_rank)
+            planned.pop(victim, None)
+            self._preempt(victim)
+            if victim == row:
+                return False
+        return True
+
+    def _missing_blocks(self, row: int, count: int) -> int:
+        end = int(self._table.num_computed[row]) + count
+        return -(-end // self._block_size) - int(self._table.num_granted[row])
+
+    def _append_blocks(self, row: int, blocks: list[int]) -> None:
+        held = self._table.blocks[row]
+        self._grants.append(BlockGrant(row, len(held), blocks))
+        held.extend(blocks)
+        self._table.num_granted[row] = len(held)
+
+    def _preempt(self, row: int) -> None:
+        """Back to waiting with the tokens read back; one in flight is drawn again, the same."""
+        choice = self._table.choice(row)
+        choice.token_ids = self._table.token_ids[row, : self._table.num_known[row]].copy()
+        choice.hashes = None
+        if choice.scores is not None:
+            choice.scores = []
+        self._admissions = [a for a in self._admissions if a.row != row]
+        self._grants = [g for g in self._grants if g.row != row]
+        self._on_preempt(row)
+        self.release(row)
+        self.enqueue(choice)
+        self.num_preemptions += 1
+
+    # -- admission --------------------------------------------------------------------------
+
+    def _admit(self, budget: int, planned: dict[int, int]) -> int:
+        while self._waiting and budget > 0 and self._table.num_vacant:
+            choice = self._waiting[0][1]
+            if choice.ended:
+                heapq.heappop(self._waiting)
+                continue
+            count = self._admit_one(choice, budget)
+            if count is None:
+                break
+            heapq.heappop(self._waiting)
+            assert choice.row is not None
+            planned[choice.row] = count
+            budget -= count
+        return budget
+
+    def _admit_one(self, choice: Choice, budget: int) -> int | None:
+        """Give a choice a row and its first chunk; None where budget or blocks are too few."""
+        shared = self._shared_blocks(choice)
+        num_cached = len(shared) * self._block_size
+        remaining = len(choice.token_ids) - num_cached
+        if remaining > budget and not self._config.chunked_prefill:
+            return None
+        # Room for all of it, though granted chunk by chunk: a choice let in early would only
+        # be preempted before its first token.
+        need = -(-len(choice.token_ids) // self._block_size) - len(shared)
+        if need > self._pool.num_free - self._pool.num_idle(shared) - self._num_promised():
+            return None
+        self._pool.share(shared)
+        row = self._table.claim(choice, [], num_cached)
+        if shared:
+            self._append_blocks(row, shared)
+        hashes = self._hashes(choice)
+        self._table.parent_hash[row] = (
+            hashes[len(shared) - 1] if shared else root_hash(self._salt(choice))
+        )
+        self._admissions.append(Admission(row, choice, num_cached))
+        if choice.num_cached is None:
+            choice.num_cached = min(num_cached, choice.prompt_len)
+            self.prefix_queries += choice.prompt_len
+            self.prefix_hits += choice.num_cached
+        count = min(remaining, budget)
+        granted = self._make_room(row, count, {})
+        assert granted, "blocks were counted before admission"
+        return count
+
+    def _num_promised(self) -> int:
+        """Blocks that admitted choices still need for tokens they already have."""
+        table = self._table
+        rows = table.running
+        need = -(-table.num_tokens[rows] // self._block_size) - table.num_granted[rows]
+        return int(np.maximum(need, 0).sum())
+
+    def _shared_blocks(self, choice: Choice) -> list[int]:
+        """Computed blocks of the choice's prefix, short of the tokens it must compute itself."""
+        if not self._prefix_caching and choice.index == 0:
+            return []
+        reusable = len(choice.token_ids) - 1  # the last token's logits are always needed
+        scores = choice.request.prompt_logprobs
+        if choice.scores is not None and scores is not None:
+            reusable = min(reusable, scores.start - 1)
+        return self._pool.match(self._hashes(choice)[: max(reusable, 0) // self._block_size])
+
+    def _hashes(self, choice: Choice) -> list[bytes]:
+        if choice.hashes is None:
+            choice.hashes = block_hashes(choice.token_ids, self._block_size, self._salt(choice))
+        return choice.hashes
+
+    def _salt(self, choice: Choice) -> str:
+        """Without prefix caching a request's choices still share, and only with each other."""
+        if self._prefix_caching:
+            return choice.request.cache_salt
+        return f"{choice.arrival}/{choice.request.cache_salt}"
+
+    def register_blocks(self, row: int) -> None:
+        """Offer a row's full blocks for reuse: its logits were read back clean."""
+        table = self._table
+        full = int(min(table.num_settled[row], table.num_known[row])) // self._block_size
+        done = int(table.num_hashed[row]) // self._block_size
+        for block_idx in range(done, full):
+            start = block_idx * self._block_size
+            part = table.token_ids[row, start : start + self._block_size]
+            table.parent_hash[row] = chain_hash(table.parent_hash[row], part)
+            self._pool.register(table.blocks[row][block_idx], table.parent_hash[row])
+        table.num_hashed[row] = full * self._block_size
+
+    # -- the plan ---------------------------------------------------------------------------
+
+    def _build(self, planned: dict[int, int]) -> StepPlan | None:
+        if not planned:
+            return None
+        table = self._table
+        rows = np.fromiter(planned.keys(), dtype=np.int32, count=len(planned))
+        num_query = np.fromiter(planned.values(), dtype=np.int32, count=len(planned))
+        order = np.argsort(num_query > 1, kind="stable")
+        rows, num_query = rows[order], num_query[order]
+        starts = table.num_computed[rows].astype(np.int32)
+        table.num_computed[rows] += num_query
+        samples = table.num_computed[rows] == table.num_tokens[rows]
+        drawing = rows[samples]
+        table.num_tokens[drawing] += 1
+        plan = StepPlan(
+            rows=rows,
+            num_query=num_query,
+            starts=starts,
+            samples=samples,
+            epochs=table.epoch[rows],
+            choices=[table.choice(row) for row in rows.tolist()],
+            admissions=self._admissions,
+            grants=self._grants,
+            released=self._released,
+        )
+        plan.spans = prompt_spans(plan)
+        self._admissions, self._grants, self._released = [], [], []
+        return plan
