@@ -1,4 +1,4 @@
-# Every command a person or CI runs. The Dockerfile runs the same ones.
+# Every command a person, CI or the Dockerfile runs.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ MODEL ?=
 ARGS ?=
 READY := $(VENV)/.installed
 
-.PHONY: serve setup test test-gpu check format bench-gpu clean
+.PHONY: serve setup install test test-gpu test-slow check format bench-gpu clean
 
 serve: $(READY)
 	exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
@@ -15,13 +15,21 @@ serve: $(READY)
 setup: $(READY)
 
 $(READY): pyproject.toml
+	$(MAKE) install EXTRAS='[dev]' EDITABLE=-e
+	touch $@
+
+# What the image installs too, there with EXTRAS='[cuda]' or none and without EDITABLE.
+install:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
-	touch $@
+	$(BIN)/python -m pip install --quiet $(EDITABLE) '.$(EXTRAS)'
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+# Minutes long: ten thousand requests with clients hanging up, the lm-evaluation-harness.
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -48,9 +48,12 @@ class RequestRows:
         self._length_writes.flush()
         self._table_writes.flush()
 
-    def advance(self, batch: InputBatch, token_ids: torch.Tensor) -> None:
-        """Enter drawn tokens int32 [num_logits] and the step's lengths."""
+    def enter(self, batch: InputBatch, token_ids: torch.Tensor) -> None:
+        """Append drawn tokens int32 [num_logits] to their rows."""
         self.token_ids[batch.logit_rows, batch.draw_positions] = token_ids
+
+    def advance(self, batch: InputBatch) -> None:
+        """Count the step's tokens as computed."""
         self.num_computed[batch.rows] += batch.num_query
 
 

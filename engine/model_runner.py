@@ -23,6 +23,9 @@ PROMPT_LOGITS_BYTES = 64 << 20
 """Float32 logits held at once while a prompt is scored."""
 
 
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
+
+
 class LaunchedStep:
     """A step that was launched; `wait` gives what it computed."""
 
@@ -34,8 +37,8 @@ class LaunchedStep:
         """The result; raises what the step raised, or `TimeoutError`."""
         arrays = self._issued.result(timeout_s).arrays()
         return StepResult(
-            token_ids=arrays["token_ids"],
-            bad=arrays["bad"],
+            token_ids=arrays.get("token_ids", _NO_TOKENS),
+            bad=arrays.get("bad", _NO_TOKENS.astype(np.bool_)),
             logprobs=_logprob_arrays(arrays, "") if "chosen" in arrays else None,
             scores=[_logprob_arrays(arrays, f"{i}/") for i in range(len(self.plan.spans))],
         )
@@ -77,11 +80,13 @@ class ModelRunner:
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):
             results |= _named(self._score(plan, span, batch, hidden), f"{i}/")
-        drawn = self._sample(plan, batch, hidden)
-        self._rows.advance(batch, drawn.token_ids)
-        results |= {"token_ids": drawn.token_ids, "bad": drawn.bad}
-        if drawn.logprobs is not None:
-            results |= _named(drawn.logprobs, "")
+        if plan.samples.any():
+            drawn = self._sample(plan, batch, hidden)
+            self._rows.enter(batch, drawn.token_ids)
+            results |= {"token_ids": drawn.token_ids, "bad": drawn.bad}
+            if drawn.logprobs is not None:
+                results |= _named(drawn.logprobs, "")
+        self._rows.advance(batch)
         return HostCopy(results)
 
     def _apply(self, plan: StepPlan) -> None:

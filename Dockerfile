@@ -1,0 +1,68 @@
+# syntax=docker/dockerfile:1
+# Two images from one file:
+#   docker build --target cpu  -t tailrace:cpu .
+#   docker build --target cuda -t tailrace .
+# The entry point is the server, so arguments follow the image's name:
+#   docker run --gpus all --ipc=host -p 8000:8000 tailrace MODEL --use-fp64-gumbel
+
+ARG CUDA=13.0.2
+ARG UBUNTU=24.04
+
+# -- CPU ----------------------------------------------------------------------------------------
+FROM python:3.12-slim AS cpu-build
+RUN apt-get update && apt-get install -y --no-install-recommends make \
+    && rm -rf /var/lib/apt/lists/*
+# A package index that has CPU builds of torch keeps several GB of CUDA libraries out.
+ARG TORCH_INDEX=
+WORKDIR /src
+COPY Makefile pyproject.toml README.md LICENSE ./
+# Dependencies first: this layer is kept while only our own code changes.
+RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models sampling demo \
+    && PIP_EXTRA_INDEX_URL=$TORCH_INDEX make install VENV=/opt/tailrace
+COPY . .
+RUN make install VENV=/opt/tailrace
+
+FROM python:3.12-slim AS cpu
+COPY --from=cpu-build /opt/tailrace /opt/tailrace
+RUN useradd --create-home tailrace
+USER tailrace
+WORKDIR /home/tailrace
+ENV PATH=/opt/tailrace/bin:$PATH PYTHONUNBUFFERED=1 TAILRACE_HOST=0.0.0.0
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s \
+    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health')"]
+ENTRYPOINT ["tailrace", "serve"]
+
+# -- CUDA ---------------------------------------------------------------------------------------
+FROM nvidia/cuda:${CUDA}-devel-ubuntu${UBUNTU} AS cuda-build
+RUN apt-get update && apt-get install -y --no-install-recommends \
+    python3 python3-dev python3-venv make ninja-build && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY Makefile pyproject.toml README.md LICENSE ./
+RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models sampling demo \
+    && make install VENV=/opt/tailrace EXTRAS='[cuda]'
+COPY . .
+RUN make install VENV=/opt/tailrace EXTRAS='[cuda]'
+# FlashInfer's modules for the GPUs named here are compiled now, never inside a request.
+ARG CUDA_ARCHS="8.0 8.9 9.0a"
+ENV FLASHINFER_CUDA_ARCH_LIST=$CUDA_ARCHS FLASHINFER_WORKSPACE_BASE=/opt/kernels
+RUN make kernels VENV=/opt/tailrace
+
+FROM nvidia/cuda:${CUDA}-base-ubuntu${UBUNTU} AS cuda
+# Triton's launchers are compiled with the C compiler of the machine that runs them.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=cuda-build /opt/tailrace /opt/tailrace
+RUN useradd --create-home tailrace
+COPY --from=cuda-build --chown=tailrace /opt/kernels /opt/kernels
+USER tailrace
+WORKDIR /home/tailrace
+ARG CUDA_ARCHS="8.0 8.9 9.0a"
+ENV PATH=/opt/tailrace/bin:$PATH PYTHONUNBUFFERED=1 TAILRACE_HOST=0.0.0.0 \
+    FLASHINFER_CUDA_ARCH_LIST=$CUDA_ARCHS FLASHINFER_WORKSPACE_BASE=/opt/kernels
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=3s --start-period=300s \
+    CMD ["python3", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health')"]
+ENTRYPOINT ["tailrace", "serve"]

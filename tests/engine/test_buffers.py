@@ -1,0 +1,72 @@
+"""Staged writes, host copies and the CPU's stream."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from engine.buffers import HostCopy, HostStream, InlineLauncher, StagedWrites, to_device
+
+CPU = torch.device("cpu")
+
+
+def test_staged_writes_land_together_at_the_flush() -> None:
+    target = torch.zeros((3, 5), dtype=torch.int32)
+    writes = StagedWrites(target)
+    writes.stage(1, 2, np.array([7, 8, 9], dtype=np.int32))
+    writes.stage(2, 0, np.array([1], dtype=np.int32))
+    assert not target.any()
+    writes.flush()
+    assert target.tolist() == [[0] * 5, [0, 0, 7, 8, 9], [1, 0, 0, 0, 0]]
+    target.zero_()
+    writes.flush()
+    assert not target.any(), "a flush publishes once"
+
+
+def test_staged_writes_to_a_vector() -> None:
+    target = torch.zeros(4, dtype=torch.int64)
+    writes = StagedWrites(target)
+    writes.stage(3, 0, np.array([5], dtype=np.int64))
+    writes.flush()
+    assert target.tolist() == [0, 0, 0, 5]
+
+
+def test_to_device_leaves_the_host_array_free_for_reuse() -> None:
+    array = np.array([1, 2, 3])
+    copy = to_device(array, CPU)
+    array[:] = 0
+    assert copy.tolist() == [1, 2, 3]
+
+
+def test_host_copy_keeps_names_shapes_and_types() -> None:
+    tensors = {"a": torch.arange(6, dtype=torch.int32).view(2, 3), "b": torch.tensor([True])}
+    copy = HostCopy(tensors)
+    assert copy.arrived
+    arrays = copy.arrays()
+    assert arrays["a"].dtype == np.int32
+    assert arrays["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert arrays["b"].tolist() == [True]
+
+
+def test_host_stream_runs_in_order_behind_the_caller() -> None:
+    stream, gate, seen = HostStream(), threading.Event(), []
+    first = stream(gate.wait, 5.0)
+    second = stream(seen.append, "second")
+    assert not first.done()
+    assert seen == []
+    gate.set()
+    second.result(5.0)
+    assert seen == ["second"]
+
+
+@pytest.mark.parametrize("launcher", [HostStream(), InlineLauncher()])
+def test_errors_come_out_where_the_result_is_read(launcher: object) -> None:
+    def fail() -> None:
+        raise RuntimeError("inside")
+
+    future = launcher(fail)  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match="inside"):
+        future.result()

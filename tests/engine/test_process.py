@@ -1,0 +1,126 @@
+"""The engine process: it answers, it cannot outlive its parent, its death is heard at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+
+from demo import MODEL_FOLDER
+from engine import client as client_module
+from engine.client import EngineClient, EngineDeadError, Ticket
+from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
+from engine.request import Finish, Request
+from sampling.params import SamplingParams
+
+CONFIG = EngineConfig(
+    model=ModelConfig(model=str(MODEL_FOLDER), device="cpu"), cache=CacheConfig(num_blocks=300)
+)
+
+
+@pytest_asyncio.fixture
+async def client() -> AsyncIterator[EngineClient]:
+    client = await EngineClient.start(CONFIG)
+    yield client
+    await client.close()
+
+
+def submit(client: EngineClient, max_tokens: int = 8, **fields: object) -> Ticket:
+    return client.submit(
+        Request(
+            handle=client.new_handle(),
+            prompt_token_ids=np.array([5, 6, 7], dtype=np.int32),
+            params=SamplingParams(temperature=0.0),
+            max_tokens=max_tokens,
+            **fields,
+        )
+    )
+
+
+async def read(ticket: Ticket) -> tuple[list[int], Finish]:
+    tokens, finish = [], Finish.RUNNING
+    async for entries in ticket:
+        for entry in entries:
+            tokens += entry.token_ids.tolist()
+            finish = entry.finish
+    return tokens, finish
+
+
+async def test_answers_aborts_and_closes(client: EngineClient) -> None:
+    streamed, whole = await asyncio.gather(
+        read(submit(client)), read(submit(client, emit_interval=16))
+    )
+    assert streamed == whole
+    assert len(whole[0]) == 8
+    ticket = submit(client, max_tokens=1500)
+    await ticket.__anext__()
+    client.abort(ticket.handle)
+    assert (await read(ticket))[1] == Finish.ABORT
+    assert client.stats is not None
+    assert client.stats.kv_blocks_used == 0
+    assert client.failure() is None
+    os.kill(client.pid, signal.SIGTERM)
+    assert len((await read(submit(client)))[0]) == 8, "the engine leaves SIGTERM to the server"
+
+
+async def test_killed_engine_is_heard_at_once(client: EngineClient) -> None:
+    ticket = submit(client, max_tokens=1500)
+    await ticket.__anext__()
+    os.kill(client.pid, signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(EngineDeadError, match="status -9"):
+        await asyncio.wait_for(read(ticket), 2.0)
+    assert time.monotonic() - started < 2.0
+    assert client.failure() is not None
+    with pytest.raises(EngineDeadError):
+        submit(client)
+
+
+async def test_a_stopped_engine_counts_as_failed(
+    client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "SILENCE_S", 1.5)
+    os.kill(client.pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(2.0)
+        assert "silent" in (client.failure() or "")
+    finally:
+        os.kill(client.pid, signal.SIGCONT)
+    await asyncio.sleep(1.0)
+    assert client.failure() is None
+
+
+async def test_startup_errors_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await EngineClient.start(EngineConfig(model=ModelConfig(model=str(tmp_path))))
+    assert "config.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_engine_does_not_outlive_a_killed_parent() -> None:
+    program = (
+        "import asyncio, tests.engine.test_process as t\n"
+        "async def main():\n"
+        "    client = await t.EngineClient.start(t.CONFIG)\n"
+        "    print(client.pid, flush=True)\n"
+        "    await t.read(t.submit(client, max_tokens=100000))\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    engine = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    engine.wait(timeout=5.0)
