@@ -7,7 +7,7 @@ MODEL ?=
 ARGS ?=
 READY := $(VENV)/.installed
 
-.PHONY: serve setup install test test-gpu test-slow check format bench-gpu clean
+.PHONY: serve setup install test test-gpu test-slow lint check format bench-gpu clean
 
 serve: $(READY)
 	exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
@@ -31,11 +31,12 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
-check: $(READY)
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+
+check: lint test
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -41,6 +41,7 @@ class Engine:
         self._in_flight: StepHandle | None = None
         self._unfinished: dict[tuple[bytes, int], list[Choice]] = {}
         self._num_unfinished = 0
+        self._parents: set[Choice] = set()
         self._num_arrivals = 0
         self._num_steps = 0
         self._prompt_tokens_computed = 0
@@ -68,6 +69,8 @@ class Engine:
             self._end(list(choices), Finish.ERROR, refusal)
             return
         choices[0].children = choices[1:]
+        if choices[0].children:
+            self._parents.add(choices[0])
         self._scheduler.enqueue(choices[0])
 
     def _refusal(self, request: Request) -> str | None:
@@ -107,38 +110,35 @@ class Engine:
             self._fail(plan, error)
             return
         self._num_steps += 1
-        prompt_lens = np.array([choice.prompt_len for choice in plan.choices])
-        computed = np.clip(prompt_lens - plan.starts, 0, plan.num_query)
-        self._prompt_tokens_computed += int(computed.sum())
+        self._prompt_tokens_computed += plan.num_prompt_tokens
         settled = settle(self._table, plan, result.token_ids, result.bad)
         self._keep_scores(plan, result)
         self._ring.push(settled, result.logprobs)
         self._ring.emit_due(settled)
         self._finish_rows(settled)
-        self._release_children(plan)
+        self._release_children()
 
     # -- what a step means ------------------------------------------------------------------
 
     def _finish_rows(self, settled: Settled) -> None:
-        for row, finish in zip(settled.rows.tolist(), settled.finish.tolist(), strict=True):
-            if finish == Finish.NAN:
-                self._nan_rows += 1
-            else:
-                self._scheduler.register_blocks(row)
-            if finish != Finish.RUNNING:
-                self._forget(self._table.choice(row))
-                self._scheduler.release(row)
+        failed = settled.finish == Finish.NAN
+        self._nan_rows += int(failed.sum())
+        self._scheduler.register_blocks(settled.rows[~failed])
+        for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
+            self._forget(self._table.choice(row))
+            self._scheduler.release(row)
 
-    def _release_children(self, plan: StepPlan) -> None:
+    def _release_children(self) -> None:
         """Let the other choices of a request in once its prompt is computed, or nobody will."""
-        for choice in plan.choices:
+        for choice in list(self._parents):
             computed = choice.row is not None and (
                 self._table.num_settled[choice.row] >= choice.prompt_len
             )
-            if choice.children and (computed or choice.ended):
+            if computed or choice.ended:
                 self._enqueue_children(choice)
 
     def _enqueue_children(self, choice: Choice) -> None:
+        self._parents.discard(choice)
         for child in choice.children:
             if not child.ended:
                 self._scheduler.enqueue(child)

@@ -47,6 +47,7 @@ class StepPlan:
         samples: bool [R], rows whose last known token is computed, so that they draw the next.
         epochs: int64 [R], of the rows when the step was planned.
         choices: whose rows these were.
+        num_prompt_tokens: prompt tokens among those computed.
         admissions, grants: rows and blocks given since the last plan, in order.
         released: rows vacated since the last plan; apply before admissions.
         spans: prompt positions whose next tokens are to be scored.
@@ -58,6 +59,7 @@ class StepPlan:
     samples: BoolArray
     epochs: Int64Array
     choices: list[Choice]
+    num_prompt_tokens: int
     admissions: list[Admission] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
@@ -69,10 +71,15 @@ class StepPlan:
         return int((self.starts + self.num_query).max())
 
 
-def prompt_spans(plan: StepPlan) -> list[PromptSpan]:
-    """Which query tokens of the plan predict prompt tokens that are to be scored."""
+def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
+    """Which query tokens predict prompt tokens that are to be scored.
+
+    Args:
+        prefilling: int64, indices of the plan's rows that compute prompt tokens.
+    """
     spans = []
-    for row_idx, choice in enumerate(plan.choices):
+    for row_idx in prefilling.tolist():
+        choice = plan.choices[row_idx]
         scores = choice.request.prompt_logprobs
         if choice.scores is None or scores is None:
             continue

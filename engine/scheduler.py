@@ -10,7 +10,7 @@ import numpy as np
 from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
 from engine.config import CacheConfig, SchedulerConfig
 from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
-from engine.request import Int64Array
+from engine.request import Int32Array, Int64Array
 from engine.rows import Choice, RowTable
 
 
@@ -62,53 +62,52 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before results are read back."""
         table = self._table
-        budget = self._config.max_step_tokens
-        order = self._running_in_order()
+        rows = self._running_in_order()
         # A choice's last token is never computed: nothing follows it.
-        pending = np.minimum(table.num_tokens, table.limit - 1)[order] - table.num_computed[order]
-        planned: dict[int, int] = {}
-        for row, want in zip(order.tolist(), pending.tolist(), strict=True):
-            count = min(want, budget)
-            if (
-                count > 0
-                and table.choices[row] is not None
-                and self._make_room(row, count, planned)
-            ):
-                planned[row] = count
-                budget -= count
-        budget = self._admit(budget, planned)
-        return self._build(planned)
+        pending = np.minimum(table.num_tokens, table.limit - 1)[rows] - table.num_computed[rows]
+        left = self._config.max_step_tokens - (np.cumsum(pending) - pending)
+        counts = np.clip(left, 0, pending)
+        missing = self._missing_blocks(rows, counts)
+        epochs = table.epoch[rows]
+        for i in np.flatnonzero((missing > 0) & (counts > 0)).tolist():
+            if table.epoch[rows[i]] == epochs[i]:  # no earlier row took its place
+                self._make_room(int(rows[i]), int(missing[i]))
+        kept = (table.epoch[rows] == epochs) & (counts > 0)
+        rows, counts = rows[kept], counts[kept]
+        admitted = self._admit(self._config.max_step_tokens - int(counts.sum()))
+        rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
+        counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
+        return self._build(rows, counts) if len(rows) else None
 
     def _running_in_order(self) -> Int64Array:
         """Rows by rank; decoding rows come first, so that a prefill never stalls them."""
         table = self._table
-        rows = np.array(table.running, dtype=np.int64)
+        running = table.running
         if self._config.policy == "priority":
-            rows = np.array(sorted(table.running, key=self._row_rank), dtype=np.int64)
+            running = sorted(running, key=self._row_rank)
+        rows = np.array(running, dtype=np.int64)
         decoding = table.num_tokens[rows] - table.num_computed[rows] <= 1
         return np.concatenate([rows[decoding], rows[~decoding]])
 
     def _row_rank(self, row: int) -> tuple[int, int, int]:
         return self._rank(self._table.choice(row))
 
-    def _make_room(self, row: int, count: int, planned: dict[int, int]) -> bool:
-        """Grant what `count` more tokens need, preempting lower ranks; False if the row fell."""
-        need = self._missing_blocks(row, count)
-        while need > 0:
-            blocks = self._pool.grant(need)
+    def _missing_blocks(self, rows: Int64Array, counts: Int64Array) -> Int64Array:
+        """Blocks that `counts` more tokens of each row need beyond those granted."""
+        ends = self._table.num_computed[rows] + counts
+        return -(-ends // self._block_size) - self._table.num_granted[rows]
+
+    def _make_room(self, row: int, missing: int) -> None:
+        """Grant blocks to a running row, preempting lower ranks, in the end the row itself."""
+        while True:
+            blocks = self._pool.grant(missing)
             if blocks is not None:
                 self._append_blocks(row, blocks)
-                return True
+                return
             victim = max(self._table.running, key=self._row_rank)
-            planned.pop(victim, None)
             self._preempt(victim)
             if victim == row:
-                return False
-        return True
-
-    def _missing_blocks(self, row: int, count: int) -> int:
-        end = int(self._table.num_computed[row]) + count
-        return -(-end // self._block_size) - int(self._table.num_granted[row])
+                return
 
     def _append_blocks(self, row: int, blocks: list[int]) -> None:
         held = self._table.blocks[row]
@@ -132,20 +131,20 @@ class Scheduler:
 
     # -- admission --------------------------------------------------------------------------
 
-    def _admit(self, budget: int, planned: dict[int, int]) -> int:
+    def _admit(self, budget: int) -> dict[int, int]:
+        """Rows given to waiting choices, in order of rank, and the tokens each computes first."""
+        admitted: dict[int, int] = {}
         while self._waiting and budget > 0 and self._table.num_vacant:
             choice = self._waiting[0][1]
-            if choice.ended:
-                heapq.heappop(self._waiting)
-                continue
-            count = self._admit_one(choice, budget)
-            if count is None:
-                break
+            if not choice.ended:
+                count = self._admit_one(choice, budget)
+                if count is None:
+                    break
+                assert choice.row is not None
+                admitted[choice.row] = count
+                budget -= count
             heapq.heappop(self._waiting)
-            assert choice.row is not None
-            planned[choice.row] = count
-            budget -= count
-        return budget
+        return admitted
 
     def _admit_one(self, choice: Choice, budget: int) -> int | None:
         """Give a choice a row and its first chunk; None where budget or blocks are too few."""
@@ -173,8 +172,9 @@ class Scheduler:
             self.prefix_queries += choice.prompt_len
             self.prefix_hits += choice.num_cached
         count = min(remaining, budget)
-        granted = self._make_room(row, count, {})
-        assert granted, "blocks were counted before admission"
+        blocks = self._pool.grant(-(-(num_cached + count) // self._block_size) - len(shared))
+        assert blocks is not None, "blocks were counted before admission"
+        self._append_blocks(row, blocks)
         return count
 
     def _num_promised(self) -> int:
@@ -205,44 +205,45 @@ class Scheduler:
             return choice.request.cache_salt
         return f"{choice.arrival}/{choice.request.cache_salt}"
 
-    def register_blocks(self, row: int) -> None:
-        """Offer a row's full blocks for reuse: its logits were read back clean."""
+    def register_blocks(self, rows: Int32Array) -> None:
+        """Offer these rows' full blocks for reuse: their logits were read back clean."""
         table = self._table
-        full = int(min(table.num_settled[row], table.num_known[row])) // self._block_size
-        done = int(table.num_hashed[row]) // self._block_size
-        for block_idx in range(done, full):
-            start = block_idx * self._block_size
-            part = table.token_ids[row, start : start + self._block_size]
+        full = np.minimum(table.num_settled[rows], table.num_known[rows]) // self._block_size
+        new = full * self._block_size > table.num_hashed[rows]
+        for row, num_full in zip(rows[new].tolist(), full[new].tolist(), strict=True):
+            self._register(row, num_full)
+
+    def _register(self, row: int, num_full: int) -> None:
+        table, size = self._table, self._block_size
+        for block_idx in range(int(table.num_hashed[row]) // size, num_full):
+            part = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
             table.parent_hash[row] = chain_hash(table.parent_hash[row], part)
             self._pool.register(table.blocks[row][block_idx], table.parent_hash[row])
-        table.num_hashed[row] = full * self._block_size
+        table.num_hashed[row] = num_full * size
 
     # -- the plan ---------------------------------------------------------------------------
 
-    def _build(self, planned: dict[int, int]) -> StepPlan | None:
-        if not planned:
-            return None
+    def _build(self, rows: Int64Array, counts: Int64Array) -> StepPlan:
         table = self._table
-        rows = np.fromiter(planned.keys(), dtype=np.int32, count=len(planned))
-        num_query = np.fromiter(planned.values(), dtype=np.int32, count=len(planned))
-        order = np.argsort(num_query > 1, kind="stable")
-        rows, num_query = rows[order], num_query[order]
-        starts = table.num_computed[rows].astype(np.int32)
-        table.num_computed[rows] += num_query
+        order = np.argsort(counts > 1, kind="stable")
+        rows, counts = rows[order], counts[order]
+        starts = table.num_computed[rows]
+        table.num_computed[rows] += counts
         samples = table.num_computed[rows] == table.num_tokens[rows]
-        drawing = rows[samples]
-        table.num_tokens[drawing] += 1
+        table.num_tokens[rows[samples]] += 1
+        prompt_lens = table.prompt_len[rows]
         plan = StepPlan(
-            rows=rows,
-            num_query=num_query,
-            starts=starts,
+            rows=rows.astype(np.int32),
+            num_query=counts.astype(np.int32),
+            starts=starts.astype(np.int32),
             samples=samples,
             epochs=table.epoch[rows],
             choices=[table.choice(row) for row in rows.tolist()],
+            num_prompt_tokens=int(np.clip(prompt_lens - starts, 0, counts).sum()),
             admissions=self._admissions,
             grants=self._grants,
             released=self._released,
         )
-        plan.spans = prompt_spans(plan)
+        plan.spans = prompt_spans(plan, np.flatnonzero(starts < prompt_lens))
         self._admissions, self._grants, self._released = [], [], []
         return plan

@@ -1,0 +1,80 @@
+"""A real server in a process of its own, on the demo model."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import psutil
+from openai import OpenAI
+
+
+@dataclass
+class Server:
+    """A running server and ways to look at it."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    @property
+    def client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The engine process."""
+        children = psutil.Process(self.process.pid).children()
+        return next(c for c in children if "engine.process" in " ".join(c.cmdline()))
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=10)
+
+    def metrics(self) -> dict[str, float]:
+        """Samples of /metrics by name and labels, as they are written."""
+        lines = self.get("/metrics").text.splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def serve(*flags: str, ready_s: float = 90.0) -> Iterator[Server]:
+    """Start `tailrace serve` with the demo model and wait until it is ready."""
+    port = free_port()
+    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--device", "cpu"]
+    process = subprocess.Popen([*command, *flags], text=True)
+    server = Server(process, f"http://127.0.0.1:{port}")
+    try:
+        deadline = time.monotonic() + ready_s
+        while not _ready(server):
+            assert process.poll() is None, f"the server ended with status {process.returncode}"
+            assert time.monotonic() < deadline, "the server did not become ready"
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _ready(server: Server) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return server.get("/ready").status_code == 200
+    return False
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    """Exit status and standard error of a server that must not start."""
+    command = [sys.executable, "-m", "server.cli", "serve", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stderr

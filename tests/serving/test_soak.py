@@ -1,0 +1,103 @@
+"""Ten thousand requests, a third of the clients gone midway: nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import aiohttp
+import psutil
+import pytest
+
+from tests.serving.process import Server, serve
+
+NUM_REQUESTS = 10_000
+CONCURRENCY = 128
+
+
+async def _one(session: aiohttp.ClientSession, url: str, model: str, rng: random.Random) -> str:
+    body = {
+        "model": model,
+        "prompt": [rng.randrange(5, 8000) for _ in range(rng.randrange(1, 80))],
+        "max_tokens": rng.randrange(1, 24),
+        "n": rng.choice([1, 1, 1, 2]),
+        "stream": rng.random() < 0.5,
+        "temperature": rng.choice([0, 1.0]),
+        "logprobs": rng.choice([None, None, 3]),
+    }
+    hang_up = rng.random() < 1 / 3
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as reply:
+            if hang_up and body["stream"]:
+                await reply.content.readany()
+                reply.close()
+                return "hung up"
+            await reply.read()
+            return str(reply.status)
+    except TimeoutError:
+        return "hung up"
+
+
+async def _hurried(session: aiohttp.ClientSession, url: str, model: str, seed: int) -> str:
+    """A third of the non-streaming clients give up while they wait, as a timeout would."""
+    rng = random.Random(seed)
+    if rng.random() < 1 / 3:
+        try:
+            async with asyncio.timeout(rng.uniform(0.0, 0.3)):
+                return await _one(session, url, model, rng)
+        except TimeoutError:
+            return "hung up"
+    return await _one(session, url, model, rng)
+
+
+async def _flood(server: Server, model: str, first: int, count: int) -> dict[str, int]:
+    limit = asyncio.Semaphore(CONCURRENCY)
+    outcomes: dict[str, int] = {}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+
+        async def guarded(seed: int) -> None:
+            async with limit:
+                outcome = await _hurried(session, server.url, model, seed)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
+        await asyncio.gather(*(guarded(first + i) for i in range(count)))
+    return outcomes
+
+
+def _private_bytes(server: Server) -> dict[str, int]:
+    processes = {"server": psutil.Process(server.process.pid), "engine": server.engine}
+    return {name: process.memory_full_info().uss for name, process in processes.items()}
+
+
+def _sum(metrics: dict[str, float], prefix: str) -> float:
+    return sum(value for name, value in metrics.items() if name.startswith(prefix))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_nothing_is_left_behind() -> None:
+    with serve() as server:
+        model = server.client.models.list().data[0].id
+        asyncio.run(_flood(server, model, 0, NUM_REQUESTS // 4))
+        time.sleep(2)
+        before = _private_bytes(server)
+        outcomes = asyncio.run(_flood(server, model, NUM_REQUESTS, NUM_REQUESTS * 3 // 4))
+        time.sleep(2)
+        after = _private_bytes(server)
+        metrics = server.metrics()
+        print(outcomes, before, after)
+    assert outcomes["hung up"] > NUM_REQUESTS // 5
+    assert set(outcomes) == {"200", "hung up"}
+    assert _sum(metrics, "tailrace_num_requests_running") == 0
+    assert _sum(metrics, "tailrace_num_requests_waiting") == 0
+    assert _sum(metrics, "tailrace_kv_cache_usage_perc") == 0
+    for name, start in before.items():
+        # 7,500 requests; 1.4 KB each, the leak a peer had, would be 10.5 MB.
+        assert after[name] - start < 8 << 20, f"{name} grew by {after[name] - start} bytes"
+    received = _sum(metrics, "tailrace_requests_received_total")
+    assert received > 0
+    assert received == _sum(metrics, "tailrace_request_success_total") + _sum(
+        metrics, "tailrace_request_failure_total"
+    )
