@@ -1,0 +1,115 @@
+"""The shipped folder: loads as it is, fits its limits, says what its card says."""
+
+import inspect
+import json
+import platform
+import re
+import tracemalloc
+
+import pytest
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+
+from demo import MODEL_FOLDER
+from demo.corpus import collect, is_held_out
+from demo.evaluate import bits_per_byte
+from demo.tokens import EncodedCorpus, encode_corpus, encode_documents
+
+FILES = {
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+CARD = (MODEL_FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+
+
+def card_figure() -> float:
+    match = re.search(r"held-out bits per byte\*\* \| \*\*([0-9.]+)\*\*", CARD)
+    assert match is not None
+    return float(match.group(1))
+
+
+def test_folder_holds_these_files_within_the_limit() -> None:
+    assert {path.name for path in MODEL_FOLDER.iterdir()} == FILES
+    sizes = {path.name: path.stat().st_size for path in MODEL_FOLDER.iterdir()}
+    assert sum(sizes.values()) <= 9_500_000  # leaves the head its 2.5 of 12 MB
+    assert sizes["tokenizer.json"] <= 300_000
+
+
+def test_weights_are_bfloat16_and_tied() -> None:
+    with safe_open(MODEL_FOLDER / "model.safetensors", framework="pt") as weights:
+        names = list(weights.keys())
+        assert {weights.get_slice(name).get_dtype() for name in names} == {"BF16"}
+    assert "lm_head.weight" not in names
+
+
+def test_transformers_loads_the_folder(model: PreTrainedModel) -> None:
+    assert isinstance(model, LlamaForCausalLM)
+    config = model.config
+    assert (config.vocab_size, config.max_position_embeddings) == (8192, 2048)
+    assert (config.head_dim, config.num_attention_heads, config.num_key_value_heads) == (64, 4, 2)
+    assert (config.bos_token_id, config.eos_token_id) == (0, 0)
+
+
+def test_transformers_reads_the_same_tokens(tokenizer: Tokenizer) -> None:
+    loaded = AutoTokenizer.from_pretrained(MODEL_FOLDER)
+    text = "class A:\n\n    def f(self, x=12345):\n        return  f'é{x}'  # 漢字\n"
+    assert loaded(text)["input_ids"] == tokenizer.encode(text).ids
+    assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (0, 0, 0)
+    assert loaded.model_max_length == 2048
+
+
+def test_generation_config_gives_ids_only() -> None:
+    settings = json.loads((MODEL_FOLDER / "generation_config.json").read_text())
+    assert settings.keys() == {
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "transformers_version",
+    }
+
+
+def test_card_says_what_it_must() -> None:
+    for part in ("## Data", "## Training", "## Sample", "## Licence", "Apache", "PSF License"):
+        assert part in CARD
+    assert "python -m demo.train" in CARD
+    assert not re.search(r"/(root|home|tmp|work)/", CARD)
+
+
+def test_model_knows_python_it_was_not_shown(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    """Untrained, the figure is above 3; this file's text varies a little with the interpreter."""
+    assert is_held_out("tracemalloc.py")
+    text = inspect.getsource(tracemalloc)[:8000]
+    corpus = EncodedCorpus([], encode_documents(tokenizer, [text]), len(text.encode()))
+    assert bits_per_byte(model, corpus, 2048, batch_size=4) < 1.0
+
+
+def test_greedy_text_is_python(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    prompt = "<|endoftext|>import unittest\n\n\nclass QueueTest(unittest.TestCase):\n"
+    ids = torch.tensor([tokenizer.encode(prompt).ids])
+    output = model.generate(ids, do_sample=False, max_new_tokens=48)
+    written = tokenizer.decode(output[0, ids.shape[1] :].tolist())
+    assert re.match(r"\n?    (def|@|\"\"\"|#|class|[a-z_]+ =)", written), written
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.python_version() not in CARD, reason="card is of another Python")
+def test_card_figure_is_measured_again(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
+    measured = bits_per_byte(model, encode_corpus(tokenizer, collect()), 2048, batch_size=4)
+    assert measured == pytest.approx(card_figure(), abs=2e-4)
