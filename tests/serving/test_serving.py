@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -134,8 +135,8 @@ def test_errors_map_to_exception_classes(server: Server) -> None:
 )
 def test_bad_requests_name_the_field(server: Server, body: dict[str, object]) -> None:
     model = server.client.models.list().data[0].id
-    raw = {"model": model, **body}
-    reply = httpx.post(f"{server.url}/v1/completions", json=raw, timeout=30)
+    raw = json.dumps({"model": model, **body})  # ASCII, so that a lone surrogate gets through
+    reply = httpx.post(f"{server.url}/v1/completions", content=raw, timeout=30)
     assert reply.status_code == 400, reply.text
     field = next(name for name in reversed(list(body)))
     assert field in (reply.json()["error"]["param"] or ""), reply.text
