@@ -35,7 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: keep the k highest tokens (ties: lower id first); 0 keeps all.
         top_p: keep the shortest prefix of that order whose mass reaches p, in (0, 1].
         min_p: keep tokens with p >= min_p * max p, in [0, 1].
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens seen
+        repetition_penalty: in [1e-6, 1e6]; divides positive and multiplies negative logits of tokens seen
             in prompt or output (Keskar et al. 2019, section 4.1).
         presence_penalty, frequency_penalty: in [-2, 2]; subtracted once, and per occurrence,
             for tokens of the output.
@@ -72,9 +72,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _integer("top_k", self.top_k, low=0, high=2**31 - 1)
         _number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         _number("min_p", self.min_p, low=0.0, high=1.0)
-        _number(
-            "repetition_penalty", self.repetition_penalty, low=0.0, high=math.inf, open_low=True
-        )
+        # Beyond these a float32 product with an ordinary logit is no longer finite.
+        _number("repetition_penalty", self.repetition_penalty, low=1e-6, high=1e6)
         _number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         _number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
         _integer("min_tokens", self.min_tokens, low=0, high=2**31 - 1)
@@ -85,7 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise ParameterError("allowed_token_ids", "allowed_token_ids must not be empty")
         if any(not word for word in self.bad_words):
-            raise ParameterError("bad_words", "a bad word must have at least one token")
+            raise ParameterError("bad_words", "each of bad_words must have at least one token")
         self._check_edits()
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, low=0, high=2**31 - 1)

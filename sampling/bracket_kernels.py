@@ -1,0 +1,216 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Min-p, top-k and top-p in Triton without sorting the vocabulary: rows the head left over.
+
+The wanted cut is the highest value v such that the measure of the tokens at or above v, a count
+for top-k and a mass for top-p, reaches a target. Here a sample of the row brackets v;
+`scan_kernels` then finds it with one more pass over the logits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling import noise
+from sampling.filter_kernels import (
+    BLOCK,
+    BLOCKS_PER_TILE,
+    LAST_ID,
+    LOG_MIN_P,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    Scratch,
+    order,
+)
+from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, Source, load_raw, processed
+from sampling.race_kernels import PEAK, Cuts, TileStats, scale_of
+from sampling.triton_support import constexpr, jit, tl, triton
+
+SAMPLED = 8192  # tokens of a row looked at to place the bracket
+
+_SPREAD = constexpr(5.0)  # standard deviations between the sample's estimate and the bracket
+
+
+class Brackets(NamedTuple):
+    """Where each row's cut lies, as `order`s, and what may be kept at all."""
+
+    low: Tensor  # int32 [n]
+    high: Tensor  # int32 [n]; below `low` where everything down to the limit is kept
+    limit: Tensor  # int32 [n], nothing lower is kept
+    limit_id: Tensor  # int32 [n], of the tokens equal to the limit the last one kept
+
+
+@jit
+def floor_order(top, temperature, log_min_p):
+    """The order of the lowest finite float32 that min-p keeps."""
+    floor = top + temperature * log_min_p
+    nearest = floor.to(tl.float32)
+    lowest = order(nearest) + (nearest.to(tl.float64) < floor).to(tl.int32)
+    return tl.maximum(lowest, order(tl.full((), float("-inf"), tl.float32)) + 1)
+
+
+@jit
+def row_top(stats, i, num_tiles, padded_tiles: tl.constexpr):
+    """The row's maximum."""
+    tiles = tl.arange(0, padded_tiles)
+    at = i * num_tiles + tiles
+    return tl.max(tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf")), 0)
+
+
+@jit
+def _bracket_kernel(
+    source,
+    stats,
+    cuts,
+    scratch,
+    brackets,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    each: tl.constexpr,
+    edited: tl.constexpr,
+    second: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    if tl.load(scratch.undecided + i) != second + 1:
+        return
+    row = tl.load(source.rows + i).to(tl.int64)
+    floats = source.floats + row * NUM_FLOATS
+    temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
+    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
+    top = row_top(stats, i, num_tiles, padded_tiles)
+    limit = floor_order(top, temperature, tl.load(floats + LOG_MIN_P))
+    limit_id = tl.full((), 0, tl.int32) + LAST_ID
+    if second:
+        limit = order(tl.load(cuts.thresholds + i))
+        limit_id = tl.load(cuts.last_ids + i)
+    by_mass = (top_k == 0) | second
+    low, high = limit, limit - 1
+    if (top_p < 1.0) | (by_mass == 0):
+        low, high = _bracket(
+            source, stats, i, by_mass, top_k, top_p, limit, top, temperature, num_tiles,
+            padded_tiles, each, edited, second,
+        )  # fmt: skip
+        low = tl.maximum(low, limit)
+        high = tl.maximum(tl.minimum(high, order(top)), low)
+    tl.store(brackets.low + i, low)
+    tl.store(brackets.high + i, high)
+    tl.store(brackets.limit + i, limit)
+    tl.store(brackets.limit_id + i, limit_id)
+
+
+@jit
+def _bracket(
+    source,
+    stats,
+    i,
+    by_mass,
+    top_k,
+    top_p,
+    limit,
+    top,
+    temperature,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    each: tl.constexpr,
+    edited: tl.constexpr,
+    second: tl.constexpr,
+):
+    """Two orders between which the cut probably lies, from `each` tokens of every block.
+
+    By mass, what lies below a value is estimated, since light tokens make a steady estimate; by
+    count, what lies above.
+    """
+    block = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)[:, None]
+    start = (block * 37) % (BLOCK // each) * each  # spread over the places within a block
+    token_ids = block * BLOCK + start + tl.arange(0, each)[None, :]
+    values = load_raw(source, i, token_ids, token_ids >= 0)
+    if edited:
+        values = processed(values, token_ids, source, i, 0, num_tiles)
+    scale = scale_of(temperature)
+    inside = order(values) >= limit
+    weights = tl.where(by_mass, tl.exp2((values - top) * scale), 1.0)
+    rate = 1.0 * each / BLOCK
+    mass = _row_mass(stats, i, top, temperature, num_tiles, padded_tiles).to(tl.float32) * rate
+    if not second:  # what the limit forbids is in the masses still
+        mass -= tl.sum(tl.sum(tl.where(inside, 0.0, weights), 1), 0)
+    wanted = tl.where(by_mass, (1.0 - top_p).to(tl.float32) * mass, top_k.to(tl.float32) * rate)
+    weights = tl.where(inside, weights, 0.0)
+    bottom = tl.min(tl.min(tl.where(inside, values, top), 1), 0)
+    low, low_end = bottom, top
+    high, high_end = top, bottom
+    for _ in range(14):
+        value = low + 0.5 * (low_end - low)
+        fewest, most = _estimate(values, weights, value, top, scale, by_mass, each)
+        surely = tl.where(by_mass, most <= wanted, fewest >= wanted)  # the cut is not below
+        low, low_end = tl.where(surely, value, low), tl.where(surely, low_end, value)
+        value = high + 0.5 * (high_end - high)
+        fewest, most = _estimate(values, weights, value, top, scale, by_mass, each)
+        surely = tl.where(by_mass, fewest >= wanted, most < wanted)  # the cut is not above
+        high, high_end = tl.where(surely, value, high), tl.where(surely, high_end, value)
+    return order(low), order(high)
+
+
+@jit
+def _row_mass(stats, i, top, temperature, num_tiles, padded_tiles: tl.constexpr):
+    """Sum of the masses relative to the row's maximum, float64."""
+    tiles = tl.arange(0, padded_tiles)
+    at = i * num_tiles + tiles
+    maxima = tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf"))
+    masses = tl.load(stats.masses + at, mask=tiles < num_tiles, other=0.0)
+    return tl.sum(masses * tl.exp((maxima - top).to(tl.float64) / temperature), 0)
+
+
+@jit
+def _estimate(values, weights, value, top, scale, by_mass, each: tl.constexpr):
+    """Bounds of the sample's measure below (mass) or at and above (count) a value.
+
+    The variance of a sum of weights sampled at a low rate is the sum of their squares, at most
+    the largest weight times the sum.
+    """
+    chosen = tl.where(by_mass, values < value, values >= value)
+    measure = tl.sum(tl.sum(tl.where(chosen, weights, 0.0), 1), 0)
+    if each == BLOCK:  # the sample is the row
+        return measure, measure
+    largest = tl.where(by_mass, tl.exp2((value - top) * scale), 1.0)
+    spread = _SPREAD * tl.sqrt(largest * measure) + 3.0 * largest
+    return measure - spread, measure + spread
+
+
+def bracket(
+    source: Source,
+    stats: TileStats,
+    cuts: Cuts,
+    scratch: Scratch,
+    *,
+    edited: bool,
+    second: bool,
+) -> Brackets:
+    """Bracket the cuts of undecided rows; other rows' brackets are left undefined.
+
+    Args:
+        source, stats, cuts, scratch: as `head` took and gave them.
+        edited: as for `tile_pass`.
+        second: bracket the top-p of the rows whose top-k a first bracket has cut.
+    """
+    num_rows, num_tiles = stats.maxima.shape
+    like = scratch.undecided
+    brackets = Brackets(*(torch.empty_like(like) for _ in Brackets._fields))
+    padded_tiles = max(2, triton.next_power_of_2(num_tiles))
+    _bracket_kernel[(num_rows,)](
+        source,
+        stats,
+        cuts,
+        scratch,
+        brackets,
+        num_tiles,
+        padded_tiles=padded_tiles,
+        each=min(PEAK, max(1, SAMPLED // (padded_tiles * noise.TILE // PEAK))),
+        edited=edited,
+        second=second,
+        num_warps=8,
+        enable_fp_fusion=False,
+    )
+    return brackets

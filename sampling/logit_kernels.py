@@ -1,0 +1,151 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Device functions that read logits and apply masks, bias and penalties on the way.
+
+Processed logits are never stored: every kernel that reads a logit applies the row's edits in
+registers, so the model's logits stay whole for raw logprobs and no second copy exists. Kernels
+that call `processed` must be launched with `enable_fp_fusion=False`: a fused multiply-add would
+round differently from the torch path.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sampling import edits, noise, penalties, rows
+from sampling.batch import SamplingBatch
+from sampling.params import MAX_BAD_WORD_TOKENS, MAX_EDITS
+from sampling.rows import SamplingRows
+from sampling.triton_support import constexpr, jit, tl
+
+TILE = constexpr(noise.TILE)
+FLAGS, NUM_INTS = constexpr(rows.FLAGS), constexpr(rows.NUM_INTS)
+NUM_EDITS, PROMPT_LEN = constexpr(rows.NUM_EDITS), constexpr(rows.PROMPT_LEN)
+REPETITION, PRESENCE = constexpr(rows.REPETITION), constexpr(rows.PRESENCE)
+FREQUENCY, NUM_FLOATS = constexpr(rows.FREQUENCY), constexpr(rows.NUM_FLOATS)
+EDITED, MASKED, PENALIZED = (
+    constexpr(rows.EDITED),
+    constexpr(rows.MASKED),
+    constexpr(rows.PENALIZED),
+)
+EDIT_SLOTS, WORD_SLOTS = constexpr(MAX_EDITS), constexpr(MAX_BAD_WORD_TOKENS)
+EDIT_COLUMNS, TOKEN, UNTIL = (
+    constexpr(edits.NUM_COLUMNS),
+    constexpr(edits.TOKEN),
+    constexpr(edits.UNTIL),
+)
+WORD_START, WORD_LEN = constexpr(edits.WORD_START), constexpr(edits.WORD_LEN)
+COUNT_SHIFT = constexpr(penalties.OUTPUT_UNIT.bit_length() - 1)
+
+
+class Source(NamedTuple):
+    """All a kernel needs to read the processed logits of a batch; one kernel argument."""
+
+    logits: Tensor  # [n, width], rows contiguous
+    logits_stride: int
+    vocab_size: int
+    rows: Tensor  # int32 [n], logit row -> sampling row
+    positions: Tensor  # int64 [n]
+    ints: Tensor  # the tables of SamplingRows
+    floats: Tensor
+    edit_table: Tensor
+    edit_bias: Tensor
+    edit_start: Tensor
+    edit_words: Tensor
+    allowed: Tensor
+    counts: Tensor
+    history: Tensor  # int32 [max_rows, max_len]
+    history_stride: int
+
+    @classmethod
+    def of(cls, logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Source:
+        """The source of `logits` [n, width >= vocab_size] for a flushed `rows`."""
+        if logits.stride(1) != 1 or len(logits) != len(batch.rows):
+            raise ValueError("logits must be one contiguous row for each row of the batch")
+        return cls(
+            logits,
+            logits.stride(0),
+            rows.vocab_size,
+            batch.rows,
+            batch.positions,
+            rows.ints,
+            rows.floats,
+            rows.edits.table,
+            rows.edits.bias,
+            rows.edits.tile_start,
+            rows.edits.words,
+            rows.edits.allowed,
+            rows.counts.words,
+            rows.history,
+            rows.history.stride(0),
+        )
+
+
+@jit
+def load_raw(source, i, token_ids, mask):
+    """Float32 logits of logit row i (int64); -inf outside the mask or the vocabulary."""
+    pointers = source.logits + i * source.logits_stride + token_ids
+    mask = mask & (token_ids < source.vocab_size)
+    return tl.load(pointers, mask=mask, other=float("-inf")).to(tl.float32)
+
+
+@jit
+def processed(raw, token_ids, source, i, first_tile, last_tile):
+    """Masks, bias and penalties on raw logits of the tiles first_tile .. last_tile - 1."""
+    row = tl.load(source.rows + i).to(tl.int64)
+    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    values = raw
+    if flags & EDITED:
+        values = _edited(values, token_ids, source, i, row, first_tile, last_tile)
+    if flags & MASKED:
+        inside = token_ids < source.vocab_size
+        words = source.allowed + row * ((source.vocab_size + 31) // 32) + token_ids // 32
+        bits = tl.load(words, mask=inside, other=0) >> (token_ids % 32)
+        values = tl.where((bits & 1) != 0, values, float("-inf"))
+    if flags & PENALIZED:
+        values = _penalized(values, token_ids, source, row)
+    return values
+
+
+@jit
+def _edited(values, token_ids, source, i, row, first_tile, last_tile):
+    """Biases and the bans in force."""
+    num_tiles = (source.vocab_size + TILE - 1) // TILE
+    starts = source.edit_start + row * (num_tiles + 1)
+    position = tl.load(source.positions + i)
+    num_output = position - tl.load(source.ints + row * NUM_INTS + PROMPT_LEN)
+    for e in range(tl.load(starts + first_tile), tl.load(starts + last_tile)):
+        edit = source.edit_table + (row * EDIT_SLOTS + e) * EDIT_COLUMNS
+        banned = tl.load(edit + UNTIL) > num_output
+        length = tl.load(edit + WORD_LEN)
+        if (length > 0) & (position >= length):
+            matches = 1
+            words = source.edit_words + row * WORD_SLOTS + tl.load(edit + WORD_START)
+            history = source.history + row * source.history_stride + position - length
+            for w in range(0, length):
+                matches = matches & (tl.load(words + w) == tl.load(history + w)).to(tl.int32)
+            banned = banned | (matches != 0)
+        biased = values + tl.load(source.edit_bias + row * EDIT_SLOTS + e)
+        edited = tl.where(banned, float("-inf"), biased)
+        values = tl.where(token_ids == tl.load(edit + TOKEN), edited, values)
+    return values
+
+
+@jit
+def _penalized(values, token_ids, source, row):
+    """`penalties.penalize` on a block."""
+    words = tl.load(
+        source.counts + row * source.vocab_size + token_ids,
+        mask=token_ids < source.vocab_size,
+        other=0,
+    )
+    floats = source.floats + row * NUM_FLOATS
+    repetition = tl.load(floats + REPETITION).to(tl.float32)
+    presence = tl.load(floats + PRESENCE).to(tl.float32)
+    frequency = tl.load(floats + FREQUENCY).to(tl.float32)
+    repeated = tl.where(values > 0, tl.div_rn(values, repetition), values * repetition)
+    values = tl.where(words > 0, repeated, values)
+    count = (words >> COUNT_SHIFT).to(tl.float32)
+    values = values - frequency * count
+    return values - tl.where(count > 0, presence, 0.0)

@@ -1,0 +1,159 @@
+"""The two-level race in plain torch: exact sampling with float64 noise for few of the tokens.
+
+Sampling from p is an exponential race: argmin E_i / p_i over independent E_i ~ Exp(1) wins i
+with probability p_i. The race factorises over tiles of consecutive ids, since the minimum of a
+tile's racers is itself an exponential with the tile's mass as rate:
+
+    P(tile t) = mass_t / sum mass,    P(i | t) = w_i / mass_t,    product = w_i / sum mass,
+
+so noise is needed for the tiles and for one tile's tokens only. The masses are float32 sums;
+noise, keys and comparisons are float64.
+
+Error of a mass: with weights w_i = exp(-a_i), a_i >= 0 and one a_i = 0, the exponent's rounding
+gives at most 4 * 2^-24 * sum(a_i w_i) / sum(w_i) <= 4 * 4.5 * 2^-24 for 1,024 terms, the
+exponential 2 * 2^-24 and the sum of 1,024 terms 15 * 2^-24: together below `MASS_ERROR`.
+A tile changes its winner only if the two best keys are closer than twice that, so a token can
+differ from the float64 race with probability at most 2 * MASS_ERROR a draw (see `noise`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose, exponentials, stream
+
+MASS_ERROR = 2.0**-18
+MAX_SCALE = 3.0e38  # 1 / T in float32; exceeded below T = 3.3e-39, where every gap is infinite
+MIN_SCALE = 2.0**-126  # below it float32 reaches 0, and a mask's -inf * 0 is NaN
+
+
+class Cut(NamedTuple):
+    """The last token kept: kept are higher logits, and equal ones up to that id."""
+
+    thresholds: Tensor  # float32 [n]
+    last_ids: Tensor  # int64 [n]
+
+    def keeps(self, logits: Tensor, token_ids: Tensor) -> Tensor:
+        """Bool, of the shape of `logits` [n, ...]; `token_ids` broadcasts to it."""
+        shape = (-1,) + (1,) * (logits.dim() - 1)
+        thresholds, last = self.thresholds.view(shape), self.last_ids.view(shape)
+        kept = logits >= thresholds
+        if bool((self.last_ids < NO_LAST).any()):
+            kept &= (logits > thresholds) | (token_ids <= last)
+        return kept
+
+
+NO_LAST = 2**31 - 1
+"""A cut's token id where every token equal to its value is kept."""
+
+
+class TileStats(NamedTuple):
+    """What one pass over the logits leaves of each tile."""
+
+    maxima: Tensor  # float32 [n, tiles]
+    masses: Tensor  # float32 [n, tiles], sum of exp((logit - maximum) / T)
+
+
+def tile_maxima(logits: Tensor) -> Tensor:
+    """Float32 [n, tiles] from float32 [n, vocab_size]; NaN if the tile holds one."""
+    return torch.cat([part.amax(-1) for part in _tiles(logits)], dim=1)
+
+
+def tile_stats(logits: Tensor, temperature: Tensor, cut: Cut | None = None) -> TileStats:
+    """Maxima of every tile, and masses of what the cut keeps in it.
+
+    Args:
+        logits: float32 [n, vocab_size], any row stride; -inf is a mask.
+        temperature: float64 [n], positive.
+    """
+    maxima = tile_maxima(logits)
+    shift = torch.where(maxima == -torch.inf, 0.0, maxima)  # a masked tile must not give NaN
+    scale = temperature.reciprocal().clamp(MIN_SCALE, MAX_SCALE).float()[:, None, None]
+    masses, start = [], 0
+    for part in _tiles(logits):
+        end = start + part.shape[1]
+        gaps = part - shift[:, start:end, None]
+        weights = gaps.mul_(scale).exp_()
+        if cut is not None:
+            token_ids = torch.arange(start * TILE, start * TILE + part[0].numel())
+            weights *= cut.keeps(part, token_ids.view(part.shape[1:]))
+        masses.append(weights.sum(-1))
+        start = end
+    return TileStats(maxima, torch.cat(masses, dim=1))
+
+
+def log_sum_exp(stats: TileStats, temperature: Tensor) -> Tensor:
+    """Float32 [n]: log sum exp(logit / T) from `tile_stats` at that temperature."""
+    scaled = stats.maxima.double() / temperature[:, None]
+    return (scaled + stats.masses.double().log()).logsumexp(-1).float()
+
+
+def race(
+    logits: Tensor,
+    stats: TileStats,
+    temperature: Tensor,
+    key: NoiseKey,
+    purpose: Purpose,
+    cut: Cut | None = None,
+) -> Tensor:
+    """Draw a token from softmax(logits / T) over what the cut keeps, for each row.
+
+    Args:
+        logits: float32 [n, vocab_size]; -inf never wins.
+        stats: `tile_stats` of them with the same cut.
+        temperature: float64 [n], positive.
+        key: whose noise.
+        purpose: which stream of it.
+        cut: None keeps every token.
+
+    Returns:
+        int64 [n]; meaningless where a row holds NaN, +inf or no finite logit.
+    """
+    vocab_size, num_tiles = logits.shape[1], stats.maxima.shape[1]
+    maxima = stats.maxima.double()
+    gaps = (maxima - maxima.amax(1, keepdim=True)) / temperature[:, None]
+    weights = gaps.exp_().mul_(stats.masses)
+    noise = exponentials(key, 0, num_tiles, stream(purpose, LEVEL_TILE))
+    tile = noise.div_(weights).argmin(1)
+
+    first = tile * TILE
+    token_ids = first[:, None] + torch.arange(TILE)
+    values = logits.gather(1, token_ids.clamp(max=vocab_size - 1))
+    gaps = (values.double() - stats.maxima.gather(1, tile[:, None])) / temperature[:, None]
+    weights = gaps.exp_().mul_(token_ids < vocab_size)
+    if cut is not None:
+        weights *= cut.keeps(values, token_ids)
+    noise = exponentials(key, first, TILE, stream(purpose, LEVEL_TOKEN))
+    return first + noise.div_(weights).argmin(1)
+
+
+def greedy(logits: Tensor, maxima: Tensor) -> Tensor:
+    """The lowest id among the highest logits, int64 [n].
+
+    Args:
+        logits: float32 [n, vocab_size].
+        maxima: float32 [n, tiles], `tile_maxima` of them.
+    """
+    vocab_size = logits.shape[1]
+    first = maxima.argmax(1) * TILE  # argmax takes the first of equals
+    token_ids = (first[:, None] + torch.arange(TILE)).clamp_(max=vocab_size - 1)
+    return (first + logits.gather(1, token_ids).argmax(1)).clamp_(max=vocab_size - 1)
+
+
+def _tiles(logits: Tensor) -> list[Tensor]:
+    """Views [n, whole tiles, TILE] and [n, 1, rest] of contiguous rows; none is empty."""
+    num_whole, rest = divmod(logits.shape[1], TILE)
+    whole = num_whole * TILE
+    parts = []
+    if num_whole:
+        parts.append(
+            logits.as_strided(
+                (len(logits), num_whole, TILE), (logits.stride(0), TILE, 1), logits.storage_offset()
+            )
+        )
+    if rest:
+        parts.append(logits[:, whole:].unsqueeze(1))
+    return parts

@@ -1,0 +1,232 @@
+"""SamplingRows: the parameters of every request in flight, as device rows with host mirrors.
+
+Host code writes numpy mirrors; `flush` publishes the rows that changed. Everything a kernel
+needs of a row is one record of integers and one of floats, so a step passes two tables.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sampling.edits import EditRows
+from sampling.mirror import MirroredRows
+from sampling.noise import NoiseKey
+from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+from sampling.penalties import PenaltyCounts
+
+# Columns of `SamplingRows.ints` and `.floats`.
+SEED, CHOICE, TOP_K, PROMPT_LEN, NUM_EDITS, FLAGS, NUM_INTS = range(7)
+TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY, NUM_FLOATS = range(7)
+
+# Bits of FLAGS: what a row needs.
+RANDOM, FILTERED, MASKED, EDITED, PENALIZED = 1, 2, 4, 8, 16
+LOGPROBS, PROCESSED, NORMALIZED, FLASHINFER = 32, 64, 128, 256
+TWICE_FILTERED = 512  # a top-k too large for the kernels' quick way, and a top-p
+
+LARGE_TOP_K = 128
+_TOP_BUCKETS = (0, 1, 5, 20, 128)
+_EXPLICIT_BUCKETS = (0, 2, 16, MAX_LOGPROB_TOKEN_IDS)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingNeeds:
+    """Which stages a batch needs; equal needs replay the same CUDA graph.
+
+    Attributes:
+        flags: the union of the rows' FLAGS bits.
+        greedy: whether any row is greedy.
+        num_top: top tokens reported a row, the maximum rounded up to a bucket.
+        num_explicit: explicit ids reported a row, rounded likewise.
+    """
+
+    flags: int
+    greedy: bool
+    num_top: int
+    num_explicit: int
+
+    @property
+    def random(self) -> bool:
+        return bool(self.flags & RANDOM)
+
+    @property
+    def filtered(self) -> bool:
+        return bool(self.flags & FILTERED)
+
+    @property
+    def twice_filtered(self) -> bool:
+        """Whether any row has a top-p beside a top-k of more than `LARGE_TOP_K`."""
+        return bool(self.flags & TWICE_FILTERED)
+
+    @property
+    def edited(self) -> bool:
+        """Whether masks, bias or penalties change any row's logits."""
+        return bool(self.flags & (MASKED | EDITED | PENALIZED))
+
+    @property
+    def penalized(self) -> bool:
+        return bool(self.flags & PENALIZED)
+
+    @property
+    def logprobs(self) -> bool:
+        return bool(self.flags & LOGPROBS)
+
+    @property
+    def processed(self) -> bool:
+        """Whether any row reports values after processing."""
+        return bool(self.flags & PROCESSED)
+
+    @property
+    def flashinfer(self) -> bool:
+        """Whether any row may be drawn by FlashInfer."""
+        return bool(self.flags & FLASHINFER)
+
+
+class SamplingRows:
+    """Owns the per-request sampling state of `max_rows` rows.
+
+    Args:
+        max_rows: number of rows.
+        vocab_size: number of valid token ids; logits may be wider.
+        device: where the rows live.
+        history: int32 [max_rows, max_len] on `device`, the engine's: prompt and output tokens
+            of each row. Read on `flush` and, for bad words, while sampling.
+    """
+
+    def __init__(
+        self, max_rows: int, vocab_size: int, device: torch.device, *, history: Tensor
+    ) -> None:
+        self.max_rows, self.vocab_size, self.device = max_rows, vocab_size, device
+        self.history = history
+        self._ints = MirroredRows((max_rows, NUM_INTS), np.int64, device)
+        self._floats = MirroredRows((max_rows, NUM_FLOATS), np.float64, device)
+        self._explicit = MirroredRows(  # -1 pads
+            (max_rows, MAX_LOGPROB_TOKEN_IDS), np.int32, device, fill=-1
+        )
+        self.edits = EditRows(max_rows, vocab_size, device)
+        self.counts = PenaltyCounts(max_rows, vocab_size, device)
+        self.flags_np = np.zeros(max_rows, dtype=np.int32)
+        self._num_top_np = np.zeros(max_rows, dtype=np.int64)
+        self._num_explicit_np = np.zeros(max_rows, dtype=np.int64)
+
+    @property
+    def ints(self) -> Tensor:
+        """int64 [max_rows, NUM_INTS]."""
+        return self._ints.tensor
+
+    @property
+    def floats(self) -> Tensor:
+        """float64 [max_rows, NUM_FLOATS]."""
+        return self._floats.tensor
+
+    @property
+    def explicit_ids(self) -> Tensor:
+        """int32 [max_rows, MAX_LOGPROB_TOKEN_IDS], padded with -1."""
+        return self._explicit.tensor
+
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        choice: int,
+        prompt_len: int,
+        num_tokens: int,
+    ) -> None:
+        """Stage a request's parameters into a row.
+
+        Args:
+            row: the row it will own.
+            params: already checked against the vocabulary.
+            seed: noise key in [-2^63, 2^63); drawn by the caller if `params.seed` is None.
+            choice: which of the request's n choices.
+            prompt_len: tokens of the prompt.
+            num_tokens: tokens known, those generated before a preemption included; `history`
+                must hold them when `flush` is called.
+        """
+        num_edits = self.edits.add(row, params)
+        top_k = params.top_k if params.top_k < self.vocab_size else 0
+        flags = _flags(params, top_k, num_edits)
+        self._ints.np[row] = (seed, choice, top_k, prompt_len, num_edits, flags)
+        self._floats.np[row] = (
+            params.temperature,
+            params.top_p,
+            math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+        self._ints.touch(row)
+        self._floats.touch(row)
+        self.flags_np[row] = flags
+        self._num_top_np[row] = params.logprobs or 0
+        explicit = params.logprob_token_ids or ()
+        self._num_explicit_np[row] = len(explicit)
+        if explicit:
+            self._explicit.np[row] = -1
+            self._explicit.np[row, : len(explicit)] = explicit
+            self._explicit.touch(row)
+        if params.penalized:
+            self.counts.stage(row, prompt_len=prompt_len, num_tokens=num_tokens)
+
+    def remove(self, row: int) -> None:
+        """Forget a row; the next `add` overwrites all of it."""
+        self.flags_np[row] = 0
+        self.counts.unstage(row)
+
+    def flush(self) -> None:
+        """Publish what was staged, on the current stream, without waiting for the device.
+
+        The history of added rows must have been published before, on the same stream.
+        """
+        for mirror in (self._ints, self._floats, self._explicit):
+            mirror.flush()
+        self.edits.flush()
+        self.counts.flush(self.history)
+
+    def needs(self, rows_np: npt.NDArray[np.int32]) -> SamplingNeeds:
+        """What a batch of these rows needs; host only."""
+        flags = self.flags_np[rows_np]
+        num_top = int(self._num_top_np[rows_np].max(initial=0))
+        return SamplingNeeds(
+            flags=int(np.bitwise_or.reduce(flags, initial=0)),
+            greedy=bool((flags & RANDOM == 0).any()),
+            num_top=min(_bucket(num_top, _TOP_BUCKETS), self.vocab_size),
+            num_explicit=_bucket(
+                int(self._num_explicit_np[rows_np].max(initial=0)), _EXPLICIT_BUCKETS
+            ),
+        )
+
+    def noise_key(self, rows: Tensor, positions: Tensor) -> NoiseKey:
+        """The keys of logit rows: `rows` int32 [n], `positions` int64 [n]."""
+        ints = self.ints[rows]
+        return NoiseKey(ints[:, SEED], positions, ints[:, CHOICE])
+
+
+def _flags(params: SamplingParams, top_k: int, num_edits: int) -> int:
+    filtered = top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+    reports = params.logprobs is not None or params.logprob_token_ids is not None
+    processed = reports and params.logprobs_mode.startswith("processed")
+    may_use_flashinfer = (top_k > 0 or params.top_p < 1.0) and params.seed is None and not processed
+    flags = 0
+    if not params.greedy:
+        flags |= RANDOM | FILTERED * filtered | FLASHINFER * may_use_flashinfer
+        flags |= TWICE_FILTERED * (top_k > LARGE_TOP_K and params.top_p < 1.0)
+    flags |= MASKED * (params.allowed_token_ids is not None)
+    flags |= EDITED * (num_edits > 0) | PENALIZED * params.penalized
+    flags |= LOGPROBS * reports | PROCESSED * processed
+    return flags | NORMALIZED * (reports and params.logprobs_mode.endswith("logprobs"))
+
+
+def _bucket(size: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds `size`, powers of two beyond the last."""
+    for bucket in buckets:
+        if size <= bucket:
+            return bucket
+    return int(1 << (size - 1).bit_length())

@@ -1,0 +1,39 @@
+"""The one place that knows whether Triton is installed and whether its kernels run here.
+
+Kernel modules import `tl`, `jit` and `constexpr` from this module. Without Triton they still
+import, and only a launch fails.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU installation on a platform without Triton
+    triton = tl = None
+
+__all__ = ["HAS_TRITON", "INTERPRETED", "constexpr", "jit", "kernels_run_on", "tl", "triton"]
+
+HAS_TRITON = triton is not None
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """`triton.jit`, or the function itself where Triton is missing."""
+    return triton.jit(function) if HAS_TRITON else function
+
+
+def constexpr(value: float) -> Any:
+    """A global that kernels read as a compile-time constant."""
+    return tl.constexpr(value) if HAS_TRITON else value
+
+
+def kernels_run_on(device: torch.device) -> bool:
+    """Whether Triton kernels can be launched on tensors of `device`."""
+    return HAS_TRITON and (device.type == "cuda" or INTERPRETED)

@@ -1,0 +1,92 @@
+"""A host for `Sampler` tests: it admits requests to rows, steps them and keeps their history."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampling.batch import SamplingBatch
+from sampling.params import SamplingParams
+from sampling.rows import SamplingRows
+from sampling.sampler import Sampler, SamplerConfig, SamplerOutput
+
+Logits = Callable[[int, int], Tensor]
+"""(request, position) to float32 [vocab_size]: equal logits whatever the batch."""
+
+
+@dataclass
+class Request:
+    """One choice: its parameters, its noise key and its tokens so far, the prompt's first."""
+
+    params: SamplingParams
+    seed: int = 0
+    choice: int = 0
+    tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
+    prompt_len: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.tokens)
+
+
+class Host:
+    """`num_rows` sampling rows and the requests in them."""
+
+    def __init__(self, num_rows: int, vocab_size: int, max_len: int = 64) -> None:
+        device = torch.device("cpu")
+        history = torch.zeros(num_rows, max_len, dtype=torch.int32)
+        self.rows = SamplingRows(num_rows, vocab_size, device, history=history)
+        self.sampler = Sampler(SamplerConfig(), self.rows)
+        self.requests: dict[int, Request] = {}
+
+    def admit(self, row: int, request: Request) -> None:
+        """Give a request a row, with the tokens it has."""
+        num_tokens = len(request.tokens)
+        self.rows.history[row, :num_tokens] = torch.tensor(request.tokens, dtype=torch.int32)
+        self.rows.add(
+            row,
+            request.params,
+            seed=request.seed,
+            choice=request.choice,
+            prompt_len=request.prompt_len,
+            num_tokens=num_tokens,
+        )
+        self.requests[row] = request
+
+    def remove(self, row: int) -> Request:
+        """Take a request out of its row."""
+        self.rows.remove(row)
+        return self.requests.pop(row)
+
+    def batch(self, rows: Sequence[int]) -> SamplingBatch:
+        """The next token of each of these rows, in this order."""
+        rows_np = np.array(rows, dtype=np.int32)
+        positions = [len(self.requests[row].tokens) for row in rows]
+        return SamplingBatch(
+            torch.from_numpy(rows_np), torch.tensor(positions), rows_np, self.rows.needs(rows_np)
+        )
+
+    def step(self, rows: Sequence[int], logits: Tensor) -> SamplerOutput:
+        """Draw a token for each row and append it."""
+        self.rows.flush()
+        output = self.sampler(logits, self.batch(rows))
+        for row, token in zip(rows, output.token_ids.tolist(), strict=True):
+            tokens = self.requests[row].tokens
+            self.rows.history[row, len(tokens)] = token
+            tokens.append(token)
+        return output
+
+
+def draw(requests: Sequence[Request], logits: Tensor) -> SamplerOutput:
+    """The next token of each request, request i in row i; the requests stay as they are."""
+    host = Host(len(requests), min(logits.shape[1], 1 << 20))
+    for row, request in enumerate(requests):
+        host.admit(row, request)
+    host.rows.flush()
+    return host.sampler(logits, host.batch(range(len(requests))))
+
+
+def make_logits(n: int, width: int, seed: int = 0, scale: float = 2.0) -> Tensor:
+    """float32 [n, width], normal."""
+    return torch.randn(n, width, generator=torch.Generator().manual_seed(seed)) * scale
