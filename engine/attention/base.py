@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +51,8 @@ class AttentionInputs:
         seq_lens: int32 [R], device; keys a row's last query token sees, itself included.
         block_tables: int32 [R, max_blocks], device; unused entries are `engine.blocks.NULL_BLOCK`.
         slots: int64 [T], device; block * block_size + offset where a token's key and value go.
+        seq_lens_np: int32 [R], host; upper bounds of seq_lens, exact for rows of several tokens.
         max_query_len: largest number of query tokens of a row.
-        max_seq_len: upper bound of seq_lens.
     """
 
     query_starts: torch.Tensor
@@ -60,8 +60,26 @@ class AttentionInputs:
     seq_lens: torch.Tensor
     block_tables: torch.Tensor
     slots: torch.Tensor
+    seq_lens_np: npt.NDArray[np.int32]
     max_query_len: int
-    max_seq_len: int
+
+    @property
+    def max_seq_len(self) -> int:
+        """Upper bound of all seq_lens."""
+        return int(self.seq_lens_np.max())
+
+    def after(self, count: int) -> AttentionInputs:
+        """The inputs of the rows after the first `count`, whose tokens are left out."""
+        first = int(self.query_starts_np[count])
+        return AttentionInputs(
+            query_starts=self.query_starts[count:] - first,
+            query_starts_np=self.query_starts_np[count:] - first,
+            seq_lens=self.seq_lens[count:],
+            block_tables=self.block_tables[count:],
+            slots=self.slots[first:],
+            seq_lens_np=self.seq_lens_np[count:],
+            max_query_len=self.max_query_len,
+        )
 
 
 class KVCache:
@@ -97,6 +115,26 @@ class KVCache:
         return per_token * block_size * dtype.itemsize
 
 
+class Cells(NamedTuple):
+    """Where the keys and values of a step's tokens go in one layer.
+
+    Attributes:
+        tensor: [num_blocks * 2 * block_size, kv_heads, head_dim]; the layer's cache, a view.
+        key_rows, value_rows: int64 [T]; a token's rows of it.
+        values_after: value_rows - key_rows.
+    """
+
+    tensor: torch.Tensor
+    key_rows: torch.Tensor
+    value_rows: torch.Tensor
+    values_after: int
+
+    def store(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k, v [T, kv_heads, head_dim]."""
+        self.tensor.index_copy_(0, self.key_rows, k)
+        self.tensor.index_copy_(0, self.value_rows, v)
+
+
 class AttentionBackend(Protocol):
     """Writes this step's keys and values into the cache and attends over the paged context."""
 
@@ -104,7 +142,7 @@ class AttentionBackend(Protocol):
         """Take the step's inputs; called once before the layers run."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store k, v at the step's slots, then attend causally.
+        """Store k, v in the layer's cells, then attend causally.
 
         Args:
             layer: index into the specs the backend was built with.
@@ -113,4 +151,12 @@ class AttentionBackend(Protocol):
         Returns:
             [T, num_q_heads, head_dim] in q's dtype.
         """
+        ...
+
+    def cells(self, layer: int) -> Cells:
+        """Where a kernel that makes the step's keys and values may store them itself."""
+        ...
+
+    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """`attend` for keys and values that are in the layer's cells already."""
         ...

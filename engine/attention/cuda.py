@@ -1,0 +1,100 @@
+"""Attention on CUDA: a kernel of our own for rows with one query token, FlashInfer for the others.
+
+The decode kernel reads lengths on the device, so it can be captured in a graph and launched
+before the step that makes those lengths is read back. Rows with more tokens are prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.attention.base import AttentionInputs, AttentionSpec, Cells, KVCache
+from engine.attention.flashinfer import FlashInferPrefill, is_expressible, is_installed
+from engine.attention.plain import PlainAttention
+from engine.kernels.decode_attention import DecodeScratch, paged_decode
+
+logger = logging.getLogger(__name__)
+
+
+class CudaAttention:
+    """AttentionBackend over a KVCache; needs Triton."""
+
+    def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache, max_rows: int) -> None:
+        self._specs = list(specs)
+        self._cache = cache
+        self._cells = [layer.flatten(0, 2) for layer in cache.layers]
+        self._scratch = DecodeScratch(self._specs, max_rows, cache.layers[0].device)
+        self._prefill = _flashinfer_prefill(self._specs, cache)
+        by_flashinfer = self._prefill.layers if self._prefill else set()
+        # FlashInfer cannot express every layer, or is not there.
+        all_layers = set(range(len(self._specs)))
+        self._plain = PlainAttention(specs, cache) if all_layers - by_flashinfer else None
+        self._num_decode = 0
+        self._inputs: AttentionInputs
+        self._key_rows = self._value_rows = torch.empty(0, dtype=torch.int64)
+
+    def begin(self, inputs: AttentionInputs) -> None:
+        block_size = self._cache.block_size
+        # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
+        blocks = inputs.slots.div(block_size, rounding_mode="floor")
+        self._key_rows = torch.add(inputs.slots, blocks, alpha=block_size)
+        self._value_rows = self._key_rows + block_size
+        self._inputs = inputs
+        self._num_decode = _leading_ones(inputs)
+        if self._num_decode == len(inputs.slots):
+            return
+        rest = inputs.after(self._num_decode)
+        if self._prefill is not None:
+            self._prefill.begin(rest)
+        if self._plain is not None:
+            self._plain.begin(rest)
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self.cells(layer).store(k, v)
+        return self.attend_stored(layer, q)
+
+    def cells(self, layer: int) -> Cells:
+        return Cells(self._cells[layer], self._key_rows, self._value_rows, self._cache.block_size)
+
+    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        count, inputs = self._num_decode, self._inputs
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        if count:
+            paged_decode(
+                self._specs[layer],
+                q[:count],
+                self._cache.layers[layer],
+                inputs.block_tables,
+                inputs.seq_lens,
+                out[:count],
+                self._scratch,
+            )
+        if count < len(q):
+            if self._prefill is not None and layer in self._prefill.layers:
+                self._prefill.attend(layer, q[count:], out[count:])
+            else:
+                assert self._plain is not None
+                out[count:] = self._plain.attend_stored(layer, q[count:])
+        return out
+
+
+def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> FlashInferPrefill | None:
+    dtype = cache.layers[0].dtype
+    if not any(is_expressible(spec, dtype) for spec in specs):
+        logger.info("prefill runs on plain torch: no layer is one FlashInfer computes in %s", dtype)
+        return None
+    if not is_installed():
+        logger.warning("prefill runs on plain torch: FlashInfer is not installed")
+        return None
+    return FlashInferPrefill(specs, cache)
+
+
+def _leading_ones(inputs: AttentionInputs) -> int:
+    """How many rows bring one token; they come first, rows without any last."""
+    if inputs.max_query_len == 1:
+        return int(inputs.query_starts_np[-1])
+    return int(np.argmax(np.diff(inputs.query_starts_np) != 1))

@@ -1,0 +1,103 @@
+"""Paged attention in plain torch, on the CPU and on CUDA.
+
+The keys a group of rows sees are gathered into one dense tensor a layer; where they lie and what
+each query sees is worked out once a step, in `begin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention.base import AttentionInputs, AttentionSpec, Cells, KVCache
+from engine.attention.dense import attend_dense
+from engine.attention.groups import Context, Group, context_of, split_rows
+
+
+class PlainAttention:
+    """AttentionBackend over a KVCache."""
+
+    def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
+        self._specs = list(specs)
+        self._layers = cache.layers
+        self._block_size = cache.block_size
+        self._dtype = cache.layers[0].dtype
+        # Views of each layer: [num_blocks * 2 * block_size, H, D], and [num_blocks * 2, page].
+        self._cells = [layer.flatten(0, 2) for layer in cache.layers]
+        self._pages = [layer.flatten(2).flatten(0, 1) for layer in cache.layers]
+        self._windows = {spec.sliding_window for spec in specs}
+        self._with_distance = any(spec.alibi_slopes is not None for spec in specs)
+        self._groups: list[tuple[Group, dict[int | None, Context]]] = []
+        self._one_group = False
+        self._key_rows = self._value_rows = torch.empty(0, dtype=torch.int64)
+
+    def begin(self, inputs: AttentionInputs) -> None:
+        # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
+        blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
+        self._clear(inputs.slots, blocks)
+        self._key_rows = inputs.slots + blocks * self._block_size
+        self._value_rows = self._key_rows + self._block_size
+        self._groups = [(group, self._contexts(group)) for group in split_rows(inputs)]
+        self._one_group = (
+            len(self._groups) == 1
+            and isinstance(tokens := self._groups[0][0].tokens, slice)
+            and tokens.stop - tokens.start == len(inputs.slots)
+        )
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self.cells(layer).store(k, v)
+        return self.attend_stored(layer, q)
+
+    def cells(self, layer: int) -> Cells:
+        return Cells(self._cells[layer], self._key_rows, self._value_rows, self._block_size)
+
+    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        spec, pages = self._specs[layer], self._pages[layer]
+        if self._one_group:
+            group, contexts = self._groups[0]
+            return _attend_group(spec, pages, group, contexts[spec.sliding_window], q)
+        out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # padding tokens stay finite
+        for group, contexts in self._groups:
+            context = contexts[spec.sliding_window]
+            out[group.tokens] = _attend_group(spec, pages, group, context, q[group.tokens])
+        return out
+
+    def _clear(self, slots: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Zero the blocks that tokens of the step are the first of.
+
+        A key past a row's length is read and weighed by zero, and zero times a NaN that an earlier
+        owner of the block left would be NaN.
+        """
+        is_first = slots.remainder(self._block_size) == 0
+        if slots.device.type == "cpu":
+            blocks = blocks[is_first]
+            if not len(blocks):
+                return
+        else:  # how many there are is not known on the host: the others clear the null block
+            blocks = blocks * is_first
+        for layer in self._layers:
+            layer.index_fill_(0, blocks, 0.0)
+
+    def _contexts(self, group: Group) -> dict[int | None, Context]:
+        return {
+            window: context_of(group, self._block_size, window, self._dtype, self._with_distance)
+            for window in self._windows
+        }
+
+
+def _attend_group(
+    spec: AttentionSpec, pages: torch.Tensor, group: Group, context: Context, q: torch.Tensor
+) -> torch.Tensor:
+    """Attention of the group's tokens q [n * q, heads, D] over pages of its rows."""
+    rows = group.num_rows
+    gathered = pages.index_select(0, context.pages)
+    kv = gathered.view(2, rows, -1, spec.num_kv_heads, spec.head_dim).transpose(2, 3)
+    out = attend_dense(
+        spec,
+        q.reshape(rows, group.num_queries, spec.num_q_heads, spec.head_dim).transpose(1, 2),
+        kv[0],
+        kv[1],
+        context.visible,
+    )  # [n, heads, q, D]
+    return out.transpose(1, 2).reshape(-1, spec.num_q_heads, spec.head_dim)

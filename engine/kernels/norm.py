@@ -1,0 +1,103 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""RMSNorm, alone and fused with the residual addition in front of it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from sampling.triton_support import jit, tl, triton
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) * weight over the last dimension.
+
+    Computed in float32; rounded to x's dtype before the weight multiplies, as transformers does.
+
+    Args:
+        x: [..., d]. weight: [d] or [heads, d], of x's dtype.
+    """
+    if x.is_cuda and x.dim() == 2:
+        return rms_norm_triton(x, weight, eps)
+    return rms_norm_torch(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rms_norm(x + residual), x + residual); the sum, in x's dtype, is written over `residual`.
+
+    Args:
+        x, residual: [T, d] of one dtype. weight: [d].
+    """
+    if x.is_cuda:
+        return rms_norm_triton(x, weight, eps, residual), residual
+    residual += x
+    return rms_norm_torch(residual, weight, eps), residual
+
+
+def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if x.dtype == torch.float32:
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight
+
+
+@jit
+def _rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    x_stride,
+    width,
+    eps,
+    add_residual: tl.constexpr,
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """One row a program; `width` of its BLOCK columns are real."""
+    begin_next(overlap)
+    wait_for_last(overlap)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    dtype = x.dtype
+    if add_residual:
+        address = residual_ptr + row * width + columns
+        x = x.to(tl.float32) + tl.load(address, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(dtype)
+        tl.store(address, x, mask=inside)
+    x = x.to(tl.float32)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    out = x.to(dtype).to(tl.float32) * weight
+    tl.store(out_ptr + row * width + columns, out.to(dtype), mask=inside)
+
+
+def rms_norm_triton(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [T, d] with unit column stride; `residual`, contiguous, is added to x and overwritten."""
+    num_rows, width = x.shape
+    assert x.stride(1) == 1
+    assert residual is None or residual.is_contiguous()
+    out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(width)
+    _rms_norm_kernel[(num_rows,)](
+        x,
+        x if residual is None else residual,
+        weight,
+        out,
+        x.stride(0),
+        width,
+        eps,
+        add_residual=residual is not None,
+        BLOCK=block,
+        num_warps=min(max(block // 512, 1), 16),
+        **overlap_of(x),
+    )
+    return out

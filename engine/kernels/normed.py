@@ -1,0 +1,64 @@
+"""A product with the residual addition and RMSNorm in front of it, as a decoder layer has two."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.kernels.activation import silu_and_mul
+from engine.kernels.linear import linear
+from engine.kernels.norm import add_rms_norm, rms_norm
+from engine.kernels.skinny import MAX_NORMED, Norm, is_skinny, skinny_linear
+
+
+class NormedProduct:
+    """(x, residual) → (product of the normed sum, the sum).
+
+    Args:
+        norm_weight: [in_features].
+        weight: [out_features, in_features]. bias: [out_features].
+        gated: the product's halves are a gate and what it lets through, joined by silu.
+    """
+
+    def __init__(
+        self,
+        norm_weight: torch.Tensor,
+        eps: float,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        gated: bool = False,
+    ) -> None:
+        self._norm_weight = norm_weight
+        self._eps = eps
+        # A CPU's product has a copy of its own.
+        self._weight = weight if weight.is_cuda else None
+        self._bias = bias
+        self._gated = gated
+        self._product = linear(weight, bias)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`residual` None adds nothing; it may be overwritten with the sum."""
+        weight = self._weight
+        if weight is not None and is_skinny(x):
+            return self._skinny(x, residual, weight)
+        x, residual = self._normed(x, residual)
+        out = self._product(x)
+        return (silu_and_mul(out) if self._gated else out), residual
+
+    def _skinny(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if x.numel() <= MAX_NORMED:
+            norm = Norm(residual, self._norm_weight, self._eps)
+            return skinny_linear(x, weight, self._bias, norm=norm, gated=self._gated)
+        x, residual = self._normed(x, residual)
+        return skinny_linear(x, weight, self._bias, gated=self._gated)[0], residual
+
+    def _normed(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            return rms_norm(x, self._norm_weight, self._eps), x
+        return add_rms_norm(x, residual, self._norm_weight, self._eps)

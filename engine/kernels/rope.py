@@ -1,0 +1,182 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Rotary position embedding (Su et al. 2021), halves convention, and what goes with it.
+
+A pair (x[i], x[i + D/2]) of a head is turned by the angle position * inv_freq[i]:
+
+    y[i]       = x[i] * cos - x[i + D/2] * sin
+    y[i + D/2] = x[i + D/2] * cos + x[i] * sin
+
+With cos repeated over both halves and sin negated in the first, y = x * cos + swap(x) * sin where
+swap exchanges the halves: one multiplication and one fused multiply-add.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.attention.base import Cells
+from engine.kernels.norm import rms_norm
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from sampling.triton_support import jit, tl, triton
+
+HEADS = 8
+"""Of one program: fewer leave most of a token's threads idle, more leave a lone token slow."""
+
+
+class Rotation(NamedTuple):
+    """A step's rotation, one row a token: cos and signed sin, float32 [T, 1, D]."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class Heads(NamedTuple):
+    """The layout of a fused QKV product's output [T, (num_q + 2 * num_kv) * D].
+
+    Attributes:
+        norm: RMSNorm weights of query and key heads [num_q + num_kv, D], if they are normalized.
+    """
+
+    num_q: int
+    num_kv: int
+    norm: torch.Tensor | None
+    eps: float
+
+
+def rope_table(inv_freq: torch.Tensor, scale: float, num_positions: int) -> torch.Tensor:
+    """float32 [num_positions, D]: cos of every angle, then sin, both times `scale`."""
+    positions = torch.arange(num_positions, dtype=torch.float32, device=inv_freq.device)
+    angles = positions[:, None] * inv_freq.float()  # [num_positions, D / 2]
+    return torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(scale)
+
+
+def rotation_at(table: torch.Tensor, positions: torch.Tensor) -> Rotation:
+    """The rows of a rope_table for positions int64 [T]."""
+    cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)
+    return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+
+
+def rope_and_store(
+    qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
+) -> torch.Tensor:
+    """Normalize (if the heads are) and turn queries and keys; store keys and values.
+
+    Norms are rounded to qkv's dtype, rotations computed in float32 and rounded once.
+
+    Returns:
+        Queries [T, num_q, D].
+    """
+    if qkv.is_cuda:
+        return rope_and_store_triton(qkv, heads, rotation, cells)
+    return rope_and_store_torch(qkv, heads, rotation, cells)
+
+
+def rope_and_store_torch(
+    qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
+) -> torch.Tensor:
+    num_turned = heads.num_q + heads.num_kv
+    split = qkv.view(len(qkv), num_turned + heads.num_kv, -1)
+    turned = split[:, :num_turned]
+    if heads.norm is not None:
+        turned = rms_norm(turned, heads.norm, heads.eps)
+    turned = rope(turned, rotation)
+    cells.store(turned[:, heads.num_q :], split[:, num_turned:])
+    return turned[:, : heads.num_q]
+
+
+def rope(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+    """Heads x [T, heads, D] turned by their token's rotation."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * rotation.cos, swapped, rotation.sin).to(x.dtype)
+
+
+@jit
+def _rope_and_store_kernel(
+    qkv_ptr,
+    cos_ptr,
+    sin_ptr,
+    norm_ptr,
+    q_ptr,
+    cells_ptr,
+    key_rows_ptr,
+    eps,
+    values_after,  # cells from a key to its value
+    num_q: tl.constexpr,
+    num_kv: tl.constexpr,
+    has_norm: tl.constexpr,
+    HALF: tl.constexpr,  # noqa: N803
+    HEADS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """HEADS heads of one token a program; HALF of BLOCK lanes are real."""
+    begin_next(overlap)
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    lanes = tl.arange(0, BLOCK)[None, :]
+    num_turned: tl.constexpr = num_q + num_kv
+    is_value = heads >= num_turned
+    inside = (lanes < HALF) & (heads < num_turned + num_kv)
+    turned = inside & (heads < num_turned)
+    if has_norm:
+        weight_ptr = norm_ptr + heads * 2 * HALF + lanes
+        x_weight = tl.load(weight_ptr, mask=turned, other=1.0).to(tl.float32)
+        y_weight = tl.load(weight_ptr + HALF, mask=turned, other=1.0).to(tl.float32)
+    wait_for_last(overlap)
+    x_ptr = qkv_ptr + (token * (num_turned + num_kv) + heads) * 2 * HALF + lanes
+    low = tl.load(x_ptr, mask=inside, other=0.0)
+    high = tl.load(x_ptr + HALF, mask=inside, other=0.0)
+    dtype = low.dtype
+    x = low.to(tl.float32)
+    y = high.to(tl.float32)
+    if has_norm:
+        scale = tl.rsqrt(tl.sum(x * x + y * y, 1) / (2 * HALF) + eps)[:, None]
+        x = ((x * scale).to(dtype).to(tl.float32) * x_weight).to(dtype).to(tl.float32)
+        y = ((y * scale).to(dtype).to(tl.float32) * y_weight).to(dtype).to(tl.float32)
+    cos = tl.load(cos_ptr + token * 2 * HALF + lanes, mask=lanes < HALF, other=0.0)
+    sin = tl.load(sin_ptr + token * 2 * HALF + HALF + lanes, mask=lanes < HALF, other=0.0)
+    new_low = tl.where(is_value, low, (x * cos - y * sin).to(dtype))
+    new_high = tl.where(is_value, high, (y * cos + x * sin).to(dtype))
+    is_query = inside & (heads < num_q)
+    out_ptr = q_ptr + (token * num_q + heads) * 2 * HALF + lanes
+    tl.store(out_ptr, new_low, mask=is_query)
+    tl.store(out_ptr + HALF, new_high, mask=is_query)
+    row = tl.load(key_rows_ptr + token)
+    kv_head = tl.where(is_value, values_after * num_kv + heads - num_turned, heads - num_q)
+    cell_ptr = cells_ptr + (row * num_kv + kv_head) * 2 * HALF + lanes
+    stored = inside & (heads >= num_q)
+    tl.store(cell_ptr, new_low, mask=stored)
+    tl.store(cell_ptr + HALF, new_high, mask=stored)
+
+
+def rope_and_store_triton(
+    qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
+) -> torch.Tensor:
+    """qkv, the rotation and the cells contiguous."""
+    head_dim = cells.tensor.shape[-1]
+    num_heads = heads.num_q + 2 * heads.num_kv
+    assert qkv.is_contiguous()
+    assert qkv.shape[1] == num_heads * head_dim
+    q = torch.empty((len(qkv), heads.num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
+    _rope_and_store_kernel[(len(qkv), triton.cdiv(num_heads, HEADS))](
+        qkv,
+        rotation.cos,
+        rotation.sin,
+        qkv if heads.norm is None else heads.norm,
+        q,
+        cells.tensor,
+        cells.key_rows,
+        heads.eps,
+        cells.values_after,
+        num_q=heads.num_q,
+        num_kv=heads.num_kv,
+        has_norm=heads.norm is not None,
+        HALF=head_dim // 2,
+        HEADS=HEADS,
+        BLOCK=triton.next_power_of_2(head_dim // 2),
+        num_warps=2,
+        **overlap_of(qkv),
+    )
+    return q

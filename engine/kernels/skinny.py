@@ -1,0 +1,186 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Products of a few rows with a weight, at the speed of reading the weight.
+
+With so few rows a product is a stream of weights past a vector. A program takes whole rows of the
+weight, so that all of its loads are in flight before the first is needed, and issues them before
+it waits for the kernel that makes its input. What surrounds a product in a decoder comes along:
+
+    norm    x + residual, RMSNorm, product: each program norms the input for itself
+    gated   silu(gate product) * up product, the rows of both in one program
+
+Rounding is that of the separate steps (`norm`, `activation`), sums are float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from sampling.triton_support import jit, tl, triton
+
+NUM_ROWS = (1, 2, 4)
+"""Each is compiled; a server meets them all before it is ready."""
+MAX_PRODUCT = 14 << 10
+"""Of rows and input features: beyond, cuBLAS is faster (measured on an H200)."""
+MAX_NORMED = 2 << 10
+"""The same where every program norms the input for itself: beyond, a kernel of its own wins."""
+
+
+class Norm(NamedTuple):
+    """x + residual and its RMSNorm, in front of a product.
+
+    Attributes:
+        residual: [T, in_features]; None adds nothing.
+        weight: [in_features].
+    """
+
+    residual: torch.Tensor | None
+    weight: torch.Tensor
+    eps: float
+
+
+class _Shape(NamedTuple):
+    """How a launch is cut: weight rows a program, warps."""
+
+    rows: int
+    warps: int
+
+
+def is_skinny(x: torch.Tensor) -> bool:
+    """Whether `skinny_linear` is the faster way for x [T, in_features]."""
+    return x.is_cuda and x.dtype.itemsize == 2 and len(x) in NUM_ROWS and x.numel() <= MAX_PRODUCT
+
+
+@jit
+def _input(x, residual, norm_weight, sums, k, inside, eps, features, first):
+    """A row of the input as the product takes it, float32; the first program keeps x + residual."""
+    value = tl.load(x + k, mask=inside, other=0.0)
+    dtype = value.dtype
+    if residual is not None:
+        other = tl.load(residual + k, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + other.to(tl.float32)).to(dtype)
+        if first:
+            tl.store(sums + k, value, mask=inside)
+    value = value.to(tl.float32)
+    if norm_weight is not None:
+        value *= tl.rsqrt(tl.sum(value * value, 0) / features + eps)
+        weight = tl.load(norm_weight + k, mask=inside, other=0.0).to(tl.float32)
+        value = (value.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+    return value
+
+
+@jit
+def _skinny_kernel(
+    x,
+    residual,
+    norm_weight,
+    weight,
+    bias,
+    out,
+    sums,
+    eps,
+    num_rows: tl.constexpr,
+    in_features: tl.constexpr,
+    out_features: tl.constexpr,
+    gated: tl.constexpr,
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """ROWS output features of all rows a program."""
+    begin_next(overlap)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, BLOCK)
+    here, inside = n < out_features, k < in_features
+    both = here[:, None] & inside[None, :]
+    tile_ptr = weight + n[:, None].to(tl.int64) * in_features + k[None, :]
+    tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    if gated:
+        tile_ptr += out_features * in_features
+        up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    wait_for_last(overlap)
+    first = tl.program_id(0) == 0
+    for row in tl.static_range(num_rows):
+        start = row * in_features
+        value = _input(
+            x + start,
+            residual if residual is None else residual + start,
+            norm_weight,
+            sums + start,
+            k,
+            inside,
+            eps,
+            in_features,
+            first,
+        )
+        dtype = out.dtype.element_ty
+        result = tl.sum(tile.to(tl.float32) * value[None, :], 1)
+        if bias is not None:
+            result += tl.load(bias + n, mask=here, other=0.0).to(tl.float32)
+        if gated:
+            up = tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
+            if bias is not None:
+                up += tl.load(bias + out_features + n, mask=here, other=0.0).to(tl.float32)
+            wide = result.to(dtype).to(tl.float32)
+            silu = (wide / (1.0 + tl.exp(-wide))).to(dtype)
+            result = silu.to(tl.float32) * up.to(dtype).to(tl.float32)
+        tl.store(out + row * out_features + n, result.to(dtype), mask=here)
+
+
+def skinny_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+    shape: _Shape | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [T, in_features] through what surrounds and is the product with weight.
+
+    Args:
+        weight: [out_features, in_features], contiguous; gated, [gate rows, then up rows].
+        bias: [len(weight)].
+        shape: of the launch; None takes what was measured to be fast.
+
+    Returns:
+        The product [T, out_features], and x + residual (x itself without a residual).
+    """
+    num_rows, in_features = x.shape
+    assert x.is_contiguous()
+    out_features = len(weight) // 2 if gated else len(weight)
+    block = triton.next_power_of_2(in_features)
+    shape = shape or launch_shape(block, gated=gated)
+    out = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
+    residual = norm.residual if norm else None
+    sums = x if residual is None else torch.empty_like(x)
+    _skinny_kernel[(triton.cdiv(out_features, shape.rows),)](
+        x,
+        residual,
+        norm.weight if norm else None,
+        weight,
+        bias,
+        out,
+        sums,
+        norm.eps if norm else 0.0,
+        num_rows=num_rows,
+        in_features=in_features,
+        out_features=out_features,
+        gated=gated,
+        ROWS=shape.rows,
+        BLOCK=block,
+        num_warps=shape.warps,
+        **overlap_of(x),
+    )
+    return out, sums
+
+
+def launch_shape(block: int, *, gated: bool) -> _Shape:
+    """Rows and warps of a program for `block` input features, a power of two."""
+    if block >= 1 << 12:
+        return _Shape(1, 8)
+    if block == 1 << 11:
+        return _Shape(1, 4)
+    return _Shape(4, 8) if gated else _Shape(2, 2)

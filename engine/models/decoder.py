@@ -1,0 +1,76 @@
+"""The Llama family (Llama, Mistral, Qwen2, Qwen3) on fused modules of our own.
+
+A layer is a norm fused with the residual addition, one QKV product, rope with the q/k norms and
+the KV write, attention, one output product, the next norm, one gate-up product, the activation and
+one down product. Layers are NamedTuples of functions: calling a module costs as much as a small
+kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.attention.base import AttentionBackend, AttentionSpec
+from engine.kernels.norm import add_rms_norm
+from engine.kernels.rope import rope_and_store, rope_table, rotation_at
+from engine.models.decoder_config import DecoderConfig
+from engine.models.decoder_weights import DecoderWeights
+from engine.models.weights import WeightSource
+
+
+class Decoder:
+    """CausalLM of fused layers.
+
+    Args:
+        num_positions: positions 0 to num_positions - 1 may be asked for.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_positions: int,
+    ) -> None:
+        self.vocab_size = config.vocab_size
+        self.max_position = config.max_position
+        self.dtype = dtype
+        self.attention_specs: Sequence[AttentionSpec] = [
+            AttentionSpec(
+                num_q_heads=config.num_q_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                scale=config.head_dim**-0.5,
+                sliding_window=window,
+            )
+            for window in config.windows
+        ]
+        self._eps = config.norm_eps
+        self._rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
+        weights = DecoderWeights(config, source, dtype, device)
+        self._embedding, self._head = weights.embedding_and_head()
+        self._layers = [weights.layer(index) for index in range(len(config.windows))]
+        self._final_norm = weights.final_norm()
+        source.finish()
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+    ) -> torch.Tensor:
+        rotation = rotation_at(self._rope_table, positions)
+        x = F.embedding(input_ids, self._embedding)  # [T, hidden]
+        residual: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            qkv, residual = layer.qkv(x, residual)
+            q = rope_and_store(qkv, layer.heads, rotation, attention.cells(index))
+            x = layer.o(attention.attend_stored(index, q).flatten(1))
+            x, residual = layer.gate_up(x, residual)
+            x = layer.down(x)
+        assert residual is not None
+        return add_rms_norm(x, residual, self._final_norm, self._eps)[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)

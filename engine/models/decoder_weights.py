@@ -1,0 +1,104 @@
+"""Lays the tensors of a Llama-family checkpoint out for the fused decoder."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.linear import Linear, linear, logits_linear
+from engine.kernels.normed import NormedProduct
+from engine.kernels.rope import Heads
+from engine.models.decoder_config import DecoderConfig
+from engine.models.weights import WeightSource
+
+
+class Layer(NamedTuple):
+    """One layer's products; `heads` says how to read the QKV product, gate_up is activated."""
+
+    qkv: NormedProduct
+    o: Linear
+    gate_up: NormedProduct
+    down: Linear
+    heads: Heads
+
+
+class DecoderWeights:
+    """Reads tensors by their transformers names, fusing as they arrive."""
+
+    def __init__(
+        self, config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+
+    def embedding_and_head(self) -> tuple[torch.Tensor, Linear]:
+        """The embedding [vocab, hidden], and the product that makes float32 logits."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        embedding = self._read(shape, "model.embed_tokens.weight")
+        head = embedding if self._config.tied else self._read(shape, "lm_head.weight")
+        return embedding, logits_linear(head)
+
+    def final_norm(self) -> torch.Tensor:
+        return self._read((self._config.hidden_size,), "model.norm.weight")
+
+    def layer(self, index: int) -> Layer:
+        config, prefix = self._config, f"model.layers.{index}"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_width = config.num_q_heads * config.head_dim
+        kv_width = config.num_kv_heads * config.head_dim
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        projections = {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
+        return Layer(
+            qkv=NormedProduct(
+                self._read((hidden,), f"{prefix}.input_layernorm.weight"),
+                config.norm_eps,
+                *self._fused(attention, projections, hidden, config.qkv_bias),
+            ),
+            o=linear(*self._fused(attention, {"o_proj": hidden}, q_width, config.o_bias)),
+            gate_up=NormedProduct(
+                self._read((hidden,), f"{prefix}.post_attention_layernorm.weight"),
+                config.norm_eps,
+                *self._fused(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, config.mlp_bias),
+                gated=True,
+            ),
+            down=linear(*self._fused(mlp, {"down_proj": hidden}, inner, config.mlp_bias)),
+            heads=Heads(
+                num_q=config.num_q_heads,
+                num_kv=config.num_kv_heads,
+                norm=self._qk_norm(attention) if config.qk_norm else None,
+                eps=config.norm_eps,
+            ),
+        )
+
+    def _qk_norm(self, prefix: str) -> torch.Tensor:
+        config = self._config
+        q_norm = self._read((config.head_dim,), f"{prefix}.q_norm.weight")
+        k_norm = self._read((config.head_dim,), f"{prefix}.k_norm.weight")
+        return torch.cat(
+            [q_norm.repeat(config.num_q_heads, 1), k_norm.repeat(config.num_kv_heads, 1)]
+        )
+
+    def _fused(
+        self, prefix: str, widths: dict[str, int], fan_in: int, has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of the named projections of the same input, output after output."""
+        weight = self._empty((sum(widths.values()), fan_in))
+        bias = self._empty((len(weight),)) if has_bias else None
+        start = 0
+        for name, width in widths.items():
+            part = slice(start, start := start + width)
+            self._source.fill(weight[part], f"{prefix}.{name}.weight")
+            if bias is not None:
+                self._source.fill(bias[part], f"{prefix}.{name}.bias")
+        return weight, bias
+
+    def _read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
+        target = self._empty(shape)
+        self._source.fill(target, name)
+        return target
+
+    def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -1,0 +1,92 @@
+"""From a ModelConfig to a CausalLM on a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import ModelConfig
+from engine.models.base import CausalLM, ModelError
+from engine.models.decoder import Decoder
+from engine.models.decoder_config import decoder_config, unfused_reason
+from engine.models.folder import eos_token_ids as eos_token_ids_of
+from engine.models.folder import model_folder, read_json
+from engine.models.weights import Checkpoint, DummyWeights, WeightSource
+
+SPARE_POSITIONS = 64
+"""Rotations past the context: a step already in flight when a row reached its end asks for them."""
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(config: ModelConfig, device: torch.device) -> CausalLM:
+    """The model of a folder or hub id, its weights on `device`.
+
+    Raises:
+        ModelError: it cannot be served; the message names the file, field or feature.
+    """
+    folder = model_folder(config.model, config.revision, weights=config.load_format != "dummy")
+    hf_config = read_config(folder, config.trust_remote_code)
+    dtype = resolve_dtype(config, hf_config, device)
+    reason = unfused_reason(hf_config)
+    if config.model_impl == "fused" and reason is not None:
+        raise ModelError(f"the fused decoder does not run {config.model!r}: {reason}")
+    if reason is None and config.model_impl != "transformers":
+        return _load_decoder(config, hf_config, folder, dtype, device)
+    from engine.models.fallback import load_fallback  # transformers' modules: seconds to import
+
+    return load_fallback(config, hf_config, folder, dtype, device)
+
+
+def eos_token_ids(config: ModelConfig) -> tuple[int, ...]:
+    """End-of-sequence ids of config.json and generation_config.json."""
+    return eos_token_ids_of(model_folder(config.model, config.revision, weights=False))
+
+
+def read_config(folder: Path, trust_remote_code: bool) -> Any:
+    """The folder's transformers config.
+
+    Raises:
+        ModelError: config.json is missing, unreadable, or of an unknown architecture.
+    """
+    from transformers import AutoConfig  # seconds to import
+
+    content = read_json(folder / "config.json")
+    if content.get("quantization_config"):
+        method = content["quantization_config"].get("quant_method", "unknown")
+        raise ModelError(
+            f"{folder}: quantized weights (quantization_config {method}) not supported"
+        )
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception as error:  # transformers validates in many ways
+        reason = str(error).strip().split("\n", 1)[0]
+        raise ModelError(f"{folder / 'config.json'}: {reason}") from error
+
+
+def resolve_dtype(config: ModelConfig, hf_config: Any, device: torch.device) -> torch.dtype:
+    """Of weights and activations: "auto" is the checkpoint's on CUDA, float32 on the CPU."""
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    if device.type == "cpu":
+        return torch.float32
+    dtype = hf_config.dtype
+    return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+
+
+def _load_decoder(
+    config: ModelConfig, hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
+) -> CausalLM:
+    shape = decoder_config(hf_config)
+    num_positions = min(shape.max_position, config.max_model_len or shape.max_position)
+    num_positions += SPARE_POSITIONS
+    source: WeightSource
+    if config.load_format == "dummy":
+        source = DummyWeights(shape.initializer_range, device)
+    else:
+        # Some tied checkpoints carry the head as well.
+        source = Checkpoint(folder, frozenset({"lm_head.weight"} if shape.tied else ()))
+    with torch.no_grad():
+        return Decoder(shape, source, dtype, device, num_positions)

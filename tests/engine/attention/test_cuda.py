@@ -1,0 +1,111 @@
+"""Mixed steps on the GPU's backend against plain attention.
+
+What an earlier owner of a block left may be NaN, and only plain attention clears it.
+In float32 both sum at most some hundred products in different orders. In bfloat16 the weights and
+the output are rounded once each, by half of 2^-8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
+from engine.attention.cuda import CudaAttention
+from engine.attention.flashinfer import is_expressible
+from engine.attention.plain import PlainAttention
+from tests.engine.kernels.where import DEVICES
+
+BLOCK_SIZE = 16
+SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
+# (keys seen, query tokens) of each row.
+STEPS = {
+    "decode": [(1, 1), (70, 1), (33, 1)],
+    "prefill": [(31, 31), (17, 17)],
+    "chunks": [(50, 20), (200, 7), (64, 64)],
+    "mixed": [(9, 1), (100, 1), (16, 16), (90, 33), (40, 5)],
+}
+
+
+class Step:
+    """Rows whose earlier keys are stored, and what they bring."""
+
+    def __init__(
+        self, spec: AttentionSpec, rows: list[tuple[int, int]], dtype: torch.dtype, device: str
+    ) -> None:
+        torch.manual_seed(0)
+        self.spec = spec
+        counts = [-(-keys // BLOCK_SIZE) for keys, _ in rows]
+        where = torch.device(device)
+        expressible = is_expressible(spec, dtype)
+        self.cache = KVCache([spec], sum(counts) + 1, BLOCK_SIZE, dtype, where)
+        self.cache.layers[0].fill_(float("nan") if expressible else 0.0)
+        tables = torch.zeros((len(rows), max(counts)), dtype=torch.int32)
+        slots = []
+        for row, own in enumerate((torch.randperm(sum(counts)) + 1).split(counts)):
+            keys, queries = rows[row]
+            tables[row, : len(own)] = own
+            for i in range(keys - queries):
+                self.cache.layers[0][own[i // BLOCK_SIZE], :, i % BLOCK_SIZE].normal_()
+            positions = torch.arange(keys - queries, keys)
+            slots.append(own[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
+        starts = np.concatenate([[0], np.cumsum([queries for _, queries in rows])])
+        lengths = np.array([keys for keys, _ in rows], dtype=np.int32)
+        self.inputs = AttentionInputs(
+            query_starts=torch.from_numpy(starts.astype(np.int32)).to(where),
+            query_starts_np=starts.astype(np.int32),
+            seq_lens=torch.from_numpy(lengths).to(where),
+            block_tables=tables.to(where),
+            slots=torch.cat(slots).to(where),
+            seq_lens_np=lengths,
+            max_query_len=max(queries for _, queries in rows),
+        )
+        num_tokens = int(starts[-1])
+        self.q, self.k, self.v = (
+            torch.randn(num_tokens, heads, spec.head_dim).to(where, dtype)
+            for heads in (spec.num_q_heads, spec.num_kv_heads, spec.num_kv_heads)
+        )
+
+    def attend(self) -> torch.Tensor:
+        backend = CudaAttention([self.spec], self.cache, len(self.inputs.seq_lens))
+        backend.begin(self.inputs)
+        return backend.attend(0, self.q, self.k, self.v)
+
+    def twin(self) -> torch.Tensor:
+        """Plain attention in float32 over the same cache without the NaN."""
+        clean = KVCache([self.spec], 1, BLOCK_SIZE, torch.float32, self.q.device)
+        clean.layers = [self.cache.layers[0].float().nan_to_num()]
+        backend = PlainAttention([self.spec], clean)
+        backend.begin(self.inputs)
+        return backend.attend(0, self.q.float(), self.k.float(), self.v.float())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spec", [SPEC, replace(SPEC, sliding_window=19)])
+@pytest.mark.parametrize("name", STEPS)
+def test_float32(name: str, spec: AttentionSpec, device: str) -> None:
+    step = Step(spec, STEPS[name], torch.float32, device)
+    wanted = step.twin()
+    torch.testing.assert_close(step.attend(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", STEPS)
+def test_bfloat16_through_flashinfer(name: str, head_dim: int) -> None:
+    pytest.importorskip("flashinfer")
+    spec = replace(SPEC, head_dim=head_dim)
+    step = Step(spec, STEPS[name], torch.bfloat16, "cuda")
+    wanted = step.twin()
+    torch.testing.assert_close(step.attend().float(), wanted, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.gpu
+def test_layers_flashinfer_cannot_express_are_plain() -> None:
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device="cuda")
+    step = Step(replace(SPEC, sinks=sinks), STEPS["mixed"], torch.bfloat16, "cuda")
+    wanted = step.twin()
+    torch.testing.assert_close(step.attend().float(), wanted, rtol=2**-7, atol=2**-7)

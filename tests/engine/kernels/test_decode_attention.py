@@ -1,0 +1,109 @@
+"""The decode kernel against the torch twin: float32 sums of at most a thousand terms apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
+from engine.attention.plain import PlainAttention
+from engine.kernels.decode_attention import DecodeScratch, paged_decode
+from tests.engine.kernels.where import DEVICES
+
+SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
+
+
+class Case:
+    """Rows of some lengths in a cache whose other cells hold NaN."""
+
+    def __init__(
+        self, spec: AttentionSpec, lengths: list[int], block_size: int, device: str
+    ) -> None:
+        torch.manual_seed(0)
+        self.spec = spec
+        counts = [-(-length // block_size) for length in lengths]
+        cache = KVCache([spec], sum(counts) + 1, block_size, torch.float32, torch.device(device))
+        layer = cache.layers[0].fill_(float("nan"))
+        tables = torch.zeros((len(lengths), max(counts)), dtype=torch.int32)
+        blocks = (torch.randperm(sum(counts)) + 1).split(counts)
+        for row, (length, own) in enumerate(zip(lengths, blocks, strict=True)):
+            tables[row, : len(own)] = own
+            for i in range(length):
+                layer[own[i // block_size], :, i % block_size].normal_()
+        self.cache = cache
+        self.tables = tables.to(device)
+        self.lengths_np = np.array(lengths, dtype=np.int32)
+        self.lengths = torch.from_numpy(self.lengths_np).to(device)
+        self.q = torch.randn(len(lengths), spec.num_q_heads, spec.head_dim).to(device)
+
+    def twin(self) -> torch.Tensor:
+        clean = KVCache([self.spec], 1, self.cache.block_size, torch.float32, self.q.device)
+        clean.layers = [self.cache.layers[0].nan_to_num()]
+        plain = PlainAttention([self.spec], clean)
+        starts = np.arange(len(self.q) + 1, dtype=np.int32)
+        plain.begin(
+            AttentionInputs(
+                query_starts=torch.from_numpy(starts).to(self.q.device),
+                query_starts_np=starts,
+                seq_lens=self.lengths,
+                block_tables=self.tables,
+                slots=torch.ones(len(self.q), dtype=torch.int64, device=self.q.device),
+                seq_lens_np=self.lengths_np,
+                max_query_len=1,
+            )
+        )
+        return plain.attend_stored(0, self.q)
+
+    def kernel(self, scratch: DecodeScratch) -> torch.Tensor:
+        out = torch.full_like(self.q, float("nan"), memory_format=torch.contiguous_format)
+        layer = self.cache.layers[0]
+        paged_decode(self.spec, self.q, layer, self.tables, self.lengths, out, scratch)
+        return out
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        replace(SPEC, sliding_window=19),
+        replace(SPEC, softcap=2.0),
+        replace(SPEC, num_kv_heads=1, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.0])),
+        replace(SPEC, num_kv_heads=4, head_dim=24, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
+        replace(SPEC, sliding_window=100, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
+    ],
+)
+@pytest.mark.parametrize("lengths", [[1], [300], [64, 1, 65, 200, 7], [129] * 9])
+def test_kernel_equals_twin(lengths: list[int], spec: AttentionSpec, device: str) -> None:
+    tensors = {"alibi_slopes": spec.alibi_slopes, "sinks": spec.sinks}
+    moved = {name: None if t is None else t.to(device) for name, t in tensors.items()}
+    case = Case(replace(spec, **moved), lengths, 16, device)
+    scratch = DecodeScratch([case.spec], len(lengths), torch.device(device))
+    scratch.sums.fill_(float("nan"))
+    scratch.stats.fill_(float("nan"))
+    wanted = case.twin()
+    for _ in range(2):  # the second finds what the first left in the scratch
+        torch.testing.assert_close(case.kernel(scratch), wanted, rtol=1e-4, atol=1e-5)
+        assert not scratch.arrivals.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_heads_at_any_stride(device: str) -> None:
+    case = Case(SPEC, [40, 3], 8, device)
+    wanted = case.twin()
+    case.q = case.q.transpose(0, 1).contiguous().transpose(0, 1)
+    scratch = DecodeScratch([SPEC], 2, torch.device(device))
+    torch.testing.assert_close(case.kernel(scratch), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_shares_fill_the_gpu_and_fit_the_scratch() -> None:
+    spec = replace(SPEC, num_q_heads=15, num_kv_heads=5)
+    scratch = DecodeScratch([spec], 64, torch.device("cpu"))
+    for num_rows in range(1, 65):
+        shares = scratch.num_shares(num_rows, 5)
+        if shares > 1:
+            assert num_rows * 5 * shares * 3 * 16 <= len(scratch.sums)
+            assert num_rows * 5 * shares * 3 * 2 <= len(scratch.stats)

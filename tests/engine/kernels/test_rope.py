@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.attention.base import Cells
+from engine.kernels.rope import (
+    Heads,
+    rope,
+    rope_and_store_torch,
+    rope_and_store_triton,
+    rope_table,
+    rotation_at,
+)
+from tests.engine.kernels.where import DEVICES
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 3
+
+
+def inv_freq_of(head_dim: int) -> torch.Tensor:
+    return 1.0 / 10000.0 ** (torch.arange(0, head_dim, 2) / head_dim)
+
+
+def cells_of(slots: list[int], num_kv: int, head_dim: int, like: torch.Tensor) -> Cells:
+    tensor = like.new_zeros((NUM_BLOCKS * 2 * BLOCK_SIZE, num_kv, head_dim))
+    rows = torch.tensor(slots, device=like.device)
+    key_rows = rows + rows // BLOCK_SIZE * BLOCK_SIZE
+    return Cells(tensor, key_rows, key_rows + BLOCK_SIZE, BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 64])
+def test_rope_turns_pairs_as_complex_numbers(head_dim: int) -> None:
+    positions = torch.tensor([0, 1, 17, 99])
+    x, inv_freq = torch.randn(4, 3, head_dim), inv_freq_of(head_dim)
+    out = rope(x, rotation_at(rope_table(inv_freq, 1.5, 100), positions))
+    low, high = x.double().chunk(2, dim=-1)
+    angles = positions[:, None, None].double() * inv_freq.double()
+    turned = 1.5 * torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles)
+    wanted = torch.cat([turned.real, turned.imag], dim=-1)
+    # The angle, up to 99, is rounded to float32 before its cosine is taken.
+    torch.testing.assert_close(out.double(), wanted, rtol=0, atol=99 * 4 * 1.2e-7 + 1e-6)
+
+
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_keys_and_values_land_in_their_cells(has_norm: bool) -> None:
+    torch.manual_seed(0)
+    num_q, num_kv, head_dim, slots = 4, 2, 8, [9, 0, 6]
+    qkv = torch.randn(3, (num_q + 2 * num_kv) * head_dim)
+    norm = torch.randn(num_q + num_kv, head_dim) if has_norm else None
+    rotation = rotation_at(rope_table(inv_freq_of(head_dim), 1.0, 50), torch.tensor([3, 40, 0]))
+    cells = cells_of(slots, num_kv, head_dim, qkv)
+    q = rope_and_store_torch(qkv, Heads(num_q, num_kv, norm, 1e-6), rotation, cells)
+
+    heads = qkv.view(3, -1, head_dim)
+    turned = heads[:, : num_q + num_kv]
+    if norm is not None:
+        turned = turned / (turned.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm
+    turned = rope(turned, rotation)
+    torch.testing.assert_close(q, turned[:, :num_q])
+    cache = cells.tensor.view(NUM_BLOCKS, 2, BLOCK_SIZE, num_kv, head_dim)
+    for token, slot in enumerate(slots):
+        page = cache[slot // BLOCK_SIZE, :, slot % BLOCK_SIZE]
+        torch.testing.assert_close(page[0], turned[token, num_q:])
+        torch.testing.assert_close(page[1], heads[token, num_q + num_kv :])
+    assert int(cache.flatten(3).any(-1).sum()) == 2 * len(slots)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [(4, 2, 8), (3, 1, 6)])
+def test_kernel(
+    num_q: int, num_kv: int, head_dim: int, has_norm: bool, dtype: torch.dtype, device: str
+) -> None:
+    torch.manual_seed(0)
+    qkv = torch.randn(3, (num_q + 2 * num_kv) * head_dim, device=device).to(dtype)
+    norm = torch.randn(num_q + num_kv, head_dim, device=device).to(dtype) if has_norm else None
+    heads = Heads(num_q, num_kv, norm, 1e-6)
+    table = rope_table(inv_freq_of(head_dim).to(device), 1.0, 50)
+    rotation = rotation_at(table, torch.tensor([3, 40, 0], device=device))
+    results = []
+    for run in (rope_and_store_torch, rope_and_store_triton):
+        cells = cells_of([9, 0, 6], num_kv, head_dim, qkv)
+        results.append((run(qkv, heads, rotation, cells), cells.tensor))
+    # A norm rounded the other way moves a pair by a unit in the last place.
+    close = {"rtol": 0, "atol": 8 * torch.finfo(dtype).eps}
+    for twin, kernel in zip(*results, strict=True):
+        torch.testing.assert_close(kernel, twin, **close)

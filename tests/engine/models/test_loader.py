@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, PhiConfig
+
+from engine.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.errors import ModelError
+from engine.models.fallback import FallbackModel
+from engine.models.loader import eos_token_ids, resolve_dtype
+from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tiny(LlamaConfig(**GROUPED), tmp_path)
+    return tmp_path
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_what_a_model_says_of_itself(folder: Path) -> None:
+    model = load(folder)
+    assert model.vocab_size == VOCAB
+    assert model.max_position == 128
+    assert model.dtype == torch.float32
+    assert len(model.attention_specs) == 2
+    assert eos_token_ids(ModelConfig(model=str(folder))) == (1,)
+
+
+@pytest.mark.parametrize(
+    ("impl", "kind"), [("auto", Decoder), ("fused", Decoder), ("transformers", FallbackModel)]
+)
+def test_model_impl(impl: str, kind: type, folder: Path) -> None:
+    assert isinstance(load(folder, model_impl=impl), kind)
+
+
+def test_fused_by_name_says_why_not(tmp_path: Path) -> None:
+    write_tiny(PhiConfig(**SIZES), tmp_path)
+    with pytest.raises(ModelError, match=r"fused decoder does not run .*PhiForCausalLM"):
+        load(tmp_path, model_impl="fused")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                }
+            },
+            "partial_rotary_factor 0.5",
+        ),
+    ],
+)
+def test_what_the_fused_decoder_does_not_know(
+    fields: dict[str, Any], reason: str, folder: Path
+) -> None:
+    change_config(folder, **fields)
+    with pytest.raises(ModelError, match=reason):
+        load(folder, model_impl="fused")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("checkpoint", [torch.float16, None])
+def test_dtype(checkpoint: torch.dtype | None, device: str) -> None:
+    hf_config = LlamaConfig(**GROUPED, dtype=checkpoint)
+    for name in ("float32", "bfloat16", "float16"):
+        config = ModelConfig(model="", dtype=name)
+        assert resolve_dtype(config, hf_config, torch.device(device)) == getattr(torch, name)
+    auto = resolve_dtype(ModelConfig(model=""), hf_config, torch.device(device))
+    assert auto == (torch.float32 if device == "cpu" else checkpoint or torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model_type": "no_such_model"}, "no_such_model"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized weights .*gptq"),
+        ({"num_attention_heads": "four"}, "config.json: "),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            "LlamaForSequenceClassification is not supported: not a causal language model",
+        ),
+    ],
+)
+def test_configs_that_cannot_be_served(fields: dict[str, Any], message: str, folder: Path) -> None:
+    change_config(folder, **fields)
+    with pytest.raises(ModelError, match=message) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_a_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        load(tmp_path)
