@@ -1,0 +1,101 @@
+"""The HTTP application over an engine: routes, errors, and what every request passes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.client import EngineHandle
+from server.config import ServerConfig
+from server.context import Context, make_context
+from server.disconnect import ClientGoneError
+from server.errors import ApiError, bad_request
+from server.middleware import Accounts, Gate
+from server.openapi import add_openapi
+from server.routes import completions, health, models, tokens
+from server.schema.base import field_path
+from server.tokenizer import Tokenizer
+from server.version import VERSION
+
+_DESCRIPTION = "An OpenAI-compatible inference server whose sampler is exact to the tail."
+CLIENT_GONE = 499
+
+
+def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig) -> FastAPI:
+    """The application; the engine is its owner's to close."""
+    context = make_context(engine, tokenizer, config)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        context.bodies.close()
+        context.worker.close()
+
+    app = FastAPI(
+        title="tailrace",
+        version=VERSION,
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.context = context
+    for routes in (completions, models, tokens, health):
+        app.include_router(routes.router)
+    _add_error_replies(app)
+    add_openapi(app, engine.info.vocab_size)
+    _add_middleware(app, context)
+    return app
+
+
+def _add_middleware(app: FastAPI, context: Context) -> None:
+    """The last is the outermost."""
+    config = context.config
+    app.add_middleware(
+        Gate,
+        lifecycle=context.lifecycle,
+        api_keys=config.api_keys,
+        open_metrics=config.open_metrics,
+    )
+    app.add_middleware(
+        Accounts,
+        metrics=context.metrics,
+        lifecycle=context.lifecycle,
+        echo_request_id=config.request_id_headers,
+    )
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.allowed_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+
+
+def _add_error_replies(app: FastAPI) -> None:
+    """Every error as OpenAI's nested object."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        words = f"{error.detail}: {request.method} {request.url.path}"
+        headers = dict(error.headers) if error.headers else None
+        return ApiError(error.status_code, words, headers=headers).response()
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_parameter(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        return bad_request(field_path(tuple(first["loc"])), str(first["msg"])).response()
+
+    @app.exception_handler(ClientGoneError)
+    async def on_client_gone(request: Request, error: ClientGoneError) -> Response:
+        return Response(status_code=CLIENT_GONE)

@@ -1,0 +1,89 @@
+"""Errors as OpenAI's clients expect them: one nested object, whatever went wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+RETRY_AFTER_S = 1
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        status: HTTP status.
+        param: field of the request it is about.
+        code: a word for programs, such as "context_length_exceeded".
+        headers: sent with the reply.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:  # big bodies are checked in another process
+        return _rebuild, (self.status, self.message, self.param, self.code, self.headers)
+
+    def body(self) -> dict[str, Any]:
+        """The reply's JSON object."""
+        kind = _TYPES.get(self.status)
+        if kind is None:
+            kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> Response:
+        """The reply."""
+        return json_response(self.body(), self.status, self.headers)
+
+
+def _rebuild(
+    status: int, message: str, param: str | None, code: str | None, headers: dict[str, str]
+) -> ApiError:
+    return ApiError(status, message, param=param, code=code, headers=headers)
+
+
+def json_response(
+    content: Any, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """Any JSON value as a reply; bytes are taken as JSON already."""
+    raw = content if isinstance(content, bytes) else orjson.dumps(content)
+    return Response(raw, status, headers, media_type="application/json")
+
+
+def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """400: the client can mend it."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def overloaded(message: str) -> ApiError:
+    """429: later it may work."""
+    headers = {"retry-after": str(RETRY_AFTER_S)}
+    return ApiError(429, message, code="queue_full", headers=headers)
+
+
+def shutting_down() -> ApiError:
+    """503: another server may work."""
+    headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
+    return ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
+
+
+def engine_dead(reason: str) -> ApiError:
+    """500: nothing can be generated any more."""
+    return ApiError(500, f"the engine is dead: {reason}", code="engine_dead")

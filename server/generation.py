@@ -1,0 +1,233 @@
+"""One HTTP request at the engine: its prompts submitted, its choices fed, its end accounted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Any
+
+from engine.client import EngineHandle
+from engine.request import Finish, PromptLogprobsParams, Request
+from engine.ticket import EngineDeadError, Entry, Ticket
+from server.admission import Admission, ShutdownError
+from server.choice import Choice
+from server.errors import ApiError, engine_dead, shutting_down
+from server.job import Job
+from server.metrics import Metrics
+from server.prompts import Prompt
+from server.render import Renderer
+from server.tokenizer import Tokenizer
+
+
+class Generation:
+    """Submits a job's prompts and turns what comes back into choices.
+
+    A context manager: leaving it aborts what has not ended, whatever the reason.
+
+    Attributes:
+        choices: prompt by prompt, `n` each.
+        num_cached: prompt tokens served from the prefix cache, by prompt.
+        failure: what ended the request before all choices had ended.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        engine: EngineHandle,
+        tokenizer: Tokenizer,
+        admission: Admission,
+        metrics: Metrics,
+    ) -> None:
+        self.job = job
+        self.renderer = Renderer(job, tokenizer)
+        self.num_cached = [0] * len(job.prompts)
+        self._engine = engine
+        self._admission = admission
+        self._metrics = metrics
+        self._began = time.perf_counter()
+        self.failure: ApiError | None = None
+        self.choices = [
+            self._choice(prompt_idx, i, tokenizer)
+            for prompt_idx in range(len(job.prompts))
+            for i in range(job.n)
+        ]
+        self._num_unfinished = len(self.choices)
+        self._tickets: list[Ticket] = []
+
+    def _choice(self, prompt_idx: int, i: int, tokenizer: Tokenizer) -> Choice:
+        form = self.job.form
+        detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=form.skip_special_tokens,
+            between=form.spaces_between,
+            context=self.job.prompts[prompt_idx].token_ids[-8:].tolist(),
+        )
+        return Choice(prompt_idx * self.job.n + i, prompt_idx, form, detokenizer)
+
+    def submit(self) -> None:
+        """Send every prompt, or raise `ApiError` and send none."""
+        self._admission.check(len(self.job.prompts))
+        try:
+            for prompt in self.job.prompts:
+                ticket = self._engine.submit(self._request(prompt))
+                self._tickets.append(ticket)
+                self._admission.enter(ticket)
+        except EngineDeadError as error:
+            raise _lost(error) from error
+
+    def _request(self, prompt: Prompt) -> Request:
+        job = self.job
+        return Request(
+            handle=self._engine.new_handle(),
+            prompt_token_ids=prompt.token_ids,
+            params=job.params,
+            n=job.n,
+            max_tokens=1 if job.form.scores_only else prompt.max_tokens,
+            priority=job.priority,
+            emit_interval=job.emit_interval,
+            prompt_logprobs=_scoring(job.form.scoring, prompt),
+            cache_salt=job.cache_salt,
+        )
+
+    async def updates(self) -> AsyncGenerator[list[Choice], None]:
+        """Choices that got something, batch by batch, until all have ended; raises `ApiError`."""
+        try:
+            async with contextlib.aclosing(_merged(self._tickets)) as batches:
+                async for prompt_idx, entries in batches:
+                    yield self._absorb(prompt_idx, entries)
+                    if self.failure is not None:
+                        raise self.failure
+                    if self._num_unfinished == 0:
+                        return
+        except EngineDeadError as error:
+            raise _lost(error) from error
+
+    def _absorb(self, prompt_idx: int, entries: list[Entry]) -> list[Choice]:
+        ticket = self._tickets[prompt_idx]
+        if ticket.prompt_scores is not None:
+            self.renderer.prompt_scores[prompt_idx] = ticket.prompt_scores
+        changed: dict[int, Choice] = {}
+        for entry in entries:
+            choice = self.choices[prompt_idx * self.job.n + entry.choice]
+            if choice.finish_reason is not None:
+                continue
+            self.num_cached[prompt_idx] = max(self.num_cached[prompt_idx], entry.num_cached)
+            changed[choice.index] = choice
+            if choice.feed(entry):
+                self._finish(choice, ticket, entry)
+            elif entry.finish in _FAILURES:
+                self.failure = self.failure or _failure(entry.finish, entry.error)
+        if ticket.finished:
+            self._admission.leave(ticket)
+        return list(changed.values())
+
+    def _finish(self, choice: Choice, ticket: Ticket, entry: Entry) -> None:
+        """Count a choice that ended, and end it at the engine where we were first to know."""
+        self._num_unfinished -= 1
+        if entry.finish == Finish.RUNNING:
+            self._engine.abort(ticket.handle, entry.choice)
+        self._metrics.finished[choice.finish_reason or "error"].inc()
+        self._metrics.generation_lens.observe(choice.num_generated)
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens in and out so far."""
+        num_prompt = sum(len(prompt.token_ids) for prompt in self.job.prompts)
+        num_generated = sum(choice.num_generated for choice in self.choices)
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+        }
+        if self.job.usage_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached)}
+        return usage
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close("abort" if isinstance(error, asyncio.CancelledError) else "error")
+
+    def close(self, reason: str) -> None:
+        """Abort what has not ended and account for it as `reason`."""
+        for ticket in self._tickets:
+            if not ticket.finished:
+                self._engine.abort(ticket.handle)
+            self._admission.leave(ticket)
+        if not self._tickets:
+            return
+        metrics = self._metrics
+        for choice in self.choices:
+            if choice.finish_reason is None:
+                metrics.finished[reason].inc()
+        metrics.e2e.observe(time.perf_counter() - self._began)
+        metrics.prompt_tokens.inc(sum(len(prompt.token_ids) for prompt in self.job.prompts))
+        metrics.generation_tokens.inc(sum(choice.num_generated for choice in self.choices))
+        for prompt in self.job.prompts:
+            metrics.prompt_lens.observe(len(prompt.token_ids))
+            metrics.params_max_tokens.observe(prompt.max_tokens)
+        metrics.params_n.observe(self.job.n)
+        self._tickets = []
+
+
+def _scoring(scoring: PromptLogprobsParams | None, prompt: Prompt) -> PromptLogprobsParams | None:
+    """Nothing for a prompt of one token: its only position follows nothing."""
+    if scoring is None or scoring.start >= len(prompt.token_ids):
+        return None
+    return scoring
+
+
+def _lost(error: EngineDeadError) -> ApiError:
+    return shutting_down() if isinstance(error, ShutdownError) else engine_dead(str(error))
+
+
+_FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR))
+
+
+def _failure(finish: Finish, message: str | None) -> ApiError:
+    if finish == Finish.NAN:
+        words = "the model's logits had NaN, +Inf or no finite value"
+        return ApiError(500, words, code="nan_logits")
+    if finish == Finish.ERROR:
+        return ApiError(500, message or "the engine's step failed", code="engine_error")
+    return ApiError(500, "the engine ended the request", code="aborted")
+
+
+async def _merged(tickets: list[Ticket]) -> AsyncGenerator[tuple[int, list[Entry]], None]:
+    """Batches of every ticket as they come, with the ticket's index."""
+    if len(tickets) == 1:
+        async for entries in tickets[0]:
+            yield 0, entries
+        return
+    queue: asyncio.Queue[tuple[int, list[Entry]] | Exception | None] = asyncio.Queue()
+
+    async def pump(index: int, ticket: Ticket) -> None:
+        try:
+            async for entries in ticket:
+                queue.put_nowait((index, entries))
+        except EngineDeadError as error:
+            queue.put_nowait(error)
+        queue.put_nowait(None)
+
+    pumps = [asyncio.create_task(pump(i, ticket)) for i, ticket in enumerate(tickets)]
+    try:
+        running = len(pumps)
+        while running:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                running -= 1
+            else:
+                yield item
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,138 @@
+"""Prometheus metrics: vLLM's names with the prefix `tailrace_`, and an account of every request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.client import EngineHandle
+from engine.request import EngineStats
+
+OUTCOMES = ("success", "client_error", "rejected", "server_error", "abort")
+FINISHES = ("stop", "length", "abort", "error")
+
+NO_STATS = EngineStats(
+    num_running=0,
+    num_waiting=0,
+    kv_blocks_used=0,
+    kv_blocks_total=0,
+    num_steps=0,
+    num_preemptions=0,
+    prefix_cache_queries=0,
+    prefix_cache_hits=0,
+    prompt_tokens_computed=0,
+    nan_rows=0,
+)
+"""Before the first step."""
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKENS = tuple(10**e * m for e in range(6) for m in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class Metrics:
+    """The server's own counters and histograms; the engine's numbers are read when scraped."""
+
+    def __init__(self, model_name: str, engine: EngineHandle) -> None:
+        self.registry = CollectorRegistry()
+        labels = {"model_name": model_name, "engine": "0"}
+        self._labels = labels
+        self.registry.register(_EngineCollector(engine, labels))
+
+        received = self._counter("requests_received", "Generation requests received")
+        outcomes = self._counter("request_outcomes", "How each one ended", "outcome")
+        success = self._counter("request_success", "Choices by their end", "finished_reason")
+        self.received = received.labels(**labels)
+        self.outcomes = {o: outcomes.labels(**labels, outcome=o) for o in OUTCOMES}
+        self.finished = {f: success.labels(**labels, finished_reason=f) for f in FINISHES}
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens").labels(**labels)
+        self.generation_tokens = self._counter("generation_tokens", "Drawn tokens").labels(**labels)
+
+        seconds, tokens = self._histogram(_SECONDS), self._histogram(_TOKENS)
+        self.e2e = seconds("e2e_request_latency_seconds", "Whole request")
+        self.first_token = seconds("time_to_first_token_seconds", "Until a stream's first chunk")
+        self.inter_token = seconds("inter_token_latency_seconds", "Between a stream's chunks")
+        self.prompt_lens = tokens("request_prompt_tokens", "Prompt tokens")
+        self.generation_lens = tokens("request_generation_tokens", "Drawn tokens of a choice")
+        self.params_max_tokens = tokens("request_params_max_tokens", "`max_tokens` of requests")
+        self.params_n = self._histogram(_CHOICES)("request_params_n", "`n` of requests")
+        self._http = Counter(
+            *("http_requests", "HTTP requests", ["handler", "method", "status"]),
+            registry=self.registry,
+        )
+        self._http_seconds = Histogram(
+            *("http_request_duration_seconds", "HTTP requests", ["handler", "method"]),
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def _counter(self, name: str, words: str, *labels: str) -> Counter:
+        names = [*self._labels, *labels]
+        return Counter(f"tailrace_{name}", words, names, registry=self.registry)
+
+    def _histogram(self, buckets: tuple[float, ...]) -> Callable[[str, str], Histogram]:
+        def make(name: str, words: str) -> Histogram:
+            names = list(self._labels)
+            family = Histogram(
+                f"tailrace_{name}", words, names, buckets=buckets, registry=self.registry
+            )
+            return family.labels(**self._labels)
+
+        return make
+
+    def http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Count one HTTP request."""
+        self._http.labels(handler, method, str(status)).inc()
+        self._http_seconds.labels(handler, method).observe(seconds)
+
+    def exposition(self) -> bytes:
+        """The text Prometheus reads."""
+        return generate_latest(self.registry)
+
+
+class _EngineCollector(Collector):
+    """The engine's latest statistics, as of the scrape."""
+
+    def __init__(self, engine: EngineHandle, labels: dict[str, str]) -> None:
+        self._engine = engine
+        self._names = list(labels)
+        self._values = list(labels.values())
+
+    def collect(self) -> Iterable[Metric]:
+        failed = self._engine.failure() is not None
+        yield self._gauge("engine_up", "1 while the engine can serve", float(not failed))
+        stats = self._engine.stats or NO_STATS
+        used = stats.kv_blocks_used / max(stats.kv_blocks_total, 1)
+        yield self._gauge("num_requests_running", "Choices running", stats.num_running)
+        yield self._gauge("num_requests_waiting", "Choices waiting", stats.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", used)
+        yield self._gauge("kv_blocks_used", "KV blocks in use", stats.kv_blocks_used)
+        yield from self._counters(stats)
+
+    def _gauge(self, name: str, words: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"tailrace_{name}", words, labels=self._names)
+        family.add_metric(self._values, value)
+        return family
+
+    def _counters(self, stats: EngineStats) -> Iterable[Metric]:
+        counts = {
+            "engine_steps": (stats.num_steps, "Steps of the engine"),
+            "num_preemptions": (stats.num_preemptions, "Choices preempted"),
+            "prefix_cache_queries": (stats.prefix_cache_queries, "Tokens looked up"),
+            "prefix_cache_hits": (stats.prefix_cache_hits, "Tokens found"),
+            "prompt_tokens_computed": (stats.prompt_tokens_computed, "Prompt tokens computed"),
+            "nan_rows": (stats.nan_rows, "Choices ended by unusable logits"),
+        }
+        for name, (value, words) in counts.items():
+            family = CounterMetricFamily(f"tailrace_{name}", words, labels=self._names)
+            family.add_metric(self._values, value)
+            yield family
+        rows = CounterMetricFamily(
+            "tailrace_sampler_rows", "Rows by sampling path", labels=[*self._names, "path"]
+        )
+        for path, value in stats.sampler_rows.items():
+            rows.add_metric([*self._values, path], value)
+        yield rows

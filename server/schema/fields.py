@@ -1,0 +1,109 @@
+"""Kinds of fields that several requests share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import orjson
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
+
+from sampling.params import SEED_MAX, SEED_MIN, LogprobsMode
+from server.schema.base import WireModel, shown
+
+MAX_STOP_STRINGS = 128
+MAX_STOP_CHARS = 512
+MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 1024
+MAX_BIASES = 16384
+MAX_ALLOWED_IDS = 1 << 18
+MAX_NAME_CHARS = 1024
+MAX_TEXT_CHARS = MAX_TOKENS = 1 << 21
+"""Of `/tokenize` and `/detokenize`; prompts are bounded by the context."""
+
+Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+BiasValue = Annotated[float, Field(ge=-100, le=100)]
+Mode = LogprobsMode
+
+
+def _one_or_many(value: Any) -> Any:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a string or a list of strings, got {shown(value)}")
+    return value
+
+
+StopField = Annotated[
+    list[StopString],
+    BeforeValidator(_one_or_many, json_schema_input_type=StopString | list[StopString]),
+    Field(max_length=MAX_STOP_STRINGS),
+]
+
+
+def _ids_of_keys(value: dict[str, float]) -> dict[str, float]:
+    for key in value:
+        if not (key.isascii() and key.isdigit()) or len(key) > 10:
+            raise ValueError(f"must have token ids as keys, got {shown(key)}")
+    return value
+
+
+LogitBias = Annotated[
+    dict[str, BiasValue], Field(max_length=MAX_BIASES), AfterValidator(_ids_of_keys)
+]
+ModelName = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+
+
+def _refuse(value: Any) -> Any:
+    if value is not None:
+        raise ValueError(f"is not available yet: leave it out or send null, got {shown(value)}")
+    return value
+
+
+NotYet = Annotated[
+    Any,
+    AfterValidator(_refuse),
+    WithJsonSchema({"type": "null", "description": "Not available yet: null only."}),
+]
+"""A field of vLLM or OpenAI that has no meaning here yet."""
+
+Accepted = Annotated[
+    Any,
+    PlainValidator(lambda value: None),
+    WithJsonSchema({"description": "Accepted and ignored."}),
+]
+"""A field of OpenAI's that means nothing to a server of one's own."""
+
+
+class Only:
+    """Annotation of a field that is not available yet and has defaults besides null."""
+
+    def __init__(self, *defaults: Any) -> None:
+        self._defaults = defaults
+        self._words = orjson.dumps(defaults[0]).decode()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        words = f"Not available yet: {self._words} only."
+        return {"enum": [None, *self._defaults], "description": words}
+
+    def _check(self, value: Any) -> Any:
+        allowed = [(type(default), default) for default in self._defaults]
+        if value is not None and (type(value), value) not in allowed:
+            raise ValueError(f"is not available yet: only {self._words} is, got {shown(value)}")
+        return value
+
+
+class StreamOptions(WireModel):
+    """What a stream tells besides its text."""
+
+    include_usage: bool | None = Field(
+        default=None, description="End with a chunk that carries usage alone."
+    )
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Every chunk carries usage so far."
+    )
+    include_obfuscation: Accepted = None

@@ -1,0 +1,43 @@
+"""Token ids as clients send them, turned into arrays once and checked against a vocabulary."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field, PlainValidator
+
+from engine.request import Int32Array
+from server.errors import bad_request
+from server.schema.base import shown
+
+ID_MAX = 2**31 - 1
+
+TOKEN_ID_TITLE = "Token id"
+
+TokenId = Annotated[int, Field(ge=0, le=ID_MAX, title=TOKEN_ID_TITLE)]
+
+
+def id_array(value: Any) -> Int32Array:
+    """int32 [len]; raises `ValueError` unless `value` is a list of integers in [0, 2**31)."""
+    if not isinstance(value, list):
+        raise ValueError(f"must be a list of token ids, got {shown(value)}")
+    for kind in set(map(type, value)) - {int}:
+        odd = next(item for item in value if type(item) is kind)
+        raise ValueError(f"must hold integers only, got {shown(odd)}")
+    if value and not (min(value) >= 0 and max(value) <= ID_MAX):
+        odd = next(item for item in value if not 0 <= item <= ID_MAX)
+        raise ValueError(f"must hold ids in [0, {ID_MAX}], got {shown(odd)}")
+    return np.array(value, dtype=np.int32)
+
+
+TokenIdArray = Annotated[Int32Array, PlainValidator(id_array, json_schema_input_type=list[TokenId])]
+
+
+def check_vocab(param: str, token_ids: Int32Array, vocab_size: int) -> None:
+    """Raise `ApiError` naming `param` and the first id the model does not have."""
+    if len(token_ids) and int(token_ids.max()) >= vocab_size:
+        odd = int(token_ids[token_ids >= vocab_size][0])
+        raise bad_request(
+            param, f"{param} holds id {odd}; ids of this model are 0 to {vocab_size - 1}"
+        )

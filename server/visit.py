@@ -1,0 +1,36 @@
+"""What is noted of a request while it passes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Scope
+
+_KEY = "tailrace.visit"
+
+
+@dataclass
+class Visit:
+    """One HTTP request.
+
+    Attributes:
+        request_id: the client's `X-Request-Id`, or one of ours where replies carry it.
+        status: of the reply; 0 before it began.
+        outcome: how a generation request ended, where the status does not tell.
+    """
+
+    request_id: str | None = None
+    status: int = 0
+    outcome: str | None = None
+
+
+def attach(scope: Scope, visit: Visit) -> None:
+    """Let `visit_of` find it."""
+    scope[_KEY] = visit
+
+
+def visit_of(scope: Scope) -> Visit:
+    """The request's visit; a blank one where no middleware attached any."""
+    visit: Any = scope.get(_KEY)
+    return visit if isinstance(visit, Visit) else Visit()

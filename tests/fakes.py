@@ -1,0 +1,295 @@
+"""An engine without a model and a tokenizer of bytes: the whole HTTP side runs in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from engine.config import EngineInfo
+from engine.request import (
+    EngineStats,
+    Finish,
+    Float32Array,
+    LogprobArrays,
+    PromptScores,
+    Request,
+    StepOutput,
+)
+from engine.ticket import EngineDeadError, Ticket, deliver_output
+from server.pieces import _ALPHABET
+from server.tokenizer import FastTokenizer
+
+EOS, BOS, SPECIAL = 256, 257, 258
+VOCAB_SIZE = 264
+"""Ids 259 to 263 are the model's alone, as a padded vocabulary has them."""
+
+Script = Callable[[Request, int, int], "int | Finish"]
+
+
+def byte_backend(*, with_bos: bool = False) -> Tokenizer:
+    """Ids 0 to 255 are bytes; three special tokens follow."""
+    backend = Tokenizer(models.BPE(vocab=dict(_ALPHABET), merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<eos>", "<bos>", "<special>"])
+    if with_bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", BOS)]
+        )
+    return backend
+
+
+def byte_tokenizer(*, with_bos: bool = False) -> FastTokenizer:
+    """What the server is given in tests."""
+    names = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": None, "chat_template": None}
+    return FastTokenizer(byte_backend(with_bos=with_bos), dict(names))
+
+
+def echo(request: Request, choice: int, position: int) -> int:
+    """The default script: the prompt again, choice c from its c-th token on."""
+    prompt = request.prompt_token_ids
+    return int(prompt[(position + choice) % len(prompt)])
+
+
+def says(text: str, then: int | Finish = EOS) -> Script:
+    """A script that writes `text` and ends."""
+    raw = text.encode()
+    return lambda request, choice, position: raw[position] if position < len(raw) else then
+
+
+def value_row(position: int) -> Float32Array:
+    """float32 [VOCAB_SIZE]: the fake's values after `position` tokens; 263 is masked."""
+    ids = np.arange(VOCAB_SIZE)
+    row = -((ids * 37 + position * 11) % 97).astype(np.float32) / np.float32(7)
+    row[263] = -np.inf
+    return row
+
+
+def score(
+    row: Float32Array, token_id: int, num_top: int, explicit: tuple[int, ...]
+) -> LogprobArrays:
+    """The arrays of one position."""
+    order = np.lexsort((np.arange(len(row)), -row))
+    top = order[:num_top].astype(np.int32)
+    return LogprobArrays(
+        chosen=row[[token_id]],
+        ranks=np.array([int(np.flatnonzero(order == token_id)[0]) + 1], dtype=np.int32),
+        top_ids=top[None],
+        top_logprobs=row[top][None],
+        explicit=row[list(explicit)][None].astype(np.float32),
+    )
+
+
+@dataclass
+class _Running:
+    request: Request
+    choice: int
+    position: int = 0
+    aborted: bool = False
+    new: list[int] = field(default_factory=list)
+    scores: list[LogprobArrays] = field(default_factory=list)
+
+
+class FakeEngine:
+    """An `EngineHandle`: one token a step for each of `max_rows` choices.
+
+    Attributes:
+        script: what each choice draws next: a token id, or the `Finish` it ends with.
+        step_s: length of a step.
+        requests: everything submitted.
+        aborted: (handle, choice) pairs that were aborted while unfinished.
+    """
+
+    def __init__(
+        self,
+        script: Script = echo,
+        *,
+        step_s: float = 0.0,
+        max_model_len: int = 256,
+        max_rows: int = 64,
+    ) -> None:
+        self.info = EngineInfo(
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            eos_token_ids=(EOS,),
+            max_rows=max_rows,
+            num_blocks=100,
+            block_size=16,
+            dtype="float32",
+            device="cpu",
+        )
+        self.stats: EngineStats | None = None
+        self.script = script
+        self.step_s = step_s
+        self.requests: list[Request] = []
+        self.aborted: list[tuple[int, int]] = []
+        self.closed = False
+        self._handles = itertools.count(1)
+        self._tickets: dict[int, Ticket] = {}
+        self._waiting: list[_Running] = []
+        self._running: list[_Running] = []
+        self._failure: str | None = None
+        self._loop: asyncio.Task[None] | None = None
+        self._num_steps = 0
+
+    # -- EngineHandle ------------------------------------------------------------------------
+
+    def new_handle(self) -> int:
+        return next(self._handles)
+
+    def submit(self, request: Request) -> Ticket:
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
+        self.requests.append(request)
+        ticket = self._tickets[request.handle] = Ticket(request.handle, request.n)
+        self._waiting += [_Running(request, choice) for choice in range(request.n)]
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.get_running_loop().create_task(self._run())
+        return ticket
+
+    def abort(self, handle: int, choice: int = -1) -> None:
+        for row in self._waiting + self._running:
+            if row.request.handle == handle and choice in (-1, row.choice) and not row.aborted:
+                row.aborted = True
+                self.aborted.append((handle, row.choice))
+
+    def failure(self) -> str | None:
+        return self._failure
+
+    async def close(self) -> None:
+        self.closed = True
+        if self._loop is not None:
+            self._loop.cancel()
+
+    # -- levers of tests ---------------------------------------------------------------------
+
+    def die(self, reason: str = "killed") -> None:
+        """As after kill -9: every reader gets an error, nothing more is taken."""
+        self._failure = reason
+        for ticket in self._tickets.values():
+            ticket.fail(EngineDeadError(reason))
+        self._tickets.clear()
+        self._waiting.clear()
+        self._running.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self._running and not self._waiting
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self.idle:
+            await asyncio.sleep(self.step_s)
+            self._step()
+
+    def _step(self) -> None:
+        prompt_scores = []
+        while self._waiting and len(self._running) < self.info.max_rows:
+            row = self._waiting.pop(0)
+            self._running.append(row)
+            if row.choice == 0 and row.request.prompt_logprobs is not None:
+                prompt_scores.append(_prompt_scores(row.request))
+        ended = [(row, Finish.ABORT) for row in self._waiting if row.aborted]
+        self._waiting = [row for row in self._waiting if not row.aborted]
+        entries = ended + [(row, self._advance(row)) for row in self._running]
+        self._running = [row for row, finish in entries if finish == Finish.RUNNING]
+        self._num_steps += 1
+        due = [e for e in entries if e[1] or len(e[0].new) >= e[0].request.emit_interval]
+        output = _output(due, prompt_scores, self._statistics())
+        for row, _ in due:
+            row.new, row.scores = [], []
+        self.stats = output.stats
+        for handle in deliver_output(output, self._tickets):
+            del self._tickets[handle]
+
+    def _advance(self, row: _Running) -> Finish:
+        params = row.request.params
+        if row.aborted:
+            return Finish.ABORT
+        if row.request.max_tokens == 0:
+            return Finish.LENGTH
+        drawn = self.script(row.request, row.choice, row.position)
+        if isinstance(drawn, Finish):
+            return drawn
+        row.new.append(drawn)
+        if params.logprobs is not None or params.logprob_token_ids is not None:
+            values = value_row(len(row.request.prompt_token_ids) + row.position)
+            ids = params.logprob_token_ids or ()
+            row.scores.append(score(values, drawn, params.logprobs or 0, ids))
+        row.position += 1
+        if drawn in params.stop_token_ids and row.position > params.min_tokens:
+            return Finish.STOP
+        return Finish.LENGTH if row.position >= row.request.max_tokens else Finish.RUNNING
+
+    def _statistics(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            kv_blocks_used=len(self._running),
+            kv_blocks_total=self.info.num_blocks,
+            num_steps=self._num_steps,
+            num_preemptions=0,
+            prefix_cache_queries=0,
+            prefix_cache_hits=0,
+            prompt_tokens_computed=0,
+            nan_rows=0,
+            sampler_rows={"native": self._num_steps},
+        )
+
+
+def _prompt_scores(request: Request) -> PromptScores:
+    wanted = request.prompt_logprobs
+    assert wanted is not None
+    tokens = request.prompt_token_ids.tolist()
+    rows = [
+        score(value_row(i), tokens[i], wanted.num_top, wanted.token_ids)
+        for i in range(wanted.start, len(tokens))
+    ]
+    return PromptScores(handle=request.handle, start=wanted.start, logprobs=_stack(rows))
+
+
+def _stack(rows: list[LogprobArrays]) -> LogprobArrays:
+    """Positions under one another, narrow ones filled up with what nobody may read."""
+    num_top = max(row.top_ids.shape[1] for row in rows)
+    num_explicit = max(row.explicit.shape[1] for row in rows)
+
+    def wide(array: np.ndarray, width: int) -> np.ndarray:
+        return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-1)
+
+    return LogprobArrays(
+        chosen=np.concatenate([row.chosen for row in rows]),
+        ranks=np.concatenate([row.ranks for row in rows]),
+        top_ids=np.concatenate([wide(row.top_ids, num_top) for row in rows]),
+        top_logprobs=np.concatenate([wide(row.top_logprobs, num_top) for row in rows]),
+        explicit=np.concatenate([wide(row.explicit, num_explicit) for row in rows]),
+    )
+
+
+_BLANK = score(value_row(0), 0, 0, ())
+
+
+def _output(
+    due: list[tuple[_Running, Finish]], prompt_scores: list[PromptScores], stats: EngineStats
+) -> StepOutput:
+    rows = [row for row, _ in due]
+    scores = [s for row in rows for s in (row.scores or [_BLANK] * len(row.new))]
+    any_scores = any(row.scores for row in rows)
+    return StepOutput(
+        handles=np.array([row.request.handle for row in rows], dtype=np.int64),
+        choices=np.array([row.choice for row in rows], dtype=np.int32),
+        num_new=np.array([len(row.new) for row in rows], dtype=np.int32),
+        finish=np.array([finish for _, finish in due], dtype=np.uint8),
+        num_cached=np.array([len(row.request.prompt_token_ids) // 2 for row in rows], np.int32),
+        token_ids=np.array([t for row in rows for t in row.new], dtype=np.int32),
+        logprobs=_stack(scores) if any_scores else None,
+        prompt_scores=prompt_scores,
+        errors={row.request.handle: "it broke" for row, f in due if f == Finish.ERROR},
+        stats=stats,
+    )

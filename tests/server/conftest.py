@@ -1,0 +1,163 @@
+"""A server over the fake engine: in process for most tests, on a loopback port for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from engine.request import Request
+from server.app import create_app
+from server.config import ServerConfig
+from server.context import Context
+from tests.fakes import FakeEngine, byte_tokenizer
+
+MODEL = "fake"
+
+
+@dataclass
+class Site:
+    """A running server and a client of it."""
+
+    engine: FakeEngine
+    context: Context
+    client: httpx.AsyncClient
+    url: str
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        """A completion that must succeed."""
+        reply = await self.client.post("/v1/completions", json={"model": MODEL, **body})
+        assert reply.status_code == 200, reply.text
+        parsed: dict[str, Any] = reply.json()
+        return parsed
+
+    async def refused(self, status: int = 400, **body: Any) -> dict[str, Any]:
+        """The error object of a completion that must fail with `status`."""
+        reply = await self.client.post("/v1/completions", json={"model": MODEL, **body})
+        assert reply.status_code == status, reply.text
+        return error_of(reply)
+
+    async def submitted(self, **body: Any) -> Request:
+        """The engine request that a completion becomes."""
+        await self.complete(**{"prompt": "hello", "max_tokens": 2, **body})
+        return self.engine.requests[-1]
+
+    async def stream(self, **body: Any) -> list[dict[str, Any]]:
+        """The chunks of a stream that must succeed."""
+        reply = await self.client.post(
+            "/v1/completions", json={"model": MODEL, "stream": True, **body}
+        )
+        assert reply.status_code == 200, reply.text
+        return chunks_of(reply.text)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample's value."""
+        registry = self.context.metrics.registry
+        if name.startswith("tailrace_"):
+            labels = {"model_name": MODEL, "engine": "0", **labels}
+        return registry.get_sample_value(name, labels) or 0.0
+
+
+def error_of(reply: httpx.Response) -> dict[str, Any]:
+    """The nested error object, checked for its shape."""
+    body = reply.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert "Traceback" not in reply.text
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+def chunks_of(text: str) -> list[dict[str, Any]]:
+    """The JSON of every event; the last must be [DONE]."""
+    events = text.split("\n\n")
+    assert events.pop() == ""
+    assert all(event.startswith("data: ") for event in events)
+    assert events.pop() == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def _config(**config: Any) -> ServerConfig:
+    return ServerConfig(model_names=(MODEL,), **config)
+
+
+@asynccontextmanager
+async def in_process(
+    engine: FakeEngine | None = None, *, with_bos: bool = False, **config: Any
+) -> AsyncIterator[Site]:
+    """No socket: the client calls the application."""
+    engine = engine or FakeEngine()
+    app = create_app(engine, byte_tokenizer(with_bos=with_bos), _config(**config))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield Site(engine, app.state.context, client, "http://test")
+    finally:
+        app.state.context.worker.close()
+        app.state.context.bodies.close()
+        await engine.close()
+
+
+@asynccontextmanager
+async def on_a_port(
+    engine: FakeEngine | None = None, *, root_path: str = "", **config: Any
+) -> AsyncIterator[Site]:
+    """A real uvicorn on a loopback port, in this event loop."""
+    engine = engine or FakeEngine()
+    app = create_app(engine, byte_tokenizer(), _config(**config))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="critical",
+            ws="none",
+            lifespan="on",
+            root_path=root_path,
+        )
+    )
+    serving = asyncio.create_task(server._serve([listener]))
+    await eventually(lambda: server.started)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            yield Site(engine, app.state.context, client, url)
+    finally:
+        server.should_exit = True
+        await serving
+        await engine.close()
+
+
+SiteMaker = Callable[..., AbstractAsyncContextManager[Site]]
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    """In process, all defaults."""
+    async with in_process() as made:
+        yield made
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait until `condition` holds."""
+    for _ in range(int(seconds / 0.005)):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came true")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("TAILRACE_"):
+            monkeypatch.delenv(name)

@@ -1,0 +1,118 @@
+"""The routes beside completions, and the OpenAPI page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.schema.completions import CompletionRequest
+from server.version import VERSION
+from tests.fakes import BOS, EOS, VOCAB_SIZE
+from tests.server.conftest import Site, error_of, in_process
+
+
+async def test_models(site: Site) -> None:
+    (card,) = (await site.client.get("/v1/models")).json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("fake", "model", 256)
+    assert (await site.client.get("/v1/models/fake")).json() == card
+    reply = await site.client.get("/v1/models/a/b")
+    assert reply.status_code == 404
+    assert error_of(reply)["code"] == "model_not_found"
+
+
+async def test_version(site: Site) -> None:
+    assert (await site.client.get("/version")).json() == {"version": VERSION}
+
+
+class TestTokens:
+    async def test_there_and_back(self) -> None:
+        async with in_process(with_bos=True) as site:
+            body = {"prompt": "né", "return_token_strs": True}
+            reply = (await site.client.post("/tokenize", json=body)).json()
+            assert reply == {
+                "count": 4,
+                "max_model_len": 256,
+                "tokens": [BOS, 110, 0xC3, 0xA9],
+                "token_strs": ["<bos>", "n", "\ufffd", "\ufffd"],
+            }
+            tokens = {"tokens": reply["tokens"]}
+            assert (await site.client.post("/detokenize", json=tokens)).json() == {
+                "prompt": "<bos>né"
+            }
+
+    async def test_without_special_tokens(self) -> None:
+        async with in_process(with_bos=True) as site:
+            body = {"prompt": "a", "add_special_tokens": False}
+            reply = (await site.client.post("/tokenize", json=body)).json()
+            assert (reply["tokens"], reply["token_strs"]) == ([97], None)
+
+    async def test_special_tokens_in_a_text(self, site: Site) -> None:
+        reply = (await site.client.post("/tokenize", json={"prompt": "a<eos>"})).json()
+        assert reply["tokens"] == [97, EOS]
+
+    @pytest.mark.parametrize(
+        ("path", "body", "param"),
+        [
+            ("/tokenize", {}, "prompt"),
+            ("/tokenize", {"prompt": 5}, "prompt"),
+            ("/tokenize", {"prompt": "a", "x": 1}, "x"),
+            ("/tokenize", {"prompt": "a", "messages": []}, "messages"),
+            ("/detokenize", {"tokens": ["a"]}, "tokens"),
+            ("/detokenize", {"tokens": [264]}, "tokens"),
+            ("/detokenize", {"tokens": [-1]}, "tokens"),
+            ("/detokenize", {"tokens": "a"}, "tokens"),
+            ("/detokenize", {"tokens": [1] * (2**21 + 1)}, "tokens"),
+            ("/tokenize", {"prompt": "a" * (2**21 + 1)}, "prompt"),
+        ],
+    )
+    async def test_refused(self, site: Site, path: str, body: Any, param: str) -> None:
+        reply = await site.client.post(path, json=body)
+        assert reply.status_code == 400
+        assert error_of(reply)["param"] == param
+
+    async def test_other_models_are_not_found(self, site: Site) -> None:
+        reply = await site.client.post("/tokenize", json={"prompt": "a", "model": "x"})
+        assert reply.status_code == 404
+
+    async def test_tokenizer_info(self, site: Site) -> None:
+        info = (await site.client.get("/tokenizer_info")).json()
+        assert info["eos_token"] == "<eos>"
+
+
+class TestOpenApi:
+    async def test_bodies_and_errors_are_described(self, site: Site) -> None:
+        page = (await site.client.get("/openapi.json")).json()
+        route = page["paths"]["/v1/completions"]["post"]
+        schema = route["requestBody"]["content"]["application/json"]["schema"]
+        assert schema == {"$ref": "#/components/schemas/CompletionRequest"}
+        described = page["components"]["schemas"]["CompletionRequest"]["properties"]
+        assert set(described) == set(CompletionRequest.model_fields)
+        assert set(route["responses"]) >= {"200", "400", "401", "404", "413", "429", "500", "503"}
+        for path, methods in page["paths"].items():
+            for method, described_route in methods.items():
+                assert described_route["responses"], (path, method)
+
+    async def test_every_reference_leads_somewhere(self, site: Site) -> None:
+        page = (await site.client.get("/openapi.json")).json()
+
+        def references(node: Any) -> list[str]:
+            if isinstance(node, list):
+                return [ref for item in node for ref in references(item)]
+            if not isinstance(node, dict):
+                return []
+            here = [node["$ref"]] if "$ref" in node else []
+            return here + [ref for item in node.values() for ref in references(item)]
+
+        found = set(references(page))
+        known = {f"#/components/schemas/{name}" for name in page["components"]["schemas"]}
+        assert found
+        assert found <= known
+
+    async def test_ids_are_bounded_by_the_vocabulary(self, site: Site) -> None:
+        page = (await site.client.get("/openapi.json")).json()
+        tokens = page["components"]["schemas"]["DetokenizeRequest"]["properties"]["tokens"]
+        assert tokens["items"]["maximum"] == VOCAB_SIZE - 1
+
+    async def test_the_page(self, site: Site) -> None:
+        assert (await site.client.get("/docs")).status_code == 200

@@ -1,0 +1,86 @@
+"""The command line: a flag for every setting, one line for every mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from server import cli
+from server.settings import ENVIRONMENT_ONLY, Settings
+
+
+@pytest.fixture
+def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `tailrace serve` up to the point where serving would begin."""
+    seen: list[Settings] = []
+
+    def serve(settings: Settings) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr("server.serve.serve", serve)
+
+    def run(*arguments: str) -> Settings:
+        assert cli.main(["serve", *arguments]) == 0
+        return seen[-1]
+
+    return run
+
+
+def test_flags(settings_of: Any) -> None:
+    settings = settings_of(
+        *("MODEL", "--port", "1", "--api-key", "a", "b", "--api-key", "c"),
+        *("--no-enable-prefix-caching", "--use-fp64-gumbel", "--max-num-seqs", "2k"),
+    )
+    assert (settings.model, settings.port, settings.api_key) == ("MODEL", 1, ["a", "b", "c"])
+    assert not settings.enable_prefix_caching
+    assert settings.use_fp64_gumbel
+    assert settings.max_num_seqs == 2000
+
+
+def test_the_model_may_be_a_flag(settings_of: Any) -> None:
+    assert settings_of("--model", "M").model == "M"
+    assert settings_of("P", "--model", "P").model == "P"
+    assert settings_of().model is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["nonsense"], "invalid choice: 'nonsense'"),
+        (["serve", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["serve", "--por", "5"], "unrecognized arguments: --por"),
+        (["serve", "--port"], "expected one argument"),
+        (["serve", "--port", "x"], "--port must be an integer, got 'x'"),
+        (["serve", "A", "--model", "B"], "MODEL and --model differ"),
+    ],
+)
+def test_mistakes(arguments: list[str], line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        status = cli.main(arguments)
+    except SystemExit as end:
+        status = end.code  # type: ignore[assignment]
+    out, err = capfd.readouterr()
+    assert status == 2
+    assert out == ""
+    assert line in err
+    assert err.count("\n") == 1
+
+
+def test_help_names_every_setting_and_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    words = capsys.readouterr().out.replace("\n", " ").replace(" ", "")
+    for name in set(Settings.model_fields) - ENVIRONMENT_ONLY:
+        assert f"--{name.replace('_', '-')}" in words
+        assert f"[TAILRACE_{name.upper()}]" in words
+
+
+def test_the_command_needs_no_torch_to_say_what_is_wrong() -> None:
+    code = "import sys, server.cli, server.app; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,210 @@
+"""Wire types: each rule that is broken is answered with the field, the rule and the value."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.errors import ApiError
+from server.schema.base import decode
+from server.schema.completions import CompletionRequest
+from server.schema.ids import check_vocab
+
+
+def refusal(raw: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        decode(CompletionRequest, raw)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b'{"prompt": NaN}', "not valid JSON"),
+        (b"[" * 5000, "not valid JSON"),
+        (b'{"prompt": "\\ud800"}', "surrogate"),
+        (b'{"prompt": "\xed\xa0\x80"}', "not valid JSON"),
+        (b"[]", "must be a JSON object, got a list of 0"),
+        (b"null", "must be a JSON object, got null"),
+        (b'"x"', 'must be a JSON object, got "x"'),
+    ],
+)
+def test_bodies_that_are_no_object(raw: bytes, words: str) -> None:
+    error = refusal(raw)
+    assert words in error.message
+    assert error.param is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "param", "words"),
+    [
+        ("tempature", 1, "tempature", "did you mean 'temperature'?"),
+        ("nonsense", 1, "nonsense", "unknown field 'nonsense'"),
+        ("temperature", "1", "temperature", 'must be a number, got "1"'),
+        ("temperature", True, "temperature", "must be a number, got true"),
+        ("temperature", -0.5, "temperature", "must be at least 0, got -0.5"),
+        ("top_p", 0, "top_p", "must be above 0, got 0"),
+        ("top_p", 1.5, "top_p", "must be at most 1, got 1.5"),
+        ("top_k", -2, "top_k", "must be at least -1, got -2"),
+        ("top_k", 2.0, "top_k", "must be an integer, got 2.0"),
+        ("min_p", 1.01, "min_p", "must be at most 1"),
+        ("repetition_penalty", 0, "repetition_penalty", "must be at least 1e-06"),
+        ("presence_penalty", 2.5, "presence_penalty", "must be at most 2, got 2.5"),
+        ("max_tokens", "5", "max_tokens", 'must be an integer, got "5"'),
+        ("max_tokens", True, "max_tokens", "must be an integer, got true"),
+        ("max_tokens", -1, "max_tokens", "must be at least 0, got -1"),
+        ("n", 0, "n", "must be at least 1, got 0"),
+        ("seed", 2**63, "seed", f"must be at most {2**63 - 1}, got {2**63}"),
+        ("seed", 2**64, "seed", "must be an integer"),
+        ("logprobs", True, "logprobs", "must be an integer, got true"),
+        ("logprobs", -2, "logprobs", "must be at least -1"),
+        ("echo", 1, "echo", "must be true or false, got 1"),
+        ("stop", 5, "stop", "must be a string or a list of strings, got 5"),
+        ("stop", "", "stop[0]", "too short"),
+        ("stop", ["a", 1], "stop[1]", "must be a string, got 1"),
+        ("stop", ["x"] * 129, "stop", "at most 128, got a list of 129"),
+        ("stop_token_ids", [-1], "stop_token_ids[0]", "must be at least 0, got -1"),
+        ("logit_bias", {"a": 1}, "logit_bias", 'token ids as keys, got "a"'),
+        ("logit_bias", {"5": 101}, "logit_bias.5", "must be at most 100, got 101"),
+        ("logit_bias", {"5": "x"}, "logit_bias.5", "must be a number"),
+        ("logit_bias", [1], "logit_bias", "must be an object, got a list of 1"),
+        ("allowed_token_ids", [], "allowed_token_ids", "too short"),
+        ("bad_words", [""], "bad_words[0]", "too short"),
+        ("logit_bias", {str(i): 1 for i in range(16385)}, "logit_bias", "at most 16384"),
+        ("allowed_token_ids", [1] * 262145, "allowed_token_ids", "at most 262144"),
+        ("model", "x" * 1025, "model", "at most 1024"),
+        ("prompt", ["x"] * 8193, "prompt", "at most 8192 prompts, got 8193"),
+        ("logprob_token_ids", [], "logprob_token_ids", "too short: at least 1"),
+        ("logprob_token_ids", [1] * 129, "logprob_token_ids", "at most 128"),
+        ("logprobs_mode", "raw", "logprobs_mode", "'raw_logprobs'"),
+        ("stream_options", {"x": 1}, "stream_options.x", "unknown field"),
+        ("stream_options", 1, "stream_options", "must be an object, got 1"),
+        ("truncation_side", "up", "truncation_side", "must be 'left' or 'right'"),
+        ("truncate_prompt_tokens", -2, "truncate_prompt_tokens", "must be at least -1"),
+        ("cache_salt", "", "cache_salt", "too short"),
+        ("request_id", "x" * 257, "request_id", "at most 256"),
+        ("stream_interval", 0, "stream_interval", "must be at least 1"),
+        ("prompt", None, "prompt", "must be a string"),
+        ("prompt", 5, "prompt", "got 5"),
+        ("prompt", "", "prompt", "must not be empty, got an empty string"),
+        ("prompt", [], "prompt", "got an empty list"),
+        ("prompt", [[]], "prompt", "an empty list at [0]"),
+        ("prompt", ["a", ""], "prompt", "an empty string at [1]"),
+        ("prompt", ["a", 1], "prompt", "got 1 at [1]"),
+        ("prompt", [1, "a"], "prompt", 'integers only, got "a"'),
+        ("prompt", [1, True], "prompt", "integers only, got true"),
+        ("prompt", [1.0], "prompt", "integers only, got 1.0"),
+        ("prompt", [-1], "prompt", "got -1"),
+        ("prompt", [2**31], "prompt", f"got {2**31}"),
+        ("prompt", [2**40], "prompt", f"got {2**40}"),
+        ("prompt", [2**70], "prompt", "integers only"),
+        ("prompt", [[1], [2, None]], "prompt", "got null at [1]"),
+        ("prompt", {"a": 1}, "prompt", "got an object"),
+    ],
+)
+def test_fields(field: str, value: Any, param: str, words: str) -> None:
+    body = {"prompt": "x", field: value}
+    error = refusal(json.dumps(body).encode())
+    assert error.param == param
+    assert words in error.message
+    assert error.message.startswith((param, "unknown field"))
+
+
+def test_a_missing_prompt() -> None:
+    error = refusal(b"{}")
+    assert (error.param, error.message) == ("prompt", "prompt is required")
+
+
+def test_long_values_are_cut_short_in_messages() -> None:
+    error = refusal(json.dumps({"prompt": "x", "temperature": "y" * 10**6}).encode())
+    assert len(error.message) < 200
+    assert "1000000 characters" in error.message
+
+
+NOT_YET = {
+    "suffix": "x",
+    "prompt_embeds": "x",
+    "use_beam_search": True,
+    "length_penalty": 1.5,
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {},
+    "kv_transfer_params": {},
+    "ec_transfer_params": {},
+    "vllm_xargs": {},
+    "repetition_detection": {},
+    "thinking_token_budget": 5,
+    "watermarking": {},
+    "routed_experts_prompt_start": 1,
+    "return_token_offsets": True,
+    "return_mm_kwargs": True,
+}
+
+
+@pytest.mark.parametrize(("field", "value"), NOT_YET.items())
+def test_what_is_not_available_yet_is_refused_by_name(field: str, value: Any) -> None:
+    error = refusal(json.dumps({"prompt": "x", field: value}).encode())
+    assert error.param == field
+    assert "not available yet" in error.message
+
+
+def test_null_means_the_default_everywhere() -> None:
+    names = [name for name in CompletionRequest.model_fields if name != "prompt"]
+    body = json.dumps({"prompt": "x"} | dict.fromkeys(names)).encode()
+    assert decode(CompletionRequest, body) == decode(CompletionRequest, b'{"prompt": "x"}')
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("use_beam_search", False),
+        ("length_penalty", 1.0),
+        ("length_penalty", 1),
+        ("response_format", {"type": "text"}),
+        ("user", "me"),
+        ("metadata", {"a": [1]}),
+        ("store", True),
+        ("service_tier", "auto"),
+        ("temperature", 0),
+        ("seed", -(2**63)),
+    ],
+)
+def test_what_means_nothing_or_is_a_default_is_accepted(field: str, value: Any) -> None:
+    decode(CompletionRequest, json.dumps({"prompt": "x", field: value}).encode())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parsed"),
+    [
+        ("ab", ["ab"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_prompt_forms(prompt: Any, parsed: list[Any]) -> None:
+    wire = decode(CompletionRequest, json.dumps({"prompt": prompt}).encode())
+    assert [item if isinstance(item, str) else item.tolist() for item in wire.prompt] == parsed
+
+
+def test_what_is_ignored_is_dropped() -> None:
+    wire = decode(CompletionRequest, b'{"prompt": "x", "metadata": {"a": [1, 2]}}')
+    assert wire.metadata is None
+
+
+def test_every_field_is_described() -> None:
+    schema = CompletionRequest.model_json_schema()
+    for name, field in schema["properties"].items():
+        assert field.get("description"), name
+
+
+def test_check_vocab_names_the_first_odd_id() -> None:
+    check_vocab("prompt", np.array([0, 9], dtype=np.int32), 10)
+    with pytest.raises(ApiError, match="holds id 10; ids of this model are 0 to 9"):
+        check_vocab("prompt", np.array([3, 10, 11], dtype=np.int32), 10)
