@@ -24,11 +24,14 @@ install:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(EDITABLE) '.$(EXTRAS)'
 
+# The kernels run through Triton's interpreter, in a process of their own: it is for all or none.
 test: $(READY)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engine/kernels tests/sampling/*_kernels.py
 	$(BIN)/python -m pytest
 
-# Minutes long: ten thousand requests with clients hanging up, the lm-evaluation-harness.
+# Minutes long: ten thousand requests with clients hanging up, a schema fuzzer.
 test-slow: $(READY)
+	$(BIN)/python -m pip install --quiet -e '.[slow]'
 	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)

@@ -12,26 +12,31 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionInputs
+from engine.blocks import NULL_BLOCK
 from engine.buffers import StagedWrites, to_device
 from engine.plan import StepPlan
+from engine.request import Int32Array
 
 
 class RequestRows:
     """Owner of what the device knows of each row.
 
     Attributes:
-        token_ids: int32 [max_rows, max_len], prompt then output.
-        num_computed: int64 [max_rows], tokens whose KV is in the cache once issued work is done.
-        block_tables: int32 [max_rows, max_blocks], unused entries `NULL_BLOCK`.
+        scratch_row: max_rows; no choice's, it pads decode steps to the size of a graph.
+        token_ids: int32 [max_rows + 1, max_len], prompt then output.
+        num_computed: int64 [max_rows + 1], tokens whose KV is in the cache once issued work is
+            done.
+        block_tables: int32 [max_rows + 1, max_blocks], unused entries `NULL_BLOCK`.
     """
 
     def __init__(self, max_rows: int, max_len: int, block_size: int, device: torch.device) -> None:
         self.device = device
         self.block_size = block_size
-        max_blocks = -(-max_len // block_size)
-        self.token_ids = torch.zeros((max_rows, max_len), dtype=torch.int32, device=device)
-        self.num_computed = torch.zeros(max_rows, dtype=torch.int64, device=device)
-        self.block_tables = torch.zeros((max_rows, max_blocks), dtype=torch.int32, device=device)
+        self.scratch_row = max_rows
+        num_rows, max_blocks = max_rows + 1, -(-max_len // block_size)
+        self.token_ids = torch.zeros((num_rows, max_len), dtype=torch.int32, device=device)
+        self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self.block_tables = torch.zeros((num_rows, max_blocks), dtype=torch.int32, device=device)
         self._token_writes = StagedWrites(self.token_ids)
         self._length_writes = StagedWrites(self.num_computed)
         self._table_writes = StagedWrites(self.block_tables)
@@ -47,6 +52,11 @@ class RequestRows:
         self._token_writes.flush()
         self._length_writes.flush()
         self._table_writes.flush()
+
+    def forget(self, rows: Int32Array) -> None:
+        """Empty the tables of rows outside the course of a step."""
+        index = to_device(rows.astype(np.int64), self.device)
+        self.block_tables.index_fill_(0, index, NULL_BLOCK)
 
     def enter(self, batch: InputBatch, token_ids: torch.Tensor) -> None:
         """Append drawn tokens int32 [num_logits] to their rows."""
@@ -117,7 +127,7 @@ def make_batch(plan: StepPlan, state: RequestRows) -> InputBatch:
             seq_lens=(num_computed + num_query).to(torch.int32),
             block_tables=tables,
             slots=blocks * state.block_size + positions % state.block_size,
+            seq_lens_np=plan.starts + plan.num_query,
             max_query_len=int(plan.num_query.max()),
-            max_seq_len=plan.max_seq_len,
         ),
     )

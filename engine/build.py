@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from engine.attention.base import KVCache
+from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig
+from engine.cuda_graphs import DecodeGraphs
 from engine.engine import Engine
+from engine.memory import Limits, measure
 from engine.model_runner import ModelRunner
 from engine.models.base import CausalLM
 from engine.models.loader import eos_token_ids, load_model
+from engine.plan import Runner
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
+from sampling.triton_support import kernels_run_on
 
 logger = logging.getLogger(__name__)
 
@@ -40,27 +47,43 @@ def build_engine(config: EngineConfig) -> Engine:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.model)
-    model = load_model(config.model, device)
+    try:
+        model = load_model(config.model, device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"the model's weights do not fit on the GPU: {error}") from error
+    return assemble(config, model, device)
+
+
+def assemble(
+    config: EngineConfig,
+    model: CausalLM,
+    device: torch.device,
+    wrap: Callable[[Runner], Runner] = lambda runner: runner,
+) -> Engine:
+    """An engine around a model that is loaded; raises `ConfigError`.
+
+    Args:
+        wrap: given the runner, the runner the engine is to use.
+    """
     max_model_len = _max_model_len(config, model)
-    block_size = config.cache.block_size
-    num_blocks, max_model_len = _size_cache(config, model, max_model_len, device)
-    if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:
-        raise ConfigError(
-            f"without chunked prefill max-num-batched-tokens must be at least the context length "
-            f"({max_model_len}), got {config.scheduler.max_step_tokens}"
-        )
-    max_rows = config.scheduler.max_rows
-    cache = KVCache(model.attention_specs, num_blocks, block_size, model.dtype, device)
+    block_size, max_rows = config.cache.block_size, config.scheduler.max_rows
     rows = RequestRows(max_rows, max_model_len + 1, block_size, device)
-    sampling_rows = SamplingRows(max_rows, model.vocab_size, device, history=rows.token_ids)
+    # One row more than choices may hold: the one that pads a graph's batch.
+    sampling_rows = SamplingRows(max_rows + 1, model.vocab_size, device, history=rows.token_ids)
     sampler = Sampler(
         SamplerConfig(
             use_fp64_gumbel=config.sampling.use_fp64_gumbel, flashinfer=config.sampling.flashinfer
         ),
         sampling_rows,
     )
-    attention = PlainAttention(model.attention_specs, cache)
-    runner = ModelRunner(model, attention, rows, sampling_rows, sampler)
+    parts = _Parts(model, rows, sampling_rows, sampler, device)
+    num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
+    if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:
+        raise ConfigError(
+            f"without chunked prefill max-num-batched-tokens must be at least the context length "
+            f"({max_model_len}), got {config.scheduler.max_step_tokens}"
+        )
+    runner = parts.runner(parts.cache(num_blocks), with_graphs=config.cuda_graphs)
     info = EngineInfo(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
@@ -73,7 +96,45 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     gc.collect()
     gc.freeze()  # what was loaded lives as long as the process; keep collections short
-    return Engine(config, info, runner)
+    return Engine(config, info, wrap(runner))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a runner is made of besides its cache."""
+
+    model: CausalLM
+    rows: RequestRows
+    sampling_rows: SamplingRows
+    sampler: Sampler
+    device: torch.device
+
+    def cache(self, num_blocks: int) -> KVCache:
+        """A cache for the model's layers."""
+        model, block_size = self.model, self.rows.block_size
+        return KVCache(model.attention_specs, num_blocks, block_size, model.dtype, self.device)
+
+    def runner(self, cache: KVCache, *, with_graphs: bool) -> ModelRunner:
+        """A runner over `cache`, its decode steps captured where that is possible."""
+        specs, on_gpu = self.model.attention_specs, self.device.type == "cuda"
+        if not on_gpu or not kernels_run_on(self.device):
+            plain = PlainAttention(specs, cache)
+            return ModelRunner(self.model, plain, self.rows, self.sampling_rows, self.sampler)
+        attention = CudaAttention(specs, cache, self.rows.scratch_row)
+        graphs = self._graphs(attention) if with_graphs else None
+        return ModelRunner(
+            self.model, attention, self.rows, self.sampling_rows, self.sampler, graphs
+        )
+
+    def _graphs(self, attention: CudaAttention) -> DecodeGraphs | None:
+        graphs = DecodeGraphs(self.model, attention, self.rows, self.sampling_rows, self.sampler)
+        try:
+            graphs.capture()
+        except RuntimeError as error:  # modelling code that looks at values on the host
+            reason = str(error).strip().split("\n", 1)[0]
+            logger.warning("decode steps run without CUDA graphs: %s", reason)
+            return None
+        return graphs
 
 
 def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
@@ -89,15 +150,12 @@ def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
     return asked
 
 
-def _size_cache(
-    config: EngineConfig, model: CausalLM, max_model_len: int, device: torch.device
-) -> tuple[int, int]:
+def _size_cache(config: EngineConfig, parts: _Parts, max_model_len: int) -> tuple[int, int]:
     """Number of blocks, and the context length they can hold."""
-    block_size = config.cache.block_size
+    block_size, model = config.cache.block_size, parts.model
     per_block = KVCache.bytes_per_block(model.attention_specs, block_size, model.dtype)
-    num_blocks = config.cache.num_blocks
-    if num_blocks is None:
-        num_blocks = _cache_bytes(config, device) // per_block
+    num_bytes = _cache_bytes(config, parts, max_model_len)
+    num_blocks = config.cache.num_blocks or num_bytes // per_block
     needed = -(-max_model_len // block_size) + 1
     if num_blocks >= needed:
         return num_blocks, max_model_len
@@ -113,8 +171,14 @@ def _size_cache(
     return num_blocks, fits
 
 
-def _cache_bytes(config: EngineConfig, device: torch.device) -> int:
-    if device.type == "cpu":
+def _cache_bytes(config: EngineConfig, parts: _Parts, max_model_len: int) -> int:
+    if parts.device.type == "cpu":
         return config.cache.cpu_bytes
-    free, total = torch.cuda.mem_get_info(device)
-    return int(free - (1.0 - config.cache.memory_utilization) * total)
+    scheduler = config.scheduler
+    limits = Limits(
+        scheduler.max_rows, scheduler.max_step_tokens, max_model_len, config.cache.block_size
+    )
+    cache = parts.cache(limits.num_blocks)
+    profile = measure(parts.runner(cache, with_graphs=False), cache, limits)
+    logger.info("%s", profile)
+    return profile.cache_bytes(config.cache.memory_utilization)

@@ -95,6 +95,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the engine process is told.
 
     Attributes:
+        cuda_graphs: replay decode steps from CUDA graphs (`--enforce-eager` turns them off).
         num_threads: torch threads on CPU; None leaves torch's choice.
         step_timeout_s: a step that takes longer is treated as hung.
     """
@@ -103,6 +104,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     sampling: SamplingConfig = SamplingConfig()
+    cuda_graphs: bool = True
     num_threads: int | None = None
     step_timeout_s: float = 300.0
 

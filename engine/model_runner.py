@@ -12,9 +12,10 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.batch import InputBatch, RequestRows, make_batch
 from engine.buffers import HostCopy, HostStream, InlineLauncher, to_device
+from engine.cuda_graphs import DecodeGraphs
 from engine.models.base import CausalLM
 from engine.plan import PromptSpan, StepPlan, StepResult
-from engine.request import LogprobArrays
+from engine.request import Int32Array, LogprobArrays
 from sampling.logprobs import LogprobsOutput, prompt_logprobs
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
@@ -45,7 +46,11 @@ class LaunchedStep:
 
 
 class ModelRunner:
-    """Runs plans against a model, its cache and its rows, in the order they are launched."""
+    """Runs plans against a model, its cache and its rows, in the order they are launched.
+
+    Args:
+        graphs: captured, for steps in which every row decodes; None runs those eagerly too.
+    """
 
     def __init__(
         self,
@@ -54,17 +59,25 @@ class ModelRunner:
         rows: RequestRows,
         sampling_rows: SamplingRows,
         sampler: Sampler,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._rows = rows
         self._sampling_rows = sampling_rows
         self._sampler = sampler
+        self._graphs = graphs
         self._launcher = HostStream() if rows.device.type == "cpu" else InlineLauncher()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Issue a step behind those already issued."""
         return LaunchedStep(plan, self._launcher(self._issue, plan))
+
+    def forget(self, rows: Int32Array) -> None:
+        """Vacate rows outside the course of a step, as after a measurement."""
+        for row in rows.tolist():
+            self._sampling_rows.remove(row)
+        self._rows.forget(rows)
 
     @property
     def rows_by_path(self) -> dict[str, int]:
@@ -74,6 +87,9 @@ class ModelRunner:
     @torch.inference_mode()
     def _issue(self, plan: StepPlan) -> HostCopy:
         self._apply(plan)
+        if self._graphs is not None and plan.is_decode:
+            padded = _results(self._graphs.replay(plan.rows))
+            return HostCopy({name: rows[: len(plan.rows)] for name, rows in padded.items()})
         batch = make_batch(plan, self._rows)
         self._attention.begin(batch.attention)
         hidden = self._model.forward(batch.input_ids, batch.positions, self._attention)
@@ -83,9 +99,7 @@ class ModelRunner:
         if plan.samples.any():
             drawn = self._sample(plan, batch, hidden)
             self._rows.enter(batch, drawn.token_ids)
-            results |= {"token_ids": drawn.token_ids, "bad": drawn.bad}
-            if drawn.logprobs is not None:
-                results |= _named(drawn.logprobs, "")
+            results |= _results(drawn)
         self._rows.advance(batch)
         return HostCopy(results)
 
@@ -141,6 +155,11 @@ class ModelRunner:
                 )
             )
         return LogprobsOutput(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def _results(drawn: SamplerOutput) -> dict[str, torch.Tensor]:
+    named = {} if drawn.logprobs is None else _named(drawn.logprobs, "")
+    return {"token_ids": drawn.token_ids, "bad": drawn.bad, **named}
 
 
 def _named(output: LogprobsOutput, prefix: str) -> dict[str, torch.Tensor]:

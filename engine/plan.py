@@ -66,6 +66,15 @@ class StepPlan:
     spans: list[PromptSpan] = field(default_factory=list)
 
     @property
+    def is_decode(self) -> bool:
+        """Whether every row computes one token and draws the next, and that is all."""
+        return (
+            len(self.rows) == int(self.num_query.sum())
+            and bool(self.samples.all())
+            and (not self.spans)
+        )
+
+    @property
     def max_seq_len(self) -> int:
         """Upper bound of tokens any row's attention sees."""
         return int((self.starts + self.num_query).max())

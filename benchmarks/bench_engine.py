@@ -1,0 +1,305 @@
+"""The engine without HTTP: a step's GPU time, its wall time, tokens a second, beside transformers.
+
+    python -m benchmarks.bench_engine --shape qwen3-0.6b --workloads single,greedy,mixed
+
+Engine and transformers run the same random weights. The greedy tokens of a run are compared with
+those of the engine without graphs, and with transformers' logits: bfloat16 rounds differently in
+other kernels, so a token counts as transformers' own where its logit is within `MARGIN` of the
+highest. Prints a line a measurement; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
+from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
+from benchmarks.workloads import Body, make_workload
+from engine.build import assemble
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.models.decoder import Decoder
+from engine.models.decoder_config import decoder_config
+from engine.plan import Runner, StepHandle, StepPlan
+from engine.request import Request
+from sampling.params import SamplingParams
+
+MARGIN = 0.15
+"""Logits of these random weights have a deviation of 0.64; bfloat16 moves them by up to 0.05."""
+DEVICE = torch.device("cuda")
+PREFILL_TOKENS = 1 << 16
+VOCAB_SIZE = QWEN3["vocab_size"]
+
+Tokens = dict[int, list[int]]
+Row = dict[str, Any]
+
+
+class ModuleWeights:
+    """WeightSource of a transformers model's own parameters."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._parameters = dict(module.named_parameters())
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        target.copy_(self._parameters[name].data)
+
+    def finish(self) -> None:
+        pass
+
+
+@dataclass
+class Step:
+    """What a step was and when the GPU ran it."""
+
+    plan: StepPlan
+    before: torch.cuda.Event
+    after: torch.cuda.Event
+
+    @property
+    def gpu_ms(self) -> float:
+        """From the end of the step before, or the launch if that was later, to its end."""
+        return float(self.before.elapsed_time(self.after))
+
+
+class TimedRunner:
+    """A runner that notes the GPU time of its steps."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.steps: list[Step] = []
+
+    @property
+    def rows_by_path(self) -> dict[str, int]:
+        return self._runner.rows_by_path
+
+    def launch(self, plan: StepPlan) -> StepHandle:
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        handle = self._runner.launch(plan)
+        after.record()
+        self.steps.append(Step(plan, before, after))
+        return handle
+
+
+class Bench:
+    """One shape's transformers model, and engines over the same weights."""
+
+    def __init__(self, shape: str, folder: Path) -> None:
+        self.shape = shape
+        self._folder = str(write_shape(shape, folder))
+        torch.manual_seed(0)
+        config = AutoConfig.from_pretrained(self._folder)
+        torch.set_default_dtype(torch.bfloat16)
+        with DEVICE:
+            self.peer = AutoModelForCausalLM.from_config(config).eval()
+        torch.set_default_dtype(torch.float32)
+        self._model = Decoder(
+            decoder_config(config), ModuleWeights(self.peer), torch.bfloat16, DEVICE, 8192
+        )
+
+    def engine(
+        self, *, cuda_graphs: bool = True, num_blocks: int = 20_000
+    ) -> tuple[Engine, TimedRunner]:
+        """An engine and its runner, which notes the times of its steps."""
+        config = EngineConfig(
+            model=ModelConfig(model=self._folder, dtype="bfloat16", max_model_len=4096),
+            cache=CacheConfig(num_blocks=num_blocks),
+            scheduler=SchedulerConfig(max_rows=256, max_step_tokens=8192),
+            cuda_graphs=cuda_graphs,
+        )
+        runners: list[TimedRunner] = []
+
+        def wrap(runner: Runner) -> Runner:
+            runners.append(TimedRunner(runner))
+            return runners[0]
+
+        return assemble(config, self._model, DEVICE, wrap), runners[0]
+
+
+def run(engine: Engine, bodies: list[Body]) -> tuple[Tokens, float]:
+    """Run all bodies to their end: their tokens, and the seconds it took."""
+    tokens: Tokens = defaultdict(list)
+    started = time.perf_counter()
+    for handle, body in enumerate(bodies):
+        engine.submit(b"", _request(handle, body))
+    while engine.has_work:
+        for _, output in engine.step():
+            if output.errors:
+                raise RuntimeError(str(output.errors))
+            handles = np.repeat(output.handles, output.num_new)
+            for handle, token in zip(handles.tolist(), output.token_ids.tolist(), strict=True):
+                tokens[handle].append(token)
+    torch.cuda.synchronize()
+    return tokens, time.perf_counter() - started
+
+
+def _request(handle: int, body: Body) -> Request:
+    names = ("temperature", "top_k", "top_p", "seed", "logprobs")
+    params = SamplingParams(**{name: body[name] for name in names if name in body})
+    return Request(
+        handle=handle,
+        prompt_token_ids=np.array(body["prompt"], dtype=np.int32),
+        params=params,
+        max_tokens=body["max_tokens"],
+        emit_interval=16,
+    )
+
+
+def measure(engine: Engine, timed: TimedRunner, name: str, repeat: int) -> Row:
+    """The best of some passes of a workload, each on fresh prompts."""
+    passes = []
+    for attempt in range(repeat + 1):  # the first warms up
+        bodies = make_workload(name, VOCAB_SIZE, attempt)
+        timed.steps.clear()
+        tokens, seconds = run(engine, bodies)
+        if attempt:
+            passes.append(_row(tokens, seconds, timed.steps))
+    return max(passes, key=lambda row: row["tokens_per_s"])
+
+
+def _row(tokens: Tokens, seconds: float, steps: list[Step]) -> Row:
+    widest = max(len(step.plan.rows) for step in steps)
+    full = [s for s in steps if s.plan.is_decode and len(s.plan.rows) == widest]
+    gpu_ms = statistics.median(step.gpu_ms for step in full)
+    period_ms = full[0].after.elapsed_time(full[-1].after) / (len(full) - 1)
+    return {
+        "tokens_per_s": round(sum(len(ids) for ids in tokens.values()) / seconds, 1),
+        "seconds": round(seconds, 3),
+        "steps": len(steps),
+        "rows": widest,
+        "decode_gpu_ms": round(gpu_ms, 3),
+        "decode_period_ms": round(period_ms, 3),
+        "wall_over_gpu": round(period_ms / gpu_ms, 3),
+        "context": int(np.mean([(s.plan.starts + 1).mean() for s in full])),
+    }
+
+
+def prefill(engine: Engine, timed: TimedRunner, shape: str) -> Row:
+    """64k tokens in prompts of 512, one token out of each; the share of the GPU's product rate."""
+    rng = np.random.default_rng(0)
+    best = 1e9
+    for _ in range(3):
+        prompts = rng.integers(1000, VOCAB_SIZE - 1000, (PREFILL_TOKENS // 512, 512)).tolist()
+        timed.steps.clear()
+        run(engine, [{"prompt": p, "max_tokens": 1, "temperature": 0.0} for p in prompts])
+        best = min(best, sum(step.gpu_ms for step in timed.steps))
+    layers = weight_bytes(shape) / 2 - SHAPES[shape]["hidden_size"] * VOCAB_SIZE
+    tera = 2 * layers * PREFILL_TOKENS / 1e12
+    return {"prefill_gpu_ms": round(best, 2), "prefill_tflops": round(tera / best * 1e3, 1)}
+
+
+# -- transformers -----------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def peer_step_ms(peer: Any, rows: int, context: int) -> float:
+    """GPU-side time of one of transformers' own decode steps with its dynamic cache."""
+    cache = DynamicCache()
+    ids = torch.randint(1000, 100_000, (rows, context), device=DEVICE)
+    peer(ids, past_key_values=cache, logits_to_keep=1)
+    times = []
+    for _ in range(8):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        peer(ids[:, :1], past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after))
+    return round(statistics.median(times), 3)
+
+
+@torch.inference_mode()
+def agreement(peer: Any, bodies: list[Body], tokens: Tokens) -> Row:
+    """How far greedy tokens are from transformers' choice, given the tokens before them."""
+    worst, same, count = 0.0, 0, 0
+    for handle, body in enumerate(bodies):
+        ids = torch.tensor([body["prompt"] + tokens[handle]], device=DEVICE)
+        start = len(body["prompt"]) - 1
+        logits = peer(ids).logits[0, start:-1].float()
+        chosen = logits.gather(1, ids[0, start + 1 :, None])[:, 0]
+        gaps = logits.max(dim=-1).values - chosen
+        worst = max(worst, float(gaps.max()))
+        same += int((gaps == 0).sum())
+        count += len(gaps)
+    return {"worst_gap": round(worst, 4), "same_top": round(same / count, 4), "tokens": count}
+
+
+def check(bench: Bench, engine: Engine) -> Row:
+    """Greedy tokens with graphs, without, and beside transformers' logits."""
+    bodies = make_workload("greedy", VOCAB_SIZE, seed=99)
+    captured, _ = run(engine, bodies)
+    eager, _ = run(bench.engine(cuda_graphs=False, num_blocks=8_000)[0], bodies)
+    differing = sum(captured[i] != eager[i] for i in range(len(bodies)))
+    row = agreement(bench.peer, bodies[:8], captured)
+    row |= {"requests_that_differ_from_eager": differing, "margin": MARGIN}
+    row["passed"] = differing == 0 and row["worst_gap"] <= MARGIN
+    return row
+
+
+def copy_gb_per_s() -> float:
+    """Bytes read and written a second by a large copy on the device."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(12):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        target.copy_(source)
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after))
+    return round(2 * source.nbytes / statistics.median(times) / 1e6, 1)
+
+
+def bound_ms(shape: str, rows: int, context: int, gb_per_s: float) -> float:
+    """Reading the weights once and every row's keys and values once."""
+    num_bytes = weight_bytes(shape) + rows * context * cache_bytes_per_token(shape)
+    return round(num_bytes / gb_per_s / 1e6, 3)
+
+
+def measurements(shape: str, workloads: list[str], repeat: int) -> Iterator[tuple[str, Row]]:
+    """Everything about one shape, named."""
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(shape, Path(folder))
+        gb_per_s = copy_gb_per_s()
+        yield "copy", {"gb_per_s": gb_per_s}
+        started = time.perf_counter()
+        engine, timed = bench.engine()
+        yield "build", {"seconds": round(time.perf_counter() - started, 2)}
+        yield "check", check(bench, engine)
+        for name in workloads:
+            row = measure(engine, timed, name, repeat)
+            row["bound_ms"] = bound_ms(shape, row["rows"], row["context"], gb_per_s)
+            row["peer_step_ms"] = peer_step_ms(bench.peer, row["rows"], row["context"])
+            yield name, row
+        yield "prefill", prefill(engine, timed, shape)
+
+
+def main() -> None:
+    """Run the workloads asked for and print what came of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    parser.add_argument("--workloads", default="single,greedy,mixed")
+    parser.add_argument("--repeat", type=int, default=2)
+    args = parser.parse_args()
+    results: Row = {"shape": args.shape, "gpu": torch.cuda.get_device_name()}
+    for name, row in measurements(args.shape, args.workloads.split(","), args.repeat):
+        results[name] = row
+        print(name, row, flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Model folders with the shapes of real models and no weights, for random ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+QWEN3: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "max_position_embeddings": 40960,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "initializer_range": 0.02,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "bfloat16",
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+}
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """A folder with the config of a shape and a tokenizer of its vocabulary size."""
+    config = QWEN3 | SHAPES[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    _write_tokenizer(folder, config["vocab_size"])
+    return folder
+
+
+def _write_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Bytes, and as many words that no text holds as the vocabulary has room for."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += [f"Ġ{index}" for index in range(len(tokens), vocab_size)]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    fields = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "model_max_length": 40960,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+
+
+def weight_bytes(name: str) -> int:
+    """Bytes a decode step reads of a shape's bfloat16 weights: layers and head."""
+    shape = QWEN3 | SHAPES[name]
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    q_width = shape["num_attention_heads"] * shape["head_dim"]
+    kv_width = shape["num_key_value_heads"] * shape["head_dim"]
+    layer = hidden * (2 * q_width + 2 * kv_width + 3 * inner)
+    return 2 * (shape["num_hidden_layers"] * layer + shape["vocab_size"] * hidden)
+
+
+def cache_bytes_per_token(name: str) -> int:
+    """Bytes a token's keys and values take."""
+    shape = QWEN3 | SHAPES[name]
+    per_layer = 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2
+    return int(shape["num_hidden_layers"] * per_layer)

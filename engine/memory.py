@@ -1,0 +1,215 @@
+"""How much of a GPU the KV cache may have: what a real step leaves, measured.
+
+The largest steps a scheduler could plan are run through the engine's own runner over a small
+cache: a full token budget with every row drawing under the dearest sampling parameters, a prompt
+scored to its last position, and a decode step, whose peak the graphs will hold for themselves. The
+same steps compile what a server must not compile inside a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.attention.base import KVCache
+from engine.config import ConfigError
+from engine.kernels.skinny import NUM_ROWS
+from engine.model_runner import ModelRunner
+from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
+from engine.request import PromptLogprobsParams, Request
+from engine.rows import Choice
+from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
+
+GRAPH_BYTES = 256 << 20
+"""What the driver keeps for the captured graphs besides their tensors."""
+DEAREST = SamplingParams(
+    temperature=1.0,
+    top_k=50,
+    top_p=0.9,
+    min_p=0.01,
+    presence_penalty=0.5,
+    logprobs=20,
+    logprob_token_ids=(0,) * MAX_LOGPROB_TOKEN_IDS,
+    logprobs_mode="processed_logprobs",
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler may plan at most.
+
+    Attributes:
+        max_rows, max_step_tokens: of a step. max_model_len: tokens of a row.
+    """
+
+    max_rows: int
+    max_step_tokens: int
+    max_model_len: int
+    block_size: int
+
+    @property
+    def tokens_each(self) -> int:
+        """Tokens a row brings when all rows share a step's budget."""
+        return min(max(self.max_step_tokens // self.max_rows, 1), self.max_model_len)
+
+    @property
+    def tokens_alone(self) -> int:
+        """Tokens one row brings when it has the budget for itself."""
+        return min(self.max_step_tokens, self.max_model_len)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks the measured steps need, the null block included."""
+        each = -(-(self.tokens_each + 1) // self.block_size)
+        alone = -(-self.tokens_alone // self.block_size)
+        return max(self.max_rows * each, alone) + 1
+
+
+@dataclass(frozen=True)
+class MemoryProfile:
+    """Where a GPU's memory goes, in bytes.
+
+    Attributes:
+        total: of the device. foreign: held by others, the CUDA context included.
+        fixed: weights and buffers. step: peak of a step above them. graphs: held by graphs.
+    """
+
+    total: int
+    foreign: int
+    fixed: int
+    step: int
+    graphs: int
+
+    def __str__(self) -> str:
+        return (
+            f"weights and buffers take {_gib(self.fixed)}, a step up to {_gib(self.step)}, "
+            f"graphs {_gib(self.graphs)}, other processes and the driver {_gib(self.foreign)}"
+        )
+
+    def cache_bytes(self, utilization: float) -> int:
+        """What is left for the cache.
+
+        Raises:
+            ConfigError: nothing is.
+        """
+        allowed = int(self.total * utilization)
+        left = allowed - self.foreign - self.fixed - self.step - self.graphs
+        if left > 0:
+            return left
+        raise ConfigError(
+            f"no memory is left for the KV cache: gpu-memory-utilization {utilization:g} of "
+            f"{_gib(self.total)} allows {_gib(allowed)}; {self}"
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfile:
+    """Run the largest steps; the runner's rows are vacant afterwards.
+
+    Args:
+        runner: over a cache of `limits.num_blocks`, which does not count as fixed.
+    """
+    device = cache.layers[0].device
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated(device)
+    large = [_full_step(limits), _scoring_step(limits)]
+    step = _peak(runner, device, large + [_small_step(limits, n) for n in NUM_ROWS])
+    decode = _peak(runner, device, [_decode_step(limits)])
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    return MemoryProfile(
+        total=total,
+        foreign=total - free - torch.cuda.memory_reserved(device),
+        fixed=before - sum(layer.nbytes for layer in cache.layers),
+        step=step,
+        graphs=decode + GRAPH_BYTES,
+    )
+
+
+def _peak(runner: ModelRunner, device: torch.device, plans: list[StepPlan]) -> int:
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    for plan in plans:
+        runner.launch(plan).wait()
+        runner.forget(plan.rows)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _full_step(limits: Limits) -> StepPlan:
+    """Every row brings its share of the budget and draws."""
+    request = Request(
+        handle=0,
+        prompt_token_ids=np.zeros(limits.tokens_each, dtype=np.int32),
+        params=DEAREST,
+        max_tokens=1,
+    )
+    return _plan(limits, request, limits.max_rows, limits.tokens_each)
+
+
+def _scoring_step(limits: Limits) -> StepPlan:
+    """One row brings the whole budget, and all of its positions are scored."""
+    scores = PromptLogprobsParams(num_top=20, token_ids=DEAREST.logprob_token_ids or ())
+    request = Request(
+        handle=0,
+        prompt_token_ids=np.zeros(limits.tokens_alone, dtype=np.int32),
+        params=DEAREST,
+        max_tokens=1,
+        prompt_logprobs=scores,
+    )
+    return _plan(limits, request, 1, limits.tokens_alone)
+
+
+def _small_step(limits: Limits, num_tokens: int) -> StepPlan:
+    """One row brings a few tokens: the products of so few rows are kernels of their own."""
+    count = min(num_tokens, limits.tokens_alone)
+    request = Request(
+        handle=0,
+        prompt_token_ids=np.zeros(count, dtype=np.int32),
+        params=SamplingParams(),
+        max_tokens=1,
+    )
+    return _plan(limits, request, 1, count)
+
+
+def _decode_step(limits: Limits) -> StepPlan:
+    """Every row brings one token and draws."""
+    request = Request(
+        handle=0, prompt_token_ids=np.zeros(1, dtype=np.int32), params=DEAREST, max_tokens=1
+    )
+    return _plan(limits, request, limits.max_rows, 1)
+
+
+def _plan(limits: Limits, request: Request, num_rows: int, num_tokens: int) -> StepPlan:
+    """A step that admits `num_rows` rows of `request` and computes `num_tokens` of each."""
+    per_row = -(-num_tokens // limits.block_size)
+    blocks = np.arange(1, num_rows * per_row + 1).reshape(num_rows, per_row)
+    choices = [
+        Choice(
+            frontend=b"",
+            request=request,
+            index=0,
+            seed=row,
+            arrival=row,
+            token_ids=request.prompt_token_ids,
+            scores=None if request.prompt_logprobs is None else [],
+        )
+        for row in range(num_rows)
+    ]
+    plan = StepPlan(
+        rows=np.arange(num_rows, dtype=np.int32),
+        num_query=np.full(num_rows, num_tokens, dtype=np.int32),
+        starts=np.zeros(num_rows, dtype=np.int32),
+        samples=np.ones(num_rows, dtype=np.bool_),
+        epochs=np.zeros(num_rows, dtype=np.int64),
+        choices=choices,
+        num_prompt_tokens=num_rows * num_tokens,
+        admissions=[Admission(row, choice, 0) for row, choice in enumerate(choices)],
+        grants=[BlockGrant(row, 0, blocks[row].tolist()) for row in range(num_rows)],
+    )
+    plan.spans = prompt_spans(plan, np.arange(num_rows))
+    return plan
