@@ -7,7 +7,7 @@ MODEL ?=
 ARGS ?=
 READY := $(VENV)/.installed
 
-.PHONY: serve setup install test test-gpu test-slow lint check format bench-gpu clean
+.PHONY: serve setup install test test-gpu test-slow kernels lint check format bench-gpu clean
 
 serve: $(READY)
 	exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
@@ -49,6 +49,10 @@ format: $(READY)
 test-gpu:
 	TAILRACE_USE_FLASHINFER_SAMPLER=0 $(PYTHON) -m pytest -m gpu tests
 	TAILRACE_USE_FLASHINFER_SAMPLER=1 $(PYTHON) -m pytest -m gpu tests/sampling
+
+# FlashInfer's modules, compiled into the image for the GPUs of FLASHINFER_CUDA_ARCH_LIST.
+kernels:
+	$(BIN)/tailrace warmup --kernels
 
 bench-gpu:
 	$(PYTHON) -m benchmarks.record

@@ -35,14 +35,16 @@ from sampling import rows as flags
 from sampling.rows import SamplingNeeds, SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
 
-RANDOM, FILTERED = flags.RANDOM, flags.FILTERED
+DRAWN, FILTERED = flags.RANDOM, flags.RANDOM | flags.FILTERED
+PROCESSED = FILTERED | flags.TWICE_FILTERED | flags.MASKED | flags.EDITED | flags.PENALIZED
 REPORTED = flags.LOGPROBS | flags.NORMALIZED
 COMMON_NEEDS = (
     SamplingNeeds(flags=0, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=RANDOM, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=RANDOM | FILTERED, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=RANDOM | REPORTED, greedy=True, num_top=5, num_explicit=0),
-    SamplingNeeds(flags=RANDOM | FILTERED | REPORTED, greedy=True, num_top=20, num_explicit=0),
+    SamplingNeeds(flags=DRAWN, greedy=True, num_top=0, num_explicit=0),
+    SamplingNeeds(flags=FILTERED, greedy=True, num_top=0, num_explicit=0),
+    SamplingNeeds(flags=PROCESSED, greedy=True, num_top=0, num_explicit=0),
+    SamplingNeeds(flags=DRAWN | REPORTED, greedy=True, num_top=5, num_explicit=0),
+    SamplingNeeds(flags=FILTERED | REPORTED, greedy=True, num_top=20, num_explicit=0),
 )
 """What is captured, cheapest first. A batch runs on the first that covers its own needs."""
 
@@ -55,9 +57,12 @@ def ladder(max_rows: int) -> tuple[int, ...]:
 
 
 def covers(captured: SamplingNeeds, needs: SamplingNeeds) -> bool:
-    """Whether a graph captured for some needs serves a batch with others."""
+    """Whether a graph captured for some needs serves a batch with others.
+
+    Which path draws a row is not told by its needs alone; see `Sampler.is_capturable`.
+    """
     return (
-        needs.flags & ~captured.flags == 0
+        needs.flags & ~captured.flags & ~flags.FLASHINFER == 0
         and needs.num_top <= captured.num_top
         and needs.num_explicit <= captured.num_explicit
     )
@@ -171,12 +176,17 @@ class DecodeGraphs:
         forward.graph.replay()
         needs = self._sampling_rows.needs(rows)
         self._sampler.count(rows)
-        for captured in COMMON_NEEDS:
-            draw = self._draws.get((size, captured))
-            if draw is not None and covers(captured, needs):
-                draw.graph.replay()
-                return draw.drawn
-        return self._draw(len(rows), forward.hidden, needs)
+        draw = self._captured_draw(size, needs)
+        if draw is None:
+            return self._draw(len(rows), forward.hidden, needs)
+        draw.graph.replay()
+        return draw.drawn
+
+    def _captured_draw(self, size: int, needs: SamplingNeeds) -> _Draw | None:
+        if not self._sampler.is_capturable(needs):
+            return None
+        draws = (self._draws.get((size, each)) for each in COMMON_NEEDS if covers(each, needs))
+        return next((draw for draw in draws if draw is not None), None)
 
     def _load(self, rows: Int32Array, size: int) -> None:
         """Publish which rows the step is of; nothing to do where they are those of the last."""

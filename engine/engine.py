@@ -10,7 +10,7 @@ import numpy as np
 from engine.blocks import BlockPool
 from engine.config import EngineConfig, EngineInfo
 from engine.outputs import OutputRing
-from engine.plan import Runner, StepHandle, StepPlan, StepResult
+from engine.plan import Runner, RunnerLostError, StepHandle, StepPlan, StepResult
 from engine.request import (
     EngineStats,
     Finish,
@@ -104,7 +104,7 @@ class Engine:
         plan = handle.plan
         try:
             result = handle.wait(self._timeout_s)
-        except TimeoutError:
+        except (TimeoutError, RunnerLostError):
             raise
         except Exception as error:
             self._fail(plan, error)

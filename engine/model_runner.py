@@ -14,7 +14,7 @@ from engine.batch import InputBatch, RequestRows, make_batch
 from engine.buffers import HostCopy, HostStream, InlineLauncher, to_device
 from engine.cuda_graphs import DecodeGraphs
 from engine.models.base import CausalLM
-from engine.plan import PromptSpan, StepPlan, StepResult
+from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
 from engine.request import Int32Array, LogprobArrays
 from sampling.logprobs import LogprobsOutput, prompt_logprobs
 from sampling.rows import SamplingRows
@@ -35,8 +35,11 @@ class LaunchedStep:
         self._issued = issued
 
     def wait(self, timeout_s: float | None = None) -> StepResult:
-        """The result; raises what the step raised, or `TimeoutError`."""
-        arrays = self._issued.result(timeout_s).arrays()
+        """The result; see `StepHandle`."""
+        try:
+            arrays = self._issued.result(timeout_s).arrays()
+        except torch.AcceleratorError as error:  # sticky: the CUDA context is gone
+            raise RunnerLostError(str(error)) from error
         return StepResult(
             token_ids=arrays.get("token_ids", _NO_TOKENS),
             bad=arrays.get("bad", _NO_TOKENS.astype(np.bool_)),

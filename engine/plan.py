@@ -117,6 +117,10 @@ class StepResult:
     scores: list[LogprobArrays]
 
 
+class RunnerLostError(RuntimeError):
+    """The device failed in a way that no later step can survive."""
+
+
 class StepHandle(Protocol):
     """A step that was launched.
 
@@ -127,7 +131,13 @@ class StepHandle(Protocol):
     plan: StepPlan
 
     def wait(self, timeout_s: float | None = None) -> StepResult:
-        """What it computed; raises what the step raised, or `TimeoutError`."""
+        """What it computed.
+
+        Raises:
+            RunnerLostError: no later step can run either.
+            TimeoutError: it took longer.
+            Exception: what the step raised.
+        """
         ...
 
 

@@ -7,12 +7,15 @@ the sum over a run stays below 1e-6.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import TextIO
 
+import msgspec
 import numpy as np
 import torch
 
@@ -74,7 +77,7 @@ def verify(
 
 
 def _print_row(cells: tuple[str, ...], out: TextIO) -> None:
-    widths = (34, 30, 24, 14, 12, 0)
+    widths = (38, 30, 24, 14, 12, 0)
     row = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
     print(row.rstrip(), file=out, flush=True)
 
@@ -89,6 +92,7 @@ def _results(
     yield from _tail_counts(device, quick, seed)
     num_draws = QUICK_DRAWS if quick else FULL_DRAWS
     yield from _sampler_results(chosen, device, num_draws, seed)
+    yield from flashinfer_results(chosen, device, num_draws, seed)
     yield from _speculation_results(chosen, device, num_draws, seed)
     if with_model:
         yield model_frequencies(config, seed)
@@ -107,7 +111,7 @@ def flag_coverage(config: SamplerConfig, device: torch.device) -> Iterator[Resul
     for name, (maker, purpose) in PATHS.items():
         path, draw = f"{name}, {device.type}", maker(config, device)
         if purpose is Purpose.ACCEPT:
-            yield checks.replay_acceptance("replay: rare acceptance", path, draw)
+            yield checks.replay_acceptance("fp64 replay: rare acceptance", path, draw)
         else:
             yield from checks.replays(path, draw, purpose)
 
@@ -132,6 +136,28 @@ def _sampler_results(
     yield checks.tied_frequencies(path, tied, num_draws, seed)
     yield checks.greedy_ties(path, sampler_draws(config, device, SamplingParams(temperature=0.0)))
     yield checks.slot_invariance(path, sampler_step(config, device, num_slots=checks.NUM_REQUESTS))
+
+
+def flashinfer_results(
+    config: SamplerConfig, device: torch.device, num_draws: int, seed: int
+) -> Iterator[Result]:
+    """The filters as FlashInfer applies them, where it may draw and can."""
+    if device.type != "cuda" or config.use_fp64_gumbel or config.flashinfer == "never":
+        return
+    unseeded = msgspec.structs.replace(checks.FILTERED, seed=None)
+    rows_by_path: Counter[str] = Counter()
+    insisting = dataclasses.replace(config, flashinfer="always")
+    draw = sampler_draws(insisting, device, unseeded, rows_by_path)
+    try:
+        result = checks.filtered_frequencies("flashinfer, cuda", draw, num_draws, seed)
+    except (ImportError, RuntimeError, ValueError) as error:  # not installed, or not for this GPU
+        reason = str(error).splitlines()[0]
+        yield Result("frequencies: FlashInfer", "flashinfer, cuda", reason, "none", 0.0, True)
+        return
+    if rows_by_path["flashinfer"] != num_draws:
+        words = f"{rows_by_path['flashinfer']} of {num_draws} drawn by it"
+        result = result._replace(statistic=words, threshold="all", passed=False)
+    yield result
 
 
 def _speculation_results(

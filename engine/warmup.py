@@ -9,38 +9,20 @@ tailrace warmup --kernels   FlashInfer's modules for the GPUs of FLASHINFER_CUDA
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from engine.attention.flashinfer import is_installed
-from engine.config import ConfigError, EngineConfig, ModelConfig
+from engine.config import ConfigError, EngineConfig
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run the command; returns the exit status and raises `ConfigError`."""
-    parser = argparse.ArgumentParser(prog="tailrace warmup", description="Build kernels ahead.")
-    parser.add_argument("model", nargs="?", help="folder or hub id")
-    parser.add_argument(
-        "--kernels", action="store_true", help="FlashInfer's modules, no GPU needed"
-    )
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bfloat16"])
-    parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128])
-    args = parser.parse_args(argv)
-    if args.kernels:
-        build_kernels([DTYPES[name] for name in args.dtypes], args.head_dims)
-    if args.model is not None:
-        warm_up(EngineConfig(model=ModelConfig(model=args.model)))
-    if args.model is None and not args.kernels:
-        parser.error("give a MODEL, --kernels, or both")
-    return 0
+DTYPES = (torch.bfloat16,)
+HEAD_DIMS = (64, 128)
+"""What the image's modules are built for; others are built when a server first starts."""
 
 
 def warm_up(config: EngineConfig) -> None:
@@ -52,11 +34,11 @@ def warm_up(config: EngineConfig) -> None:
     print(f"warm for {config.model.model} on {info.device} in {time.monotonic() - started:.0f} s")
 
 
-def build_kernels(dtypes: Sequence[torch.dtype], head_dims: Sequence[int]) -> None:
+def build_kernels() -> None:
     """Build FlashInfer's modules and keep them where it looks before it compiles."""
     if not is_installed():
         raise ConfigError("FlashInfer is not installed: pip install 'tailrace[cuda]'")
-    for spec in _module_specs(dtypes, head_dims):
+    for spec in _module_specs():
         started = time.monotonic()
         spec.build(need_lock=True)
         spec.aot_path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +46,7 @@ def build_kernels(dtypes: Sequence[torch.dtype], head_dims: Sequence[int]) -> No
         print(f"{spec.name}: {time.monotonic() - started:.0f} s", flush=True)
 
 
-def _module_specs(dtypes: Sequence[torch.dtype], head_dims: Sequence[int]) -> Iterator[Any]:
+def _module_specs() -> Iterator[Any]:
     from flashinfer.compilation_context import CompilationContext
     from flashinfer.jit.attention.modules import gen_batch_prefill_module
     from flashinfer.jit.sampling import gen_sampling_module
@@ -75,7 +57,7 @@ def _module_specs(dtypes: Sequence[torch.dtype], head_dims: Sequence[int]) -> It
     backends = sorted({"fa3" if major == 9 else "fa2" for major, _ in archs})
     no_position, no_softcap, no_fp16_sums = 0, False, False
     for backend, dtype, head_dim, window in itertools.product(
-        backends, dtypes, head_dims, (False, True)
+        backends, DTYPES, HEAD_DIMS, (False, True)
     ):
         yield gen_batch_prefill_module(
             backend,

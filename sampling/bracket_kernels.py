@@ -13,10 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling import noise
 from sampling.filter_kernels import (
-    BLOCK,
-    BLOCKS_PER_TILE,
     LAST_ID,
     LOG_MIN_P,
     TEMPERATURE,
@@ -26,11 +23,14 @@ from sampling.filter_kernels import (
     order,
 )
 from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, Source, load_raw, processed
-from sampling.race_kernels import PEAK, Cuts, TileStats, scale_of
+from sampling.race import MASS_ERROR
+from sampling.race_kernels import Cuts, TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
 SAMPLED = 8192  # tokens of a row looked at to place the bracket
 
+_SAMPLED, _MASS_ERROR = constexpr(SAMPLED), constexpr(MASS_ERROR)
+LOWEST_ORDER = constexpr(-2139095040)  # of the lowest finite float32
 _SPREAD = constexpr(5.0)  # standard deviations between the sample's estimate and the bracket
 
 
@@ -49,7 +49,7 @@ def floor_order(top, temperature, log_min_p):
     floor = top + temperature * log_min_p
     nearest = floor.to(tl.float32)
     lowest = order(nearest) + (nearest.to(tl.float64) < floor).to(tl.int32)
-    return tl.maximum(lowest, order(tl.full((), float("-inf"), tl.float32)) + 1)
+    return tl.maximum(lowest, LOWEST_ORDER)
 
 
 @jit
@@ -69,7 +69,7 @@ def _bracket_kernel(
     brackets,
     num_tiles,
     padded_tiles: tl.constexpr,
-    each: tl.constexpr,
+    complete: tl.constexpr,
     edited: tl.constexpr,
     second: tl.constexpr,
 ):
@@ -91,7 +91,7 @@ def _bracket_kernel(
     if (top_p < 1.0) | (by_mass == 0):
         low, high = _bracket(
             source, stats, i, by_mass, top_k, top_p, limit, top, temperature, num_tiles,
-            padded_tiles, each, edited, second,
+            padded_tiles, complete, edited, second,
         )  # fmt: skip
         low = tl.maximum(low, limit)
         high = tl.maximum(tl.minimum(high, order(top)), low)
@@ -99,6 +99,19 @@ def _bracket_kernel(
     tl.store(brackets.high + i, high)
     tl.store(brackets.limit + i, limit)
     tl.store(brackets.limit_id + i, limit_id)
+
+
+@jit
+def _sample(source, i, num_tiles, complete: tl.constexpr, edited: tl.constexpr):
+    """Processed logits of `SAMPLED` tokens, eight neighbours at a time all over the row."""
+    slot = tl.arange(0, _SAMPLED)
+    token_ids = slot
+    if not complete:
+        token_ids = slot // 8 * (source.vocab_size // 8) // (_SAMPLED // 8) * 8 + slot % 8
+    values = load_raw(source, i, token_ids, token_ids >= 0)
+    if edited:
+        values = processed(values, token_ids, source, i, 0, num_tiles)
+    return values
 
 
 @jit
@@ -114,40 +127,37 @@ def _bracket(
     temperature,
     num_tiles,
     padded_tiles: tl.constexpr,
-    each: tl.constexpr,
+    complete: tl.constexpr,
     edited: tl.constexpr,
     second: tl.constexpr,
 ):
-    """Two orders between which the cut probably lies, from `each` tokens of every block.
+    """Two orders between which the cut probably lies.
 
     By mass, what lies below a value is estimated, since light tokens make a steady estimate; by
     count, what lies above.
     """
-    block = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)[:, None]
-    start = (block * 37) % (BLOCK // each) * each  # spread over the places within a block
-    token_ids = block * BLOCK + start + tl.arange(0, each)[None, :]
-    values = load_raw(source, i, token_ids, token_ids >= 0)
-    if edited:
-        values = processed(values, token_ids, source, i, 0, num_tiles)
+    values = _sample(source, i, num_tiles, complete, edited)
     scale = scale_of(temperature)
     inside = order(values) >= limit
     weights = tl.where(by_mass, tl.exp2((values - top) * scale), 1.0)
-    rate = 1.0 * each / BLOCK
+    rate = 1.0
+    if not complete:
+        rate = 1.0 * _SAMPLED / source.vocab_size
     mass = _row_mass(stats, i, top, temperature, num_tiles, padded_tiles).to(tl.float32) * rate
     if not second:  # what the limit forbids is in the masses still
-        mass -= tl.sum(tl.sum(tl.where(inside, 0.0, weights), 1), 0)
+        mass -= tl.sum(tl.where(inside, 0.0, weights), 0)
     wanted = tl.where(by_mass, (1.0 - top_p).to(tl.float32) * mass, top_k.to(tl.float32) * rate)
     weights = tl.where(inside, weights, 0.0)
-    bottom = tl.min(tl.min(tl.where(inside, values, top), 1), 0)
+    bottom = tl.min(tl.where(inside, values, top), 0)
     low, low_end = bottom, top
     high, high_end = top, bottom
-    for _ in range(14):
+    for _ in range(12):
         value = low + 0.5 * (low_end - low)
-        fewest, most = _estimate(values, weights, value, top, scale, by_mass, each)
+        fewest, most = _estimate(values, weights, value, top, scale, by_mass, complete)
         surely = tl.where(by_mass, most <= wanted, fewest >= wanted)  # the cut is not below
         low, low_end = tl.where(surely, value, low), tl.where(surely, low_end, value)
         value = high + 0.5 * (high_end - high)
-        fewest, most = _estimate(values, weights, value, top, scale, by_mass, each)
+        fewest, most = _estimate(values, weights, value, top, scale, by_mass, complete)
         surely = tl.where(by_mass, fewest >= wanted, most < wanted)  # the cut is not above
         high, high_end = tl.where(surely, value, high), tl.where(surely, high_end, value)
     return order(low), order(high)
@@ -164,18 +174,18 @@ def _row_mass(stats, i, top, temperature, num_tiles, padded_tiles: tl.constexpr)
 
 
 @jit
-def _estimate(values, weights, value, top, scale, by_mass, each: tl.constexpr):
+def _estimate(values, weights, value, top, scale, by_mass, complete: tl.constexpr):
     """Bounds of the sample's measure below (mass) or at and above (count) a value.
 
-    The variance of a sum of weights sampled at a low rate is the sum of their squares, at most
-    the largest weight times the sum.
+    The variance of a sum of weights sampled at a low rate is the sum of their squares.
     """
     chosen = tl.where(by_mass, values < value, values >= value)
-    measure = tl.sum(tl.sum(tl.where(chosen, weights, 0.0), 1), 0)
-    if each == BLOCK:  # the sample is the row
-        return measure, measure
-    largest = tl.where(by_mass, tl.exp2((value - top) * scale), 1.0)
-    spread = _SPREAD * tl.sqrt(largest * measure) + 3.0 * largest
+    chosen = tl.where(chosen, weights, 0.0)
+    measure = tl.sum(chosen, 0)
+    spread = measure * _MASS_ERROR
+    if not complete:
+        spread = _SPREAD * tl.sqrt(tl.sum(chosen * chosen, 0))
+        spread += 3.0 * tl.where(by_mass, tl.exp2((value - top) * scale), 1.0)
     return measure - spread, measure + spread
 
 
@@ -198,7 +208,6 @@ def bracket(
     num_rows, num_tiles = stats.maxima.shape
     like = scratch.undecided
     brackets = Brackets(*(torch.empty_like(like) for _ in Brackets._fields))
-    padded_tiles = max(2, triton.next_power_of_2(num_tiles))
     _bracket_kernel[(num_rows,)](
         source,
         stats,
@@ -206,8 +215,8 @@ def bracket(
         scratch,
         brackets,
         num_tiles,
-        padded_tiles=padded_tiles,
-        each=min(PEAK, max(1, SAMPLED // (padded_tiles * noise.TILE // PEAK))),
+        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        complete=source.vocab_size <= SAMPLED,
         edited=edited,
         second=second,
         num_warps=8,

@@ -210,4 +210,4 @@ def judged(check: str, path: str, outcome: Outcome) -> Result:
 def replays(path: str, draw: Draws, purpose: Purpose) -> list[Result]:
     """Every replay recorded for a purpose."""
     cases = [case for case in CASES if len(wins(case, purpose)[0])]
-    return [replay(f"replay: {case.name}", path, draw, case, purpose) for case in cases]
+    return [replay(f"fp64 replay: {case.name}", path, draw, case, purpose) for case in cases]

@@ -43,7 +43,7 @@ _HEAD, _BLOCKS, _CANDIDATES = (
     constexpr(MAX_BLOCKS),
     constexpr(MAX_CANDIDATES),
 )
-_GROUP = constexpr(4)  # blocks read at once
+_GROUP = constexpr(8)  # blocks read at once
 _LOWEST_KEY, _HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
 
 

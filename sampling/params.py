@@ -35,8 +35,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: keep the k highest tokens (ties: lower id first); 0 keeps all.
         top_p: keep the shortest prefix of that order whose mass reaches p, in (0, 1].
         min_p: keep tokens with p >= min_p * max p, in [0, 1].
-        repetition_penalty: in [1e-6, 1e6]; divides positive and multiplies negative logits of tokens seen
-            in prompt or output (Keskar et al. 2019, section 4.1).
+        repetition_penalty: in [1e-6, 1e6]; divides positive and multiplies negative logits of
+            tokens seen in prompt or output (Keskar et al. 2019, section 4.1).
         presence_penalty, frequency_penalty: in [-2, 2]; subtracted once, and per occurrence,
             for tokens of the output.
         seed: 64-bit noise key; None draws a random one at admission.

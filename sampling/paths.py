@@ -5,6 +5,7 @@ Each calls what the engine calls on that device, in batches. `speculation_paths`
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -20,7 +21,6 @@ from sampling.params import SamplingParams
 from sampling.race import TileStats, race, tile_stats
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
-
 
 MAX_ROWS = 65_535
 """Of a batch: CUDA's limit on the second dimension of a grid."""
@@ -41,9 +41,18 @@ class Draws(Protocol):
 
 
 def sampler_draws(
-    config: SamplerConfig, device: torch.device, params: SamplingParams | None = None
+    config: SamplerConfig,
+    device: torch.device,
+    params: SamplingParams | None = None,
+    rows_by_path: Counter[str] | None = None,
 ) -> Draws:
-    """The engine's sampler for one request; neutral parameters if None."""
+    """The engine's sampler for one request.
+
+    Args:
+        config, device: the sampler's.
+        params: of the request; neutral if None.
+        rows_by_path: counts which path drew.
+    """
     params = params or SamplingParams(seed=0)
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
@@ -52,6 +61,8 @@ def sampler_draws(
         on_device, tokens = logits.to(device), []
         for batch in batches_of(positions, rows):
             tokens.append(sampler(on_device.expand(len(batch.rows), -1), batch).token_ids.cpu())
+        if rows_by_path is not None:
+            rows_by_path.update(sampler.rows_by_path)
         return torch.cat(tokens).long()
 
     return draw

@@ -9,13 +9,13 @@ undecided for `search_kernels`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampling import noise
-from sampling.bracket_kernels import Brackets
+from sampling.bracket_kernels import LOWEST_ORDER, Brackets
 from sampling.filter_kernels import (
     LAST_ID,
     TEMPERATURE,
@@ -40,11 +40,46 @@ class Scan(NamedTuple):
     """What the pass finds in each tile; masses are relative to the tile's maximum."""
 
     mass_above: Tensor  # float32 [n, tiles]
-    num_above: Tensor  # int32 [n, tiles]
-    mass_inside: Tensor  # float32 [n, tiles]
+    num_above: Tensor  # int32 [n, tiles], of rows cut by count
+    mass_allowed: Tensor  # float32 [n, tiles], of rows under a min-p
     num_inside: Tensor  # int32 [n, tiles]
-    mass_below: Tensor  # float32 [n, tiles], down to the limit
     noted: Tensor  # int32 [n, tiles, share of NOTED], `order`s inside the bracket
+
+
+class _Row(NamedTuple):
+    """Scalars of a row."""
+
+    by_mass: Any
+    low: Any
+    high: Any
+    limit: Any
+    limit_id: Any
+    temperature: Any
+    top_k: Any
+    top_p: Any
+
+
+@jit
+def _load_row(source, brackets, i, second: tl.constexpr):
+    row = tl.load(source.rows + i).to(tl.int64)
+    floats = source.floats + row * NUM_FLOATS
+    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
+    return _Row(
+        (top_k == 0) | second,
+        tl.load(brackets.low + i),
+        tl.load(brackets.high + i),
+        tl.load(brackets.limit + i),
+        tl.load(brackets.limit_id + i),
+        tl.load(floats + TEMPERATURE),
+        top_k,
+        tl.load(floats + TOP_P),
+    )
+
+
+@jit
+def _under_min_p(row, second: tl.constexpr):
+    """Whether the mass of what the limit allows must be measured."""
+    return (row.limit > LOWEST_ORDER) & (second == 0)
 
 
 @jit
@@ -62,33 +97,70 @@ def _scan_kernel(
     i = tl.program_id(1).to(tl.int64)
     if tl.load(scratch.undecided + i) != second + 1:
         return
-    row = tl.load(source.rows + i).to(tl.int64)
-    scale = scale_of(tl.load(source.floats + row * NUM_FLOATS + TEMPERATURE))
-    low, high = tl.load(brackets.low + i), tl.load(brackets.high + i)
-    limit, limit_id = tl.load(brackets.limit + i), tl.load(brackets.limit_id + i)
+    row = _load_row(source, brackets, i, second)
+    scale = scale_of(row.temperature)
+    low, high = value_of(row.low), value_of(row.high)
     first = tl.program_id(0) * _SCANNED_TILES
     for tile in range(first, tl.minimum(first + _SCANNED_TILES, num_tiles)):
         token_ids = tl.arange(0, TILE) + tile * TILE
         values = load_raw(source, i, token_ids, token_ids >= 0)
         if edited:
             values = processed(values, token_ids, source, i, tile, tile + 1)
-        orders = order(values)
-        allowed = (orders > limit) | ((orders == limit) & (token_ids <= limit_id))
-        above = allowed & (orders > high)
-        inside = allowed & (orders >= low) & (orders <= high)
+        above = values > high
+        inside = (values >= low) & (values <= high)
+        if second:  # of the tokens equal to the limit, some are out
+            allowed = (values > value_of(row.limit)) | (token_ids <= row.limit_id)
+            above, inside = above & allowed, inside & allowed
         at = i * num_tiles + tile
         top = tl.load(stats.maxima + at)
         weights = tl.exp2((values - tl.where(top == float("-inf"), 0.0, top)) * scale)
         tl.store(scan.mass_above + at, tl.sum(tl.where(above, weights, 0.0), 0))
-        tl.store(scan.mass_inside + at, tl.sum(tl.where(inside, weights, 0.0), 0))
-        below = allowed & (orders < low)
-        tl.store(scan.mass_below + at, tl.sum(tl.where(below, weights, 0.0), 0))
-        tl.store(scan.num_above + at, tl.sum(above.to(tl.int32), 0))
+        if row.by_mass == 0:
+            tl.store(scan.num_above + at, tl.sum(above.to(tl.int32), 0))
+        if _under_min_p(row, second):
+            allowed_weights = tl.where(values >= value_of(row.limit), weights, 0.0)
+            tl.store(scan.mass_allowed + at, tl.sum(allowed_weights, 0))
         num_inside = tl.sum(inside.to(tl.int32), 0)
         tl.store(scan.num_inside + at, num_inside)
-        if (num_inside > 0) & (low < high):
+        if (num_inside > 0) & (row.low < row.high):
             slot = tl.cumsum(inside.to(tl.int32), 0) - 1
-            tl.store(scan.noted + at * room + slot, orders, mask=inside & (slot < room))
+            to = scan.noted + at * room + slot
+            tl.store(to, order(values), mask=inside & (slot < room))
+
+
+@jit
+def _measured(
+    scan, stats, row, i, factors, num_tiles, padded_tiles: tl.constexpr, second: tl.constexpr
+):
+    """The measure above the bracket, and the target."""
+    tiles = tl.arange(0, padded_tiles)
+    mask = tiles < num_tiles
+    at = i * num_tiles + tiles
+    if row.by_mass:
+        above = tl.sum(tl.load(scan.mass_above + at, mask=mask, other=0.0) * factors, 0)
+        masses = tl.load(stats.masses + at, mask=mask, other=0.0)
+        if _under_min_p(row, second):
+            masses = tl.load(scan.mass_allowed + at, mask=mask, other=0.0)
+        target = row.top_p * tl.sum(masses * factors, 0)
+    else:
+        num_above = tl.load(scan.num_above + at, mask=mask, other=0)
+        above = tl.sum(num_above, 0).to(tl.float64)
+        target = row.top_k.to(tl.float64)
+    return above, target
+
+
+@jit
+def _noted_cut(orders, weights, low, high, missing):
+    """The highest order, not below `low`, at which the noted weights reach what is missing, and
+    what is missing then of the tokens equal to it."""
+    low, high = low.to(tl.int64), high.to(tl.int64)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        reached = tl.sum(tl.where(orders >= middle, weights, 0.0), 0) >= missing
+        low = tl.where(reached, middle, low)
+        high = tl.where(reached, high, middle - 1)
+    cut = low.to(tl.int32)
+    return cut, missing - tl.sum(tl.where(orders > cut, weights, 0.0), 0)
 
 
 @jit
@@ -108,79 +180,66 @@ def _finish_kernel(
     i = tl.program_id(0).to(tl.int64)
     if tl.load(scratch.undecided + i) != second + 1:
         return
-    row = tl.load(source.rows + i).to(tl.int64)
-    floats = source.floats + row * NUM_FLOATS
-    temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
-    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
-    by_mass = (top_k == 0) | second
-    low, high = tl.load(brackets.low + i), tl.load(brackets.high + i)
-    limit, limit_id = tl.load(brackets.limit + i), tl.load(brackets.limit_id + i)
+    row = _load_row(source, brackets, i, second)
     tiles = tl.arange(0, padded_tiles)
     mask = tiles < num_tiles
     at = i * num_tiles + tiles
     maxima = tl.load(stats.maxima + at, mask=mask, other=float("-inf"))
-    top = tl.max(maxima, 0)
-    factors = tl.exp((maxima - top).to(tl.float64) / temperature)
     masses = tl.load(scan.mass_above + at, mask=mask, other=0.0)
     num_inside = tl.load(scan.num_inside + at, mask=mask, other=0)
-    mass_inside = tl.load(scan.mass_inside + at, mask=mask, other=0.0)
-    mass_below = tl.load(scan.mass_below + at, mask=mask, other=0.0)
-    if low > high:  # min-p alone: all is above
+    if row.low > row.high:  # min-p alone: all is above
         tl.store(stats.masses + at, masses, mask=mask)
-        _decide(cuts, scratch, i, limit, limit_id, 0)
+        _decide(cuts, scratch, i, row.limit, row.limit_id, 0)
         return
-    if by_mass:
-        above, inside = tl.sum(masses * factors, 0), tl.sum(mass_inside * factors, 0)
-        target = top_p * (above + inside + tl.sum(mass_below * factors, 0))
-    else:
-        num_above = tl.load(scan.num_above + at, mask=mask, other=0)
-        above = tl.sum(num_above, 0).to(tl.float64)
-        inside = tl.sum(num_inside, 0).to(tl.float64)
-        target = top_k.to(tl.float64)
-    if low <= limit:  # nothing lower may be kept
-        target = tl.minimum(target, above + inside)
-    crowded = (tl.max(num_inside, 0) > room) & (low < high)
-    if (target <= above) | (target > above + inside) | crowded:
+
+    # What was noted, weighed relative to the highest it may be.
+    wide = row.low < row.high
+    top = tl.max(maxima, 0)
+    peak = value_of(row.high)
+    unit = tl.exp((peak - top).to(tl.float64) / row.temperature)
+    unit = tl.where(row.by_mass, unit, 1.0)
+    scale = tl.where(row.by_mass, scale_of(row.temperature), 0.0)
+    slot = tl.arange(0, padded_tiles * room)
+    num_noted = tl.load(
+        scan.num_inside + i * num_tiles + slot // room, mask=slot // room < num_tiles, other=0
+    )
+    noted = slot % room < tl.where(wide, num_noted, 0)
+    to = scan.noted + i * num_tiles * room + slot
+    orders = tl.load(to, mask=noted, other=-2147483647)
+    weights = tl.where(noted, tl.exp2((value_of(orders) - peak) * scale), 0.0)
+    inside = tl.where(wide, tl.sum(weights, 0), tl.sum(num_inside, 0).to(tl.float32))
+    factors = tl.exp((maxima - top).to(tl.float64) / row.temperature)
+    above, target = _measured(scan, stats, row, i, factors, num_tiles, padded_tiles, second)
+    most = above + inside * unit
+    if row.low <= row.limit:  # nothing lower may be kept
+        target = tl.minimum(target, most)
+    crowded = (tl.max(num_inside, 0) > room) & wide
+    if (target <= above) | (target > most) | crowded:
         tl.store(scratch.undecided + i, 1)
         return
-
-    # The cut's value, and how many of the tokens equal to it are kept.
-    slots = tl.arange(0, room)[None, :]
-    noted = slots < tl.where(low < high, num_inside, 0)[:, None]
-    orders = tl.load(scan.noted + at[:, None] * room + slots, mask=noted, other=-2147483647)
-    scale = scale_of(temperature)
-    peak = value_of(high)
-    weights = tl.where(by_mass, tl.exp2((value_of(orders) - peak) * scale), 1.0)
-    weights = tl.where(noted, weights, 0.0)
-    unit = tl.where(by_mass, tl.exp((peak - top).to(tl.float64) / temperature), 1.0)
     missing = (target - above) / unit
-    cut_low, cut_high = low.to(tl.int64), high.to(tl.int64)
-    while cut_low < cut_high:
-        middle = cut_low + (cut_high - cut_low + 1) // 2
-        reached = tl.sum(tl.sum(tl.where(orders >= middle, weights, 0.0), 1), 0) >= missing
-        cut_low = tl.where(reached, middle, cut_low)
-        cut_high = tl.where(reached, cut_high, middle - 1)
-    cut = cut_low.to(tl.int32)
-    missing -= tl.sum(tl.sum(tl.where(orders > cut, weights, 0.0), 1), 0)
-    equal_weight = tl.where(by_mass, tl.exp2((value_of(cut) - peak) * scale), 1.0)
-    needed = tl.ceil(missing / equal_weight)
-    num_equal = tl.sum((orders == cut).to(tl.int32), 1)
-    num_equal = tl.where(low < high, num_equal, num_inside)
+    cut, missing = _noted_cut(orders, weights, row.low, row.high, missing)
+    needed = tl.ceil(missing / tl.exp2((value_of(cut) - peak) * scale))
 
     # Equal tokens are kept in id order: all of some tiles, the first of one.
+    slots = tl.arange(0, room)[None, :]
+    noted = slots < tl.where(wide, num_inside, 0)[:, None]
+    orders = tl.load(scan.noted + at[:, None] * room + slots, mask=noted, other=-2147483647)
+    num_equal = tl.where(wide, tl.sum((orders == cut).to(tl.int32), 1), num_inside)
     ends = tl.cumsum(num_equal, 0)
     kept_equal = tl.minimum(tl.maximum(needed - (ends - num_equal), 0.0), num_equal)
-    last_id = tl.where(cut == limit, limit_id, LAST_ID)
+    last_id = tl.where(cut == row.limit, row.limit_id, LAST_ID)
     if needed < tl.max(ends, 0):
         tile = tl.min(tl.where(ends >= needed, tiles, padded_tiles - 1), 0)
         rank = tl.sum(tl.where(tiles == tile, kept_equal, 0.0), 0)
         last_id = _equal_id(source, i, tile, cut, rank, edited)
+    scale = scale_of(row.temperature)
     gaps = tl.where(noted & (orders > cut), value_of(orders) - maxima[:, None], float("-inf"))
     masses += tl.sum(tl.exp2(gaps * scale), 1)
     gap = tl.where(kept_equal > 0, value_of(cut) - maxima, float("-inf"))
     masses += kept_equal.to(tl.float32) * tl.exp2(gap * scale)
     tl.store(stats.masses + at, masses, mask=mask)
-    _decide(cuts, scratch, i, cut, last_id, tl.where(by_mass | (top_p >= 1.0), 0, 2))
+    _decide(cuts, scratch, i, cut, last_id, tl.where(row.by_mass | (row.top_p >= 1.0), 0, 2))
 
 
 @jit
@@ -229,7 +288,7 @@ def cut_within(
 
     padded_tiles = max(2, triton.next_power_of_2(num_tiles))
     room = min(noise.TILE, max(LEAST_NOTED, NOTED // padded_tiles))
-    scan = Scan(masses(), buffer(), masses(), buffer(), masses(), buffer(room))
+    scan = Scan(masses(), buffer(), masses(), buffer(), buffer(room))
     common = {"room": room, "edited": edited, "second": second, "enable_fp_fusion": False}
     _scan_kernel[(triton.cdiv(num_tiles, SCANNED_TILES), num_rows)](
         source, stats, scratch, brackets, scan, num_tiles, num_warps=1, **common

@@ -1,4 +1,4 @@
-"""The command `tailrace`: `serve` the API; more commands stand in `COMMANDS`."""
+"""The command `tailrace`: `serve` the API, `verify` the sampler, `warmup` the kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_origin
 
 from engine.config import ConfigError
+from server.configure import engine_config
 from server.settings import ENVIRONMENT_ONLY, PREFIX, Settings, flag_of, load_settings
 from server.version import VERSION
 
@@ -21,7 +22,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
 
 
-def _add_serve(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: argparse.ArgumentParser) -> None:
     """A flag for every field of `Settings`, none of which has a value unless given."""
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL")
     for name, field in Settings.model_fields.items():
@@ -39,22 +40,63 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag_of(name), dest=destination, **options)
 
 
-def _serve(given: dict[str, Any]) -> int:
-    """Serve until told to end."""
+def _settings(given: dict[str, Any]) -> Settings:
     if "model_flag" in given:
         flag = given.pop("model_flag")
         if given.setdefault("model", flag) != flag:
             raise ConfigError(f"MODEL and --model differ: {given['model']!r} and {flag!r}")
-    settings = load_settings(given)
+    return load_settings(given)
+
+
+def _serve(given: dict[str, Any]) -> int:
+    """Serve until told to end."""
+    settings = _settings(given)
     from server.serve import serve  # slow to import, and not needed to say what is wrong
 
     return serve(settings)
 
 
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    _add_settings(parser)
+    words = "End within two minutes on two cores."
+    parser.add_argument("--quick", action="store_true", help=words)
+
+
+def _verify(given: dict[str, Any]) -> int:
+    """Check every sampling path as these settings would choose it; 1 if a check fails."""
+    quick = given.pop("quick")
+    with_model = not {"model", "model_flag"}.isdisjoint(given)
+    config = engine_config(_settings(given))
+    from engine.verify import verify
+
+    return verify(config, quick=quick, with_model=with_model, seed=None, out=sys.stdout)
+
+
+def _add_warmup(parser: argparse.ArgumentParser) -> None:
+    _add_settings(parser)
+    words = "Only build FlashInfer's modules, for FLASHINFER_CUDA_ARCH_LIST; takes no GPU."
+    parser.add_argument("--kernels", action="store_true", help=words)
+
+
+def _warmup(given: dict[str, Any]) -> int:
+    """Build ahead what a server of these settings would build when it starts."""
+    kernels = given.pop("kernels")
+    config = engine_config(_settings(given))
+    from engine.warmup import build_kernels, warm_up
+
+    if kernels:
+        build_kernels()
+    else:
+        warm_up(config)
+    return 0
+
+
 Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[dict[str, Any]], int]]
 
 COMMANDS: dict[str, Command] = {
-    "serve": ("Serve a model over HTTP.", _add_serve, _serve),
+    "serve": ("Serve a model over HTTP.", _add_settings, _serve),
+    "verify": ("Test every sampling path on this machine.", _add_verify, _verify),
+    "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
 }
 """Name to help, the flags it takes, and what it does with them; it returns the exit status."""
 
