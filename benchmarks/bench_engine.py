@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks.peer import ModuleWeights, agreement, peer_step_ms
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
 from benchmarks.workloads import Body, make_workload
 from engine.build import assemble
@@ -38,25 +39,12 @@ from sampling.params import SamplingParams
 
 MARGIN = 0.15
 """Logits of these random weights have a deviation of 0.64; bfloat16 moves them by up to 0.05."""
-DEVICE = torch.device("cuda")
 PREFILL_TOKENS = 1 << 16
 VOCAB_SIZE = QWEN3["vocab_size"]
+DEVICE = torch.device("cuda")
 
 Tokens = dict[int, list[int]]
 Row = dict[str, Any]
-
-
-class ModuleWeights:
-    """WeightSource of a transformers model's own parameters."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._parameters = dict(module.named_parameters())
-
-    def fill(self, target: torch.Tensor, name: str) -> None:
-        target.copy_(self._parameters[name].data)
-
-    def finish(self) -> None:
-        pass
 
 
 @dataclass
@@ -200,42 +188,6 @@ def prefill(engine: Engine, timed: TimedRunner, shape: str) -> Row:
     return {"prefill_gpu_ms": round(best, 2), "prefill_tflops": round(tera / best * 1e3, 1)}
 
 
-# -- transformers -----------------------------------------------------------------------------
-
-
-@torch.inference_mode()
-def peer_step_ms(peer: Any, rows: int, context: int) -> float:
-    """GPU-side time of one of transformers' own decode steps with its dynamic cache."""
-    cache = DynamicCache()
-    ids = torch.randint(1000, 100_000, (rows, context), device=DEVICE)
-    peer(ids, past_key_values=cache, logits_to_keep=1)
-    times = []
-    for _ in range(8):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        peer(ids[:, :1], past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after))
-    return round(statistics.median(times), 3)
-
-
-@torch.inference_mode()
-def agreement(peer: Any, bodies: list[Body], tokens: Tokens) -> Row:
-    """How far greedy tokens are from transformers' choice, given the tokens before them."""
-    worst, same, count = 0.0, 0, 0
-    for handle, body in enumerate(bodies):
-        ids = torch.tensor([body["prompt"] + tokens[handle]], device=DEVICE)
-        start = len(body["prompt"]) - 1
-        logits = peer(ids).logits[0, start:-1].float()
-        chosen = logits.gather(1, ids[0, start + 1 :, None])[:, 0]
-        gaps = logits.max(dim=-1).values - chosen
-        worst = max(worst, float(gaps.max()))
-        same += int((gaps == 0).sum())
-        count += len(gaps)
-    return {"worst_gap": round(worst, 4), "same_top": round(same / count, 4), "tokens": count}
-
-
 def check(bench: Bench, engine: Engine) -> Row:
     """Greedy tokens with graphs, without, and beside transformers' logits."""
     bodies = make_workload("greedy", VOCAB_SIZE, seed=99)
@@ -279,12 +231,12 @@ def measurements(shape: str, workloads: list[str], repeat: int) -> Iterator[tupl
         engine, timed = bench.engine()
         yield "build", {"seconds": round(time.perf_counter() - started, 2)}
         yield "check", check(bench, engine)
+        yield "prefill", prefill(engine, timed, shape)
         for name in workloads:
             row = measure(engine, timed, name, repeat)
             row["bound_ms"] = bound_ms(shape, row["rows"], row["context"], gb_per_s)
             row["peer_step_ms"] = peer_step_ms(bench.peer, row["rows"], row["context"])
             yield name, row
-        yield "prefill", prefill(engine, timed, shape)
 
 
 def main() -> None:

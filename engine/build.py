@@ -13,7 +13,7 @@ from engine.attention.base import KVCache
 from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
-from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig
+from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig, SamplingConfig
 from engine.cuda_graphs import DecodeGraphs
 from engine.engine import Engine
 from engine.memory import Limits, measure
@@ -21,6 +21,7 @@ from engine.model_runner import ModelRunner
 from engine.models.base import CausalLM
 from engine.models.loader import eos_token_ids, load_model
 from engine.plan import Runner
+from sampling.logprob_kernels import MAX_TOP
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 from sampling.triton_support import kernels_run_on
@@ -54,6 +55,27 @@ def build_engine(config: EngineConfig) -> Engine:
     return assemble(config, model, device)
 
 
+def sampler_config(config: SamplingConfig) -> SamplerConfig:
+    """The sampler's part of the engine's configuration."""
+    return SamplerConfig(use_fp64_gumbel=config.use_fp64_gumbel, flashinfer=config.flashinfer)
+
+
+def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
+    """The sampler, or `ConfigError` for what it cannot do on the rows' device."""
+    on_cuda = rows.device.type == "cuda"
+    if on_cuda and not 0 <= config.max_logprobs <= MAX_TOP:
+        raise ConfigError(
+            f"max-logprobs must be from 0 to {MAX_TOP} on CUDA, got {config.max_logprobs}"
+        )
+    try:
+        sampler = Sampler(sampler_config(config), rows)
+    except ValueError as error:
+        raise ConfigError(f"TAILRACE_USE_FLASHINFER_SAMPLER: {error}") from error
+    if on_cuda:
+        logger.info("every row is drawn by the native sampler")
+    return sampler
+
+
 def assemble(
     config: EngineConfig,
     model: CausalLM,
@@ -70,12 +92,7 @@ def assemble(
     rows = RequestRows(max_rows, max_model_len + 1, block_size, device)
     # One row more than choices may hold: the one that pads a graph's batch.
     sampling_rows = SamplingRows(max_rows + 1, model.vocab_size, device, history=rows.token_ids)
-    sampler = Sampler(
-        SamplerConfig(
-            use_fp64_gumbel=config.sampling.use_fp64_gumbel, flashinfer=config.sampling.flashinfer
-        ),
-        sampling_rows,
-    )
+    sampler = make_sampler(config.sampling, sampling_rows)
     parts = _Parts(model, rows, sampling_rows, sampler, device)
     num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
     if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
-from engine.build import build_engine, resolve_device
+from engine.build import build_engine, resolve_device, sampler_config
 from engine.config import EngineConfig, SamplingConfig
 from engine.request import Request
 from sampling import checks
@@ -96,11 +96,6 @@ def _results(
     yield from _speculation_results(chosen, device, num_draws, seed)
     if with_model:
         yield model_frequencies(config, seed)
-
-
-def sampler_config(config: SamplingConfig) -> SamplerConfig:
-    """The sampler's part of the engine's configuration."""
-    return SamplerConfig(use_fp64_gumbel=config.use_fp64_gumbel, flashinfer=config.flashinfer)
 
 
 def flag_coverage(config: SamplerConfig, device: torch.device) -> Iterator[Result]:

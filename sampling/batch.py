@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from sampling.rows import SamplingNeeds
+
+if TYPE_CHECKING:  # logprobs' kernels take a batch
+    from sampling.logprobs import LogprobsOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +31,5 @@ class Drawn(NamedTuple):
     token_ids: Tensor  # int64 [n], anything where bad
     bad: Tensor  # bool [n]
     values: Tensor | None  # float32 [n, vocab_size] to report; None: the logits themselves
-    offsets: Tensor | None  # float32 [n], subtracted from them; None: nothing is reported
+    offsets: Tensor | None  # float32 [n], subtracted from them; None: nothing is to report
+    logprobs: LogprobsOutput | None = None  # where the path has reported already

@@ -220,6 +220,7 @@ def bracket(
         edited=edited,
         second=second,
         num_warps=8,
+        maxnreg=128,  # two programs a multiprocessor
         enable_fp_fusion=False,
     )
     return brackets

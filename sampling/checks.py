@@ -20,7 +20,7 @@ from sampling.statistics import Outcome, chi_square, poisson
 from sampling.tails import ACCEPT_GAP, ACCEPTED, CASES, REFUSED, SEED, TailCase, wins
 
 ODDS = 1e-8
-NUM_OTHERS = 200
+NUM_OTHERS = 100
 """Draws replayed that no tail wins."""
 
 

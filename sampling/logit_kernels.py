@@ -140,12 +140,14 @@ def _penalized(values, token_ids, source, row):
         mask=token_ids < source.vocab_size,
         other=0,
     )
-    floats = source.floats + row * NUM_FLOATS
-    repetition = tl.load(floats + REPETITION).to(tl.float32)
-    presence = tl.load(floats + PRESENCE).to(tl.float32)
-    frequency = tl.load(floats + FREQUENCY).to(tl.float32)
-    repeated = tl.where(values > 0, tl.div_rn(values, repetition), values * repetition)
-    values = tl.where(words > 0, repeated, values)
-    count = (words >> COUNT_SHIFT).to(tl.float32)
-    values = values - frequency * count
-    return values - tl.where(count > 0, presence, 0.0)
+    if tl.max(tl.ravel(words), 0) > 0:  # most tiles hold no token seen so far
+        floats = source.floats + row * NUM_FLOATS
+        repetition = tl.load(floats + REPETITION).to(tl.float32)
+        presence = tl.load(floats + PRESENCE).to(tl.float32)
+        frequency = tl.load(floats + FREQUENCY).to(tl.float32)
+        repeated = tl.where(values > 0, tl.div_rn(values, repetition), values * repetition)
+        values = tl.where(words > 0, repeated, values)
+        count = (words >> COUNT_SHIFT).to(tl.float32)
+        values = values - frequency * count
+        values = values - tl.where(count > 0, presence, 0.0)
+    return values

@@ -11,10 +11,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sampling import torch_path
+from sampling import torch_path, triton_path
 from sampling.batch import Drawn, SamplingBatch
+from sampling.logprob_kernels import MAX_TOP
 from sampling.logprobs import LogprobsOutput, gather_logprobs
 from sampling.rows import FLAGS, PENALIZED, RANDOM, SamplingNeeds, SamplingRows
+from sampling.triton_support import kernels_run_on
 
 __all__ = ["Sampler", "SamplerConfig", "SamplerOutput", "SamplingBatch"]
 
@@ -48,7 +50,9 @@ class Sampler:
     """
 
     def __init__(self, config: SamplerConfig, rows: SamplingRows) -> None:
-        self._config = config
+        """Raises `ValueError` where `config` insists on a path that cannot draw."""
+        if config.flashinfer == "always":
+            raise ValueError("FlashInfer's sampler is not available in this version")
         self._rows = rows
         self.rows_by_path: Counter[str] = Counter(native=0, flashinfer=0, greedy=0)
 
@@ -66,12 +70,13 @@ class Sampler:
 
     def draw(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """The device's part of a call, which a CUDA graph may hold where `is_capturable`."""
-        drawn = torch_path.draw(logits, batch, self._rows)
+        path = triton_path if kernels_run_on(self._rows.device) else torch_path
+        drawn = path.draw(logits, batch, self._rows)
         token_ids = drawn.token_ids.masked_fill(drawn.bad, 0)
-        if batch.needs.penalized:
+        logprobs = drawn.logprobs or self._logprobs(logits, drawn, token_ids, batch)
+        if batch.needs.penalized:  # after logprobs, which report what the token was drawn from
             penalized = self._rows.ints[batch.rows, FLAGS] & PENALIZED != 0
             self._rows.counts.add(batch.rows, token_ids, penalized & ~drawn.bad)
-        logprobs = self._logprobs(logits, drawn, token_ids, batch)
         return SamplerOutput(token_ids.to(torch.int32), drawn.bad, logprobs)
 
     def _logprobs(
@@ -96,4 +101,4 @@ class Sampler:
 
     def is_capturable(self, needs: SamplingNeeds) -> bool:
         """Whether `draw` for these needs looks at nothing on the host."""
-        return self._rows.device.type == "cuda" and not needs.flashinfer
+        return self._rows.device.type == "cuda" and needs.num_top <= MAX_TOP

@@ -222,10 +222,8 @@ def _finish_kernel(
     needed = tl.ceil(missing / tl.exp2((value_of(cut) - peak) * scale))
 
     # Equal tokens are kept in id order: all of some tiles, the first of one.
-    slots = tl.arange(0, room)[None, :]
-    noted = slots < tl.where(wide, num_inside, 0)[:, None]
-    orders = tl.load(scan.noted + at[:, None] * room + slots, mask=noted, other=-2147483647)
-    num_equal = tl.where(wide, tl.sum((orders == cut).to(tl.int32), 1), num_inside)
+    num_equal = tl.reshape((noted & (orders == cut)).to(tl.int32), (padded_tiles, room))
+    num_equal = tl.where(wide, tl.sum(num_equal, 1), num_inside)
     ends = tl.cumsum(num_equal, 0)
     kept_equal = tl.minimum(tl.maximum(needed - (ends - num_equal), 0.0), num_equal)
     last_id = tl.where(cut == row.limit, row.limit_id, LAST_ID)
@@ -234,10 +232,10 @@ def _finish_kernel(
         rank = tl.sum(tl.where(tiles == tile, kept_equal, 0.0), 0)
         last_id = _equal_id(source, i, tile, cut, rank, edited)
     scale = scale_of(row.temperature)
-    gaps = tl.where(noted & (orders > cut), value_of(orders) - maxima[:, None], float("-inf"))
-    masses += tl.sum(tl.exp2(gaps * scale), 1)
-    gap = tl.where(kept_equal > 0, value_of(cut) - maxima, float("-inf"))
-    masses += kept_equal.to(tl.float32) * tl.exp2(gap * scale)
+    weights = tl.where(noted & (orders > cut), tl.exp2((value_of(orders) - peak) * scale), 0.0)
+    kept = tl.sum(tl.reshape(weights, (padded_tiles, room)), 1)
+    kept += kept_equal.to(tl.float32) * tl.exp2((value_of(cut) - peak) * scale)
+    masses += tl.where(kept > 0, kept * tl.exp2((peak - maxima) * scale), 0.0)
     tl.store(stats.masses + at, masses, mask=mask)
     _decide(cuts, scratch, i, cut, last_id, tl.where(row.by_mass | (row.top_p >= 1.0), 0, 2))
 
@@ -303,5 +301,6 @@ def cut_within(
         num_tiles,
         padded_tiles=padded_tiles,
         num_warps=16,
+        maxnreg=64,  # two programs a multiprocessor
         **common,
     )

@@ -23,7 +23,7 @@ from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, TILE, Source, load_raw,
 from sampling.race_kernels import Cuts, TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
-_GROUP = constexpr(2)  # tiles scanned at once
+_GROUP = constexpr(8)  # tiles scanned at once
 _ALL = constexpr(2**62)
 
 
@@ -209,6 +209,6 @@ def search(
         num_tiles,
         padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
         edited=edited,
-        num_warps=8,
+        num_warps=16,
         enable_fp_fusion=False,
     )

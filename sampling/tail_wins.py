@@ -1,4 +1,7 @@
-"""Data of `sampling.tails`: which draws rare tokens win, by the noise contract alone."""
+"""Data of `sampling.tails`: which draws rare tokens win, by the noise contract alone.
+
+Printed by benchmarks/tail_search.c. The accepted and refused positions have depth 1.
+"""
 
 # fmt: off
 SEED = 20261121

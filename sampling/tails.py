@@ -6,9 +6,9 @@ The three cases are those of the project's specification: many tails over all ti
 head's own tile (the race inside a tile decides) and one tail in each other tile (the race of the
 tiles decides).
 
-`WINS` lists every draw of a fixed seed that a tail wins, as the noise contract determines it. It
-was computed by a C program that shares nothing with this package but the contract; a path that
-gives these tokens at these positions has all of its tail, on whatever device.
+`wins` lists every draw of a fixed seed that a tail wins, as the noise contract determines it. The
+list comes from benchmarks/tail_search.c, which shares nothing with this package but the contract:
+a path that gives these tokens at these positions has all of its tail, on whatever device.
 """
 
 from __future__ import annotations

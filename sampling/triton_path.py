@@ -8,6 +8,8 @@ from sampling.batch import Drawn, SamplingBatch
 from sampling.bracket_kernels import bracket
 from sampling.filter_kernels import head
 from sampling.logit_kernels import Source
+from sampling.logprob_kernels import MAX_TOP, gather_logprobs
+from sampling.logprobs import LogprobsOutput
 from sampling.race_kernels import Cuts, TileStats, pick, tile_pass
 from sampling.rows import SamplingNeeds, SamplingRows
 from sampling.scan_kernels import cut_within
@@ -23,7 +25,21 @@ def draw(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Drawn:
     if needs.filtered:
         cuts = _cut(source, stats, needs)
     picked = pick(source, stats, cuts, edited=needs.edited, reported=needs.logprobs)
-    return Drawn(picked.token_ids, picked.bad, None, picked.offsets if needs.logprobs else None)
+    if not needs.logprobs:
+        return Drawn(picked.token_ids, picked.bad, None, None)
+    if needs.num_top > MAX_TOP:  # more than the kernels keep: raw values, through torch
+        return Drawn(picked.token_ids, picked.bad, None, picked.offsets)
+    reported = gather_logprobs(
+        source,
+        stats,
+        cuts,
+        picked.offsets,
+        picked.token_ids,
+        num_top=needs.num_top,
+        explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
+        edited=needs.edited,
+    )
+    return Drawn(picked.token_ids, picked.bad, None, None, LogprobsOutput(*reported))
 
 
 def _cut(source: Source, stats: TileStats, needs: SamplingNeeds) -> Cuts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ try:
 except ImportError:  # a CPU installation on a platform without Triton
     triton = tl = None
 
-__all__ = ["HAS_TRITON", "INTERPRETED", "constexpr", "jit", "kernels_run_on", "tl", "triton"]
+__all__ = [
+    "HAS_TRITON",
+    "INTERPRETED",
+    "can_overlap",
+    "constexpr",
+    "jit",
+    "kernels_run_on",
+    "tl",
+    "triton",
+]
 
 HAS_TRITON = triton is not None
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
@@ -37,3 +47,9 @@ def constexpr(value: float) -> Any:
 def kernels_run_on(device: torch.device) -> bool:
     """Whether Triton kernels can be launched on tensors of `device`."""
     return HAS_TRITON and (device.type == "cuda" or INTERPRETED)
+
+
+@cache
+def can_overlap(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it drains (programmatic launch, Hopper)."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

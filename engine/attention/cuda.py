@@ -13,7 +13,12 @@ import numpy as np
 import torch
 
 from engine.attention.base import AttentionInputs, AttentionSpec, Cells, KVCache
-from engine.attention.flashinfer import FlashInferPrefill, is_expressible, is_installed
+from engine.attention.flashinfer import (
+    MIN_CAPABILITY,
+    FlashInferPrefill,
+    is_expressible,
+    is_installed,
+)
 from engine.attention.plain import PlainAttention
 from engine.kernels.decode_attention import DecodeScratch, paged_decode
 
@@ -83,14 +88,21 @@ class CudaAttention:
 
 
 def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> FlashInferPrefill | None:
-    dtype = cache.layers[0].dtype
+    dtype, device = cache.layers[0].dtype, cache.layers[0].device
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < MIN_CAPABILITY:
+        return None
     if not any(is_expressible(spec, dtype) for spec in specs):
         logger.info("prefill runs on plain torch: no layer is one FlashInfer computes in %s", dtype)
         return None
     if not is_installed():
         logger.warning("prefill runs on plain torch: FlashInfer is not installed")
         return None
-    return FlashInferPrefill(specs, cache)
+    try:
+        return FlashInferPrefill(specs, cache)
+    except (RuntimeError, OSError) as error:  # no compiler, and no modules built ahead
+        reason = str(error).strip().split("\n", 1)[0]
+        logger.warning("prefill runs on plain torch: FlashInfer has no kernels: %s", reason)
+        return None
 
 
 def _leading_ones(inputs: AttentionInputs) -> int:

@@ -17,6 +17,8 @@ from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.buffers import to_device
 
 WORKSPACE_BYTES = 256 << 20
+MIN_CAPABILITY = 8
+"""Ampere."""
 HEAD_DIMS = (64, 128, 256)
 IN_FLIGHT = 2
 """A plan lies in pinned memory until its copy has run; the step before may not have come so far."""
@@ -52,13 +54,16 @@ def is_expressible(spec: AttentionSpec, dtype: torch.dtype) -> bool:
     )
 
 
-def prefill_backend(device: torch.device) -> str:
+def _backend(device: torch.device) -> str:
     """The kernels FlashInfer is asked for on a device."""
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 else "fa2"
 
 
 class FlashInferPrefill:
     """Attends from rows with several query tokens, for the layers it can express.
+
+    Loads its kernels when it is made, and builds them then if they are not built; raises
+    RuntimeError where that is not possible.
 
     Attributes:
         layers: those layers.
@@ -71,10 +76,10 @@ class FlashInferPrefill:
         self._kinds = [Kind.of(spec) for spec in specs]
         self._step = 0
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._wrappers = {
-            kind: [_wrapper(workspace) for _ in range(IN_FLIGHT)]
-            for kind in {self._kinds[i] for i in self.layers}
-        }
+        kinds = {self._kinds[i] for i in self.layers}
+        for kind in kinds:
+            _load_kernels(kind, dtype, device)
+        self._wrappers = {kind: [_wrapper(workspace) for _ in range(IN_FLIGHT)] for kind in kinds}
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Plan for the step's rows; their `seq_lens_np` must be exact."""
@@ -113,8 +118,28 @@ class FlashInferPrefill:
         wrapper.run(q, self._cache.layers[layer], out=out)
 
 
-def _wrapper(workspace: torch.Tensor) -> Any:
-    from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper  # slow to import
+def _load_kernels(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:
+    """What `plan` would else load, or build, in the first step."""
+    from flashinfer.prefill import get_batch_prefill_module  # slow to import
 
-    backend = prefill_backend(workspace.device)
+    no_positions, no_fp16_sums = 0, False
+    get_batch_prefill_module(
+        _backend(device),
+        dtype,
+        dtype,
+        dtype,
+        torch.int32,
+        kind.head_dim,
+        kind.head_dim,
+        no_positions,
+        kind.sliding_window is not None,
+        kind.softcap is not None,
+        no_fp16_sums,
+    )
+
+
+def _wrapper(workspace: torch.Tensor) -> Any:
+    from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+
+    backend = _backend(workspace.device)
     return BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)

@@ -62,6 +62,7 @@ class PagedFake:
         self.num_query_log: list[list[int]] = []
         self.bad_contexts: set[int] = set()
         self.fail_next = False
+        self.failure: Exception = MemoryError("no memory for this step")
 
     def launch(self, plan: StepPlan) -> _Handle:
         self.num_query_log.append(plan.num_query.tolist())
@@ -75,7 +76,7 @@ class PagedFake:
             self.tables[grant.row, grant.start : grant.start + len(grant.blocks)] = grant.blocks
         if self.fail_next:
             self.fail_next = False
-            return _Handle(plan, MemoryError("no memory for this step"))
+            return _Handle(plan, self.failure)
         drawn, bad = [], []
         for row, count, samples in zip(plan.rows, plan.num_query, plan.samples, strict=True):
             context = self._compute(int(row), int(count))

@@ -25,7 +25,7 @@ from engine.cuda_graphs import COMMON_NEEDS, covers, ladder
 from engine.engine import Engine
 from engine.request import Request
 from sampling.params import SamplingParams
-from sampling.rows import PENALIZED, RANDOM, SamplingNeeds
+from sampling.rows import PENALIZED, PROCESSED, RANDOM, SamplingNeeds
 from tests.engine.tiny_models import FUSED, VOCAB, write_model
 
 GAP, MARGIN = 1e-5, 0.1
@@ -48,7 +48,9 @@ def test_needs_run_on_a_graph_that_does_more() -> None:
     greedy, drawn = COMMON_NEEDS[:2]
     assert covers(drawn, greedy)
     assert not covers(greedy, drawn)
-    rare = SamplingNeeds(flags=RANDOM | PENALIZED, greedy=False, num_top=0, num_explicit=0)
+    penalized = SamplingNeeds(flags=RANDOM | PENALIZED, greedy=False, num_top=0, num_explicit=0)
+    assert any(covers(each, penalized) for each in COMMON_NEEDS)
+    rare = SamplingNeeds(flags=RANDOM | PROCESSED, greedy=False, num_top=0, num_explicit=0)
     assert not any(covers(each, rare) for each in COMMON_NEEDS)
     many = SamplingNeeds(flags=0, greedy=True, num_top=40, num_explicit=0)
     assert not any(covers(each, many) for each in COMMON_NEEDS)
@@ -158,11 +160,12 @@ def no_waiting() -> Iterator[None]:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_no_step_waits_for_the_gpu(cuda_graphs: bool, tmp_path: Path, no_waiting: None) -> None:
+def test_no_step_waits_for_the_gpu(cuda_graphs: bool, dtype: str, no_waiting: None) -> None:
     """Prefill, mixed and decode steps, greedy and drawn, with logprobs and without."""
-    write_model("qwen3", tmp_path)
-    engine, prompts = engine_of(tmp_path, cuda_graphs=cuda_graphs), prompts_of(VOCAB)
+    engine = engine_of(MODEL_FOLDER, cuda_graphs=cuda_graphs, dtype=dtype)
+    prompts = prompts_of(VOCAB)
     cases = [GREEDY, SamplingParams(temperature=0.9, top_k=20, top_p=0.9, logprobs=5)]
     for params in cases:
         run(engine, prompts, params, 8)  # compiles what is compiled on first use

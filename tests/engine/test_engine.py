@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.engine import Engine
+from engine.plan import RunnerLostError
 from engine.request import Finish, PromptLogprobsParams, Request, StepOutput
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference
@@ -227,6 +228,15 @@ def test_a_failed_step_ends_its_own_choices_only() -> None:
     assert inbox.finish[1, 0] == Finish.ERROR
     assert inbox.errors == {1: "MemoryError: no memory for this step"}
     assert inbox.tokens[2, 0] == reference([4, 4], 10, (0,), 0)
+
+
+def test_a_lost_device_is_not_survived() -> None:
+    engine, runner = make_engine()
+    engine.submit(FRONTEND, request(1, [3, 3]))
+    runner.fail_next, runner.failure = True, RunnerLostError("an illegal memory access")
+    engine.step()
+    with pytest.raises(RunnerLostError):
+        engine.step()
 
 
 def test_priority_runs_first_and_falls_last() -> None:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 import engine.build
 import engine.verify
+from engine.build import sampler_config
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
-from engine.verify import flag_coverage, sampler_config, verify
+from engine.verify import flag_coverage, verify
 from sampling import draws, noise, race
 from sampling.noise import Purpose
 from sampling.sampler import SamplerConfig

@@ -1,0 +1,57 @@
+"""transformers beside the engine: its weights, its decode step, its opinion of greedy tokens."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from benchmarks.workloads import Body
+
+
+class ModuleWeights:
+    """WeightSource of a transformers model's own parameters."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._parameters = dict(module.named_parameters())
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        target.copy_(self._parameters[name].data)
+
+    def finish(self) -> None:
+        pass
+
+
+@torch.inference_mode()
+def peer_step_ms(peer: Any, rows: int, context: int) -> float:
+    """GPU-side time of one of transformers' own decode steps with its dynamic cache."""
+    cache = DynamicCache()
+    ids = torch.randint(1000, 100_000, (rows, context), device=peer.device)
+    peer(ids, past_key_values=cache, logits_to_keep=1)
+    times = []
+    for _ in range(8):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        peer(ids[:, :1], past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after))
+    return round(statistics.median(times), 3)
+
+
+@torch.inference_mode()
+def agreement(peer: Any, bodies: list[Body], tokens: dict[int, list[int]]) -> dict[str, Any]:
+    """How far greedy tokens are from transformers' choice, given the tokens before them."""
+    worst, same, count = 0.0, 0, 0
+    for handle, body in enumerate(bodies):
+        ids = torch.tensor([body["prompt"] + tokens[handle]], device=peer.device)
+        start = len(body["prompt"]) - 1
+        logits = peer(ids).logits[0, start:-1].float()
+        chosen = logits.gather(1, ids[0, start + 1 :, None])[:, 0]
+        gaps = logits.max(dim=-1).values - chosen
+        worst = max(worst, float(gaps.max()))
+        same += int((gaps == 0).sum())
+        count += len(gaps)
+    return {"worst_gap": round(worst, 4), "same_top": round(same / count, 4), "tokens": count}

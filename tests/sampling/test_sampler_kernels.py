@@ -1,0 +1,120 @@
+"""The sampler on its kernels equals the sampler in plain torch: tokens, flags, logprobs, counts.
+
+Both draw from the same noise. A token may differ where two keys are closer than the error of the
+float32 tile masses, at most 2**-17 a draw (see `sampling.race`): below 0.002 over these draws.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sampling import sampler as sampler_module
+from sampling.params import SamplingParams
+from sampling.rows import SamplingRows
+from sampling.sampler import Sampler, SamplerConfig, SamplerOutput, SamplingBatch
+from sampling.triton_support import INTERPRETED
+
+pytestmark = [
+    pytest.mark.skipif(
+        not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton's interpreter"
+    ),
+    # The interpreter computes with numpy, which warns where a GPU gives NaN or 0 in silence.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="interpreter")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+NUM_ROWS, PROMPT_LEN = 12, 10
+EDITS = {
+    "frequency_penalty": 0.5,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.3,
+    "logit_bias": {0: 3.0, 5: -2.0},
+    "min_tokens": 30,
+    "stop_token_ids": (7, 9),
+    "bad_words": ((3,), (4, 6)),
+}
+WISHES: dict[str, list[dict[str, Any]]] = {
+    "plain": [{}],
+    "greedy beside random": [{"temperature": 0.0}, {}],
+    "top-k": [{"top_k": 5}, {"top_k": 50}, {"top_k": 1}],
+    "top-p": [{"top_p": 0.5}, {"top_p": 0.95}, {}],
+    "all filters": [{"top_k": 50, "top_p": 0.95, "min_p": 0.01}, {"min_p": 0.2}],
+    "wide filters": [{"top_k": 600, "top_p": 0.8, "temperature": 2.0}, {"min_p": 0.001}],
+    "edits": [EDITS, {}, {"allowed_token_ids": tuple(range(0, 100, 3))}],
+    "edits and filters": [EDITS | {"top_p": 0.9}, {"top_k": 20, "temperature": 1e-8}],
+    "raw logprobs": [{"logprobs": 5}, {"logprobs": 0, "logprob_token_ids": (1, 1, 8)}, {}],
+    "processed logprobs": [
+        EDITS | {"logprobs": 3, "logprobs_mode": "processed_logprobs", "top_k": 9},
+        {"logprobs": 2, "logprobs_mode": "processed_logits", "temperature": 0.5},
+        {"logprobs": 2, "logprobs_mode": "raw_logits"},
+    ],
+}
+
+
+def draw(logits: Tensor, wishes: list[dict[str, Any]], vocab_size: int) -> tuple[Any, Tensor]:
+    """Draw once for every row; the output and the counts it leaves."""
+    device = logits.device
+    generator = torch.Generator().manual_seed(vocab_size)
+    history = torch.randint(0, vocab_size, (NUM_ROWS, 64), generator=generator, dtype=torch.int32)
+    rows = SamplingRows(NUM_ROWS, vocab_size, device, history=history.to(device))
+    for row in range(NUM_ROWS):
+        params = SamplingParams(**wishes[row % len(wishes)])
+        seed = row * 7919 - 3
+        rows.add(row, params, seed=seed, choice=row % 3, prompt_len=PROMPT_LEN, num_tokens=20)
+    rows.flush()
+    rows_np = np.arange(NUM_ROWS, dtype=np.int32)
+    batch = SamplingBatch(
+        torch.from_numpy(rows_np.copy()).to(device),
+        torch.full((NUM_ROWS,), 20, device=device),
+        rows_np,
+        rows.needs(rows_np),
+    )
+    return Sampler(SamplerConfig(), rows)(logits, batch), rows.counts.words
+
+
+def assert_equal(ours: SamplerOutput, wanted: SamplerOutput, wishes: list[dict[str, Any]]) -> None:
+    assert torch.equal(ours.bad.cpu(), wanted.bad)
+    assert torch.equal(ours.token_ids.cpu(), wanted.token_ids)
+    if wanted.logprobs is None:
+        assert ours.logprobs is None
+        return
+    assert ours.logprobs is not None
+    asked = torch.tensor(["logprobs" in wishes[row % len(wishes)] for row in range(NUM_ROWS)])
+    good = ~wanted.bad & asked  # other rows' logprobs are nobody's
+    for name, want in wanted.logprobs._asdict().items():
+        have = getattr(ours.logprobs, name).cpu()
+        if want.dtype == torch.int32:
+            assert torch.equal(have[good], want[good]), name
+        else:  # values are float32(x - offset); the offsets' masses agree to 2**-18
+            torch.testing.assert_close(have[good], want[good], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", WISHES)
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [(111, torch.float32), (2500, torch.bfloat16)],
+)
+def test_kernels_equal_plain_torch(
+    vocab_size: int, dtype: torch.dtype, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(NUM_ROWS, vocab_size + 5, generator=generator).mul_(3).to(dtype)
+    logits[1, vocab_size // 2] = torch.nan
+    logits[3, :vocab_size] = -torch.inf
+    logits[5, 7] = torch.inf
+    logits[:, vocab_size:] = torch.nan  # columns beyond the vocabulary are never read
+    ours, counts = draw(logits.to(device), WISHES[name], vocab_size)
+    with monkeypatch.context() as plain:
+        plain.setattr(sampler_module, "kernels_run_on", lambda device: False)
+        wanted, wanted_counts = draw(logits, WISHES[name], vocab_size)
+    assert wanted.bad.sum() == 3
+    assert_equal(ours, wanted, WISHES[name])
+    assert torch.equal(counts.cpu(), wanted_counts)
