@@ -60,7 +60,10 @@ class HostCopy:
             self._host = dict(tensors)
             return
         # One transfer for all of them: bytes side by side, told apart again on arrival.
-        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for t in tensors.values()])
+        # The widest types first, so that each begins at a multiple of its own size.
+        ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
+        self._shapes = {name: (t.dtype, t.shape) for name, t in ordered}
+        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for _, t in ordered])
         pinned = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
         pinned.copy_(flat, non_blocking=True)
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]

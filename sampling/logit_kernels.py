@@ -92,14 +92,17 @@ def load_raw(source, i, token_ids, mask):
 
 @jit
 def processed(raw, token_ids, source, i, first_tile, last_tile):
-    """Masks, bias and penalties on raw logits of the tiles first_tile .. last_tile - 1."""
+    """Masks, bias and penalties on raw logits of the tiles first_tile .. last_tile - 1.
+
+    Ids outside the vocabulary, which fill a block up, may be anything.
+    """
     row = tl.load(source.rows + i).to(tl.int64)
     flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
     values = raw
     if flags & EDITED:
         values = _edited(values, token_ids, source, i, row, first_tile, last_tile)
     if flags & MASKED:
-        inside = token_ids < source.vocab_size
+        inside = (token_ids >= 0) & (token_ids < source.vocab_size)
         words = source.allowed + row * ((source.vocab_size + 31) // 32) + token_ids // 32
         bits = tl.load(words, mask=inside, other=0) >> (token_ids % 32)
         values = tl.where((bits & 1) != 0, values, float("-inf"))
@@ -137,7 +140,7 @@ def _penalized(values, token_ids, source, row):
     """`penalties.penalize` on a block."""
     words = tl.load(
         source.counts + row * source.vocab_size + token_ids,
-        mask=token_ids < source.vocab_size,
+        mask=(token_ids >= 0) & (token_ids < source.vocab_size),
         other=0,
     )
     if tl.max(tl.ravel(words), 0) > 0:  # most tiles hold no token seen so far

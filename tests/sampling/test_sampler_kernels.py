@@ -18,6 +18,7 @@ from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig, SamplerOutput, SamplingBatch
 from sampling.triton_support import INTERPRETED
+from tests.sampling.bounds import watch_bounds
 
 pytestmark = [
     pytest.mark.skipif(
@@ -118,3 +119,16 @@ def test_kernels_equal_plain_torch(
     assert wanted.bad.sum() == 3
     assert_equal(ours, wanted, WISHES[name])
     assert torch.equal(counts.cpu(), wanted_counts)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="watches the interpreter")
+def test_kernels_stay_inside_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything at once, with fewer explicit ids and top tokens than their buckets hold."""
+    everything = EDITS | {"top_k": 50, "top_p": 0.9, "min_p": 0.01, "logprobs": 3}
+    everything |= {"logprob_token_ids": (0,) * 17, "logprobs_mode": "processed_logprobs"}
+    masked = {"allowed_token_ids": (1, 5, 9), "logprobs": 20, "logprobs_mode": "processed_logits"}
+    strayed = watch_bounds(monkeypatch)
+    logits = torch.randn(NUM_ROWS, 2500, generator=torch.Generator().manual_seed(2))
+    logits[1] = torch.nan
+    draw(logits, [everything, masked, {}], 2500)
+    assert strayed == set()
