@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ from engine.request import decode_message, encode
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.5
+SWITCH_S = 50e-6
+"""The stepping thread gets the interpreter back this soon; Python's own 5 ms is a CPU step."""
 IDLE_POLL_MS = 500
 EXIT_CONFIG, EXIT_HUNG, EXIT_FATAL = 2, 3, 4
 
@@ -127,6 +130,7 @@ def main() -> int:
     """Entry point of the engine process; the exit status tells the parent why it ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
     status = _StatusPipe()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
@@ -134,7 +138,11 @@ def main() -> int:
     try:
         from engine.build import build_engine  # torch, once the parent can be followed
 
-        loop = EngineLoop(config, sys.argv[1], engine := build_engine(config))
+        # In a thread that ends: its OpenMP workers end with it, and those of the thread that
+        # steps are then as many as the cores and may spin between operations.
+        with ThreadPoolExecutor(max_workers=1) as builder:
+            engine = builder.submit(build_engine, config).result()
+        loop = EngineLoop(config, sys.argv[1], engine)
     except ConfigError as error:
         status.send(Failed(str(error)))
         return EXIT_CONFIG
