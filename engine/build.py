@@ -71,7 +71,7 @@ def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
         sampler = Sampler(sampler_config(config), rows)
     except ValueError as error:
         raise ConfigError(f"TAILRACE_USE_FLASHINFER_SAMPLER: {error}") from error
-    if on_cuda:
+    if on_cuda and config.flashinfer != "always":
         logger.info("every row is drawn by the native sampler")
     return sampler
 

@@ -26,10 +26,8 @@ class SamplingBatch:
 
 
 class Drawn(NamedTuple):
-    """A path's result, on the device."""
+    """A path's result, on the device; penalties have counted the tokens."""
 
-    token_ids: Tensor  # int64 [n], anything where bad
+    token_ids: Tensor  # int32 [n], 0 where bad
     bad: Tensor  # bool [n]
-    values: Tensor | None  # float32 [n, vocab_size] to report; None: the logits themselves
-    offsets: Tensor | None  # float32 [n], subtracted from them; None: nothing is to report
-    logprobs: LogprobsOutput | None = None  # where the path has reported already
+    logprobs: LogprobsOutput | None

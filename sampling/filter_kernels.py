@@ -183,6 +183,7 @@ def _head_kernel(
     num_tiles,
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
+    elsewhere: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     tile_ids = tl.arange(0, padded_tiles)
@@ -197,7 +198,8 @@ def _head_kernel(
     top = tl.max(maxima, 0)
     broken = tl.max((masses != masses).to(tl.int32), 0) != 0
     broken = broken | (top == float("-inf")) | (top == float("inf"))
-    if broken | ((tl.load(source.ints + row * NUM_INTS + FLAGS) & FILTERED) == 0):
+    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    if broken | ((flags & FILTERED) == 0) | ((flags & elsewhere) != 0):
         return  # a bad row keeps the masses that say so
     temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
     top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
@@ -243,13 +245,14 @@ def _head_kernel(
 
 
 def head(
-    source: Source, stats: TileStats, *, edited: bool, num_warps: int = 4
+    source: Source, stats: TileStats, *, edited: bool, elsewhere: int = 0, num_warps: int = 4
 ) -> tuple[Cuts, Scratch]:
     """Cut the rows that few candidates decide.
 
     Args:
         source, stats: as `tile_pass` took and gave them, with peaks.
         edited: as for `tile_pass`.
+        elsewhere: FLAGS bits of the rows that another sampler filters.
         num_warps: of no consequence for the result.
 
     Returns:
@@ -277,6 +280,7 @@ def head(
         num_tiles,
         padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
         edited=edited,
+        elsewhere=elsewhere,
         num_warps=num_warps,
         enable_fp_fusion=False,
     )

@@ -20,6 +20,7 @@ from torch import Tensor
 from sampling.race import NO_LAST, Cut
 
 MAX_SELECTED = 1024  # beyond it a sort of the values is faster than a selection
+FEW = 64  # values looked at first where top-k does not say how many can be kept
 
 
 def cut(
@@ -34,23 +35,70 @@ def cut(
     """
     vocab_size = logits.shape[1]
     top_k = torch.where(top_k == 0, vocab_size, top_k.clamp(max=vocab_size))
-    ordered = _highest(logits, min(int(top_k.max()) + 1, vocab_size))  # one more shows a tie
+    limited = top_k < vocab_size
+    few = max(FEW, int(torch.where(limited, top_k, 0).max()) + 1)  # one more shows a tie
+    if few >= vocab_size:
+        few = vocab_size
+    beyond = ~limited & (few < vocab_size)  # rows whose top-p and min-p may keep more
+    mass = torch.full_like(temperature, torch.nan)
+    if beyond.any():
+        mass[beyond] = _mass(logits[beyond], temperature[beyond], log_min_p[beyond])
+    ordered = _highest(logits, few)
+    cuts, num_kept = _cut(logits, ordered, temperature, top_k, top_p, log_min_p, mass)
+    undecided = (beyond & (num_kept == few)).nonzero().flatten()
+    if len(undecided):
+        some = logits[undecided]
+        rest, _ = _cut(
+            some,
+            _highest(some, vocab_size),
+            temperature[undecided],
+            top_k[undecided],
+            top_p[undecided],
+            log_min_p[undecided],
+            torch.full_like(mass[undecided], torch.nan),
+        )
+        cuts.thresholds[undecided], cuts.last_ids[undecided] = rest
+    return cuts
+
+
+def _mass(logits: Tensor, temperature: Tensor, log_min_p: Tensor) -> Tensor:
+    """Sum of exp((logit - maximum) / T) over what min-p keeps, float64 [n]."""
+    gaps = (logits - logits.amax(1, keepdim=True)).double().div_(temperature[:, None])
+    if (log_min_p > -torch.inf).any():
+        gaps.masked_fill_(gaps < log_min_p[:, None], -torch.inf)
+    return gaps.exp_().sum(1)
+
+
+def _cut(
+    logits: Tensor,
+    ordered: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    log_min_p: Tensor,
+    mass: Tensor,
+) -> tuple[Cut, Tensor]:
+    """The cuts, and how many tokens they keep of `ordered`, the highest values [n, m].
+
+    `mass` is that of all that min-p and top-k keep; NaN where it is all among them.
+    """
     rank = torch.arange(ordered.shape[1])
-    gaps = (ordered.double() - ordered[:, :1]) / temperature[:, None]
+    gaps = (ordered - ordered[:, :1]).double() / temperature[:, None]
     kept = (gaps >= log_min_p[:, None]) & (rank < top_k[:, None]) & (ordered > -torch.inf)
     weights = gaps.exp() * kept
     total = weights.cumsum(1)
-    before = total - weights
-    kept &= (before < (top_p * total[:, -1])[:, None]) | (top_p == 1.0)[:, None]
+    target = top_p * torch.where(mass.isnan(), total[:, -1], mass)
+    kept &= (total - weights < target[:, None]) | (top_p == 1.0)[:, None]
     num_kept = kept.count_nonzero(1).clamp_(min=1)
     values = ordered.gather(1, num_kept[:, None] - 1).squeeze(1)
-    beyond = ordered.gather(1, num_kept[:, None].clamp(max=ordered.shape[1] - 1)).squeeze(1)
+    following = ordered.gather(1, num_kept[:, None].clamp(max=ordered.shape[1] - 1)).squeeze(1)
+    tied = (following == values) & (num_kept < ordered.shape[1])
     last = torch.full_like(num_kept, NO_LAST)
-    for row in ((beyond == values) & (num_kept < ordered.shape[1])).nonzero().flatten().tolist():
+    for row in tied.nonzero().flatten().tolist():
         num_higher = (ordered[row] > values[row]).count_nonzero()
         equal = (logits[row] == values[row]).nonzero().flatten()
         last[row] = equal[num_kept[row] - num_higher - 1]
-    return Cut(values, last)
+    return Cut(values, last), num_kept
 
 
 def _highest(logits: Tensor, num: int) -> Tensor:

@@ -23,7 +23,7 @@ from sampling.logit_kernels import (
 )
 from sampling.noise import Purpose, exponential_range, stream
 from sampling.race import MAX_SCALE, MIN_SCALE, NO_LAST
-from sampling.triton_support import can_overlap, constexpr, jit, tl, triton
+from sampling.triton_support import constexpr, jit, tl, triton
 
 PEAK = 128  # consecutive ids that share one entry of `TileStats.peaks`
 
@@ -72,10 +72,7 @@ def _tile_pass_kernel(
     edited: tl.constexpr,
     peaked: tl.constexpr,
     reported: tl.constexpr,
-    overlapped: tl.constexpr,
 ):
-    if overlapped:
-        tl.extra.cuda.gdc_launch_dependents()
     i = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(0) * tiles + tl.arange(0, tiles)
     token_ids = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -151,7 +148,6 @@ def tile_pass(
         edited=edited,
         peaked=peaked,
         reported=reported,
-        overlapped=can_overlap(source.logits.device),
         num_warps=num_warps,
         enable_fp_fusion=False,
     )
@@ -198,12 +194,14 @@ def _pick_kernel(
     edited: tl.constexpr,
     filtered: tl.constexpr,
     reported: tl.constexpr,
-    overlapped: tl.constexpr,
+    elsewhere: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     tile_ids = tl.arange(0, padded_tiles)
     inside = tile_ids < num_tiles
     at = i * num_tiles + tile_ids
+    maxima = tl.load(stats.maxima + at, mask=inside, other=float("-inf"))
+    masses = tl.load(stats.masses + at, mask=inside, other=0.0)
     row = tl.load(source.rows + i).to(tl.int64)
     flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
     temperature = tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE)
@@ -213,15 +211,11 @@ def _pick_kernel(
     choice = tl.load(source.ints + row * NUM_INTS + _CHOICE)
     position = tl.load(source.positions + i)
     noise = exponential_range(0, position, choice, _TILE_STREAM, seed, padded_tiles // 2)
-    if overlapped:  # what is above needs nothing of the kernels before
-        tl.extra.cuda.gdc_wait()
-    maxima = tl.load(stats.maxima + at, mask=inside, other=float("-inf"))
-    masses = tl.load(stats.masses + at, mask=inside, other=0.0)
     broken = (masses != masses) | (maxima == float("inf"))
     top = tl.max(tl.where(broken, float("-inf"), maxima), 0)
     bad = (tl.max(broken.to(tl.int32), 0) != 0) | (top == float("-inf"))
 
-    if (flags & _RANDOM) != 0:
+    if ((flags & _RANDOM) != 0) & ((flags & elsewhere) == 0):
         keys = noise * tl.exp((top - maxima).to(tl.float64) * rate)  # inf for a masked tile
         keys = tl.where(masses > 0, keys / masses, float("inf"))
         tile = _first(keys == tl.min(keys, 0), tile_ids, 0)
@@ -290,6 +284,7 @@ def pick(
     *,
     edited: bool,
     reported: bool,
+    elsewhere: int = 0,
     num_warps: int = 8,
 ) -> Picked:
     """Race the tiles, then the winner's tokens; take the highest logit of greedy rows.
@@ -298,6 +293,7 @@ def pick(
         source, stats: as `tile_pass` took and gave them; masses are those of what the cuts keep.
         cuts: None keeps everything.
         edited, reported: as for `tile_pass`.
+        elsewhere: FLAGS bits of the rows whose token another sampler draws; any token will do.
         num_warps: of no consequence for the result.
 
     Returns:
@@ -308,7 +304,6 @@ def pick(
     def buffer(dtype: torch.dtype) -> Tensor:
         return torch.empty(num_rows, dtype=dtype, device=stats.maxima.device)
 
-    overlapped = can_overlap(stats.maxima.device)
     picked = Picked(buffer(torch.int32), buffer(torch.bool), buffer(torch.float32))
     _pick_kernel[(num_rows,)](
         source,
@@ -320,8 +315,7 @@ def pick(
         edited=edited,
         filtered=cuts is not None,
         reported=reported,
-        overlapped=overlapped,
-        launch_pdl=overlapped,
+        elsewhere=elsewhere,
         num_warps=num_warps,
         enable_fp_fusion=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -11,12 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sampling import torch_path, triton_path
-from sampling.batch import Drawn, SamplingBatch
-from sampling.logprob_kernels import MAX_TOP
-from sampling.logprobs import LogprobsOutput, gather_logprobs
-from sampling.rows import FLAGS, PENALIZED, RANDOM, SamplingNeeds, SamplingRows
+from sampling import flashinfer, torch_path, triton_path, warm_up
+from sampling.batch import SamplingBatch
+from sampling.logprobs import LogprobsOutput
+from sampling.rows import FLASHINFER, RANDOM, SamplingNeeds, SamplingRows
 from sampling.triton_support import kernels_run_on
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["Sampler", "SamplerConfig", "SamplerOutput", "SamplingBatch"]
 
@@ -51,10 +53,41 @@ class Sampler:
 
     def __init__(self, config: SamplerConfig, rows: SamplingRows) -> None:
         """Raises `ValueError` where `config` insists on a path that cannot draw."""
-        if config.flashinfer == "always":
-            raise ValueError("FlashInfer's sampler is not available in this version")
         self._rows = rows
+        self._flashinfer = flashinfer.choose(
+            config.flashinfer, use_fp64_gumbel=config.use_fp64_gumbel, device=rows.device
+        )
+        # Under "auto" the warm-up decides; until then the native sampler draws.
+        self._uses_flashinfer = self._flashinfer is not None and config.flashinfer == "always"
         self.rows_by_path: Counter[str] = Counter(native=0, flashinfer=0, greedy=0)
+
+    def warm_up(self, num_rows: int, dtype: torch.dtype = torch.float32) -> None:
+        """Compile what draws may need; under "auto", choose by time who draws top-k and top-p.
+
+        Call it on CUDA before graphs are captured and requests served; it does nothing on a CPU.
+
+        Args:
+            num_rows: rows of a large batch.
+            dtype: of the logits.
+        """
+        vocab_size, device = self._rows.vocab_size, self._rows.device
+        if device.type != "cuda":
+            return
+        warm_up.compile_kernels(vocab_size, dtype, device)
+        if self._flashinfer is None:
+            return
+        native_ms, flashinfer_ms = warm_up.race_of_samplers(
+            self._flashinfer, num_rows, vocab_size, dtype, device
+        )
+        if not self._uses_flashinfer:
+            self._uses_flashinfer = flashinfer_ms < native_ms
+        logger.info(
+            "top-k and top-p of %d rows: native %.3f ms, FlashInfer %.3f ms; %s draws them",
+            num_rows,
+            native_ms,
+            flashinfer_ms,
+            "FlashInfer" if self._uses_flashinfer else "the native sampler",
+        )
 
     def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """Draw one token for each logit row.
@@ -70,35 +103,21 @@ class Sampler:
 
     def draw(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """The device's part of a call, which a CUDA graph may hold where `is_capturable`."""
-        path = triton_path if kernels_run_on(self._rows.device) else torch_path
-        drawn = path.draw(logits, batch, self._rows)
-        token_ids = drawn.token_ids.masked_fill(drawn.bad, 0)
-        logprobs = drawn.logprobs or self._logprobs(logits, drawn, token_ids, batch)
-        if batch.needs.penalized:  # after logprobs, which report what the token was drawn from
-            penalized = self._rows.ints[batch.rows, FLAGS] & PENALIZED != 0
-            self._rows.counts.add(batch.rows, token_ids, penalized & ~drawn.bad)
-        return SamplerOutput(token_ids.to(torch.int32), drawn.bad, logprobs)
-
-    def _logprobs(
-        self, logits: Tensor, drawn: Drawn, token_ids: Tensor, batch: SamplingBatch
-    ) -> LogprobsOutput | None:
-        if drawn.offsets is None:
-            return None
-        needs = batch.needs
-        return gather_logprobs(
-            logits[:, : self._rows.vocab_size] if drawn.values is None else drawn.values,
-            drawn.offsets,
-            token_ids,
-            num_top=needs.num_top,
-            explicit_ids=self._rows.explicit_ids[batch.rows, : needs.num_explicit],
-        )
+        if kernels_run_on(self._rows.device):
+            used = self._flashinfer if self._uses_flashinfer and batch.needs.flashinfer else None
+            return SamplerOutput(*triton_path.draw(logits, batch, self._rows, used))
+        return SamplerOutput(*torch_path.draw(logits, batch, self._rows))
 
     def count(self, rows_np: npt.NDArray[np.int32]) -> None:
         """Count rows [n] by the path that draws them."""
-        random = int(np.count_nonzero(self._rows.flags_np[rows_np] & RANDOM))
-        self.rows_by_path["native"] += random
+        flags = self._rows.flags_np[rows_np]
+        random = int(np.count_nonzero(flags & RANDOM))
+        elsewhere = int(np.count_nonzero(flags & FLASHINFER)) if self._uses_flashinfer else 0
+        self.rows_by_path["native"] += random - elsewhere
+        self.rows_by_path["flashinfer"] += elsewhere
         self.rows_by_path["greedy"] += len(rows_np) - random
 
     def is_capturable(self, needs: SamplingNeeds) -> bool:
         """Whether `draw` for these needs looks at nothing on the host."""
-        return self._rows.device.type == "cuda" and needs.num_top <= MAX_TOP
+        on_cuda = self._rows.device.type == "cuda"
+        return on_cuda and not (self._uses_flashinfer and needs.flashinfer)

@@ -13,6 +13,7 @@ from torch import Tensor
 from sampling.batch import Drawn, SamplingBatch
 from sampling.edits import TOKEN, UNTIL, WORD_LEN, WORD_START
 from sampling.filters import cut
+from sampling.logprobs import LogprobsOutput, gather_logprobs
 from sampling.noise import Purpose
 from sampling.penalties import penalize
 from sampling.race import NO_LAST, Cut, greedy, log_sum_exp, race, tile_maxima, tile_stats
@@ -59,8 +60,14 @@ def draw(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Drawn:
         maxima = tile_maxima(values)
         bad |= _not_finite(maxima)
     last = _cuts(values, flags, batch, rows) if batch.needs.filtered else None
-    token_ids = _draw(values, maxima, last, flags, batch, rows)
-    return Drawn(token_ids, bad, *_reported(raw, values, last, flags, batch, rows))
+    token_ids = _draw(values, maxima, last, flags, batch, rows).int().masked_fill_(bad, 0)
+    logprobs = None
+    if batch.needs.logprobs:
+        logprobs = _report(raw, values, last, flags, token_ids, batch, rows)
+    if batch.needs.penalized:
+        penalized = torch.from_numpy(flags & PENALIZED != 0)
+        rows.counts.add(batch.rows, token_ids, penalized & ~bad)
+    return Drawn(token_ids, bad, logprobs)
 
 
 def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
@@ -159,22 +166,40 @@ def _draw(
     return token_ids
 
 
-def _reported(
+def _report(
+    raw: Tensor,
+    values: Tensor,
+    last: Cut | None,
+    flags: npt.NDArray[np.int32],
+    token_ids: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+) -> LogprobsOutput:
+    """The logprobs of drawn tokens, each row in its mode."""
+    reported, offsets = reported_values(raw, values, last, flags, batch, rows)
+    return gather_logprobs(
+        reported,
+        offsets,
+        token_ids,
+        num_top=batch.needs.num_top,
+        explicit_ids=rows.explicit_ids[batch.rows, : batch.needs.num_explicit],
+    )
+
+
+def reported_values(
     raw: Tensor,
     values: Tensor,
     last: Cut | None,
     flags: npt.NDArray[np.int32],
     batch: SamplingBatch,
     rows: SamplingRows,
-) -> tuple[Tensor | None, Tensor | None]:
-    """The values to report and what to subtract from them, as in `Drawn`."""
-    if not batch.needs.logprobs:
-        return None, None
+) -> tuple[Tensor, Tensor]:
+    """The values to report, float32 [n, vocab_size], and what to subtract from them, [n]."""
     ones = torch.ones(len(raw), dtype=torch.float64)
     offsets = log_sum_exp(tile_stats(raw, ones), ones)
     offsets[torch.from_numpy(flags & NORMALIZED == 0)] = 0.0
     if not batch.needs.processed:
-        return None, offsets
+        return raw, offsets
     reported = raw.clone()
     for i in np.flatnonzero(flags & PROCESSED):
         temperature = float(rows.floats[batch.rows[i], TEMPERATURE]) or 1.0

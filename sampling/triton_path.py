@@ -7,45 +7,59 @@ from torch import Tensor
 from sampling.batch import Drawn, SamplingBatch
 from sampling.bracket_kernels import bracket
 from sampling.filter_kernels import head
+from sampling.flashinfer import FlashInfer
 from sampling.logit_kernels import Source
-from sampling.logprob_kernels import MAX_TOP, gather_logprobs
+from sampling.logprob_kernels import gather_logprobs
 from sampling.logprobs import LogprobsOutput
+from sampling.penalty_kernels import count_tokens
 from sampling.race_kernels import Cuts, TileStats, pick, tile_pass
-from sampling.rows import SamplingNeeds, SamplingRows
+from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
 from sampling.scan_kernels import cut_within
 from sampling.search_kernels import search
 
 
-def draw(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Drawn:
-    """As `torch_path.draw`; extra memory is O(n * tiles)."""
-    needs = batch.needs
+def draw(
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    flashinfer: FlashInfer | None = None,
+) -> Drawn:
+    """As `torch_path.draw`; extra memory is O(n * tiles), but for rows FlashInfer draws.
+
+    Args:
+        logits, batch, rows: as for `torch_path.draw`.
+        flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host.
+    """
+    needs, edited = batch.needs, batch.needs.edited
+    elsewhere = 0 if flashinfer is None else FLASHINFER
     source = Source.of(logits, batch, rows)
-    stats = tile_pass(source, edited=needs.edited, peaked=needs.filtered, reported=needs.logprobs)
-    cuts = None
-    if needs.filtered:
-        cuts = _cut(source, stats, needs)
-    picked = pick(source, stats, cuts, edited=needs.edited, reported=needs.logprobs)
-    if not needs.logprobs:
-        return Drawn(picked.token_ids, picked.bad, None, None)
-    if needs.num_top > MAX_TOP:  # more than the kernels keep: raw values, through torch
-        return Drawn(picked.token_ids, picked.bad, None, picked.offsets)
-    reported = gather_logprobs(
-        source,
-        stats,
-        cuts,
-        picked.offsets,
-        picked.token_ids,
-        num_top=needs.num_top,
-        explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
-        edited=needs.edited,
-    )
-    return Drawn(picked.token_ids, picked.bad, None, None, LogprobsOutput(*reported))
+    stats = tile_pass(source, edited=edited, peaked=needs.filtered, reported=needs.logprobs)
+    cuts = _cut(source, stats, needs, elsewhere) if needs.filtered else None
+    picked = pick(source, stats, cuts, edited=edited, reported=needs.logprobs, elsewhere=elsewhere)
+    if flashinfer is not None:
+        flashinfer.redraw(source, stats, batch, rows, picked, edited=edited)
+    logprobs = None
+    if needs.logprobs:
+        reported = gather_logprobs(
+            source,
+            stats,
+            cuts,
+            picked.offsets,
+            picked.token_ids,
+            num_top=needs.num_top,
+            explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
+            edited=edited,
+        )
+        logprobs = LogprobsOutput(*reported)
+    if needs.penalized:  # after logprobs, which report what the token was drawn from
+        count_tokens(source, picked.token_ids, picked.bad)
+    return Drawn(picked.token_ids, picked.bad, logprobs)
 
 
-def _cut(source: Source, stats: TileStats, needs: SamplingNeeds) -> Cuts:
+def _cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int) -> Cuts:
     """Where the filters cut; each stage does the rows the one before left undecided."""
     edited = needs.edited
-    cuts, scratch = head(source, stats, edited=edited)
+    cuts, scratch = head(source, stats, edited=edited, elsewhere=elsewhere)
     for second in range(2 if needs.twice_filtered else 1):
         brackets = bracket(source, stats, cuts, scratch, edited=edited, second=bool(second))
         cut_within(source, stats, cuts, scratch, brackets, edited=edited, second=bool(second))

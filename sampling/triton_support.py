@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ except ImportError:  # a CPU installation on a platform without Triton
 __all__ = [
     "HAS_TRITON",
     "INTERPRETED",
-    "can_overlap",
     "constexpr",
     "jit",
     "kernels_run_on",
@@ -47,9 +45,3 @@ def constexpr(value: float) -> Any:
 def kernels_run_on(device: torch.device) -> bool:
     """Whether Triton kernels can be launched on tensors of `device`."""
     return HAS_TRITON and (device.type == "cuda" or INTERPRETED)
-
-
-@cache
-def can_overlap(device: torch.device) -> bool:
-    """Whether a kernel may start while the one before it drains (programmatic launch, Hopper)."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sampling import logprob_kernels, torch_path
-from sampling.batch import Drawn, SamplingBatch
+from sampling.batch import SamplingBatch
 from sampling.filters import cut
 from sampling.logit_kernels import Source
 from sampling.logprobs import LogprobsOutput, gather_logprobs, prompt_kernels, prompt_logprobs
@@ -111,14 +111,13 @@ def test_every_mode_beside_the_others(device: torch.device) -> None:
     x = make_logits(n, width)
     ids = torch.randint(-1, width, (n, 3), generator=torch.Generator().manual_seed(1))
     batch, rows = make_batch(params, torch.device("cpu"))
-    drawn = torch_path.draw(x, batch, rows)
-    cuts = make_cuts(torch_path.process(x, batch, rows), params)
-    mine = on_kernels(x, params, cuts, drawn, ids, device)
-    assert drawn.values is not None
-    assert drawn.offsets is not None
-    expected = gather_logprobs(
-        drawn.values, drawn.offsets, drawn.token_ids, num_top=7, explicit_ids=ids
-    )
+    processed = torch_path.process(x, batch, rows)
+    token_ids = torch_path.draw(x, batch, rows).token_ids  # and counts them
+    cuts = make_cuts(processed, params)
+    flags = rows.flags_np[batch.rows_np]
+    values, offsets = torch_path.reported_values(x, processed, cuts, flags, batch, rows)
+    mine = on_kernels(x, params, cuts, offsets, token_ids, ids, device)
+    expected = gather_logprobs(values, offsets, token_ids, num_top=7, explicit_ids=ids)
     reporting = torch.arange(n) != 8
     same(
         LogprobsOutput(*(tensor.cpu()[reporting] for tensor in mine)),
@@ -153,18 +152,18 @@ def on_kernels(
     x: Tensor,
     params: list[SamplingParams],
     cuts: Cut,
-    drawn: Drawn,
+    offsets: Tensor,
+    token_ids: Tensor,
     ids: Tensor,
     device: torch.device,
 ) -> tuple[Tensor, ...]:
-    assert drawn.offsets is not None
     source = Source.of(x.to(device), *make_batch(params, device))
     return logprob_kernels.gather_logprobs(
         source,
         tile_pass(source, edited=True, peaked=False, reported=True),
         Cuts(cuts.thresholds.to(device), cuts.last_ids.int().to(device)),
-        drawn.offsets.to(device),
-        drawn.token_ids.to(device),
+        offsets.to(device),
+        token_ids.to(device),
         num_top=7,
         explicit_ids=ids.to(device),
         edited=True,
