@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -138,11 +137,7 @@ def main() -> int:
     try:
         from engine.build import build_engine  # torch, once the parent can be followed
 
-        # In a thread that ends: its OpenMP workers end with it, and those of the thread that
-        # steps are then as many as the cores and may spin between operations.
-        with ThreadPoolExecutor(max_workers=1) as builder:
-            engine = builder.submit(build_engine, config).result()
-        loop = EngineLoop(config, sys.argv[1], engine)
+        loop = EngineLoop(config, sys.argv[1], engine := build_engine(config))
     except ConfigError as error:
         status.send(Failed(str(error)))
         return EXIT_CONFIG
