@@ -8,7 +8,7 @@ for top-k and a mass for top-p, reaches a target. Here a sample of the row brack
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ from sampling.filter_kernels import (
 )
 from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, Source, load_raw, processed
 from sampling.race import MASS_ERROR
-from sampling.race_kernels import Cuts, TileStats, scale_of
+from sampling.race_kernels import Cuts
+from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
 SAMPLED = 8192  # tokens of a row looked at to place the bracket
@@ -41,6 +42,42 @@ class Brackets(NamedTuple):
     high: Tensor  # int32 [n]; below `low` where everything down to the limit is kept
     limit: Tensor  # int32 [n], nothing lower is kept
     limit_id: Tensor  # int32 [n], of the tokens equal to the limit the last one kept
+
+
+class Row(NamedTuple):
+    """Scalars of a row and its bracket."""
+
+    by_mass: Any
+    low: Any
+    high: Any
+    limit: Any
+    limit_id: Any
+    temperature: Any
+    top_k: Any
+    top_p: Any
+
+
+@jit
+def load_row(source, brackets, i, second: tl.constexpr):
+    row = tl.load(source.rows + i).to(tl.int64)
+    floats = source.floats + row * NUM_FLOATS
+    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
+    return Row(
+        (top_k == 0) | second,
+        tl.load(brackets.low + i),
+        tl.load(brackets.high + i),
+        tl.load(brackets.limit + i),
+        tl.load(brackets.limit_id + i),
+        tl.load(floats + TEMPERATURE),
+        top_k,
+        tl.load(floats + TOP_P),
+    )
+
+
+@jit
+def under_min_p(row, second: tl.constexpr):
+    """Whether the mass of what the limit allows must be measured."""
+    return (row.limit > LOWEST_ORDER) & (second == 0)
 
 
 @jit

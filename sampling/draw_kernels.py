@@ -28,8 +28,9 @@ from sampling.noise import (
     stream,
     uniform_from_words,
 )
-from sampling.race_kernels import Cuts, TileStats, tile_pass
+from sampling.race_kernels import Cuts
 from sampling.rows import SamplingRows
+from sampling.tile_kernels import TileStats, tile_pass
 from sampling.triton_support import constexpr, jit, tl, triton
 
 _SEED, _CHOICE = constexpr(rows.SEED), constexpr(rows.CHOICE)

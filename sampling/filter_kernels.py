@@ -26,7 +26,8 @@ from sampling.logit_kernels import (
     processed,
 )
 from sampling.race import NO_LAST
-from sampling.race_kernels import PEAK, Cuts, TileStats
+from sampling.race_kernels import Cuts
+from sampling.tile_kernels import PEAK, TileStats
 from sampling.triton_support import constexpr, jit, tl, triton
 
 HEAD = rows.LARGE_TOP_K  # peaks looked at where top-k does not ask for fewer

@@ -20,8 +20,9 @@ from sampling import rows as rows_module
 from sampling.batch import SamplingBatch
 from sampling.logit_kernels import NUM_FLOATS, TILE, Source, load_raw, processed
 from sampling.mirror import to_device
-from sampling.race_kernels import Picked, TileStats, scale_of
+from sampling.race_kernels import Picked
 from sampling.rows import FLASHINFER, TOP_K, TOP_P, SamplingRows
+from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from sampling import rows
 from sampling.filter_kernels import order, rank_key, value_of
 from sampling.logit_kernels import FLAGS, NUM_FLOATS, NUM_INTS, TILE, Source, load_raw, processed
 from sampling.noise import TILE as TILE_WIDTH
-from sampling.race_kernels import Cuts, TileStats
+from sampling.race_kernels import Cuts
+from sampling.tile_kernels import TileStats
 from sampling.triton_support import constexpr, jit, tl, triton
 
 MAX_TOP = 128  # longer top lists are left to `sampling.logprobs`

@@ -23,8 +23,9 @@ from sampling.logit_kernels import Source
 from sampling.logprob_kernels import MAX_TOP
 from sampling.params import LogprobsMode
 from sampling.race import log_sum_exp, tile_stats
-from sampling.race_kernels import pick, tile_pass
+from sampling.race_kernels import pick
 from sampling.rows import LOGPROBS, NORMALIZED, NUM_FLOATS, NUM_INTS
+from sampling.tile_kernels import tile_pass
 from sampling.triton_support import HAS_TRITON
 
 CHUNK = 64

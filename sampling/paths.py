@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling import race_kernels
+from sampling import race_kernels, tile_kernels
 from sampling.batch import SamplingBatch
 from sampling.logit_kernels import Source
 from sampling.noise import TILE, Purpose
@@ -138,7 +138,7 @@ def _race_once_cuda(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) ->
     n = len(batch.rows)
     source = Source.of(logits.expand(n, -1), batch, rows)
     one = source._replace(rows=source.rows[:1])
-    stats = race_kernels.tile_pass(one, edited=False, peaked=False, reported=False)
+    stats = tile_kernels.tile_pass(one, edited=False, peaked=False, reported=False)
     spread = stats._replace(
         maxima=stats.maxima.expand(n, -1).contiguous(),
         masses=stats.masses.expand(n, -1).contiguous(),

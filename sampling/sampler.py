@@ -53,6 +53,8 @@ class Sampler:
 
     def __init__(self, config: SamplerConfig, rows: SamplingRows) -> None:
         """Raises `ValueError` where `config` insists on a path that cannot draw."""
+        if rows.device.type == "cuda" and not kernels_run_on(rows.device):
+            raise ValueError("sampling on CUDA needs the package triton")
         self._rows = rows
         self._flashinfer = flashinfer.choose(
             config.flashinfer, use_fp64_gumbel=config.use_fp64_gumbel, device=rows.device

@@ -9,24 +9,22 @@ undecided for `search_kernels`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampling import noise
-from sampling.bracket_kernels import LOWEST_ORDER, Brackets
+from sampling.bracket_kernels import Brackets, load_row, under_min_p
 from sampling.filter_kernels import (
     LAST_ID,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
     Scratch,
     order,
     value_of,
 )
-from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, TILE, Source, load_raw, processed
-from sampling.race_kernels import Cuts, TileStats, scale_of
+from sampling.logit_kernels import TILE, Source, load_raw, processed
+from sampling.race_kernels import Cuts
+from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
 NOTED = 8192  # room for values inside a row's bracket, in equal shares a tile
@@ -34,6 +32,7 @@ LEAST_NOTED = 64
 SCANNED_TILES = 8  # a program's share of the pass
 
 _SCANNED_TILES = constexpr(SCANNED_TILES)
+_NOTHING = constexpr(-2147483647)  # the order of a NaN, below all others
 
 
 class Scan(NamedTuple):
@@ -44,42 +43,6 @@ class Scan(NamedTuple):
     mass_allowed: Tensor  # float32 [n, tiles], of rows under a min-p
     num_inside: Tensor  # int32 [n, tiles]
     noted: Tensor  # int32 [n, tiles, share of NOTED], `order`s inside the bracket
-
-
-class _Row(NamedTuple):
-    """Scalars of a row."""
-
-    by_mass: Any
-    low: Any
-    high: Any
-    limit: Any
-    limit_id: Any
-    temperature: Any
-    top_k: Any
-    top_p: Any
-
-
-@jit
-def _load_row(source, brackets, i, second: tl.constexpr):
-    row = tl.load(source.rows + i).to(tl.int64)
-    floats = source.floats + row * NUM_FLOATS
-    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
-    return _Row(
-        (top_k == 0) | second,
-        tl.load(brackets.low + i),
-        tl.load(brackets.high + i),
-        tl.load(brackets.limit + i),
-        tl.load(brackets.limit_id + i),
-        tl.load(floats + TEMPERATURE),
-        top_k,
-        tl.load(floats + TOP_P),
-    )
-
-
-@jit
-def _under_min_p(row, second: tl.constexpr):
-    """Whether the mass of what the limit allows must be measured."""
-    return (row.limit > LOWEST_ORDER) & (second == 0)
 
 
 @jit
@@ -97,7 +60,7 @@ def _scan_kernel(
     i = tl.program_id(1).to(tl.int64)
     if tl.load(scratch.undecided + i) != second + 1:
         return
-    row = _load_row(source, brackets, i, second)
+    row = load_row(source, brackets, i, second)
     scale = scale_of(row.temperature)
     low, high = value_of(row.low), value_of(row.high)
     first = tl.program_id(0) * _SCANNED_TILES
@@ -117,7 +80,7 @@ def _scan_kernel(
         tl.store(scan.mass_above + at, tl.sum(tl.where(above, weights, 0.0), 0))
         if row.by_mass == 0:
             tl.store(scan.num_above + at, tl.sum(above.to(tl.int32), 0))
-        if _under_min_p(row, second):
+        if under_min_p(row, second):
             allowed_weights = tl.where(values >= value_of(row.limit), weights, 0.0)
             tl.store(scan.mass_allowed + at, tl.sum(allowed_weights, 0))
         num_inside = tl.sum(inside.to(tl.int32), 0)
@@ -139,7 +102,7 @@ def _measured(
     if row.by_mass:
         above = tl.sum(tl.load(scan.mass_above + at, mask=mask, other=0.0) * factors, 0)
         masses = tl.load(stats.masses + at, mask=mask, other=0.0)
-        if _under_min_p(row, second):
+        if under_min_p(row, second):
             masses = tl.load(scan.mass_allowed + at, mask=mask, other=0.0)
         target = row.top_p * tl.sum(masses * factors, 0)
     else:
@@ -147,6 +110,18 @@ def _measured(
         above = tl.sum(num_above, 0).to(tl.float64)
         target = row.top_k.to(tl.float64)
     return above, target
+
+
+@jit
+def _noted(scan, row, i, peak, scale, num_tiles, padded_tiles: tl.constexpr, room: tl.constexpr):
+    """The orders noted, flat, and their measures relative to the highest there may be."""
+    slot = tl.arange(0, padded_tiles * room)
+    tile = slot // room
+    num_inside = tl.load(scan.num_inside + i * num_tiles + tile, mask=tile < num_tiles, other=0)
+    noted = slot % room < tl.where(row.low < row.high, num_inside, 0)
+    at = scan.noted + i * num_tiles * room + slot
+    orders = tl.load(at, mask=noted, other=_NOTHING)
+    return orders, tl.where(noted, tl.exp2((value_of(orders) - peak) * scale), 0.0)
 
 
 @jit
@@ -161,6 +136,22 @@ def _noted_cut(orders, weights, low, high, missing):
         high = tl.where(reached, high, middle - 1)
     cut = low.to(tl.int32)
     return cut, missing - tl.sum(tl.where(orders > cut, weights, 0.0), 0)
+
+
+@jit
+def _keep_equal(
+    source, row, i, cut, needed, num_equal, padded_tiles: tl.constexpr, edited: tl.constexpr
+):
+    """Keep the first `needed` tokens equal to the cut: how many in each tile, and the last id."""
+    tiles = tl.arange(0, padded_tiles)
+    ends = tl.cumsum(num_equal, 0)
+    kept = tl.minimum(tl.maximum(needed - (ends - num_equal), 0.0), num_equal)
+    last_id = tl.where(cut == row.limit, row.limit_id, LAST_ID)
+    if needed < tl.max(ends, 0):
+        tile = tl.min(tl.where(ends >= needed, tiles, padded_tiles - 1), 0)
+        rank = tl.sum(tl.where(tiles == tile, kept, 0.0), 0)
+        last_id = _equal_id(source, i, tile, cut, rank, edited)
+    return kept.to(tl.float32), last_id
 
 
 @jit
@@ -180,7 +171,7 @@ def _finish_kernel(
     i = tl.program_id(0).to(tl.int64)
     if tl.load(scratch.undecided + i) != second + 1:
         return
-    row = _load_row(source, brackets, i, second)
+    row = load_row(source, brackets, i, second)
     tiles = tl.arange(0, padded_tiles)
     mask = tiles < num_tiles
     at = i * num_tiles + tiles
@@ -191,25 +182,15 @@ def _finish_kernel(
         tl.store(stats.masses + at, masses, mask=mask)
         _decide(cuts, scratch, i, row.limit, row.limit_id, 0)
         return
-
-    # What was noted, weighed relative to the highest it may be.
     wide = row.low < row.high
-    top = tl.max(maxima, 0)
-    peak = value_of(row.high)
+    top, peak = tl.max(maxima, 0), value_of(row.high)
+    factors = tl.exp((maxima - top).to(tl.float64) / row.temperature)
+    above, target = _measured(scan, stats, row, i, factors, num_tiles, padded_tiles, second)
     unit = tl.exp((peak - top).to(tl.float64) / row.temperature)
     unit = tl.where(row.by_mass, unit, 1.0)
     scale = tl.where(row.by_mass, scale_of(row.temperature), 0.0)
-    slot = tl.arange(0, padded_tiles * room)
-    num_noted = tl.load(
-        scan.num_inside + i * num_tiles + slot // room, mask=slot // room < num_tiles, other=0
-    )
-    noted = slot % room < tl.where(wide, num_noted, 0)
-    to = scan.noted + i * num_tiles * room + slot
-    orders = tl.load(to, mask=noted, other=-2147483647)
-    weights = tl.where(noted, tl.exp2((value_of(orders) - peak) * scale), 0.0)
+    orders, weights = _noted(scan, row, i, peak, scale, num_tiles, padded_tiles, room)
     inside = tl.where(wide, tl.sum(weights, 0), tl.sum(num_inside, 0).to(tl.float32))
-    factors = tl.exp((maxima - top).to(tl.float64) / row.temperature)
-    above, target = _measured(scan, stats, row, i, factors, num_tiles, padded_tiles, second)
     most = above + inside * unit
     if row.low <= row.limit:  # nothing lower may be kept
         target = tl.minimum(target, most)
@@ -217,24 +198,16 @@ def _finish_kernel(
     if (target <= above) | (target > most) | crowded:
         tl.store(scratch.undecided + i, 1)
         return
-    missing = (target - above) / unit
-    cut, missing = _noted_cut(orders, weights, row.low, row.high, missing)
-    needed = tl.ceil(missing / tl.exp2((value_of(cut) - peak) * scale))
 
-    # Equal tokens are kept in id order: all of some tiles, the first of one.
-    num_equal = tl.reshape((noted & (orders == cut)).to(tl.int32), (padded_tiles, room))
+    cut, missing = _noted_cut(orders, weights, row.low, row.high, (target - above) / unit)
+    needed = tl.ceil(missing / tl.exp2((value_of(cut) - peak) * scale))
+    num_equal = tl.reshape((orders == cut).to(tl.int32), (padded_tiles, room))
     num_equal = tl.where(wide, tl.sum(num_equal, 1), num_inside)
-    ends = tl.cumsum(num_equal, 0)
-    kept_equal = tl.minimum(tl.maximum(needed - (ends - num_equal), 0.0), num_equal)
-    last_id = tl.where(cut == row.limit, row.limit_id, LAST_ID)
-    if needed < tl.max(ends, 0):
-        tile = tl.min(tl.where(ends >= needed, tiles, padded_tiles - 1), 0)
-        rank = tl.sum(tl.where(tiles == tile, kept_equal, 0.0), 0)
-        last_id = _equal_id(source, i, tile, cut, rank, edited)
+    kept_equal, last_id = _keep_equal(source, row, i, cut, needed, num_equal, padded_tiles, edited)
     scale = scale_of(row.temperature)
-    weights = tl.where(noted & (orders > cut), tl.exp2((value_of(orders) - peak) * scale), 0.0)
+    weights = tl.where(orders > cut, tl.exp2((value_of(orders) - peak) * scale), 0.0)
     kept = tl.sum(tl.reshape(weights, (padded_tiles, room)), 1)
-    kept += kept_equal.to(tl.float32) * tl.exp2((value_of(cut) - peak) * scale)
+    kept += kept_equal * tl.exp2((value_of(cut) - peak) * scale)
     masses += tl.where(kept > 0, kept * tl.exp2((peak - maxima) * scale), 0.0)
     tl.store(stats.masses + at, masses, mask=mask)
     _decide(cuts, scratch, i, cut, last_id, tl.where(row.by_mass | (row.top_p >= 1.0), 0, 2))
@@ -301,6 +274,6 @@ def cut_within(
         num_tiles,
         padded_tiles=padded_tiles,
         num_warps=16,
-        maxnreg=64,  # two programs a multiprocessor
+        maxnreg=64 if padded_tiles * room <= NOTED else 128,  # two programs a multiprocessor
         **common,
     )

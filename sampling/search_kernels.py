@@ -20,7 +20,8 @@ from sampling.filter_kernels import (
     value_of,
 )
 from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, TILE, Source, load_raw, processed
-from sampling.race_kernels import Cuts, TileStats, scale_of
+from sampling.race_kernels import Cuts
+from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
 _GROUP = constexpr(8)  # tiles scanned at once

@@ -21,8 +21,8 @@ from sampling.logit_kernels import Source
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.paths import Draws, batches_of, one_row, sampler_draws
-from sampling.race_kernels import tile_pass
 from sampling.sampler import SamplerConfig
+from sampling.tile_kernels import tile_pass
 
 DRAFT_DEPTH = 1
 """Depth at which drafts are drawn and accepted here."""

@@ -12,10 +12,11 @@ from sampling.logit_kernels import Source
 from sampling.logprob_kernels import gather_logprobs
 from sampling.logprobs import LogprobsOutput
 from sampling.penalty_kernels import count_tokens
-from sampling.race_kernels import Cuts, TileStats, pick, tile_pass
+from sampling.race_kernels import Cuts, pick
 from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
 from sampling.scan_kernels import cut_within
 from sampling.search_kernels import search
+from sampling.tile_kernels import TileStats, tile_pass
 
 
 def draw(

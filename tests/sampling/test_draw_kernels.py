@@ -18,8 +18,9 @@ from sampling.logit_kernels import Source
 from sampling.noise import NoiseKey
 from sampling.params import SamplingParams
 from sampling.race import Cut, tile_stats
-from sampling.race_kernels import Cuts, tile_pass
+from sampling.race_kernels import Cuts
 from sampling.rows import SamplingRows
+from sampling.tile_kernels import tile_pass
 from sampling.triton_support import INTERPRETED
 
 POSITION, DEPTH = 9, 3

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sampling import flashinfer, warm_up
+from sampling import sampler as sampler_module
 from sampling.flashinfer import choose, obstacle
 from sampling.params import SamplingParams
 from sampling.rows import FLASHINFER, SamplingRows
@@ -123,3 +124,11 @@ def test_warm_up_chooses_the_faster(
         assert sampler.rows_by_path["native"] == (0 if uses else 3)
     assert "native sampler draws them" in caplog.text
     assert "FlashInfer draws them" in caplog.text
+
+
+def test_cuda_without_triton_is_an_error(gpu: pytest.MonkeyPatch) -> None:
+    rows = make_rows(SamplingParams())
+    rows.device = CUDA
+    gpu.setattr(sampler_module, "kernels_run_on", lambda device: False)
+    with pytest.raises(ValueError, match="triton"):
+        Sampler(SamplerConfig(), rows)

@@ -15,8 +15,9 @@ from sampling.logit_kernels import Source
 from sampling.logprobs import LogprobsOutput, gather_logprobs, prompt_kernels, prompt_logprobs
 from sampling.params import SamplingParams
 from sampling.race import Cut
-from sampling.race_kernels import Cuts, tile_pass
+from sampling.race_kernels import Cuts
 from sampling.rows import SamplingRows
+from sampling.tile_kernels import tile_pass
 from sampling.triton_support import INTERPRETED
 
 INF = float("inf")
