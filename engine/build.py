@@ -68,12 +68,9 @@ def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
             f"max-logprobs must be from 0 to {MAX_TOP} on CUDA, got {config.max_logprobs}"
         )
     try:
-        sampler = Sampler(sampler_config(config), rows)
+        return Sampler(sampler_config(config), rows)
     except ValueError as error:
         raise ConfigError(f"TAILRACE_USE_FLASHINFER_SAMPLER: {error}") from error
-    if on_cuda and config.flashinfer != "always":
-        logger.info("every row is drawn by the native sampler")
-    return sampler
 
 
 def assemble(
@@ -93,6 +90,7 @@ def assemble(
     # One row more than choices may hold: the one that pads a graph's batch.
     sampling_rows = SamplingRows(max_rows + 1, model.vocab_size, device, history=rows.token_ids)
     sampler = make_sampler(config.sampling, sampling_rows)
+    sampler.warm_up(max_rows)  # before memory is measured and graphs are captured
     parts = _Parts(model, rows, sampling_rows, sampler, device)
     num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
     if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:
