@@ -30,6 +30,9 @@ __all__ = ["EngineClient", "EngineDeadError", "EngineHandle", "Entry", "Ticket",
 
 _status_decoder: msgspec.json.Decoder[StatusLine] = msgspec.json.Decoder(StatusLine)
 
+COMMAND = (sys.executable, "-m", "engine.process")
+"""Takes the address to listen at; see `engine.process`."""
+
 SILENCE_S = 10.0
 """Without a heartbeat for so long, the engine counts as hung."""
 
@@ -98,9 +101,7 @@ class EngineClient:
         """
         folder = tempfile.mkdtemp(prefix="tailrace-")
         address = f"ipc://{folder}/engine"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "engine.process", address), stdin=PIPE, stdout=PIPE
-        )
+        process = await asyncio.create_subprocess_exec(*COMMAND, address, stdin=PIPE, stdout=PIPE)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         try:
@@ -185,11 +186,15 @@ class EngineClient:
 
     async def _watch(self) -> None:
         assert self._process.stdout is not None
+        reason = ""
         async for line in self._process.stdout:
-            if isinstance(_status(line), Beat):
-                self._beat_at = time.monotonic()
+            match _status(line):
+                case Beat():
+                    self._beat_at = time.monotonic()
+                case Failed(message):
+                    reason = f": {message}"
         code = await self._process.wait()
-        self._died = f"the engine process ended (status {code})"
+        self._died = f"the engine process ended (status {code}){reason}"
         for ticket in self._tickets.values():
             ticket.fail(EngineDeadError(self._died))
         self._tickets.clear()

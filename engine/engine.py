@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable
 
@@ -22,6 +23,8 @@ from engine.request import (
 from engine.rows import Choice, RowTable
 from engine.scheduler import Scheduler
 from engine.settle import Settled, settle
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -46,6 +49,7 @@ class Engine:
         self._num_steps = 0
         self._prompt_tokens_computed = 0
         self._nan_rows = 0
+        self._failed_steps = 0
 
     @property
     def has_work(self) -> bool:
@@ -176,7 +180,9 @@ class Engine:
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """A step raised: its choices end with the reason, the others go on."""
+        self._failed_steps += 1
         message = f"{type(error).__name__}: {error}".splitlines()[0]
+        logger.error("a step of %d rows failed: %s", len(plan.rows), message)
         self._end([c for c in plan.choices if not c.ended], Finish.ERROR, message)
 
     def _forget(self, choice: Choice) -> None:
@@ -201,6 +207,7 @@ class Engine:
             prefix_cache_hits=self._scheduler.prefix_hits,
             prompt_tokens_computed=self._prompt_tokens_computed,
             nan_rows=self._nan_rows,
+            failed_steps=self._failed_steps,
             sampler_rows=self._runner.rows_by_path,
         )
 

@@ -130,6 +130,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_hits: int
     prompt_tokens_computed: int
     nan_rows: int
+    failed_steps: int = 0
     sampler_rows: dict[str, int] = {}
 
 
