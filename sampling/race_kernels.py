@@ -45,7 +45,7 @@ class Picked(NamedTuple):
 
     token_ids: Tensor  # int32 [n], 0 where bad
     bad: Tensor  # bool [n]
-    offsets: Tensor  # float32 [n], see `Drawn.offsets`
+    offsets: Tensor  # float64 [n], subtracted from what is reported of the row
 
 
 @jit
@@ -113,7 +113,7 @@ def _pick_kernel(
         if (flags & _PROCESSED) != 0:
             _, offset = _log_sum(maxima, masses, temperature)
         offset = tl.where((flags & _NORMALIZED) != 0, offset, 0.0)
-        tl.store(picked.offsets + i, offset.to(tl.float32))
+        tl.store(picked.offsets + i, offset)
 
 
 @jit
@@ -183,7 +183,7 @@ def pick(
     def buffer(dtype: torch.dtype) -> Tensor:
         return torch.empty(num_rows, dtype=dtype, device=stats.maxima.device)
 
-    picked = Picked(buffer(torch.int32), buffer(torch.bool), buffer(torch.float32))
+    picked = Picked(buffer(torch.int32), buffer(torch.bool), buffer(torch.float64))
     _pick_kernel[(num_rows,)](
         source,
         stats,
