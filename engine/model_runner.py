@@ -16,6 +16,8 @@ from engine.cuda_graphs import DecodeGraphs
 from engine.models.base import CausalLM
 from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
 from engine.request import Int32Array, LogprobArrays
+from engine.scoring_plan import ScoringPlan
+from engine.scoring_runner import LaunchedScoring, issue_scoring
 from sampling.logprobs import LogprobsOutput, prompt_logprobs
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
@@ -75,6 +77,11 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Issue a step behind those already issued."""
         return LaunchedStep(plan, self._launcher(self._issue, plan))
+
+    def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
+        """Issue a step of scoring behind what was issued before."""
+        work = (plan, self._model, self._attention, self._rows.device)
+        return LaunchedScoring(self._launcher(issue_scoring, *work))
 
     def forget(self, rows: Int32Array) -> None:
         """Vacate rows outside the course of a step, as after a measurement."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from engine.request import Int32Array, Int64Array, LogprobArrays
 from engine.rows import BoolArray, Choice
+from engine.scoring_plan import ScoringRunner
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class StepHandle(Protocol):
         ...
 
 
-class Runner(Protocol):
+class Runner(ScoringRunner, Protocol):
     """Runs plans in the order they are launched, without waiting for their results.
 
     Attributes:

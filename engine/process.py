@@ -115,6 +115,8 @@ class EngineLoop:
                 continue
             for request in message.submit:
                 self._engine.submit(frontend, request)
+            for scoring in message.score:
+                self._engine.score(frontend, scoring)
             for handle, choice in message.abort:
                 self._engine.abort(frontend, handle, choice)
 

@@ -156,7 +156,7 @@ class Scheduler:
         # Room for all of it, though granted chunk by chunk: a choice let in early would only
         # be preempted before its first token.
         need = -(-len(choice.token_ids) // self._block_size) - len(shared)
-        if need > self._pool.num_free - self._pool.num_idle(shared) - self._num_promised():
+        if need > self._pool.num_free - self._pool.num_idle(shared) - self.num_promised():
             return None
         self._pool.share(shared)
         row = self._table.claim(choice, [], num_cached)
@@ -177,7 +177,7 @@ class Scheduler:
         self._append_blocks(row, blocks)
         return count
 
-    def _num_promised(self) -> int:
+    def num_promised(self) -> int:
         """Blocks that admitted choices still need for tokens they already have."""
         table = self._table
         rows = table.running
