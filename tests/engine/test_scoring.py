@@ -106,7 +106,7 @@ def scoring(
     return ScoringRequest(
         handle=handle,
         query_token_ids=np.array(query, dtype=np.int32),
-        item_token_ids=np.array(sum(items, []), dtype=np.int32),
+        item_token_ids=np.array([token for item in items for token in item], dtype=np.int32),
         item_lens=np.array([len(item) for item in items], dtype=np.int32),
         num_read=np.full(len(items), num_read, dtype=np.int32),
         id_lists=np.arange(2 * num_lists, dtype=np.int32).reshape(num_lists, 2) + handle % 5,
@@ -162,7 +162,7 @@ def test_random_traffic_equals_whole_sequences(
     rng = random.Random(seed)
     engine, _ = make_engine(num_blocks=num_blocks, budget=budget, prefix_caching=prefix_caching)
     inbox, asked = Scores(), []
-    queries = prompts(rng, 6, 36) + [[]]
+    queries = [*prompts(rng, 6, 36), []]
     for handle in range(14):
         query = rng.choice(queries)
         items = [sequence(rng, 2, 60 - len(query) if rng.random() < 0.1 else 9)
@@ -256,7 +256,7 @@ def test_a_small_request_does_not_wait_for_a_large_one() -> None:
 
 def test_choices_go_on_while_items_are_scored() -> None:
     rng = random.Random(3)
-    engine, runner = make_engine(num_blocks=100)
+    engine, _ = make_engine(num_blocks=100)
     inbox = Scores()
     engine.score(FRONTEND, scoring(1, [1, 2], [sequence(rng, 4, 4) for _ in range(400)]))
     engine.submit(FRONTEND, request(2, [9, 8, 7], max_tokens=6))
