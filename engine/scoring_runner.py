@@ -48,6 +48,7 @@ def issue_scoring(
             seq_lens_np=plan.seq_lens,
             max_query_len=int(np.diff(plan.query_starts).max()),
             decode_len=0,  # no row decodes, however short
+            num_shared=plan.num_shared,
         )
     )
     token_ids, positions = to_device(plan.token_ids, device), to_device(plan.positions, device)
