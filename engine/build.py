@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,7 @@ from engine.model_runner import ModelRunner
 from engine.models.base import CausalLM
 from engine.models.loader import eos_token_ids, load_model
 from engine.plan import Runner
+from sampling.compiling import on_compilation
 from sampling.logprob_kernels import MAX_TOP
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
@@ -49,10 +52,19 @@ def build_engine(config: EngineConfig) -> Engine:
         torch.set_num_threads(config.num_threads)
     device = resolve_device(config.model)
     try:
-        model = load_model(config.model, device)
+        with _timed("loading the model"):
+            model = load_model(config.model, device)
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"the model's weights do not fit on the GPU: {error}") from error
     return assemble(config, model, device)
+
+
+@contextlib.contextmanager
+def _timed(what: str) -> Iterator[None]:
+    """Log how long a part of the start takes."""
+    started = time.monotonic()
+    yield
+    logger.info("%s took %.1f s", what, time.monotonic() - started)
 
 
 def sampler_config(config: SamplingConfig) -> SamplerConfig:
@@ -90,15 +102,19 @@ def assemble(
     # One row more than choices may hold: the one that pads a graph's batch.
     sampling_rows = SamplingRows(max_rows + 1, model.vocab_size, device, history=rows.token_ids)
     sampler = make_sampler(config.sampling, sampling_rows)
-    sampler.warm_up(max_rows)  # before memory is measured and graphs are captured
+    on_compilation(None)
+    with _timed("warming up the sampler"):
+        sampler.warm_up(max_rows)  # before memory is measured and graphs are captured
     parts = _Parts(model, rows, sampling_rows, sampler, device)
-    num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
+    with _timed("measuring memory"):
+        num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
     if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:
         raise ConfigError(
             f"without chunked prefill max-num-batched-tokens must be at least the context length "
             f"({max_model_len}), got {config.scheduler.max_step_tokens}"
         )
-    runner = parts.runner(parts.cache(num_blocks), with_graphs=config.cuda_graphs)
+    with _timed("capturing steps"):
+        runner = parts.runner(parts.cache(num_blocks), with_graphs=config.cuda_graphs)
     info = EngineInfo(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
@@ -111,6 +127,7 @@ def assemble(
     )
     gc.collect()
     gc.freeze()  # what was loaded lives as long as the process; keep collections short
+    on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
     return Engine(config, info, wrap(runner))
 
 

@@ -2,8 +2,8 @@
 
 The largest steps a scheduler could plan are run through the engine's own runner over a small
 cache: a full token budget with every row drawing under the dearest sampling parameters, a prompt
-scored to its last position, and a decode step, whose peak the graphs will hold for themselves. The
-same steps compile what a server must not compile inside a request.
+scored to its last position, and a decode step, whose peak the graphs will hold for themselves.
+Before, the same steps compile what a server must not compile inside a request.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from engine.model_runner import ModelRunner
 from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
 from engine.request import PromptLogprobsParams, Request
 from engine.rows import Choice
+from sampling.compiling import compiling_together
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
 GRAPH_BYTES = 256 << 20
@@ -118,7 +119,10 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
     large = [_full_step(limits), _scoring_step(limits)]
-    step = _peak(runner, device, large + [_small_step(limits, n) for n in NUM_ROWS])
+    small = [_small_step(limits, n) for n in NUM_ROWS]
+    with compiling_together():
+        _run(runner, [*large, *small, _decode_step(limits)])
+    step = _peak(runner, device, large + small)
     decode = _peak(runner, device, [_decode_step(limits)])
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
@@ -134,10 +138,14 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
 def _peak(runner: ModelRunner, device: torch.device, plans: list[StepPlan]) -> int:
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
+    _run(runner, plans)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _run(runner: ModelRunner, plans: list[StepPlan]) -> None:
     for plan in plans:
         runner.launch(plan).wait()
         runner.forget(plan.rows)
-    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _full_step(limits: Limits) -> StepPlan:

@@ -154,9 +154,11 @@ def main() -> int:
     status = _StatusPipe()
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
     threading.Thread(target=_follow_parent, daemon=True).start()
+    started = time.monotonic()
     try:
         from engine.build import build_engine  # torch, once the parent can be followed
 
+        logger.info("importing took %.1f s", time.monotonic() - started)
         loop = EngineLoop(config, sys.argv[1], engine := build_engine(config))
     except ConfigError as error:
         status.send(Failed(str(error)))

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sampling import flashinfer, torch_path, triton_path, warm_up
 from sampling.batch import SamplingBatch
+from sampling.compiling import compiling_together
 from sampling.logprobs import LogprobsOutput
 from sampling.rows import FLASHINFER, RANDOM, SamplingNeeds, SamplingRows
 from sampling.triton_support import kernels_run_on
@@ -74,7 +75,8 @@ class Sampler:
         """
         if self._rows.device.type != "cuda":
             return
-        warm_up.compile_kernels(self._rows, dtype)
+        with compiling_together():
+            warm_up.compile_kernels(self._rows, dtype)
         if self._flashinfer is None:
             return
         native_ms, flashinfer_ms = warm_up.race_of_samplers(

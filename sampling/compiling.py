@@ -1,0 +1,70 @@
+"""When Triton compiles: all at once before a server is ready, never after.
+
+A kernel's compiler takes about half a second of one core, most of it outside the interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+
+
+@contextlib.contextmanager
+def compiling_together() -> Iterator[None]:
+    """Compile what is launched within on threads, and launch nothing.
+
+    What kernels would have written is left as it was: only code that looks at no value on the host
+    may run within. On leaving, every kernel is compiled and loaded.
+    """
+    if not HAS_TRITON or INTERPRETED:
+        yield
+        return
+    kernels: list[Any] = []
+
+    def collect(kernel: Any, grid: Any) -> Callable[..., None]:
+        def launch(*args: Any, **options: Any) -> None:
+            kernels.append(kernel.run(*args, grid=grid, warmup=True, **options))
+
+        return launch
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        with triton.AsyncCompileMode(pool), _launching(collect):
+            yield
+        list(pool.map(_load, kernels))
+
+
+@contextlib.contextmanager
+def _launching(collect: Callable[[Any, Any], Callable[..., None]]) -> Iterator[None]:
+    """`kernel[grid]` is `collect(kernel, grid)` within."""
+    kind = triton.runtime.JITFunction
+    kind.__getitem__ = collect
+    try:
+        yield
+    finally:
+        del kind.__getitem__  # the inherited one
+
+
+def _load(kernel: Any) -> None:
+    """Make the launcher, a C compiler's work, and bring the kernel to the GPU."""
+    compiled = kernel.result() if hasattr(kernel, "result") else kernel
+    assert compiled.run is not None
+
+
+def on_compilation(call: Callable[[str], None] | None) -> None:
+    """From now on `call` with the name of each kernel compiled, or loaded from Triton's cache.
+
+    There is one listener in a process; None ends it.
+    """
+    if not HAS_TRITON:
+        return
+
+    def listen(**compiled: Any) -> None:
+        assert call is not None
+        call(compiled["fn"].name)
+
+    triton.knobs.runtime.jit_post_compile_hook = None if call is None else listen
