@@ -90,6 +90,22 @@ class HostCopy:
         return {name: t.numpy() for name, t in self._host.items()}
 
 
+def is_device_lost(error: Exception) -> bool:
+    """Whether CUDA is beyond recovery: after an error in a kernel every call fails.
+
+    Whoever calls next reports it, each library as an exception of its own.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        return True
+    return False
+
+
 class Launcher(Protocol):
     """Where a step's device work is issued."""
 

@@ -11,7 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.batch import InputBatch, RequestRows, make_batch
-from engine.buffers import HostCopy, HostStream, InlineLauncher, to_device
+from engine.buffers import HostCopy, HostStream, InlineLauncher, is_device_lost, to_device
 from engine.cuda_graphs import DecodeGraphs
 from engine.models.base import CausalLM
 from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
@@ -40,8 +40,12 @@ class LaunchedStep:
         """The result; see `StepHandle`."""
         try:
             arrays = self._issued.result(timeout_s).arrays()
-        except torch.AcceleratorError as error:  # sticky: the CUDA context is gone
-            raise RunnerLostError(str(error)) from error
+        except TimeoutError:
+            raise
+        except Exception as error:
+            if is_device_lost(error):
+                raise RunnerLostError(str(error)) from error
+            raise
         return StepResult(
             token_ids=arrays.get("token_ids", _NO_TOKENS),
             bad=arrays.get("bad", _NO_TOKENS.astype(np.bool_)),

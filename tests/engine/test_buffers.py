@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.buffers import HostCopy, HostStream, InlineLauncher, StagedWrites, to_device
+from engine.buffers import (
+    HostCopy,
+    HostStream,
+    InlineLauncher,
+    StagedWrites,
+    is_device_lost,
+    to_device,
+)
 
 CPU = torch.device("cpu")
 
@@ -70,3 +77,9 @@ def test_errors_come_out_where_the_result_is_read(launcher: object) -> None:
     future = launcher(fail)  # type: ignore[operator]
     with pytest.raises(RuntimeError, match="inside"):
         future.result()
+
+
+def test_a_cuda_error_loses_the_device_and_others_do_not() -> None:
+    assert is_device_lost(torch.AcceleratorError("CUDA error: an illegal memory access"))
+    assert not is_device_lost(torch.OutOfMemoryError("out of memory"))
+    assert not is_device_lost(IndexError("index 7 is out of bounds"))
