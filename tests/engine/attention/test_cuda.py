@@ -116,3 +116,17 @@ def test_layers_flashinfer_cannot_express_are_plain() -> None:
     step = Step(replace(SPEC, sinks=sinks), STEPS["mixed"], torch.bfloat16, "cuda")
     wanted = step.twin()
     torch.testing.assert_close(step.attend().float(), wanted, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("window", [None, 19])  # windows attend to shared blocks row by row
+def test_shared_blocks_are_read_once_and_change_nothing(window: int | None) -> None:
+    pytest.importorskip("flashinfer")
+    rows = [(80, 16), (65, 1), (140, 70), (70, 5), (67, 1)]
+    spec = replace(SPEC, head_dim=128, sliding_window=window)
+    step = Step(spec, (0, rows), torch.bfloat16, "cuda")
+    step.inputs.block_tables[:, :4] = step.inputs.block_tables[0, :4]
+    step.inputs = replace(step.inputs, num_shared=4)
+    wanted = step.twin()
+    # The two parts are rounded before they are joined.
+    torch.testing.assert_close(step.attend().float(), wanted, rtol=2**-6, atol=2**-6)
