@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.peer import ModuleWeights, agreement, peer_step_ms
+from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
 from benchmarks.workloads import Body, make_workload
 from engine.build import assemble
@@ -88,14 +87,9 @@ class Bench:
         self.shape = shape
         self._folder = str(write_shape(shape, folder))
         torch.manual_seed(0)
-        config = AutoConfig.from_pretrained(self._folder)
-        torch.set_default_dtype(torch.bfloat16)
-        with DEVICE:
-            self.peer = AutoModelForCausalLM.from_config(config).eval()
-        torch.set_default_dtype(torch.float32)
-        self._model = Decoder(
-            decoder_config(config), ModuleWeights(self.peer), torch.bfloat16, DEVICE, 8192
-        )
+        self.peer = random_module(self._folder, DEVICE)
+        config = decoder_config(self.peer.config)
+        self._model = Decoder(config, ModuleWeights(self.peer), torch.bfloat16, DEVICE, 8192)
 
     def engine(
         self, *, cuda_graphs: bool = True, num_blocks: int = 20_000

@@ -4,7 +4,8 @@
     python -m benchmarks.bench_serving --base-url URL --model NAME --vocab-size 151936
 
 Output is counted from each reply's usage. The best of `--repeat` passes counts, each pass on
-fresh prompts. Prints a line a workload; the last line is JSON.
+fresh prompts. `single` and `poisson` are streamed; the latter arrives at 70 % of the rate at which
+the server gets through it all at once. Prints a line a workload; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -25,6 +28,12 @@ import aiohttp
 
 from benchmarks.workloads import Body, make_workload
 from demo import MODEL_FOLDER
+
+CONCURRENCY = 1024
+SHARE = 0.7
+"""Of the saturated rate at which `poisson` arrives."""
+
+Result = dict[str, float]
 
 
 @contextlib.contextmanager
@@ -41,7 +50,7 @@ def serving(model: str, *flags: str, ready_timeout_s: float = 300.0) -> Iterator
         while not _ready(url):
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError("the server did not become ready")
-            time.sleep(0.2)
+            time.sleep(0.05)
         yield url
     finally:
         server.terminate()
@@ -56,12 +65,22 @@ def _ready(url: str) -> bool:
         return False
 
 
-async def load(url: str, bodies: list[Body], concurrency: int) -> dict[str, float]:
+async def measure(url: str, name: str, vocab_size: int, attempt: int) -> Result:
+    """One pass of a workload."""
+    bodies = make_workload(name, vocab_size, attempt)
+    if name == "single":
+        return await stream(url, bodies)
+    if name == "poisson":
+        at_once = await stream(url, make_workload(name, vocab_size, attempt + 1000))
+        rate = SHARE * at_once["requests_per_s"]
+        return await stream(url, bodies, rate) | {"arrivals_per_s": round(rate, 1)}
+    return await load(url, bodies, CONCURRENCY)
+
+
+async def load(url: str, bodies: list[Body], concurrency: int) -> Result:
     """Send all bodies, `concurrency` at once; tokens and requests a second, latencies in s."""
     limit = asyncio.Semaphore(concurrency)
-    timeout = aiohttp.ClientTimeout(total=900)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+    async with _session() as session:
         started = time.perf_counter()
         replies = await asyncio.gather(*(_send(session, url, body, limit) for body in bodies))
         seconds = time.perf_counter() - started
@@ -70,7 +89,7 @@ async def load(url: str, bodies: list[Body], concurrency: int) -> dict[str, floa
         "seconds": round(seconds, 3),
         "requests_per_s": round(len(bodies) / seconds, 2),
         "output_tokens_per_s": round(
-            sum(usage["completion_tokens"] for _, usage in replies) / seconds, 1
+            sum(reply["usage"]["completion_tokens"] for _, reply in replies) / seconds, 1
         ),
         "latency_p50_s": round(latencies[len(latencies) // 2], 4),
         "latency_p99_s": round(latencies[int(len(latencies) * 0.99)], 4),
@@ -86,7 +105,61 @@ async def _send(
             text = await reply.text()
             if reply.status != 200:
                 raise RuntimeError(f"{reply.status}: {text[:300]}")
-        return time.perf_counter() - started, json.loads(text)["usage"]
+        return time.perf_counter() - started, json.loads(text)
+
+
+async def complete(url: str, bodies: list[Body]) -> list[dict[str, Any]]:
+    """The replies to all bodies, sent at once."""
+    limit = asyncio.Semaphore(len(bodies))
+    async with _session() as session:
+        sent = await asyncio.gather(*(_send(session, url, body, limit) for body in bodies))
+    return [reply for _, reply in sent]
+
+
+async def stream(url: str, bodies: list[Body], rate: float | None = None) -> Result:
+    """Stream all bodies, `rate` arriving a second at random intervals, or all at once.
+
+    Returns:
+        Seconds until the first token, a token after it (mean of a stream), and the longest wait
+        between two chunks of a stream; each its median and 99th percentile over streams.
+    """
+    intervals = random.Random(0)
+    async with _session() as session:
+        started = time.perf_counter()
+        tasks = []
+        for body in bodies:
+            tasks.append(asyncio.create_task(_stream(session, url, body)))
+            await asyncio.sleep(intervals.expovariate(rate) if rate else 0)
+        streams = await asyncio.gather(*tasks)
+        seconds = time.perf_counter() - started
+    result = {"seconds": round(seconds, 3), "requests_per_s": round(len(bodies) / seconds, 2)}
+    for i, name in enumerate(("first_token", "token", "longest_gap")):
+        values = sorted(each[i] for each in streams)
+        for percent in (50, 99):
+            result[f"{name}_p{percent}_s"] = round(values[int(len(values) * percent / 100)], 6)
+    return result
+
+
+async def _stream(session: aiohttp.ClientSession, url: str, body: Body) -> tuple[float, ...]:
+    """Time to the first chunk, per token after it, and the longest between two chunks."""
+    started = time.perf_counter()
+    times = []
+    async with session.post(f"{url}/v1/completions", json=body | {"stream": True}) as reply:
+        if reply.status != 200:
+            raise RuntimeError(f"{reply.status}: {(await reply.text())[:300]}")
+        async for line in reply.content:
+            if line.startswith(b'data: {"error"'):
+                raise RuntimeError(line.decode())
+            if line.startswith(b"data: {"):
+                times.append(time.perf_counter())
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    per_token = (times[-1] - times[0]) / max(1, body["max_tokens"] - 1)
+    return times[0] - started, per_token, max(gaps, default=0.0)
+
+
+def _session() -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=900))
 
 
 def generate_tokens_per_s(model: str, bodies: list[Body], batch_size: int, repeat: int) -> float:
@@ -132,7 +205,6 @@ def main() -> None:
     parser.add_argument("--model", default=str(MODEL_FOLDER))
     parser.add_argument("--vocab-size", type=int, default=8192)
     parser.add_argument("--workloads", default="chat")
-    parser.add_argument("--concurrency", type=int, default=1024)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--flags", nargs="*", default=[], help="for the server that is started")
     parser.add_argument("--no-generate", action="store_true", help="leave transformers out")
@@ -143,10 +215,10 @@ def main() -> None:
     results: dict[str, Any] = {}
     with own as url:
         for name in args.workloads.split(","):
-            passes = []
-            for attempt in range(args.repeat):
-                bodies = make_workload(name, args.vocab_size, attempt)
-                passes.append(asyncio.run(load(url, bodies, args.concurrency)))
+            passes = [
+                asyncio.run(measure(url, name, args.vocab_size, attempt))
+                for attempt in range(args.repeat)
+            ]
             results[name] = max(passes, key=lambda row: row["requests_per_s"])
             print(name, results[name], flush=True)
     if not args.no_generate:

@@ -6,9 +6,12 @@ import statistics
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from benchmarks.workloads import Body
+from engine.models.decoder import Decoder
+from engine.models.decoder_config import decoder_config
+from engine.models.weights import DummyWeights
 
 
 class ModuleWeights:
@@ -22,6 +25,40 @@ class ModuleWeights:
 
     def finish(self) -> None:
         pass
+
+
+class _Copied:
+    """WeightSource of a server's random weights, entered into a transformers model as well."""
+
+    def __init__(self, source: DummyWeights, module: torch.nn.Module) -> None:
+        self._source = source
+        self._parameters = dict(module.named_parameters())
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        self._source.fill(target, name)
+        self._parameters[name].data.copy_(target)
+
+    def finish(self) -> None:
+        pass
+
+
+def random_module(folder: str, device: torch.device) -> Any:
+    """A bfloat16 transformers model of a folder's config.json, on the GPU."""
+    torch.set_default_dtype(torch.bfloat16)
+    with device:
+        module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).eval()
+    torch.set_default_dtype(torch.float32)
+    return module
+
+
+@torch.no_grad()
+def dummy_peer(folder: str, device: torch.device) -> Any:
+    """transformers' model with the weights of a server started with `--load-format dummy`."""
+    module = random_module(folder, device)
+    config = decoder_config(module.config)
+    source = _Copied(DummyWeights(config.initializer_range, device), module)
+    Decoder(config, source, torch.bfloat16, device, 64)
+    return module
 
 
 @torch.inference_mode()

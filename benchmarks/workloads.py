@@ -8,7 +8,7 @@ from typing import Any
 Body = dict[str, Any]
 
 FILTERED = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
-ONE_LABEL = {"max_tokens": 1, "temperature": 0.0, "logprobs": 2}
+ONE_LABEL = {"temperature": 0.0, "logprobs": 2, "min_tokens": 0}
 
 
 def make_workload(name: str, vocab_size: int, seed: int = 0, size: int | None = None) -> list[Body]:
@@ -16,7 +16,9 @@ def make_workload(name: str, vocab_size: int, seed: int = 0, size: int | None = 
 
     single: one stream of 128 in, 256 out. greedy, temp, topkp, sampled, logprobs: 256 requests
     of 64 in, 256 out. burst: 512 of 512 in, 128 out. mixed: 256 of 100-1024 in and out.
-    chat: 32 of 64 in, 64 out, for a machine without a GPU. score: 2000 prompts of 200, 1 out.
+    poisson: 400 of 256 in, 128 out. score, score-lp: 2000 prompts of 200, 1 out, with logprobs of
+    two ids and without; score-prefix: the same over a prefix of 1024 and 32 of their own.
+    chat: 32 of 64 in, 64 out, for a machine without a GPU.
     """
     rng = random.Random(f"{name}/{seed}")
 
@@ -49,8 +51,17 @@ def make_workload(name: str, vocab_size: int, seed: int = 0, size: int | None = 
         case "mixed":
             lengths = [(rng.randint(100, 1024), rng.randint(100, 1024)) for _ in range(size or 256)]
             return [generate(i, o, temperature=0.6) for i, o in lengths]
-        case "score":
-            labels = {"logprob_token_ids": [5000 % vocab_size, 6000 % vocab_size]}
-            bodies = many(2000, 200, 1, **ONE_LABEL, **labels)
-            return [body | {"min_tokens": 0} for body in bodies]
+        case "poisson":
+            return many(400, 256, 128, temperature=0.8)
+        case "score" | "score-lp":
+            labels = _labels(vocab_size) if name == "score" else {}
+            return [body | ONE_LABEL | labels for body in many(2000, 200, 1)]
+        case "score-prefix":
+            shared = generate(1024, 1)["prompt"]
+            bodies = [body | ONE_LABEL | _labels(vocab_size) for body in many(2000, 32, 1)]
+            return [body | {"prompt": shared + body["prompt"]} for body in bodies]
     raise ValueError(f"no workload named {name}")
+
+
+def _labels(vocab_size: int) -> Body:
+    return {"logprob_token_ids": [5000 % vocab_size, 6000 % vocab_size]}
