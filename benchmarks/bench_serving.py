@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import random
@@ -124,6 +125,8 @@ async def stream(url: str, bodies: list[Body], rate: float | None = None) -> Res
         between two chunks of a stream; each its median and 99th percentile over streams.
     """
     intervals = random.Random(0)
+    gc.collect()
+    gc.freeze()  # a collection here would look like a stall there
     async with _session() as session:
         started = time.perf_counter()
         tasks = []
