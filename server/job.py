@@ -36,6 +36,7 @@ class ReplyForm:
         scores_only: nothing is generated; the next token's scores come from a token drawn
             and dropped.
         silent_ends: ids that end a choice with a null `stop_reason`.
+        packed: values go as arrays in base64.
     """
 
     stream: bool
@@ -55,6 +56,7 @@ class ReplyForm:
     spaces_between: bool
     scores_only: bool
     silent_ends: frozenset[int]
+    packed: bool
 
     @property
     def eager(self) -> bool:
@@ -227,6 +229,7 @@ def _reply_form(
         skip_special_tokens=wire.skip_special_tokens is not False,
         spaces_between=wire.spaces_between_special_tokens is not False,
         scores_only=wire.max_tokens == 0 and params.logprob_token_ids is not None,
+        packed=wire.logprobs_format == "packed",
         silent_ends=frozenset() if wire.ignore_eos else frozenset(info.eos_token_ids),
     )
 

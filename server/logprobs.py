@@ -1,158 +1,174 @@
 """Logprobs as JSON: OpenAI's completions shape with ids beside strings, and the shapes around it.
 
-Every value of a request goes through `json_rows`, so that equal float32 values are equal text:
-the chosen token's value and its entry in the top list cannot differ.
+Columns are JSON text from the start, joined of pieces that are known for every id: a reply of
+thousands of positions is made without an object for any of them. Equal float32 values are equal
+text, so the chosen token's value and its entry in the top list cannot differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import orjson
 
-from engine.request import Float32Array, LogprobArrays
-from server.errors import ApiError
-from server.tokenizer import Tokenizer
+from engine.request import Float32Array, Int32Array, Int64Array, LogprobArrays
+from server.fragments import TokenFragments, dump, id_rows, objects_of, texts_of
+from server.packed import packed
 
-MINUS_INFINITY = -9999.0
-
-Columns = dict[str, list[Any]]
-
-
-def json_rows(values: Float32Array) -> list[Any]:
-    """Nested lists of the shortest decimals that round to each float32; -inf is -9999.0."""
-    finite = np.isfinite(values)
-    if not finite.all():
-        if np.isnan(values).any() or np.isposinf(values).any():
-            raise ApiError(500, "the logprobs hold NaN or +Inf", code="nan_logits")
-        values = np.where(finite, values, np.float32(MINUS_INFINITY))
-    raw = orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)
-    rows: list[Any] = orjson.loads(raw)
-    return rows
+Columns = dict[str, str]
+"""A field of the reply to its items as JSON, with commas between and no brackets."""
 
 
-class TokenNames:
-    """How tokens are named in a reply."""
-
-    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
-        self._texts = tokenizer.texts
-        self._raw = tokenizer.raw
-        self._as_ids = as_ids
-
-    def names(self, token_ids: Sequence[int]) -> list[str]:
-        """Strings of ids."""
-        if self._as_ids:
-            return [f"token_id:{token_id}" for token_id in token_ids]
-        texts = self._texts
-        return [texts[token_id] for token_id in token_ids]
-
-    def byte_lists(self, token_ids: Sequence[int]) -> list[list[int]]:
-        """Bytes of ids."""
-        raw = self._raw
-        return [list(raw[token_id]) for token_id in token_ids]
-
-    def entry(self, token_ids: Sequence[int], values: Sequence[float]) -> dict[str, float]:
-        """Name to value, in order; of ids with one name the best has it, others go by id."""
-        names = self.names(token_ids)
-        entry = dict(zip(names, values, strict=True))
-        if len(entry) == len(names):
-            return entry
-        taken: set[str] = set()
-        for i in sorted(range(len(names)), key=lambda i: -values[i]):
-            if names[i] in taken:
-                names[i] = f"token_id:{token_ids[i]}"
-            taken.add(names[i])
-        return dict(zip(names, values, strict=True))
+def fragment(items: str) -> orjson.Fragment:
+    """Items as a list within a reply."""
+    return orjson.Fragment(f"[{items}]")
 
 
-def unscored_columns(names: TokenNames, token_ids: list[int], offsets: list[int]) -> Columns:
-    """Positions that follow nothing, or that nobody asked to be scored."""
-    nulls = [None] * len(token_ids)
-    return {
-        "tokens": names.names(token_ids),
-        "token_logprobs": nulls,
-        "top_logprobs": nulls,
-        "text_offset": offsets,
-        "ranks": nulls,
-        "token_ids": token_ids,
-        "top_token_ids": nulls,
-        "bytes": names.byte_lists(token_ids),
-    }
+class Shown:
+    """What top lists show of some positions: the top, the chosen token and the explicit ids.
 
+    Attributes:
+        token_ids, values: [S], position after position, each id of a position once.
+        rows: int64 [S], which position. starts: where each begins.
+        id_rows: the ids as JSON lists.
+    """
 
-def scored_columns(
-    names: TokenNames,
-    token_ids: list[int],
-    offsets: list[int],
-    arrays: LogprobArrays,
-    num_top: int,
-    explicit_ids: tuple[int, ...],
-) -> Columns:
-    """Positions with values; the top list holds the top, the chosen token and the explicit ids."""
-    values = json_rows(
-        np.concatenate(
+    def __init__(
+        self,
+        chosen_ids: Int32Array,
+        arrays: LogprobArrays,
+        num_top: int,
+        explicit_ids: tuple[int, ...] = (),
+    ) -> None:
+        top_ids = arrays.top_ids[:, :num_top]
+        num_rows, num_explicit = len(chosen_ids), len(explicit_ids)
+        explicit = np.broadcast_to(np.array(explicit_ids, np.int32), (num_rows, num_explicit))
+        ids = np.concatenate([top_ids, chosen_ids[:, None], explicit], axis=1)
+        values = np.concatenate(
             [
-                arrays.chosen[:, None],
                 arrays.top_logprobs[:, :num_top],
-                arrays.explicit[:, : len(explicit_ids)],
+                arrays.chosen[:, None],
+                arrays.explicit[:, :num_explicit],
             ],
             axis=1,
         )
-    )
-    top_ids: list[list[int]] = arrays.top_ids[:, :num_top].tolist()
-    top_logprobs = []
-    for token_id, ids, row in zip(token_ids, top_ids, values, strict=True):
-        shown = row[1 : 1 + num_top]
-        _append_missing(ids, shown, (token_id, *explicit_ids), (row[0], *row[1 + num_top :]))
-        top_logprobs.append(names.entry(ids, shown))
+        keep = np.ones(ids.shape, dtype=np.bool_)
+        k = top_ids.shape[1]
+        for column in range(k, ids.shape[1]):
+            keep[:, column] = (ids[:, :column] != ids[:, column : column + 1]).all(axis=1)
+        self.token_ids: Int64Array = ids[keep].astype(np.int64)
+        self.values: Float32Array = values[keep]
+        counts = keep.sum(axis=1)
+        self.rows: Int64Array = np.repeat(np.arange(num_rows), counts)
+        self.starts: list[int] = (np.cumsum(counts) - counts).tolist()
+        self.id_rows = id_rows(ids, keep)
+
+
+class LogprobWriter:
+    """Writes the logprobs of one request.
+
+    Args:
+        as_ids: name tokens "token_id:N".
+    """
+
+    def __init__(self, fragments: TokenFragments, *, as_ids: bool) -> None:
+        self._fragments = fragments
+        self._as_ids = as_ids
+
+    def unscored(self, token_ids: Int32Array, offsets: list[int]) -> Columns:
+        """Positions that follow nothing, or that nobody asked to be scored."""
+        nulls = ",".join(["null"] * len(token_ids))
+        missing = ("token_logprobs", "top_logprobs", "ranks", "top_token_ids")
+        return self._tokens(token_ids, offsets) | dict.fromkeys(missing, nulls)
+
+    def scored(
+        self,
+        token_ids: Int32Array,
+        offsets: list[int],
+        arrays: LogprobArrays,
+        num_top: int,
+        explicit_ids: tuple[int, ...] = (),
+    ) -> Columns:
+        """Positions with values; see `Shown` for the top lists."""
+        shown = Shown(token_ids, arrays, num_top, explicit_ids)
+        keys = self._fragments.keys(shown.token_ids, shown.values, shown.rows, as_ids=self._as_ids)
+        return self._tokens(token_ids, offsets) | {
+            "token_logprobs": dump(arrays.chosen)[1:-1],
+            "top_logprobs": objects_of(keys, [texts_of(shown.values)], shown.starts),
+            "ranks": dump(arrays.ranks)[1:-1],
+            "top_token_ids": shown.id_rows,
+        }
+
+    def _tokens(self, token_ids: Int32Array, offsets: list[int]) -> Columns:
+        ids = token_ids.tolist()
+        return {
+            "tokens": ",".join(self._fragments.names(ids, as_ids=self._as_ids)),
+            "text_offset": orjson.dumps(offsets).decode()[1:-1],
+            "token_ids": dump(token_ids)[1:-1],
+            "bytes": ",".join(self._fragments.byte_lists(ids)),
+        }
+
+    def prompt_entries(self, token_ids: Int32Array, arrays: LogprobArrays, num_top: int) -> str:
+        """vLLM's `prompt_logprobs`: objects of id to value, rank and string, chosen first."""
+        num_rows = len(token_ids)
+        ranks = np.broadcast_to(np.arange(1, num_top + 1, dtype=np.int32), (num_rows, num_top))
+        ids = np.concatenate([token_ids[:, None], arrays.top_ids[:, :num_top]], axis=1)
+        values = np.concatenate([arrays.chosen[:, None], arrays.top_logprobs[:, :num_top]], axis=1)
+        all_ranks = np.concatenate([arrays.ranks[:, None], ranks[:, : ids.shape[1] - 1]], axis=1)
+        keep = ids != token_ids[:, None]
+        keep[:, 0] = True
+        shown_ids: list[int] = ids[keep].tolist()
+        counts = keep.sum(axis=1)
+        keys = [f',"{token_id}":{{"logprob":' for token_id in shown_ids]
+        shown_ranks = [',"rank":' + rank for rank in texts_of(all_ranks[keep])]
+        names = self._fragments.names(shown_ids, as_ids=self._as_ids)
+        texts = [f',"decoded_token":{name}}}' for name in names]
+        starts: list[int] = (np.cumsum(counts) - counts).tolist()
+        return objects_of(keys, [texts_of(values[keep]), shown_ranks, texts], starts)
+
+
+def join_columns(parts: list[Columns]) -> dict[str, orjson.Fragment]:
+    """Positions of one part after those of the other, as lists."""
     return {
-        "tokens": names.names(token_ids),
-        "token_logprobs": [row[0] for row in values],
-        "top_logprobs": top_logprobs,
-        "text_offset": offsets,
-        "ranks": arrays.ranks.tolist(),
-        "token_ids": token_ids,
-        "top_token_ids": top_ids,
-        "bytes": names.byte_lists(token_ids),
+        key: fragment(",".join(part[key] for part in parts if part["token_ids"]))
+        for key in parts[0]
     }
 
 
-def _append_missing(
-    ids: list[int], values: list[float], more_ids: Sequence[int], more_values: Sequence[float]
-) -> None:
-    for token_id, value in zip(more_ids, more_values, strict=True):
-        if token_id not in ids:
-            ids.append(token_id)
-            values.append(value)
+def value_rows(values: Float32Array, as_packed: bool) -> Any:
+    """Values [positions, ids] as they stand in a reply."""
+    return packed(values) if as_packed else orjson.Fragment(dump(values))
 
 
-def join_columns(parts: list[Columns]) -> Columns:
-    """Positions of one part after those of the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return {key: [item for part in parts for item in part[key]] for key in parts[0]}
+def packed_logprobs(
+    token_ids: Int32Array,
+    start: int,
+    offsets: list[int],
+    parts: list[LogprobArrays],
+    num_top: int,
+) -> dict[str, Any]:
+    """The logprobs object as arrays: tokens and offsets of all positions, values from `start` on.
+
+    The chosen token stands in the top lists only where it belongs there.
+    """
+    return {
+        "start": start,
+        "token_ids": packed(token_ids),
+        "text_offset": packed(np.array(offsets, dtype=np.int32)),
+        **packed_values(parts, num_top),
+    }
 
 
-def prompt_entries(
-    names: TokenNames, token_ids: list[int], arrays: LogprobArrays, num_top: int
-) -> list[dict[str, Any]]:
-    """vLLM's `prompt_logprobs`: per position, id to value, rank and string."""
-    values = json_rows(
-        np.concatenate([arrays.chosen[:, None], arrays.top_logprobs[:, :num_top]], axis=1)
-    )
-    ranks: list[int] = arrays.ranks.tolist()
-    entries = []
-    for position, ids in enumerate(arrays.top_ids[:, :num_top].tolist()):
-        chosen, row = token_ids[position], values[position]
-        ranked = [(chosen, row[0], ranks[position])]
-        ranked += [(t, row[1 + i], 1 + i) for i, t in enumerate(ids) if t != chosen]
-        texts = names.names([token_id for token_id, _, _ in ranked])
-        entries.append(
-            {
-                str(token_id): {"logprob": value, "rank": rank, "decoded_token": text}
-                for (token_id, value, rank), text in zip(ranked, texts, strict=True)
-            }
-        )
-    return entries
+def packed_values(parts: list[LogprobArrays], num_top: int) -> dict[str, Any]:
+    """Values, ranks and top lists of positions, part after part, as arrays."""
+    no_values, no_ids = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int32)
+    width = min([num_top, *(part.top_ids.shape[1] for part in parts)])
+    values = [part.top_logprobs[:, :width] for part in parts]
+    ids = [part.top_ids[:, :width] for part in parts]
+    return {
+        "token_logprobs": packed(np.concatenate([no_values, *(part.chosen for part in parts)])),
+        "ranks": packed(np.concatenate([no_ids, *(part.ranks for part in parts)])),
+        "top_token_ids": packed(np.concatenate([no_ids.reshape(0, width), *ids])),
+        "top_logprobs": packed(np.concatenate([no_values.reshape(0, width), *values])),
+    }

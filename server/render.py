@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 
-from engine.request import PromptScores
+from engine.request import Int32Array, PromptScores
 from server.choice import Choice, Piece
 from server.job import Job, ReplyForm
 from server.logprobs import (
     Columns,
-    TokenNames,
+    LogprobWriter,
+    fragment,
     join_columns,
-    json_rows,
-    prompt_entries,
-    scored_columns,
-    unscored_columns,
+    packed_logprobs,
+    packed_values,
+    value_rows,
 )
 from server.prompts import Prompt
 from server.tokenizer import Tokenizer
 
+_NO_VALUES = np.zeros(0, dtype=np.float32)
 INLINE_VALUES = 512
 """Replies with fewer values are rendered on the event loop: many may be due in one turn of it."""
 
@@ -79,7 +81,7 @@ class Renderer:
         self._job = job
         self._form = job.form
         self._tokenizer = tokenizer
-        self._names = TokenNames(tokenizer, as_ids=job.form.tokens_as_ids)
+        self._writer = LogprobWriter(tokenizer.fragments, as_ids=job.form.tokens_as_ids)
         self._echoes: dict[int, Echo] = {}
 
     def _echo(self, prompt_idx: int) -> Echo:
@@ -100,7 +102,9 @@ class Renderer:
         body["finish_reason"] = piece.finish_reason
         body["stop_reason"] = piece.stop_reason
         if form.explicit_ids is not None:
-            rows = [] if piece.logprobs is None else json_rows(piece.logprobs.explicit)
+            width = len(form.explicit_ids)
+            explicit = _NO_VALUES if piece.logprobs is None else piece.logprobs.explicit
+            rows = value_rows(explicit.reshape(-1, width), form.packed)
             body["logprob_token_ids"] = {"token_ids": form.explicit_ids, "logprobs": rows}
         if form.return_token_ids:
             body["token_ids"] = piece.token_ids
@@ -109,75 +113,88 @@ class Renderer:
         return body
 
     def _logprobs(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:
+        """The positions of a piece, after the echoed ones where it is the first."""
         form, offset = self._form, 0
-        parts: list[Columns] = []
         if form.echo:
-            echo = self._echo(prompt_idx)
-            offset = len(echo.text)
-            if piece.first:
-                parts += self._echoed(prompt_idx, echo)
+            offset = len(self._echo(prompt_idx).text)
+        token_ids = np.array(piece.token_ids, dtype=np.int32)
         starts = [offset + start for start in piece.starts]
+        echoed = piece.first and form.echo
+        if form.packed:
+            return self._packed(prompt_idx, piece, token_ids, starts, echoed) | {"mode": form.mode}
+        num_top, explicit = form.num_top or 0, form.explicit_ids or ()
+        parts = self._echoed(prompt_idx) if echoed else []
         if piece.logprobs is not None and piece.token_ids:
-            explicit = form.explicit_ids or ()
-            parts.append(
-                scored_columns(
-                    self._names,
-                    piece.token_ids,
-                    starts,
-                    piece.logprobs,
-                    form.num_top or 0,
-                    explicit,
-                )
-            )
+            values = piece.logprobs
+            parts.append(self._writer.scored(token_ids, starts, values, num_top, explicit))
         else:
-            parts.append(unscored_columns(self._names, [], []))
+            parts.append(self._writer.unscored(token_ids[:0], []))
         return {**join_columns(parts), "mode": form.mode}
 
-    def _echoed(self, prompt_idx: int, echo: Echo) -> list[Columns]:
+    def _echoed(self, prompt_idx: int) -> list[Columns]:
         """Columns of the prompt's tokens: unscored ones, then scored ones."""
-        form = self._form
-        token_ids: list[int] = self._job.prompts[prompt_idx].token_ids.tolist()
+        token_ids, echo = self._job.prompts[prompt_idx].token_ids, self._echo(prompt_idx)
         scores = self.prompt_scores[prompt_idx]
         start = len(token_ids) if scores is None else scores.start
-        parts = [unscored_columns(self._names, token_ids[:start], echo.starts[:start])]
+        parts = [self._writer.unscored(token_ids[:start], echo.starts[:start])]
         if scores is not None:
-            parts.append(
-                scored_columns(
-                    self._names,
-                    token_ids[start:],
-                    echo.starts[start:],
-                    scores.logprobs,
-                    form.num_top or 0,
-                    (),
-                )
-            )
+            num_top = self._form.num_top or 0
+            shown = (token_ids[start:], echo.starts[start:], scores.logprobs, num_top)
+            parts.append(self._writer.scored(*shown))
         return parts
+
+    def _packed(
+        self,
+        prompt_idx: int,
+        piece: Piece,
+        token_ids: Int32Array,
+        starts: list[int],
+        echoed: bool,
+    ) -> dict[str, Any]:
+        start, parts = 0, [] if piece.logprobs is None else [piece.logprobs]
+        if not piece.token_ids:
+            parts = []
+        if echoed:
+            prompt = self._job.prompts[prompt_idx].token_ids
+            scores = self.prompt_scores[prompt_idx]
+            start = len(prompt) if scores is None else scores.start
+            token_ids = np.concatenate([prompt, token_ids])
+            starts = self._echo(prompt_idx).starts + starts
+            parts = ([] if scores is None else [scores.logprobs]) + parts
+        return packed_logprobs(token_ids, start, starts, parts, self._form.num_top or 0)
 
     def _prompt_fields(self, prompt_idx: int) -> dict[str, Any]:
         """What a choice's first piece tells of its prompt, besides `echo`."""
         form = self._form
         fields: dict[str, Any] = {}
-        token_ids: list[int] = self._job.prompts[prompt_idx].token_ids.tolist()
+        token_ids = self._job.prompts[prompt_idx].token_ids
         if form.return_token_ids:
-            fields["prompt_token_ids"] = token_ids
+            fields["prompt_token_ids"] = token_ids.tolist()
         scores = self.prompt_scores[prompt_idx]
         start = len(token_ids) if scores is None else scores.start
         if form.num_prompt_top is not None:
-            nulls: list[dict[str, Any] | None] = [None] * start
-            fields["prompt_logprobs"] = nulls
-            if scores is not None:
-                fields["prompt_logprobs"] += prompt_entries(
-                    self._names, token_ids[start:], scores.logprobs, form.num_prompt_top
-                )
+            fields["prompt_logprobs"] = self._prompt_logprobs(token_ids, start, scores)
         if form.prompt_explicit_ids is not None:
             width = len(form.prompt_explicit_ids)
-            rows = [] if scores is None else json_rows(scores.logprobs.explicit[:, :width])
+            explicit = _NO_VALUES if scores is None else scores.logprobs.explicit[:, :width]
             fields["prompt_logprob_token_ids"] = {
                 "start": start,
                 "token_ids": form.prompt_explicit_ids,
-                "logprobs": rows,
+                "logprobs": value_rows(explicit.reshape(-1, width), form.packed),
             }
         return fields
+
+    def _prompt_logprobs(
+        self, token_ids: Int32Array, start: int, scores: PromptScores | None
+    ) -> Any:
+        num_top = self._form.num_prompt_top or 0
+        if self._form.packed:
+            parts = [] if scores is None else [scores.logprobs]
+            return {"start": start, **packed_values(parts, num_top)}
+        items = ["null"] * start
+        if scores is not None:
+            items.append(self._writer.prompt_entries(token_ids[start:], scores.logprobs, num_top))
+        return fragment(",".join(items))
 
     def reply(self, choices: list[Choice], usage: dict[str, Any]) -> bytes:
         """The whole reply, once every choice has ended."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from engine.config import ConfigError
 from server.detokenize import Detokenizer, WindowDetokenizer
+from server.fragments import TokenFragments
 from server.pieces import detokenizer_of, read_pieces
 
 Side = Literal["left", "right"]
@@ -32,11 +33,13 @@ class Tokenizer(Protocol):
     Attributes:
         texts: each id's own text, U+FFFD where its bytes are not characters.
         raw: each id's own bytes.
+        fragments: the two as JSON, once `reserve` was called.
         description: what `/tokenizer_info` tells.
     """
 
     texts: list[str]
     raw: list[bytes]
+    fragments: TokenFragments
     description: dict[str, Any]
 
     def encode(
@@ -162,6 +165,7 @@ class FastTokenizer:
             self.raw.extend([b""] * missing)
             self.texts.extend([""] * missing)
             self._visible.extend([b""] * missing)
+        self.fragments = TokenFragments(self.texts, self.raw)
 
 
 class SlowTokenizer:
@@ -227,6 +231,7 @@ class SlowTokenizer:
         if missing > 0:
             self.raw.extend([b""] * missing)
             self.texts.extend([""] * missing)
+        self.fragments = TokenFragments(self.texts, self.raw)
 
 
 def load_tokenizer(

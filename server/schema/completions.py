@@ -18,6 +18,7 @@ from server.schema.fields import (
     ModelName,
     NotYet,
     Only,
+    PackedFormat,
     Seed,
     StopField,
     StopString,
@@ -113,6 +114,9 @@ class LogprobFields(WireModel):
     )
     prompt_logprob_start: int | None = Field(
         None, ge=0, description="First prompt position that is scored; 1 by default."
+    )
+    logprobs_format: PackedFormat | None = Field(
+        None, description='"packed": base64 of little-endian arrays instead of lists.'
     )
     return_tokens_as_token_ids: bool | None = Field(
         None, description='Name tokens "token_id:N" in logprobs.'

@@ -33,6 +33,32 @@ class Usage(BaseModel):
     )
 
 
+class PackedArray(BaseModel):
+    """An array, with `logprobs_format` "packed"."""
+
+    dtype: Literal["<f4", "<f8", "<i4"] = Field(description="As NumPy names it.")
+    shape: list[int]
+    data: str = Field(description="Base64 of the little-endian values, the last index fastest.")
+
+
+class PackedValues(BaseModel):
+    """Values of the positions from `start` on: the chosen token's, its rank, the top tokens'."""
+
+    start: int
+    token_logprobs: PackedArray
+    ranks: PackedArray
+    top_token_ids: PackedArray
+    top_logprobs: PackedArray
+
+
+class PackedLogprobs(PackedValues):
+    """`Logprobs` with `logprobs_format` "packed"."""
+
+    token_ids: PackedArray
+    text_offset: PackedArray
+    mode: str
+
+
 class Logprobs(BaseModel):
     """A list item a token, of the echoed prompt first; null where nothing was scored."""
 
@@ -54,7 +80,7 @@ class ExplicitLogprobs(BaseModel):
     """A row a generated position, in the order of the ids asked for."""
 
     token_ids: list[int]
-    logprobs: list[list[float]]
+    logprobs: list[list[float]] | PackedArray
 
 
 class PromptExplicitLogprobs(ExplicitLogprobs):
@@ -68,12 +94,12 @@ class CompletionChoice(BaseModel):
 
     index: int
     text: str
-    logprobs: Logprobs | None
+    logprobs: Logprobs | PackedLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None = Field(description="The stop string or id; null for the EOS.")
     logprob_token_ids: ExplicitLogprobs | None = None
     prompt_logprob_token_ids: PromptExplicitLogprobs | None = None
-    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | None = None
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | PackedValues | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -88,14 +114,6 @@ class CompletionReply(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str
-
-
-class PackedArray(BaseModel):
-    """An array, with `logprobs_format` "packed"."""
-
-    dtype: Literal["<f4", "<f8", "<i4"] = Field(description="As NumPy names it.")
-    shape: list[int]
-    data: str = Field(description="Base64 of the little-endian values, the last index fastest.")
 
 
 class ScoredItem(BaseModel):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.request import LogprobArrays
 from server.errors import ApiError
-from server.logprobs import MINUS_INFINITY, TokenNames, json_rows
+from server.fragments import MINUS_INFINITY, TokenFragments, dump
+from server.logprobs import LogprobWriter
+from server.packed import packed
 from tests.fakes import BOS, EOS, VOCAB_SIZE, FakeEngine, byte_tokenizer, says, value_row
 from tests.server.conftest import Site, in_process
 
@@ -216,35 +220,133 @@ class TestPromptLogprobs:
         assert (choice["prompt_token_ids"], choice["token_ids"]) == ([97, 98], [97])
 
 
+def _fragments() -> TokenFragments:
+    tokenizer = byte_tokenizer()
+    return TokenFragments(tokenizer.texts, tokenizer.raw)
+
+
+def arrays_of(ids: list[int], values: list[float]) -> LogprobArrays:
+    """One position whose top list is `ids`."""
+    return LogprobArrays(
+        chosen=np.array(values[:1], dtype=np.float32),
+        ranks=np.array([1], dtype=np.int32),
+        top_ids=np.array([ids], dtype=np.int32),
+        top_logprobs=np.array([values], dtype=np.float32),
+        explicit=np.zeros((1, 0), dtype=np.float32),
+    )
+
+
 class TestNames:
-    names = TokenNames(byte_tokenizer(), as_ids=False)
+    writer = LogprobWriter(_fragments(), as_ids=False)
+
+    def entry(self, ids: list[int], values: list[float]) -> dict[str, float]:
+        columns = self.writer.scored(np.array(ids[:1]), [0], arrays_of(ids, values), len(ids))
+        assert json.loads(f"[{columns['top_token_ids']}]") == [ids]
+        (entry,) = json.loads(f"[{columns['top_logprobs']}]")
+        return dict(entry)
 
     def test_ids_with_one_text_never_collide(self) -> None:
-        entry = self.names.entry([0x80, 65, 0x81, 0x82], [-3.0, -1.0, -0.5, -0.7])
+        entry = self.entry([0x80, 65, 0x81, 0x82], [-3.0, -1.0, -0.5, -0.7])
         assert entry == {"token_id:128": -3.0, "A": -1.0, "\ufffd": -0.5, "token_id:130": -0.7}
 
     @given(st.lists(st.integers(0, 255), unique=True, min_size=1, max_size=30))
     def test_every_id_has_its_value(self, ids: list[int]) -> None:
         values = [-float(token_id) for token_id in ids]
-        assert list(self.names.entry(ids, values).values()) == values
+        assert list(self.entry(ids, values).values()) == values
+
+    def test_rows_of_unequal_length(self) -> None:
+        """Chosen and explicit ids are added where the top does not hold them, each once."""
+        tops = np.array([[1, 2], [3, 4], [5, 6]], dtype=np.int32)
+        arrays = LogprobArrays(
+            chosen=np.array([-1, -9, -5], dtype=np.float32),
+            ranks=np.array([1, 7, 1], dtype=np.int32),
+            top_ids=tops,
+            top_logprobs=-tops.astype(np.float32),
+            explicit=np.full((3, 3), -4, dtype=np.float32),
+        )
+        columns = self.writer.scored(
+            np.array([1, 9, 5], dtype=np.int32), [0, 1, 2], arrays, 2, (4, 9, 4)
+        )
+        ids = json.loads(f"[{columns['top_token_ids']}]")
+        assert ids == [[1, 2, 4, 9], [3, 4, 9], [5, 6, 4, 9]]
+        tables = json.loads(f"[{columns['top_logprobs']}]")
+        assert [list(table.values()) for table in tables] == [
+            [-1, -2, -4, -4], [-3, -4, -9], [-5, -6, -4, -4]]  # fmt: skip
 
 
 class TestJson:
     def test_minus_infinity(self) -> None:
-        rows = json_rows(np.array([[-np.inf, -1.5]], dtype=np.float32))
-        assert rows == [[MINUS_INFINITY, -1.5]]
+        text = dump(np.array([[-np.inf, -1.5]], dtype=np.float32))
+        assert json.loads(text) == [[MINUS_INFINITY, -1.5]]
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_nan_never_leaves(self, bad: float) -> None:
-        with pytest.raises(ApiError) as caught:
-            json_rows(np.array([bad], dtype=np.float32))
-        assert (caught.value.status, caught.value.code) == (500, "nan_logits")
+        for write in (dump, packed):
+            with pytest.raises(ApiError) as caught:
+                write(np.array([bad], dtype=np.float32))
+            assert (caught.value.status, caught.value.code) == (500, "nan_logits")
 
     @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
     def test_decimals_round_to_the_same_float32(self, values: list[float]) -> None:
         array = np.array(values, dtype=np.float32)
-        rows = json.loads(json.dumps(json_rows(array)))
-        assert (np.array(rows, dtype=np.float32) == array).all()
+        assert (np.array(json.loads(dump(array)), dtype=np.float32) == array).all()
+
+
+def unpacked(array: dict[str, Any]) -> np.ndarray:
+    raw = base64.b64decode(array["data"])
+    return np.frombuffer(raw, array["dtype"]).reshape(array["shape"])
+
+
+class TestPacked:
+    body: ClassVar[dict[str, Any]] = {"prompt": "abc", "max_tokens": 4, "logprobs": 2,
+                                      "logprobs_format": "packed"}  # fmt: skip
+
+    @pytest.mark.parametrize("extra", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}])
+    async def test_holds_what_json_holds(self, site: Site, extra: dict[str, Any]) -> None:
+        extra = {**extra, "logprob_token_ids": [5, 263], "prompt_logprobs": 1,
+                 "prompt_logprob_token_ids": [7]}  # fmt: skip
+        choice = (await site.complete(**{**self.body, **extra}))["choices"][0]
+        plain = await site.complete(**{**self.body, **extra, "logprobs_format": "json"})
+        wanted = plain["choices"][0]
+        got, want = choice["logprobs"], wanted["logprobs"]
+        start = got["start"]
+        assert got["mode"] == want["mode"]
+        for name in ("token_ids", "text_offset"):
+            assert unpacked(got[name]).tolist() == want[name]
+        for name in ("token_logprobs", "ranks"):
+            assert want[name][:start] == [None] * start
+            assert (unpacked(got[name]) == np.array(want[name][start:], np.float32)).all()
+        ids, values = unpacked(got["top_token_ids"]), unpacked(got["top_logprobs"])
+        assert ids.shape == values.shape == (len(want["token_ids"]) - start, 2)
+        for i, table in enumerate(want["top_logprobs"][start:]):
+            assert ids[i].tolist() == want["top_token_ids"][start + i][:2]
+            assert values[i].tolist() == [np.float32(v) for v in list(table.values())[:2]]
+        explicit = unpacked(choice["logprob_token_ids"]["logprobs"])
+        shown = np.where(np.isneginf(explicit), MINUS_INFINITY, explicit)
+        assert (shown == np.array(wanted["logprob_token_ids"]["logprobs"], np.float32)).all()
+        assert explicit[0, 1] == -np.inf
+        prompt = choice["prompt_logprobs"]
+        for i, token_id in enumerate(b"bc", start=1):
+            entry = wanted["prompt_logprobs"][i][str(token_id)]
+            assert unpacked(prompt["token_logprobs"])[i - 1] == np.float32(entry["logprob"])
+        rows = choice["prompt_logprob_token_ids"]["logprobs"]
+        assert unpacked(rows).shape == (2, 1)
+
+    async def test_a_joined_stream_has_the_same_arrays(self, site: Site) -> None:
+        whole = (await site.complete(**self.body, echo=True))["choices"][0]["logprobs"]
+        chunks = await site.stream(**self.body, echo=True)
+        parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+        assert [part["start"] for part in parts] == [whole["start"]] + [0] * (len(parts) - 1)
+        for name in ("token_ids", "text_offset", "token_logprobs", "ranks", "top_logprobs"):
+            joined = np.concatenate([unpacked(part[name]) for part in parts])
+            assert (joined == unpacked(whole[name])).all()
+
+    async def test_without_values(self, site: Site) -> None:
+        body = {"prompt": "a", "max_tokens": 0, "echo": True, "prompt_logprobs": 2}
+        choice = (await site.complete(**{**self.body, **body}))["choices"][0]
+        assert choice["logprobs"]["start"] == 1
+        assert unpacked(choice["logprobs"]["token_logprobs"]).shape == (0,)
+        assert unpacked(choice["prompt_logprobs"]["top_logprobs"]).shape == (0, 2)
 
 
 async def test_nan_in_a_reply_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ FORM = ReplyForm(
     spaces_between=True,
     scores_only=False,
     silent_ends=frozenset(),
+    packed=False,
 )
 THE, HE = 257, 258  # "▁the" and "he"
 
