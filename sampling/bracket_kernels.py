@@ -31,6 +31,7 @@ from sampling.triton_support import constexpr, jit, tl, triton
 SAMPLED = 8192  # tokens of a row looked at to place the bracket
 
 _SAMPLED, _MASS_ERROR = constexpr(SAMPLED), constexpr(MASS_ERROR)
+_BINS = constexpr(2048)
 LOWEST_ORDER = constexpr(-2139095040)  # of the lowest finite float32
 _SPREAD = constexpr(5.0)  # standard deviations between the sample's estimate and the bracket
 
@@ -168,36 +169,56 @@ def _bracket(
     edited: tl.constexpr,
     second: tl.constexpr,
 ):
-    """Two orders between which the cut probably lies.
+    """Two orders between which the cut probably lies, from a histogram of the sample.
 
     By mass, what lies below a value is estimated, since light tokens make a steady estimate; by
-    count, what lies above.
+    count, what lies at and above it. A token of a bin weighs between what its edges would.
     """
     values = _sample(source, i, num_tiles, complete, edited)
-    scale = scale_of(temperature)
     inside = order(values) >= limit
-    weights = tl.where(by_mass, tl.exp2((values - top) * scale), 1.0)
+    bottom = tl.min(tl.where(inside, values, top), 0)
+    width = tl.minimum(top - bottom, 3.0e38) / _BINS
+    bins = tl.where(inside, values - bottom, 0.0) * (1.0 / tl.maximum(width, 1.2e-38))
+    bins = tl.minimum(bins, _BINS - 1.0).to(tl.int32)
+    counts = tl.histogram(bins, _BINS, mask=inside).to(tl.float32)
+
+    scale = scale_of(temperature)
     rate = 1.0
     if not complete:
         rate = 1.0 * _SAMPLED / source.vocab_size
     mass = _row_mass(stats, i, top, temperature, num_tiles, padded_tiles).to(tl.float32) * rate
     if not second:  # what the limit forbids is in the masses still
-        mass -= tl.sum(tl.where(inside, 0.0, weights), 0)
+        mass -= tl.sum(tl.where(inside, 0.0, tl.exp2((values - top) * scale)), 0)
     wanted = tl.where(by_mass, (1.0 - top_p).to(tl.float32) * mass, top_k.to(tl.float32) * rate)
-    weights = tl.where(inside, weights, 0.0)
-    bottom = tl.min(tl.where(inside, values, top), 0)
-    low, low_end = bottom, top
-    high, high_end = top, bottom
-    for _ in range(12):
-        value = low + 0.5 * (low_end - low)
-        fewest, most = _estimate(values, weights, value, top, scale, by_mass, complete)
-        surely = tl.where(by_mass, most <= wanted, fewest >= wanted)  # the cut is not below
-        low, low_end = tl.where(surely, value, low), tl.where(surely, low_end, value)
-        value = high + 0.5 * (high_end - high)
-        fewest, most = _estimate(values, weights, value, top, scale, by_mass, complete)
-        surely = tl.where(by_mass, fewest >= wanted, most < wanted)  # the cut is not above
-        high, high_end = tl.where(surely, value, high), tl.where(surely, high_end, value)
-    return order(low), order(high)
+
+    edge = tl.arange(0, _BINS) + 1  # the upper ones
+    fewest, most = _measures(counts, (edge - _BINS) * width, width, scale, by_mass, complete)
+    surely = tl.where(by_mass, most <= wanted, fewest >= wanted)  # the cut is not below the edge
+    low = tl.maximum(tl.max(tl.where(surely, edge, 0), 0) - 1, 0)  # a bin for what rounding moved
+    surely = tl.where(by_mass, fewest >= wanted, most < wanted)  # the cut is not above it
+    high = tl.min(tl.where(surely, edge + 1, _BINS), 0)
+    return order(bottom + low * width), order(bottom + high * width)
+
+
+@jit
+def _measures(counts, gaps, width, scale, by_mass, complete: tl.constexpr):
+    """Bounds of the sample's measure below (mass) or above (count) each bin's upper edge, `gaps`
+    from the top.
+
+    The variance of a sum of weights sampled at a low rate is the sum of their squares.
+    """
+    heaviest = tl.where(by_mass, tl.exp2(gaps * scale), 1.0)
+    lightest = tl.where(by_mass, tl.exp2((gaps - width) * scale), 1.0)
+    most = tl.cumsum(counts * heaviest, 0)
+    fewest = tl.cumsum(counts * lightest, 0)
+    squares = tl.cumsum(counts * heaviest * heaviest, 0)
+    if by_mass == 0:
+        num = tl.sum(counts, 0)
+        most, fewest, squares = num - most, num - fewest, num - squares
+    spread = most * _MASS_ERROR
+    if not complete:
+        spread = _SPREAD * tl.sqrt(squares) + 3.0 * heaviest
+    return fewest - spread, most + spread
 
 
 @jit
@@ -208,22 +229,6 @@ def _row_mass(stats, i, top, temperature, num_tiles, padded_tiles: tl.constexpr)
     maxima = tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf"))
     masses = tl.load(stats.masses + at, mask=tiles < num_tiles, other=0.0)
     return tl.sum(masses * tl.exp((maxima - top).to(tl.float64) / temperature), 0)
-
-
-@jit
-def _estimate(values, weights, value, top, scale, by_mass, complete: tl.constexpr):
-    """Bounds of the sample's measure below (mass) or at and above (count) a value.
-
-    The variance of a sum of weights sampled at a low rate is the sum of their squares.
-    """
-    chosen = tl.where(by_mass, values < value, values >= value)
-    chosen = tl.where(chosen, weights, 0.0)
-    measure = tl.sum(chosen, 0)
-    spread = measure * _MASS_ERROR
-    if not complete:
-        spread = _SPREAD * tl.sqrt(tl.sum(chosen * chosen, 0))
-        spread += 3.0 * tl.where(by_mass, tl.exp2((value - top) * scale), 1.0)
-    return measure - spread, measure + spread
 
 
 def bracket(

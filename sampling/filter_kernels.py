@@ -96,7 +96,8 @@ def _threshold(peaks, top, wanted):
 
 @jit
 def _select(source, stats, scratch, i, top, floor, wanted, num_tiles, padded_tiles: tl.constexpr):
-    """Write the blocks that can hold the `wanted` highest; return their threshold and number."""
+    """Write the blocks that can hold the `wanted` highest; return their threshold, their number
+    and which tiles have none."""
     ids = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)
     num_peaks = num_tiles * BLOCKS_PER_TILE
     peaks = tl.load(stats.peaks + i * num_peaks + ids, mask=ids < num_peaks, other=float("-inf"))
@@ -104,7 +105,8 @@ def _select(source, stats, scratch, i, top, floor, wanted, num_tiles, padded_til
     selected = (peaks >= threshold) & (peaks > float("-inf")) & (peaks.to(tl.float64) >= floor)
     slot = tl.cumsum(selected.to(tl.int32), 0) - 1
     tl.store(scratch.blocks + i * _BLOCKS + slot, ids, mask=selected & (slot < _BLOCKS))
-    return threshold, tl.sum(selected.to(tl.int32), 0)
+    in_tile = tl.sum(tl.reshape(selected.to(tl.int32), (padded_tiles, BLOCKS_PER_TILE)), 1)
+    return threshold, tl.sum(selected.to(tl.int32), 0), in_tile == 0
 
 
 @jit
@@ -175,16 +177,16 @@ def _store_masses(stats, i, kept, values, tile, next_tile, temperature, num_tile
     tl.store(at, sums.to(tl.float32), mask=tile != next_tile)
 
 
-@jit
+@jit(do_not_specialize=["elsewhere"])
 def _head_kernel(
     source,
     stats,
     cuts,
     scratch,
     num_tiles,
+    elsewhere,
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
-    elsewhere: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     tile_ids = tl.arange(0, padded_tiles)
@@ -208,13 +210,17 @@ def _head_kernel(
     floor = top + temperature * tl.load(floats + LOG_MIN_P)
 
     wanted = tl.minimum(top_k, _HEAD)
-    threshold, num_blocks = _select(
+    threshold, num_blocks, missed = _select(
         source, stats, scratch, i, top, floor, wanted, num_tiles, padded_tiles
     )
     # The candidates are all that top-k and min-p leave, or a lone top-p may end among them.
     closed = (top_k <= _HEAD) | (floor >= threshold.to(tl.float64))
     open_top_p = (top_k == source.vocab_size) & (floor == float("-inf")) & (top_p < 1.0)
     tl.store(scratch.undecided + i, 1)
+    weights = masses * tl.exp((maxima - top).to(tl.float64) / temperature)
+    all_mass = tl.sum(weights, 0)
+    # A top-p that wants more than the tiles with candidates hold needs no look at them.
+    open_top_p = open_top_p & (tl.sum(tl.where(missed, weights, 0.0), 0) < (1 - top_p) * all_mass)
     if ((closed | open_top_p) == 0) | (num_blocks > _BLOCKS):
         return
     tl.debug_barrier()  # blocks were written by other threads
@@ -229,7 +235,6 @@ def _head_kernel(
     token_ids = tl.load(scratch.token_ids + candidate, mask=mask, other=0)
     next_ids = tl.load(scratch.token_ids + candidate + 1, mask=slot + 1 < count, other=-1)
     keys = tl.where(mask, rank_key(orders, token_ids), _LOWEST_KEY)
-    all_mass = tl.sum(masses * tl.exp((maxima - top).to(tl.float64) / temperature), 0)
     all_mass = tl.where(closed, -1.0, all_mass)
     cut = _last_kept(keys, count, top, temperature, top_k, top_p, all_mass)
     if cut == _HIGHEST_KEY:
@@ -279,9 +284,9 @@ def head(
         cuts,
         scratch,
         num_tiles,
+        elsewhere,
         padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
         edited=edited,
-        elsewhere=elsewhere,
         num_warps=num_warps,
         enable_fp_fusion=False,
     )

@@ -119,7 +119,7 @@ class FlashInfer:
 def _scaled_logits_kernel(
     source, stats, index_ptr, out_ptr, num_tiles, padded_tiles: tl.constexpr, edited: tl.constexpr
 ):
-    tile, j = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    tile, j = tl.program_id(0) % num_tiles, (tl.program_id(0) // num_tiles).to(tl.int64)
     i = tl.load(index_ptr + j)
     row = tl.load(source.rows + i).to(tl.int64)
     floats = source.floats + row * NUM_FLOATS
@@ -156,7 +156,7 @@ def scaled_logits(source: Source, stats: TileStats, index: Tensor, *, edited: bo
     num_tiles = stats.maxima.shape[1]
     device = source.logits.device
     out = torch.empty(len(index), source.vocab_size, dtype=torch.float32, device=device)
-    _scaled_logits_kernel[(num_tiles, len(index))](
+    _scaled_logits_kernel[(num_tiles * len(index),)](
         source,
         stats,
         index,

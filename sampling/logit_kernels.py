@@ -98,6 +98,12 @@ def processed(raw, token_ids, source, i, first_tile, last_tile):
     """
     row = tl.load(source.rows + i).to(tl.int64)
     flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    return processed_as(flags, raw, token_ids, source, i, row, first_tile, last_tile)
+
+
+@jit
+def processed_as(flags, raw, token_ids, source, i, row, first_tile, last_tile):
+    """`processed` of a row whose flags are known."""
     values = raw
     if flags & EDITED:
         values = _edited(values, token_ids, source, i, row, first_tile, last_tile)

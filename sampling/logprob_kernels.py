@@ -28,6 +28,8 @@ from sampling.triton_support import constexpr, jit, tl, triton
 
 MAX_TOP = 128  # longer top lists are left to `sampling.logprobs`
 CHUNK, PIECE = 64, 8
+TOP_LANES = (8, 32, MAX_TOP)
+GIVEN_LANES = 2 * rows.MAX_LOGPROB_TOKEN_IDS
 
 _CHUNK, _CHUNKS = constexpr(CHUNK), constexpr(TILE_WIDTH // CHUNK)
 _PIECE, _PIECES = constexpr(PIECE), constexpr(CHUNK // PIECE)
@@ -46,7 +48,6 @@ class _Work(NamedTuple):
     offsets: Tensor  # float64 [n]
     token_ids: Tensor  # int32 or int64 [n]
     given_ids: Tensor  # int32 or int64 [n, J], any row stride
-    given_stride: int
     chosen: Tensor  # float32 [n]
     ranks: Tensor  # int32 [n]
     top_ids: Tensor  # int32 [n, k]
@@ -63,7 +64,7 @@ def _key_id(key):
 
 
 @jit
-def _first(values, ids, some, size: tl.constexpr, k: tl.constexpr, padded_k: tl.constexpr):
+def _first(values, ids, some, k, size: tl.constexpr, padded_k: tl.constexpr):
     """Keys of the first k of `size` values with different ids, best first, int64 [padded_k]."""
     keys = tl.reshape(tl.where(some, rank_key(order(values), ids), _NOTHING), (size,))
     lanes = tl.arange(0, padded_k)
@@ -101,9 +102,7 @@ def _maxima(work, at, mask, flags):
 
 
 @jit
-def _report(
-    values, token_ids, source, work, i, flags, padded_tiles: tl.constexpr, filtered: tl.constexpr
-):
+def _report(values, token_ids, source, work, i, flags, filtered, padded_tiles: tl.constexpr):
     """float32((value - base) / T - offset), -inf beyond the cut; raw rows have base 0, T 1."""
     scaled = values.to(tl.float64)
     kept = values > float("-inf")  # -inf - -inf would be NaN where a row is all -inf
@@ -115,35 +114,36 @@ def _report(
             scaled -= tl.max(_maxima(work, i * num_tiles + tile, tile < num_tiles, flags), 0)
         scaled = scaled / tl.where(temperature == 0.0, 1.0, temperature)
         scaled = tl.minimum(scaled, 3.4028234663852886e38)  # float32's largest
-        if filtered:
+        if filtered != 0:
             cut = tl.load(work.cut_values + i)
             last = tl.load(work.cut_ids + i)
             kept = kept & ((values > cut) | ((values == cut) & (token_ids <= last)))
     return tl.where(kept, scaled - tl.load(work.offsets + i), float("-inf")).to(tl.float32)
 
 
-@jit
+@jit(do_not_specialize=["k", "num_given", "given_stride", "filtered"])
 def _given_kernel(
     source,
     work,
-    k: tl.constexpr,
-    num_given: tl.constexpr,
+    k,
+    num_given,
+    given_stride,
+    filtered,
     lanes: tl.constexpr,
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
-    filtered: tl.constexpr,
 ):
     """The values of ids given from outside, and which tiles the top list needs."""
     i = tl.program_id(0).to(tl.int64)
     flags, num_tiles = _flags_of(source, i), tl.cdiv(source.vocab_size, TILE)
     lane = tl.arange(0, lanes)  # the chosen token, then the explicit ids
     is_given = (lane >= 1) & (lane <= num_given)
-    given = tl.load(work.given_ids + i * work.given_stride + lane - 1, mask=is_given, other=-1)
+    given = tl.load(work.given_ids + i * given_stride + lane - 1, mask=is_given, other=-1)
     ids = tl.where(lane == 0, tl.load(work.token_ids + i), given).to(tl.int32)
     inside = (ids >= 0) & (ids < source.vocab_size)
     values = _values(source, i, ids, inside, flags, 0, num_tiles, edited)
     values = tl.where(inside, values, float("-inf"))
-    reported = _report(values, ids, source, work, i, flags, padded_tiles, filtered)
+    reported = _report(values, ids, source, work, i, flags, filtered, padded_tiles)
     tl.store(work.chosen + i + lane, reported, mask=lane == 0)
     tl.store(work.explicit + i * num_given + lane - 1, reported, mask=is_given)
     tl.store(work.ranks + i, 1)
@@ -152,7 +152,7 @@ def _given_kernel(
     tl.store(work.threshold + i, tl.where(wanted, chosen, float("inf")))
 
     tile = tl.arange(0, padded_tiles)
-    slots = tl.full((padded_tiles,), k, tl.int32)
+    slots = tl.zeros((padded_tiles,), tl.int32) + k
     if wanted:
         maxima = _maxima(work, i * num_tiles + tile, tile < num_tiles, flags)
         keys = tl.where(tile < num_tiles, rank_key(order(maxima), tile), _NOTHING)
@@ -163,12 +163,12 @@ def _given_kernel(
     tl.store(work.slots + i * num_tiles + tile, slots, mask=tile < num_tiles)
 
 
-@jit
-def _tile_kernel(source, work, k: tl.constexpr, edited: tl.constexpr):
+@jit(do_not_specialize=["k"])
+def _tile_kernel(source, work, k, edited: tl.constexpr):
     """One tile: how many of its tokens come before the chosen one, and its chunks' maxima."""
-    i, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    flags = _flags_of(source, i)
-    at = i * tl.cdiv(source.vocab_size, TILE) + tile
+    num_tiles = tl.cdiv(source.vocab_size, TILE)
+    i, tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
+    flags, at = _flags_of(source, i), i * num_tiles + tile
     slot = tl.load(work.slots + at)
     threshold = tl.load(work.threshold + i)
     reaches = _maxima(work, at, True, flags) >= threshold
@@ -185,15 +185,15 @@ def _tile_kernel(source, work, k: tl.constexpr, edited: tl.constexpr):
             tl.store(work.chunk_maxima + chunks, maxima)
 
 
-@jit
+@jit(do_not_specialize=["k", "filtered"])
 def _top_kernel(
     source,
     work,
-    k: tl.constexpr,
+    k,
+    filtered,
     padded_k: tl.constexpr,
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
-    filtered: tl.constexpr,
 ):
     """The top list, from the chunks of the chosen tiles."""
     i = tl.program_id(0).to(tl.int64)
@@ -208,7 +208,7 @@ def _top_kernel(
         at = work.chunk_maxima + (i * k + lane) * _CHUNKS + chunk
         maxima = tl.load(at, mask=some, other=float("-inf"))
         chunk = tiles[:, None] * _CHUNKS + chunk
-        chunks = _first(maxima, chunk, some, padded_k * _CHUNKS, k, padded_k)[:, None]
+        chunks = _first(maxima, chunk, some, k, padded_k * _CHUNKS, padded_k)[:, None]
 
         # A chunk's pieces likewise, then their tokens: two short searches beat a long one.
         ids = _key_id(chunks) * _CHUNK + tl.arange(0, _CHUNK)[None, :]
@@ -217,14 +217,14 @@ def _top_kernel(
         maxima = tl.max(tl.reshape(values, (padded_k, _PIECES, _PIECE)), 2)
         piece = _key_id(chunks) * _PIECES + tl.arange(0, _PIECES)[None, :]
         some = (chunks != _NOTHING) & (piece * _PIECE < source.vocab_size)
-        pieces = _first(maxima, piece, some, padded_k * _PIECES, k, padded_k)[:, None]
+        pieces = _first(maxima, piece, some, k, padded_k * _PIECES, padded_k)[:, None]
 
         ids = _key_id(pieces) * _PIECE + tl.arange(0, _PIECE)[None, :]
         some = (pieces != _NOTHING) & (ids < source.vocab_size)
         values = _values(source, i, ids, some, flags, 0, num_tiles, edited)
-        top = _first(values, ids, some, padded_k * _PIECE, k, padded_k)
+        top = _first(values, ids, some, k, padded_k * _PIECE, padded_k)
         ids, values = _key_id(top), value_of((top >> 32).to(tl.int32))
-        values = _report(values, ids, source, work, i, flags, padded_tiles, filtered)
+        values = _report(values, ids, source, work, i, flags, filtered, padded_tiles)
         lane = tl.arange(0, padded_k)
         tl.store(work.top_ids + i * k + lane, ids, mask=lane < k)
         tl.store(work.top_logprobs + i * k + lane, values, mask=lane < k)
@@ -255,14 +255,27 @@ def gather_logprobs(
     k = min(num_top, source.vocab_size)
     work = _work(stats, cuts, offsets, token_ids, explicit_ids, k)
     n, num_tiles, num_given = *stats.maxima.shape, work.explicit.shape[1]
-    shared = {"k": k, "edited": edited, "enable_fp_fusion": False}
-    report = {"padded_tiles": triton.next_power_of_2(num_tiles), "filtered": bool(cuts), **shared}
-    lanes = triton.next_power_of_2(num_given + 1)
-    _given_kernel[(n,)](source, work, num_given=num_given, lanes=lanes, num_warps=2, **report)
-    _tile_kernel[(num_tiles, n)](source, work, num_warps=2, **shared)
+    filtered = int(cuts is not None)
+    # Lengths are rounded up here, so that few kernels serve all of them.
+    lanes = max(GIVEN_LANES, triton.next_power_of_2(num_given + 1))
+    padded_k = next(size for size in TOP_LANES if k <= size)
+    shared = {"edited": edited, "enable_fp_fusion": False}
+    report = {"padded_tiles": triton.next_power_of_2(num_tiles), **shared}
+    _given_kernel[(n,)](
+        source,
+        work,
+        k,
+        num_given,
+        work.given_ids.stride(0),
+        filtered,
+        lanes=lanes,
+        num_warps=2,
+        **report,
+    )
+    _tile_kernel[(num_tiles * n,)](source, work, k, num_warps=2, **shared)
     if k:
-        lanes = triton.next_power_of_2(k)
-        _top_kernel[(n,)](source, work, padded_k=lanes, num_warps=2 if k <= 32 else 4, **report)
+        warps = 2 if padded_k <= 32 else 4
+        _top_kernel[(n,)](source, work, k, filtered, padded_k=padded_k, num_warps=warps, **report)
     return work.chosen, work.ranks, work.top_ids, work.top_logprobs, work.explicit
 
 
@@ -279,7 +292,7 @@ def _work(
     def buffer(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty((n, *shape), dtype=dtype, device=stats.maxima.device)
 
-    given_ids = buffer(torch.int32, 0) if explicit_ids is None else explicit_ids
+    given_ids = buffer(torch.int64, 0) if explicit_ids is None else explicit_ids
     return _Work(
         maxima=stats.maxima,
         raw_maxima=stats.raw_maxima,
@@ -288,7 +301,6 @@ def _work(
         offsets=offsets,
         token_ids=token_ids,
         given_ids=given_ids,
-        given_stride=given_ids.stride(0),
         chosen=buffer(torch.float32),
         ranks=buffer(torch.int32),
         top_ids=buffer(torch.int32, k),

@@ -85,7 +85,7 @@ def _residual_kernel(
     source, target, draft, wanted, scalars, masses, num_tiles, edited: tl.constexpr
 ):
     """The mass of max(p - q, 0) in one tile."""
-    i, tile = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    i, tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
     if tl.load(wanted + i):
         ids = tile * TILE + tl.arange(0, TILE)
         values = target_logits(source, target, i, ids, tile, tile + 1, edited)
@@ -208,7 +208,7 @@ def recovered_draw(
         _scalars_kernel[(n,)](
             source, target, draft, wanted, scalars, num_tiles, padded_tiles=lanes, num_warps=1
         )
-        _residual_kernel[(num_tiles, n)](
+        _residual_kernel[(num_tiles * n,)](
             source, target, draft, wanted, scalars, masses, num_tiles, **shared
         )
     _recovered_kernel[(n,)](

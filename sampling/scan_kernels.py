@@ -42,7 +42,7 @@ class Scan(NamedTuple):
     num_above: Tensor  # int32 [n, tiles], of rows cut by count
     mass_allowed: Tensor  # float32 [n, tiles], of rows under a min-p
     num_inside: Tensor  # int32 [n, tiles]
-    noted: Tensor  # int32 [n, tiles, share of NOTED], `order`s inside the bracket
+    noted: Tensor  # float32 [n, tiles, share of NOTED], the values inside the bracket
 
 
 @jit
@@ -54,16 +54,18 @@ def _scan_kernel(
     scan,
     num_tiles,
     room: tl.constexpr,
+    in_a_row: tl.constexpr,
     edited: tl.constexpr,
     second: tl.constexpr,
 ):
-    i = tl.program_id(1).to(tl.int64)
+    programs = tl.cdiv(num_tiles, _SCANNED_TILES)  # a row
+    i = (tl.program_id(0) // programs).to(tl.int64)
     if tl.load(scratch.undecided + i) != second + 1:
         return
     row = load_row(source, brackets, i, second)
     scale = scale_of(row.temperature)
     low, high = value_of(row.low), value_of(row.high)
-    first = tl.program_id(0) * _SCANNED_TILES
+    first = tl.program_id(0) % programs * _SCANNED_TILES
     for tile in range(first, tl.minimum(first + _SCANNED_TILES, num_tiles)):
         token_ids = tl.arange(0, TILE) + tile * TILE
         values = load_raw(source, i, token_ids, token_ids >= 0)
@@ -83,12 +85,65 @@ def _scan_kernel(
         if under_min_p(row, second):
             allowed_weights = tl.where(values >= value_of(row.limit), weights, 0.0)
             tl.store(scan.mass_allowed + at, tl.sum(allowed_weights, 0))
-        num_inside = tl.sum(inside.to(tl.int32), 0)
-        tl.store(scan.num_inside + at, num_inside)
-        if (num_inside > 0) & (row.low < row.high):
-            slot = tl.cumsum(inside.to(tl.int32), 0) - 1
-            to = scan.noted + at * room + slot
-            tl.store(to, order(values), mask=inside & (slot < room))
+        words = _pack(inside, in_a_row)
+        count = _num_bits(words)
+        tl.store(scan.num_inside + at, tl.sum(count, 0))
+        if row.low < row.high:
+            slot = tl.cumsum(count, 0) - count
+            to = scan.noted + at * room
+            _note(source, i, tile, words, slot, to, room, in_a_row, edited)
+
+
+@jit
+def _pack(inside, in_a_row: tl.constexpr):
+    """Which of its own values of a tile each lane of a warp finds inside, int32 [32].
+
+    A lane loads `in_a_row` neighbours in each of several rounds; they are its word's bits.
+    """
+    rounds: tl.constexpr = TILE // 32 // in_a_row
+    bit = tl.arange(0, rounds)[:, None, None] * in_a_row + tl.arange(0, in_a_row)[None, None, :]
+    bits = tl.where(tl.reshape(inside, (rounds, 32, in_a_row)), tl.full((), 1, tl.int32) << bit, 0)
+    return tl.sum(tl.sum(bits, 2), 0)
+
+
+@jit
+def _note(
+    source,
+    i,
+    tile,
+    words,
+    slot,
+    to,
+    room: tl.constexpr,
+    in_a_row: tl.constexpr,
+    edited: tl.constexpr,
+):
+    """Store the values that a tile's `words` tell of, each lane's from its `slot` on.
+
+    They are read once more: for the few there are, that is a third of the work of a running
+    count over the tile.
+    """
+    while tl.max((words != 0).to(tl.int32), 0) != 0:
+        lowest = words & -words
+        place = _num_bits(lowest - 1)
+        lane = tl.arange(0, 32)
+        token_ids = place // in_a_row * (32 * in_a_row) + lane * in_a_row + place % in_a_row
+        token_ids += tile * TILE
+        values = load_raw(source, i, token_ids, words != 0)
+        if edited:
+            values = processed(values, token_ids, source, i, tile, tile + 1)
+        tl.store(to + slot, values, mask=(words != 0) & (slot < room))
+        slot += 1
+        words ^= lowest
+
+
+@jit
+def _num_bits(words):
+    """How many bits of an int32 are set."""
+    words = words - ((words >> 1) & 0x55555555)
+    words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
+    words = (words + (words >> 4)) & 0x0F0F0F0F
+    return ((words * 0x01010101) >> 24) & 0xFF
 
 
 @jit
@@ -120,7 +175,7 @@ def _noted(scan, row, i, peak, scale, num_tiles, padded_tiles: tl.constexpr, roo
     num_inside = tl.load(scan.num_inside + i * num_tiles + tile, mask=tile < num_tiles, other=0)
     noted = slot % room < tl.where(row.low < row.high, num_inside, 0)
     at = scan.noted + i * num_tiles * room + slot
-    orders = tl.load(at, mask=noted, other=_NOTHING)
+    orders = tl.where(noted, order(tl.load(at, mask=noted, other=0.0)), _NOTHING)
     return orders, tl.where(noted, tl.exp2((value_of(orders) - peak) * scale), 0.0)
 
 
@@ -254,15 +309,23 @@ def cut_within(
     def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(num_rows, num_tiles, *shape, dtype=dtype, device=stats.maxima.device)
 
-    def masses() -> Tensor:
-        return buffer(dtype=torch.float32)
+    def masses(*shape: int) -> Tensor:
+        return buffer(*shape, dtype=torch.float32)
 
     padded_tiles = max(2, triton.next_power_of_2(num_tiles))
     room = min(noise.TILE, max(LEAST_NOTED, NOTED // padded_tiles))
-    scan = Scan(masses(), buffer(), masses(), buffer(), buffer(room))
+    scan = Scan(masses(), buffer(), masses(), buffer(), masses(room))
     common = {"room": room, "edited": edited, "second": second, "enable_fp_fusion": False}
-    _scan_kernel[(triton.cdiv(num_tiles, SCANNED_TILES), num_rows)](
-        source, stats, scratch, brackets, scan, num_tiles, num_warps=1, **common
+    _scan_kernel[(triton.cdiv(num_tiles, SCANNED_TILES) * num_rows,)](
+        source,
+        stats,
+        scratch,
+        brackets,
+        scan,
+        num_tiles,
+        in_a_row=16 // source.logits.element_size(),  # a lane's share of one load
+        num_warps=1,
+        **common,
     )
     _finish_kernel[(num_rows,)](
         source,

@@ -12,10 +12,19 @@ import torch
 from torch import Tensor
 
 from sampling import noise, rows
-from sampling.logit_kernels import NUM_FLOATS, TILE, Source, load_raw, processed
+from sampling.logit_kernels import (
+    FLAGS,
+    NUM_FLOATS,
+    NUM_INTS,
+    TILE,
+    Source,
+    load_raw,
+    processed_as,
+)
 from sampling.race import MAX_SCALE, MIN_SCALE
 from sampling.triton_support import constexpr, jit, tl, triton
 
+MANY_TILES = 8192  # several for each warp that a large GPU has running
 PEAK = 128  # consecutive ids that share one entry of `TileStats.peaks`
 
 _PEAK, _PEAKS = constexpr(PEAK), constexpr(noise.TILE // PEAK)
@@ -48,24 +57,58 @@ def block_mass(values, maxima, scale):
     return tl.sum(tl.exp2((values - shift[:, None]) * scale), 1)
 
 
-@jit
+@jit(do_not_specialize=["steps"])
 def _tile_pass_kernel(
     source,
     stats,
+    num_tiles,
+    steps,
+    tiles: tl.constexpr,
+    edited: tl.constexpr,
+    peaked: tl.constexpr,
+    reported: tl.constexpr,
+):
+    """`steps` times `tiles` tiles of one row."""
+    programs = tl.cdiv(num_tiles, tiles * steps)  # a row
+    i = (tl.program_id(0) // programs).to(tl.int64)
+    first = tl.program_id(0) % programs * (tiles * steps)
+    row = tl.load(source.rows + i).to(tl.int64)
+    scale = scale_of(tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE))
+    if edited:
+        flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+        for tile in range(first, tl.minimum(first + tiles * steps, num_tiles), tiles):
+            raw, token_ids = _load_tiles(source, i, tile, tiles)
+            last = tl.minimum(tile + tiles, num_tiles)
+            values = processed_as(flags, raw, token_ids, source, i, row, tile, last)
+            _measure(stats, raw, values, i, tile, scale, num_tiles, tiles, edited, peaked, reported)
+    else:
+        raw, token_ids = _load_tiles(source, i, first, tiles)
+        _measure(stats, raw, raw, i, first, scale, num_tiles, tiles, edited, peaked, reported)
+
+
+@jit
+def _load_tiles(source, i, tile, tiles: tl.constexpr):
+    """Logits and ids of `tiles` tiles, [tiles, TILE]."""
+    token_ids = (tl.arange(0, tiles) + tile)[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    return load_raw(source, i, token_ids, token_ids >= 0), token_ids
+
+
+@jit
+def _measure(
+    stats,
+    raw,
+    values,
+    i,
+    tile,
+    scale,
     num_tiles,
     tiles: tl.constexpr,
     edited: tl.constexpr,
     peaked: tl.constexpr,
     reported: tl.constexpr,
 ):
-    i = tl.program_id(1).to(tl.int64)
-    tile = tl.program_id(0) * tiles + tl.arange(0, tiles)
-    token_ids = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    raw = load_raw(source, i, token_ids, token_ids >= 0)
-    values = raw
-    if edited:
-        first = tl.program_id(0) * tiles
-        values = processed(raw, token_ids, source, i, first, tl.minimum(first + tiles, num_tiles))
+    """Leave the statistics of `tiles` tiles."""
+    tile += tl.arange(0, tiles)
     out = i * num_tiles + tile
     inside = tile < num_tiles
     if peaked:
@@ -75,9 +118,7 @@ def _tile_pass_kernel(
         tl.store(stats.peaks + out[:, None] * _PEAKS + columns, peaks, mask=inside[:, None])
     else:
         maxima = tl.max(values, 1)
-    row = tl.load(source.rows + i).to(tl.int64)
-    temperature = tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE)
-    masses = block_mass(values, maxima, scale_of(temperature))
+    masses = block_mass(values, maxima, scale)
     if edited:  # processing may have hidden what makes the row bad
         broken = tl.max(((raw != raw) | (raw == float("inf"))).to(tl.int32), 1)
         masses = tl.where(broken != 0, float("nan"), masses)
@@ -97,6 +138,7 @@ def tile_pass(
     peaked: bool,
     reported: bool,
     tiles: int | None = None,
+    steps: int | None = None,
     num_warps: int | None = None,
 ) -> TileStats:
     """Read every logit once.
@@ -106,13 +148,16 @@ def tile_pass(
         edited: whether any row has masks, bias or penalties.
         peaked: whether any row is filtered and `peaks` are needed.
         reported: whether raw logprobs are needed.
-        tiles, num_warps: launch shape, of no consequence for the result; None takes the best.
+        tiles, steps, num_warps: launch shape, of no consequence for the result; None takes the
+            best. `steps` is for edited rows only.
     """
-    # Measured on an H200: one warp a tile, more bytes in flight where a tile has few.
-    tiles = tiles or (4 if source.logits.element_size() == 2 and not edited else 1)
-    num_warps = num_warps or (2 if edited else 1)
     num_rows = len(source.rows)
     num_tiles = triton.cdiv(source.vocab_size, noise.TILE)
+    # Measured on an H200: one warp a tile, more bytes in flight where a tile has few. What an
+    # edited row needs to know is looked up once for several tiles, where there are many to do.
+    tiles = tiles or (4 if source.logits.element_size() == 2 and not edited else 1)
+    steps = steps or (4 if edited and num_rows * num_tiles >= MANY_TILES else 1)
+    num_warps = num_warps or (2 if edited else 1)
 
     def buffer(wanted: bool, columns: int = num_tiles) -> Tensor:
         shape = (num_rows, columns) if wanted else (0,)
@@ -125,10 +170,11 @@ def tile_pass(
         buffer(reported),
         buffer(reported),
     )
-    _tile_pass_kernel[(triton.cdiv(num_tiles, tiles), num_rows)](
+    _tile_pass_kernel[(triton.cdiv(num_tiles, tiles * steps) * num_rows,)](
         source,
         stats,
         num_tiles,
+        steps,
         tiles=tiles,
         edited=edited,
         peaked=peaked,

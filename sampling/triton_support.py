@@ -32,9 +32,11 @@ HAS_TRITON = triton is not None
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, or the function itself where Triton is missing."""
-    return triton.jit(function) if HAS_TRITON else function
+def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """`triton.jit`, with or without options; the function itself where Triton is missing."""
+    if not HAS_TRITON:
+        return function or (lambda decorated: decorated)
+    return triton.jit(function, **options) if function else triton.jit(**options)
 
 
 def constexpr(value: float) -> Any:

@@ -12,6 +12,8 @@ import torch
 from sampling import triton_path
 from sampling.batch import SamplingBatch
 from sampling.flashinfer import FlashInfer
+from sampling.logprob_kernels import TOP_LANES
+from sampling.logprobs import prompt_kernels
 from sampling.params import SamplingParams
 from sampling.rows import (
     EDITED,
@@ -26,18 +28,25 @@ from sampling.rows import (
 
 
 def compile_kernels(like: SamplingRows, dtype: torch.dtype) -> None:
-    """Compile the kernels of every combination of stages, for logits of one vocabulary and dtype.
+    """Launch every kernel that draws and prompt logprobs can need, each once.
 
-    Lists of logprobs are compiled for the shortest lengths only.
+    Args:
+        like: rows whose vocabulary, device and strides those of requests will be.
+        dtype: of the logits.
     """
     batch, rows = _batch(1, SamplingParams(), like)
     logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
     stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
     for chosen in itertools.product((0, 1), repeat=len(stages)):
         flags = RANDOM + sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
-        needs = SamplingNeeds(flags, greedy=False, num_top=0, num_explicit=0)
-        wanted = SamplingBatch(batch.rows, batch.positions, batch.rows_np, needs)
-        triton_path.draw(logits, wanted, rows)
+        for num_top in (0, *TOP_LANES) if chosen[-1] else (0,):
+            top = min(num_top, like.vocab_size)
+            needs = SamplingNeeds(flags, greedy=False, num_top=top, num_explicit=0)
+            wanted = SamplingBatch(batch.rows, batch.positions, batch.rows_np, needs)
+            triton_path.draw(logits, wanted, rows)
+    for num_top in TOP_LANES:
+        target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
+        prompt_kernels(logits, target_ids, num_top, None, normalized=True)
 
 
 def race_of_samplers(
