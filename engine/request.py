@@ -61,7 +61,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: int32 [prompt_len], not empty.
         params: how tokens are drawn; the same for every choice.
         n: number of choices; each becomes a row.
-        max_tokens: tokens generated at most; 0 scores the prompt and generates nothing.
+        max_tokens: tokens generated at most, at least 1.
         priority: lower runs earlier; equal ones in order of arrival.
         emit_interval: report to the frontend every so many tokens (and at the end); 1 streams.
         prompt_logprobs: scores of the prompt's own tokens, reported once, by choice 0.

@@ -228,7 +228,7 @@ def _reply_form(
         return_token_ids=bool(wire.return_token_ids),
         skip_special_tokens=wire.skip_special_tokens is not False,
         spaces_between=wire.spaces_between_special_tokens is not False,
-        scores_only=wire.max_tokens == 0 and params.logprob_token_ids is not None,
+        scores_only=wire.max_tokens == 0,
         packed=wire.logprobs_format == "packed",
         silent_ends=frozenset() if wire.ignore_eos else frozenset(info.eos_token_ids),
     )

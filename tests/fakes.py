@@ -235,8 +235,6 @@ class FakeEngine:
         params = row.request.params
         if row.aborted:
             return Finish.ABORT
-        if row.request.max_tokens == 0:
-            return Finish.LENGTH
         drawn = self.script(row.request, row.choice, row.position)
         if isinstance(drawn, Finish):
             return drawn

@@ -52,7 +52,7 @@ class TestReply:
         assert reply["choices"][0]["text"] == ""
         assert reply["choices"][0]["finish_reason"] == "length"
         assert reply["usage"]["completion_tokens"] == 0
-        assert site.engine.requests[-1].max_tokens == 0
+        assert site.engine.requests[-1].max_tokens == 1, "drawn and dropped"
 
     async def test_cached_tokens_are_told_when_enabled(self) -> None:
         async with in_process(prompt_tokens_details=True) as site:
