@@ -36,8 +36,8 @@ from engine.plan import Runner, StepHandle, StepPlan
 from engine.request import Request
 from sampling.params import SamplingParams
 
-MARGIN = 0.15
-"""Logits of these random weights have a deviation of 0.64; bfloat16 moves them by up to 0.05."""
+MARGIN = 0.25
+"""In standard deviations of the logits; the highest of 151936 is about 4.4 above a random one."""
 PREFILL_TOKENS = 1 << 16
 VOCAB_SIZE = QWEN3["vocab_size"]
 DEVICE = torch.device("cuda")
@@ -189,7 +189,7 @@ def check(bench: Bench, engine: Engine) -> Row:
     eager, _ = run(bench.engine(cuda_graphs=False, num_blocks=8_000)[0], bodies)
     differing = sum(captured[i] != eager[i] for i in range(len(bodies)))
     row = agreement(bench.peer, bodies[:8], captured)
-    row |= {"requests_that_differ_from_eager": differing, "margin": MARGIN}
+    row["requests_that_differ_from_eager"] = differing
     row["passed"] = differing == 0 and row["worst_gap"] <= MARGIN
     return row
 

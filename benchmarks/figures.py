@@ -74,11 +74,7 @@ def _check(row: dict[str, Any]) -> str:
     """What was compared; raises where it failed."""
     if not row["passed"]:
         raise RuntimeError(f"greedy tokens are wrong: {row}")
-    return (
-        f"{row['tokens']} greedy tokens within {row['worst_gap']} of transformers' highest logit, "
-        f"margin {row['margin']}, {row['same_top']:.1%} the highest itself; none of 256 requests "
-        "differs from the engine without graphs"
-    )
+    return f"{_agreement(row)}; none of 256 requests differs from the engine without graphs"
 
 
 def _figures_of(shape: str, name: str, row: dict[str, Any]) -> Iterator[Figure]:
@@ -146,8 +142,12 @@ def _check_over_http(url: str, model: str) -> str:
     if row["worst_gap"] > bench_engine.MARGIN:
         raise RuntimeError(f"greedy tokens are wrong: {row}")
     torch.cuda.empty_cache()
+    return f"over HTTP, {_agreement(row)}"
+
+
+def _agreement(row: dict[str, Any]) -> str:
     return (
-        f"{row['tokens']} greedy tokens over HTTP within {row['worst_gap']} of transformers' "
+        f"{row['tokens']} greedy tokens within {row['worst_gap']} deviations of transformers' "
         f"highest logit, margin {bench_engine.MARGIN}, {row['same_top']:.1%} the highest itself"
     )
 

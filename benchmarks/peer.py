@@ -80,7 +80,12 @@ def peer_step_ms(peer: Any, rows: int, context: int) -> float:
 
 @torch.inference_mode()
 def agreement(peer: Any, bodies: list[Body], tokens: dict[int, list[int]]) -> dict[str, Any]:
-    """How far greedy tokens are from transformers' choice, given the tokens before them."""
+    """How far greedy tokens are from transformers' choice, given the tokens before them.
+
+    Returns:
+        worst_gap: to the highest logit, in standard deviations of the logits.
+        same_top: share of tokens that are the highest itself. tokens: how many.
+    """
     worst, same, count = 0.0, 0, 0
     for handle, body in enumerate(bodies):
         ids = torch.tensor([body["prompt"] + tokens[handle]], device=peer.device)
@@ -88,7 +93,7 @@ def agreement(peer: Any, bodies: list[Body], tokens: dict[int, list[int]]) -> di
         logits = peer(ids).logits[0, start:-1].float()
         chosen = logits.gather(1, ids[0, start + 1 :, None])[:, 0]
         gaps = logits.max(dim=-1).values - chosen
-        worst = max(worst, float(gaps.max()))
+        worst = max(worst, float((gaps / logits.std(dim=-1)).max()))
         same += int((gaps == 0).sum())
         count += len(gaps)
     return {"worst_gap": round(worst, 4), "same_top": round(same / count, 4), "tokens": count}

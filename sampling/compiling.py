@@ -32,10 +32,12 @@ def compiling_together() -> Iterator[None]:
 
         return launch
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-        with triton.AsyncCompileMode(pool), _launching(collect):
+    threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+    with threads, triton.AsyncCompileMode(threads):
+        with _launching(collect):
             yield
-        list(pool.map(_load, kernels))
+        for kernel in kernels:
+            _load(kernel)
 
 
 @contextlib.contextmanager
@@ -50,7 +52,10 @@ def _launching(collect: Callable[[Any, Any], Callable[..., None]]) -> Iterator[N
 
 
 def _load(kernel: Any) -> None:
-    """Make the launcher, a C compiler's work, and bring the kernel to the GPU."""
+    """Make the launcher, a C compiler's work, and bring the kernel to the GPU.
+
+    One at a time: launchers are C modules of one name, and a thread may find another's.
+    """
     compiled = kernel.result() if hasattr(kernel, "result") else kernel
     assert compiled.run is not None
 
