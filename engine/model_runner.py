@@ -11,14 +11,15 @@ import torch
 
 from engine.attention.base import AttentionBackend
 from engine.batch import InputBatch, RequestRows, make_batch
-from engine.buffers import HostCopy, HostStream, InlineLauncher, is_device_lost, to_device
+from engine.buffers import HostCopy, HostStream, InlineLauncher, is_device_lost
 from engine.cuda_graphs import DecodeGraphs
 from engine.models.base import CausalLM
 from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
 from engine.request import Int32Array, LogprobArrays
 from engine.scoring_plan import ScoringPlan
 from engine.scoring_runner import LaunchedScoring, issue_scoring
-from sampling.logprobs import LogprobsOutput, prompt_logprobs
+from sampling.logprobs import LogprobsOutput
+from sampling.prompt_logprobs import PromptScorer
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
 
@@ -152,22 +153,20 @@ class ModelRunner:
         assert wanted is not None
         start = int(batch.attention.query_starts_np[span.row_idx])
         row = int(plan.rows[span.row_idx])
-        ids = np.array(wanted.token_ids, dtype=np.int64)
-        explicit_ids = to_device(ids, hidden.device) if len(ids) else None
+        scorer = PromptScorer(
+            span.choice.request.params,
+            wanted.mode,
+            wanted.num_top,
+            wanted.token_ids,
+            vocab_size=self._model.vocab_size,
+            history=self._rows.token_ids[row],
+        )
         chunk = max(1, PROMPT_LOGITS_BYTES // (4 * self._model.vocab_size))
         parts = []
         for first in range(start + span.first, start + span.last, chunk):
             tokens = slice(first, min(first + chunk, start + span.last))
-            targets = self._rows.token_ids[row, batch.positions[tokens] + 1]
-            parts.append(
-                prompt_logprobs(
-                    self._model.logits(hidden[tokens]),
-                    targets,
-                    num_top=wanted.num_top,
-                    explicit_ids=explicit_ids,
-                    mode=wanted.mode,
-                )
-            )
+            position = int(plan.starts[span.row_idx]) + first - start + 1
+            parts.append(scorer(self._model.logits(hidden[tokens]), position))
         return LogprobsOutput(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 

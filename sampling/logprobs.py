@@ -21,7 +21,6 @@ from torch import Tensor
 from sampling import logprob_kernels
 from sampling.logit_kernels import Source
 from sampling.logprob_kernels import MAX_TOP
-from sampling.params import LogprobsMode
 from sampling.race import log_sum_exp, tile_stats
 from sampling.race_kernels import pick
 from sampling.rows import LOGPROBS, NORMALIZED, NUM_FLOATS, NUM_INTS
@@ -86,20 +85,19 @@ def prompt_logprobs(
     *,
     num_top: int = 0,
     explicit_ids: Tensor | None = None,
-    mode: LogprobsMode = "raw_logprobs",
+    normalized: bool = True,
 ) -> LogprobsOutput:
-    """The same for prompt positions, each with the prompt token that follows it.
+    """The same for prompt positions, each with the prompt token that follows it, unprocessed.
 
     Args:
         logits: [N, width], the model's at N positions.
         target_ids: int32 or int64 [N], the tokens that follow.
         num_top: K.
         explicit_ids: int32 or int64 [J] for all positions alike, or [N, J].
-        mode: nothing processes a prompt's logits, so the processed modes report the raw values.
+        normalized: report logprobs, else logits.
     """
     if explicit_ids is not None:
         explicit_ids = explicit_ids.expand(len(logits), -1)
-    normalized = mode.endswith("logprobs")
     if logits.is_cuda and HAS_TRITON and num_top <= MAX_TOP:
         return prompt_kernels(logits, target_ids, num_top, explicit_ids, normalized)
     logits = logits.float()

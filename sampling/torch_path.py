@@ -42,13 +42,16 @@ FLOAT32_MAX = torch.finfo(torch.float32).max
 Indices = npt.NDArray[np.int64]
 
 
-def draw(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Drawn:
+def draw(
+    logits: Tensor, batch: SamplingBatch, rows: SamplingRows, *, scored_ids: Tensor | None = None
+) -> Drawn:
     """Run masks, bias, penalties, temperature, filters and the race.
 
     Args:
         logits: [n, width >= vocab_size], any float dtype and row stride; not written.
         batch: the rows they belong to.
         rows: their parameters, flushed.
+        scored_ids: int32 or int64 [n], tokens to report instead of those drawn.
     """
     flags = rows.flags_np[batch.rows_np]
     raw = logits[:, : rows.vocab_size].float()
@@ -63,7 +66,8 @@ def draw(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Drawn:
     token_ids = _draw(values, maxima, last, flags, batch, rows).int().masked_fill_(bad, 0)
     logprobs = None
     if batch.needs.logprobs:
-        logprobs = _report(raw, values, last, flags, token_ids, batch, rows)
+        reported_ids = token_ids if scored_ids is None else scored_ids
+        logprobs = _report(raw, values, last, flags, reported_ids, batch, rows)
     if batch.needs.penalized:
         penalized = torch.from_numpy(flags & PENALIZED != 0)
         rows.counts.add(batch.rows, token_ids, penalized & ~bad)
@@ -175,7 +179,7 @@ def _report(
     batch: SamplingBatch,
     rows: SamplingRows,
 ) -> LogprobsOutput:
-    """The logprobs of drawn tokens, each row in its mode."""
+    """The logprobs of tokens int [n], each row in its mode."""
     reported, offsets = reported_values(raw, values, last, flags, batch, rows)
     return gather_logprobs(
         reported,

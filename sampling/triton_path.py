@@ -24,11 +24,13 @@ def draw(
     batch: SamplingBatch,
     rows: SamplingRows,
     flashinfer: FlashInfer | None = None,
+    *,
+    scored_ids: Tensor | None = None,
 ) -> Drawn:
     """As `torch_path.draw`; extra memory is O(n * tiles), but for rows FlashInfer draws.
 
     Args:
-        logits, batch, rows: as for `torch_path.draw`.
+        logits, batch, rows, scored_ids: as for `torch_path.draw`.
         flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host.
     """
     needs, edited = batch.needs, batch.needs.edited
@@ -46,7 +48,7 @@ def draw(
             stats,
             cuts,
             picked.offsets,
-            picked.token_ids,
+            picked.token_ids if scored_ids is None else scored_ids,
             num_top=needs.num_top,
             explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
             edited=edited,

@@ -63,8 +63,7 @@ def test_plain_rows(width: int, k: int, normalized: bool, device: torch.device) 
     tokens = torch.tensor([width // 2, width - 1])
     ids = torch.randint(-1, width + 1, (2, 5), generator=torch.Generator().manual_seed(1))
     mine = prompt_kernels(x.to(device), tokens.to(device), k, ids.to(device), normalized)
-    mode = "raw_logprobs" if normalized else "raw_logits"
-    same(mine, prompt_logprobs(x, tokens, num_top=k, explicit_ids=ids, mode=mode))
+    same(mine, prompt_logprobs(x, tokens, num_top=k, explicit_ids=ids, normalized=normalized))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

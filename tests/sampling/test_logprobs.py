@@ -67,7 +67,9 @@ def make_ids(n: int, width: int, count: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits"])
 def test_values_equal_the_float64_reference(width: int, k: int, mode: LogprobsMode) -> None:
     x, tokens, explicit = make_logits(5, width), make_ids(5, width, 1)[:, 0], make_ids(5, width, 9)
-    out = prompt_logprobs(x, tokens.int(), num_top=k, explicit_ids=explicit, mode=mode)
+    out = prompt_logprobs(
+        x, tokens.int(), num_top=k, explicit_ids=explicit, normalized=mode == "raw_logprobs"
+    )
     assert out.top_ids.shape == (5, min(k, width))
     assert (out.ranks.dtype, out.top_ids.dtype) == (torch.int32, torch.int32)
     check(out, reference(x, tokens, k, explicit, mode == "raw_logprobs"))
@@ -147,7 +149,7 @@ def test_large_logits_lose_nothing() -> None:
 def test_shared_explicit_ids_of_prompt_positions() -> None:
     x, targets = make_logits(6, 300), make_ids(6, 300, 1)[:, 0]
     ids = torch.tensor([4, 4, 299])
-    out = prompt_logprobs(x, targets, explicit_ids=ids, mode="processed_logits")
+    out = prompt_logprobs(x, targets, explicit_ids=ids, normalized=False)
     assert torch.equal(out.explicit, x[:, ids])
     assert torch.equal(out.chosen, x.gather(1, targets[:, None])[:, 0])
     assert out.top_ids.shape == (6, 0)
