@@ -138,10 +138,12 @@ def test_output(mode: LogprobsMode, logits: torch.Tensor, history: torch.Tensor)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", range(len(CASES)))
 @pytest.mark.parametrize("device", DEVICES)
-def test_prompt(mode: LogprobsMode, case: int, logits: torch.Tensor, history: torch.Tensor) -> None:
-    params, first = CASES[case], 3
-    scorer = PromptScorer(params, mode, TOP, IDS, vocab_size=VOCAB, history=history)
-    out = scorer(logits[first:PROMPT], first)
+def test_prompt(
+    mode: LogprobsMode, case: int, device: str, logits: torch.Tensor, history: torch.Tensor
+) -> None:
+    params, first, known = CASES[case], 3, history.to(device)
+    scorer = PromptScorer(params, mode, TOP, IDS, vocab_size=VOCAB, history=known)
+    out = scorer(logits[first:PROMPT].to(device), first)
     tables = [
         wanted(logits[at].numpy(), history[:at].numpy(), at, params, mode)
         for at in range(first, PROMPT)
