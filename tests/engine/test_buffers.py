@@ -83,3 +83,14 @@ def test_a_cuda_error_loses_the_device_and_others_do_not() -> None:
     assert is_device_lost(torch.AcceleratorError("CUDA error: an illegal memory access"))
     assert not is_device_lost(torch.OutOfMemoryError("out of memory"))
     assert not is_device_lost(IndexError("index 7 is out of bounds"))
+
+
+def test_a_library_may_be_the_first_to_report_a_lost_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def synchronize() -> None:
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert is_device_lost(RuntimeError("Triton Error [CUDA]: device-side assert triggered"))

@@ -1,0 +1,33 @@
+"""Building an engine: what it says of what it cannot do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine import build
+
+
+class _Uncapturable:
+    """A model whose code looks at values on the host, as mixtures of experts do."""
+
+    def __init__(self, *parts: Any) -> None:
+        pass
+
+    def capture(self) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nand much more")
+
+
+def test_steps_that_cannot_be_captured_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "DecodeGraphs", _Uncapturable)
+    part: Any = None
+    parts = build._Parts(part, part, part, part, part)
+    assert parts._graphs(part) is None
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        "decode steps run without CUDA graphs: operation not permitted when stream is capturing"
+    )
