@@ -6,7 +6,7 @@ Prints a line a case and last a JSON line {"gpu", "copy_gb_per_s", "figures": [.
 {name, value, unit, sense, must, bound, command, check}. The bound is the time one read of the
 logits takes at the bandwidth of a large copy, measured in the same run. The check compares tokens
 with those of the sampler in plain torch on the CPU, which the tests compare with the float64
-reference.
+reference; beside it stand what torch and FlashInfer take, and the memory of a draw.
 """
 
 from __future__ import annotations
@@ -193,15 +193,16 @@ def measured(case: Case, gb_per_s: float) -> Iterator[dict[str, Any]]:
     draw = partial(triton_path.draw, logits, batch, rows)
     value = graph_us(draw)
     peers = {
-        "torch_race_us": round(graph_us(partial(torch_race, logits)), 1),
-        "flashinfer_us": flashinfer_us(logits, case.params),
-        "extra_mb": round(extra_bytes(draw) / 1e6, 1),
-        "logits_mb": round(logits.nbytes / 1e6, 1),
+        "torch's race": graph_us(partial(torch_race, logits)),
+        "FlashInfer": flashinfer_us(logits, case.params),
     }
+    beside = ", ".join(f"{name} {us:.1f} µs" for name, us in peers.items() if us is not None)
+    megabytes = f"{extra_bytes(draw) / 1e6:.1f} MB beside the logits' {logits.nbytes / 1e6:.1f}"
     wrong = mismatches(logits, case.params)
-    print(case.name, f"{value:.1f} µs", f"{value / bound:.2f} reads", peers, flush=True)
+    print(f"{case.name}: {value:.1f} µs, {value / bound:.2f} reads; {beside}", flush=True)
     must = case.must if case.num_rows == 1 or case.must is None else case.must * bound
-    yield _figure(case.name, value, must, bound, f"{wrong} of {CHECKED_ROWS} tokens differ")
+    check = f"{wrong} of {CHECKED_ROWS} tokens differ; {beside}; {megabytes}"
+    yield _figure(case.name, value, must, bound, check)
 
 
 def penalties(gb_per_s: float) -> Iterator[dict[str, Any]]:
@@ -213,7 +214,7 @@ def penalties(gb_per_s: float) -> Iterator[dict[str, Any]]:
         batch, rows = make_batch(*WIDE, params, DEVICE)
         times.append(graph_us(partial(triton_path.draw, logits, batch, rows)))
     extra = times[1] - times[0]
-    print("penalties", times, flush=True)
+    print(f"penalties: {times[1]:.1f} µs, without {times[0]:.1f} µs", flush=True)
     wrong = mismatches(logits, PENALIZED)
     name = "penalties on every row, extra, 256x151936"
     yield _figure(name, extra, 2 * bound, bound, f"{wrong} of {CHECKED_ROWS} tokens differ")

@@ -4,7 +4,7 @@ What the figures are is in `benchmarks.figures`; here each gets the git tree ids
 `engine/` it was measured on. Figures that were not measured keep what they were; the file's own
 `trees` moves when all were.
 
-    python -m benchmarks.record --parts qwen3-0.6b,qwen3-8b,serving:qwen3-0.6b,serving:qwen3-8b
+    python -m benchmarks.record --parts sampling,qwen3-0.6b,qwen3-8b,serving:qwen3-0.6b
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 from benchmarks.figures import Figure, engine_figures, serving_figures
+from benchmarks.sampling_figures import sampling_figures
 
 OUTPUT = Path(__file__).parent / "h200.json"
-PARTS = "qwen3-0.6b,qwen3-8b,serving:qwen3-0.6b,serving:qwen3-8b"
+PARTS = "sampling,qwen3-0.6b,qwen3-8b,serving:qwen3-0.6b,serving:qwen3-8b"
 PACKAGES = ("torch", "triton", "flashinfer-python", "transformers")
 
 
@@ -72,6 +74,14 @@ def report(made: list[Figure]) -> bool:
     return passed
 
 
+def measured(part: str) -> Iterator[Figure]:
+    """The figures of one part."""
+    if part == "sampling":
+        return sampling_figures()
+    kind, _, shape = part.rpartition(":")
+    return serving_figures(shape) if kind else engine_figures(shape)
+
+
 def main() -> int:
     """Measure the parts asked for; the exit status is 1 where a figure is not what it must be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -83,8 +93,7 @@ def main() -> int:
     measured_on = trees(args)
     made: list[Figure] = []
     for part in args.parts.split(","):
-        kind, _, shape = part.rpartition(":")
-        for each in serving_figures(shape) if kind else engine_figures(shape):
+        for each in measured(part):
             made.append(each)
             write(args.output, made, measured_on)
     return 0 if report(made) else 1
