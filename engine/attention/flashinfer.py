@@ -22,8 +22,9 @@ WORKSPACE_BYTES = 256 << 20
 MIN_CAPABILITY = 8
 """Ampere."""
 HEAD_DIMS = (64, 128, 256)
-IN_FLIGHT = 2
-"""A plan lies in pinned memory until its copy has run; the step before may not have come so far."""
+IN_FLIGHT = 4
+"""A plan lies in pinned memory until its copy has run. When a step is launched, the one before it
+may not have come so far, and a turn may launch two: one of choices, one of scoring."""
 
 
 class Kind(NamedTuple):
