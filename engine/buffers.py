@@ -97,7 +97,7 @@ def is_device_lost(error: Exception) -> bool:
     """
     if isinstance(error, torch.AcceleratorError):
         return True
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
         torch.cuda.synchronize()
