@@ -17,6 +17,7 @@ from server.errors import ApiError
 from server.fragments import MINUS_INFINITY, TokenFragments, dump
 from server.logprobs import LogprobWriter
 from server.packed import packed
+from server.schema.replies import CompletionReply
 from tests.fakes import BOS, EOS, VOCAB_SIZE, FakeEngine, byte_tokenizer, says, value_row
 from tests.server.conftest import Site, in_process
 
@@ -305,7 +306,9 @@ class TestPacked:
     async def test_holds_what_json_holds(self, site: Site, extra: dict[str, Any]) -> None:
         extra = {**extra, "logprob_token_ids": [5, 263], "prompt_logprobs": 1,
                  "prompt_logprob_token_ids": [7]}  # fmt: skip
-        choice = (await site.complete(**{**self.body, **extra}))["choices"][0]
+        reply = await site.complete(**{**self.body, **extra})
+        CompletionReply.model_validate(reply)
+        choice = reply["choices"][0]
         plain = await site.complete(**{**self.body, **extra, "logprobs_format": "json"})
         wanted = plain["choices"][0]
         got, want = choice["logprobs"], wanted["logprobs"]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from engine.request import Finish
+from server.schema.replies import GenerativeScoringReply, ScoreReply
 from tests.fakes import BOS, VOCAB_SIZE, FakeEngine, value_row
 from tests.server.conftest import MODEL, Site, error_of, eventually, in_process, on_a_port
 
@@ -52,6 +53,12 @@ class TestReplies:
             assert reply["scores"][i] == pytest.approx(p, rel=1e-6)
             assert reply["label_logprobs"][i] == pytest.approx(np.log(p), abs=1e-6)
             assert np.exp(reply["other_logprob"][i]) == pytest.approx(1 - p.sum(), rel=1e-6)
+
+    @pytest.mark.parametrize("form", ["json", "packed"])
+    async def test_replies_are_as_described(self, site: Site, form: str) -> None:
+        whole = await post(site, "/generative_scoring", logprobs_format=form)
+        GenerativeScoringReply.model_validate(whole)
+        ScoreReply.model_validate(await post(site, "/v1/score", logprobs_format=form))
 
     async def test_softmax_as_asked(self, site: Site) -> None:
         p = np.exp(table(5))[[70, 71]]
