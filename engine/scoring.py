@@ -84,6 +84,7 @@ class Scoring:
         self._in_flight: _Step | None = None
         self._launched: _Step | None = None
         self._turn = 0
+        self._promised = 0
         self.num_bad = 0
         self.num_failed = 0
         self.num_tokens = 0
@@ -124,12 +125,15 @@ class Scoring:
 
     def launch(self) -> None:
         """Launch a step of whatever can be computed now."""
+        self._promised = self._num_promised()
         self._admit()
         rows: list[Rows] = []
         parts: list[_Part] = []
         borrowed: list[int] = []
         budget = self._max_tokens
         for work in self._in_turn():
+            if not budget:
+                break
             first, spent = work.num_planned, len(rows)
             budget = self._fill(work, rows, borrowed, budget)
             if len(rows) > spent:
@@ -180,7 +184,7 @@ class Scoring:
         work.values[there] = result.values[mine, :width]
         work.others[there] = result.others[mine]
         if not work.num_read and self._prefix_caching:  # the query was computed clean
-            for block, block_hash in zip(work.blocks, work.hashes(self._block_size), strict=True):
+            for block, block_hash in zip(work.blocks, work.hashes, strict=True):
                 self._pool.register(block, block_hash)
         work.num_read += part.count
         if work.num_read == len(work.others):
@@ -218,10 +222,10 @@ class Scoring:
 
     def _admit_one(self, work: ScoringWork) -> bool:
         pool, size = self._pool, self._block_size
-        shared = pool.match(work.hashes(size)) if self._prefix_caching else []
+        shared = pool.match(work.hashes) if self._prefix_caching else []
         num_query, num_spare = work.shared_len // size, -(-work.longest // size)
         need = num_query - len(shared) + num_spare
-        if need > pool.num_free - pool.num_idle(shared) - self._num_promised():
+        if need > pool.num_free - pool.num_idle(shared) - self._promised:
             return False
         pool.share(shared)
         granted = pool.grant(need)
@@ -286,7 +290,7 @@ class Scoring:
             return 0
         num_blocks = -(-lens // self._block_size)
         own = spare[: int(num_blocks[0])]
-        available = max(self._pool.num_free - self._num_promised(), 0)
+        available = max(self._pool.num_free - self._promised, 0)
         count = min(
             int(np.searchsorted(np.cumsum(lens), budget, side="right")),
             int(np.searchsorted(np.cumsum(num_blocks) - len(own), available, side="right")),

@@ -21,7 +21,7 @@ class ScoringWork:
         shared_len: tokens of the query's full blocks, which all items share.
         token_ids: int32, item after item, each with the rest of the query in front.
         lens: int64 [N], tokens of each. starts: int64 [N], where each begins in `token_ids`.
-        blocks: of the shared tokens. spare: enough for the longest item.
+        hashes: of the shared blocks. blocks: those blocks. spare: enough for the longest item.
         num_computed: shared tokens planned (or found computed).
         next_item: first item that is not planned whole. num_split: tokens of it that are planned.
         num_planned, num_read: positions read, by steps planned and read back.
@@ -38,6 +38,7 @@ class ScoringWork:
     starts: Int64Array
     values: Float32Array
     others: Float32Array
+    hashes: list[bytes]
     blocks: list[int] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -70,6 +71,7 @@ class ScoringWork:
             starts=starts,
             values=np.zeros((num_read, request.id_lists.shape[1]), dtype=np.float32),
             others=np.zeros(num_read, dtype=np.float32),
+            hashes=block_hashes(query[:shared_len], block_size),
         )
 
     @property
@@ -86,10 +88,6 @@ class ScoringWork:
     def planned(self) -> bool:
         """Whether every item is computed by a step that was launched."""
         return self.next_item == len(self.lens)
-
-    def hashes(self, block_size: int) -> list[bytes]:
-        """Of the shared blocks."""
-        return block_hashes(self.request.query_token_ids[: self.shared_len], block_size)
 
     def query_rows(self, count: int) -> Rows:
         """The next `count` tokens of the query's shared part."""

@@ -1,0 +1,235 @@
+"""Scoring beside a prefill of the same tokens, and what logprobs cost.
+
+    python -m benchmarks.bench_scoring                          # the demo model on the CPU
+    python -m benchmarks.bench_scoring --shape qwen3-0.6b       # random weights on the GPU
+
+Without HTTP: one scoring request of many items that share a query, and prefills of as many tokens
+as its items have. With HTTP: the same request, and separate requests of one label each; requests
+with and without `logprobs=5` in turns. Every pass has fresh prompts; the best counts. Prints a
+line a measurement; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from benchmarks.bench_serving import load, serving
+from benchmarks.shapes import QWEN3, SHAPES, write_shape
+from benchmarks.workloads import Body, make_workload
+from demo import MODEL_FOLDER
+from engine.build import build_engine
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.request import Finish, ItemScores, Request, ScoringRequest
+from sampling.params import SamplingParams
+
+DEMO = "demo"
+REPEAT = 3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much work: a GPU's, or what two CPU cores do in seconds."""
+
+    vocab_size: int
+    query_len: int
+    num_items: int
+    item_len: int
+    prompt_len: int
+    num_requests: int
+    step_tokens: int
+    num_choices: int
+    generation: Body
+
+    @property
+    def item_tokens(self) -> int:
+        return self.num_items * self.item_len
+
+
+def sizes_of(shape: str) -> Sizes:
+    """The issue's sizes on a GPU; a tenth of the items and requests on the demo model."""
+    if shape == DEMO:
+        short = {"max_tokens": 64, "min_tokens": 64}
+        return Sizes(8192, 1024, 200, 32, 200, 200, 2048, 32, short)
+    return Sizes(QWEN3["vocab_size"], 1024, 2000, 32, 512, 2000, 8192, 256, {})
+
+
+def make_engine(model: str, sizes: Sizes) -> Engine:
+    """Random weights of a shape, or the demo model."""
+    dummy = "auto" if model == str(MODEL_FOLDER) else "dummy"
+    return build_engine(
+        EngineConfig(
+            model=ModelConfig(model=model, load_format=dummy, max_model_len=2048),
+            cache=CacheConfig(memory_utilization=0.5),
+            scheduler=SchedulerConfig(max_step_tokens=sizes.step_tokens),
+        )
+    )
+
+
+def prefill_s(engine: Engine, sizes: Sizes, prompt_len: int, seed: int) -> float:
+    """Seconds for as many tokens as the items have, in prompts that share nothing."""
+    rng = np.random.default_rng(seed)
+    shape = (sizes.item_tokens // prompt_len, prompt_len)
+    prompts = rng.integers(10, sizes.vocab_size - 10, shape).astype(np.int32)
+    began = time.perf_counter()
+    for handle, prompt in enumerate(prompts):
+        params = SamplingParams(temperature=0.0)
+        engine.submit(
+            b"", Request(handle=handle, prompt_token_ids=prompt, params=params, max_tokens=1)
+        )
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - began
+
+
+def scoring_s(engine: Engine, sizes: Sizes, seed: int) -> float:
+    """Seconds for one request of all items."""
+    rng = np.random.default_rng(seed)
+    counts = np.full(sizes.num_items, sizes.item_len, dtype=np.int32)
+    query, items = (
+        rng.integers(10, sizes.vocab_size - 10, size).astype(np.int32)
+        for size in (sizes.query_len, sizes.item_tokens)
+    )
+    request = ScoringRequest(
+        handle=0,
+        query_token_ids=query,
+        item_token_ids=items,
+        item_lens=counts,
+        num_read=np.ones_like(counts),
+        id_lists=np.array([[5000, 6000]], dtype=np.int32),
+    )
+    ended: list[ItemScores] = []
+    began = time.perf_counter()
+    engine.score(b"", request)
+    while engine.has_work:
+        for _, output in engine.step():
+            ended += output.item_scores
+    seconds = time.perf_counter() - began
+    if [scores.finish for scores in ended] != [Finish.LENGTH]:
+        raise RuntimeError(f"the request failed: {ended}")
+    return seconds
+
+
+def without_http(model: str, sizes: Sizes) -> dict[str, float]:
+    """The engine alone."""
+    engine = make_engine(model, sizes)
+    found: dict[str, float] = {}
+    for name, measure in (
+        (
+            f"prefill_prompts_of_{sizes.prompt_len}",
+            lambda i: prefill_s(engine, sizes, sizes.prompt_len, i),
+        ),
+        (
+            f"prefill_prompts_of_{sizes.item_len}",
+            lambda i: prefill_s(engine, sizes, sizes.item_len, i),
+        ),
+        ("scoring", lambda i: scoring_s(engine, sizes, i)),
+    ):
+        found[f"{name}_s"] = round(min(measure(i) for i in range(REPEAT + 1)), 4)
+    plain = found[f"prefill_prompts_of_{sizes.prompt_len}_s"]
+    found["scoring_over_prefill"] = round(found["scoring_s"] / plain, 3)
+    engine = None  # type: ignore[assignment]
+    gc.unfreeze()  # the memory is the server's now
+    gc.collect()
+    return found
+
+
+async def gscore(url: str, sizes: Sizes, seed: int) -> float:
+    """Seconds for one `/generative_scoring` request of all items."""
+    rng = np.random.default_rng(100 + seed)
+
+    def ids(*shape: int) -> Any:
+        return rng.integers(10, sizes.vocab_size - 10, shape).tolist()
+
+    body = {
+        "query": ids(sizes.query_len),
+        "items": ids(sizes.num_items, sizes.item_len),
+        "label_token_ids": [5000, 6000],
+    }
+    timeout = aiohttp.ClientTimeout(total=900)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        began = time.perf_counter()
+        async with session.post(f"{url}/generative_scoring", json=body) as reply:
+            answer = await reply.json()
+        seconds = time.perf_counter() - began
+    if reply.status != 200 or len(answer["data"]) != sizes.num_items:
+        raise RuntimeError(str(answer)[:300])
+    return seconds
+
+
+def separate(url: str, name: str, sizes: Sizes) -> float:
+    """Requests a second of a workload of one label each."""
+    passes = []
+    for attempt in range(REPEAT):
+        bodies = make_workload(name, sizes.vocab_size, attempt)[: sizes.num_requests]
+        passes.append(asyncio.run(load(url, bodies, 1024))["requests_per_s"])
+    return max(passes)
+
+
+def logprobs_share(url: str, sizes: Sizes, extra: Body) -> dict[str, float]:
+    """Throughput with `logprobs=5` over that without, in turns: the machine's moods hit both."""
+    rates: dict[str, list[float]] = {"none": [], "logprobs": []}
+    for attempt in range(REPEAT + 2):
+        for name in rates:
+            bodies = [
+                body | sizes.generation | extra | ({"logprobs": 5} if name == "logprobs" else {})
+                for body in make_workload("temp", sizes.vocab_size, attempt, sizes.num_choices)
+            ]
+            rates[name].append(asyncio.run(load(url, bodies, 1024))["output_tokens_per_s"])
+    found = {name: max(values) for name, values in rates.items()}
+    return {**found, "share": round(found["logprobs"] / found["none"], 3)}
+
+
+def with_http(model: str, sizes: Sizes, workloads: list[str]) -> dict[str, Any]:
+    """The server over a socket."""
+    flags = ["--max-num-batched-tokens", str(sizes.step_tokens)]
+    flags += ["--disable-uvicorn-access-log"]
+    if model != str(MODEL_FOLDER):
+        flags += ["--load-format", "dummy"]
+    found: dict[str, Any] = {}
+    with serving(model, *flags) as url:
+        for name in workloads:
+            if name == "gscore":
+                times = [asyncio.run(gscore(url, sizes, i)) for i in range(REPEAT + 1)]
+                found["gscore_s"] = round(min(times), 4)
+            elif name == "logprobs":
+                found["logprobs, T 0.8"] = logprobs_share(url, sizes, {})
+                found["logprobs, T 0.8, top-p 0.95"] = logprobs_share(url, sizes, {"top_p": 0.95})
+            else:
+                found[f"{name}_requests_per_s"] = separate(url, name, sizes)
+            print(json.dumps(found), flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=[DEMO, *SHAPES], default=DEMO)
+    parser.add_argument("--workloads", default="gscore,score,score-prefix,logprobs")
+    parser.add_argument("--no-http", action="store_true")
+    args = parser.parse_args()
+    sizes = sizes_of(args.shape)
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(MODEL_FOLDER)
+        if args.shape != DEMO:
+            model = str(write_shape(args.shape, Path(folder)))
+        results: dict[str, Any] = {"shape": args.shape, **without_http(model, sizes)}
+        print(json.dumps(results), flush=True)
+        if not args.no_http:
+            results |= with_http(model, sizes, args.workloads.split(","))
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
