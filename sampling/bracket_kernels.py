@@ -31,7 +31,6 @@ from sampling.triton_support import constexpr, jit, tl, triton
 SAMPLED = 8192  # tokens of a row looked at to place the bracket
 
 _SAMPLED, _MASS_ERROR = constexpr(SAMPLED), constexpr(MASS_ERROR)
-_BINS = constexpr(2048)
 LOWEST_ORDER = constexpr(-2139095040)  # of the lowest finite float32
 _SPREAD = constexpr(5.0)  # standard deviations between the sample's estimate and the bracket
 
@@ -169,56 +168,68 @@ def _bracket(
     edited: tl.constexpr,
     second: tl.constexpr,
 ):
-    """Two orders between which the cut probably lies, from a histogram of the sample.
+    """Two orders between which the cut probably lies.
 
-    By mass, what lies below a value is estimated, since light tokens make a steady estimate; by
-    count, what lies at and above it. A token of a bin weighs between what its edges would.
+    The variance of a sum of weights sampled at a low rate is the sum of their squares. By mass,
+    the sum is of what lies below the cut, since light tokens make a steady estimate; by count, of
+    what lies at and above it. How far the sample may be off is judged at its own cut.
     """
     values = _sample(source, i, num_tiles, complete, edited)
-    inside = order(values) >= limit
-    bottom = tl.min(tl.where(inside, values, top), 0)
-    width = tl.minimum(top - bottom, 3.0e38) / _BINS
-    bins = tl.where(inside, values - bottom, 0.0) * (1.0 / tl.maximum(width, 1.2e-38))
-    bins = tl.minimum(bins, _BINS - 1.0).to(tl.int32)
-    counts = tl.histogram(bins, _BINS, mask=inside).to(tl.float32)
-
     scale = scale_of(temperature)
+    inside = order(values) >= limit
+    weights = tl.where(by_mass, tl.exp2((values - top) * scale), 1.0)
     rate = 1.0
     if not complete:
         rate = 1.0 * _SAMPLED / source.vocab_size
     mass = _row_mass(stats, i, top, temperature, num_tiles, padded_tiles).to(tl.float32) * rate
     if not second:  # what the limit forbids is in the masses still
-        mass -= tl.sum(tl.where(inside, 0.0, tl.exp2((values - top) * scale)), 0)
+        mass -= tl.sum(tl.where(inside, 0.0, weights), 0)
     wanted = tl.where(by_mass, (1.0 - top_p).to(tl.float32) * mass, top_k.to(tl.float32) * rate)
-
-    edge = tl.arange(0, _BINS) + 1  # the upper ones
-    fewest, most = _measures(counts, (edge - _BINS) * width, width, scale, by_mass, complete)
-    surely = tl.where(by_mass, most <= wanted, fewest >= wanted)  # the cut is not below the edge
-    low = tl.maximum(tl.max(tl.where(surely, edge, 0), 0) - 1, 0)  # a bin for what rounding moved
-    surely = tl.where(by_mass, fewest >= wanted, most < wanted)  # the cut is not above it
-    high = tl.min(tl.where(surely, edge + 1, _BINS), 0)
-    return order(bottom + low * width), order(bottom + high * width)
+    weights = tl.where(inside, weights, 0.0)
+    below = tl.where(by_mass, wanted, tl.sum(weights, 0) - wanted)
+    bottom = tl.min(tl.where(inside, values, top), 0)
+    value = _own_cut(values, weights, below, bottom, top)
+    spread = tl.where(by_mass, below, wanted) * _MASS_ERROR
+    if not complete:
+        squares = tl.sum(tl.where(values < value, weights * weights, 0.0), 0)
+        weight = tl.where(by_mass, tl.exp2((value - top) * scale), 1.0)
+        spread = _SPREAD * tl.sqrt(tl.where(by_mass, squares, wanted)) + 3.0 * weight
+    spread += tl.where(by_mass, 0.0, 0.5)
+    return _widened(values, weights, value, below - spread, below + spread, bottom, top)
 
 
 @jit
-def _measures(counts, gaps, width, scale, by_mass, complete: tl.constexpr):
-    """Bounds of the sample's measure below (mass) or above (count) each bin's upper edge, `gaps`
-    from the top.
+def _own_cut(values, weights, below, bottom, top):
+    """The sample's cut: where `below` of its weight lies below it, nearly."""
+    low, high = bottom, top
+    for _ in range(11):
+        value = low + 0.5 * (high - low)
+        under = tl.sum(tl.where(values < value, weights, 0.0), 0) <= below
+        low, high = tl.where(under, value, low), tl.where(under, high, value)
+    return low
 
-    The variance of a sum of weights sampled at a low rate is the sum of their squares.
-    """
-    heaviest = tl.where(by_mass, tl.exp2(gaps * scale), 1.0)
-    lightest = tl.where(by_mass, tl.exp2((gaps - width) * scale), 1.0)
-    most = tl.cumsum(counts * heaviest, 0)
-    fewest = tl.cumsum(counts * lightest, 0)
-    squares = tl.cumsum(counts * heaviest * heaviest, 0)
-    if by_mass == 0:
-        num = tl.sum(counts, 0)
-        most, fewest, squares = num - most, num - fewest, num - squares
-    spread = most * _MASS_ERROR
-    if not complete:
-        spread = _SPREAD * tl.sqrt(squares) + 3.0 * heaviest
-    return fewest - spread, most + spread
+
+@jit
+def _widened(values, weights, value, least, most, bottom, top):
+    """Orders of two values, one with at most `least` of the weight below it, one with at least
+    `most`, or the ends; not much further from `value` than they must be."""
+    step = tl.maximum((top - bottom) / 2048.0, 1.0e-30)
+    low, high = value, value
+    low_step, high_step = step, step
+    under, over = step < 0.0, step < 0.0
+    while ((low > bottom) & (under == 0)) | ((high < top) & (over == 0)):
+        step *= 2.0
+        low_step, high_step = tl.where(under, low_step, step), tl.where(over, high_step, step)
+        low, high = tl.maximum(value - low_step, bottom), tl.minimum(value + high_step, top)
+        under = tl.sum(tl.where(values < low, weights, 0.0), 0) <= least
+        over = tl.sum(tl.where(values < high, weights, 0.0), 0) >= most
+    for _ in tl.static_range(2):  # the last steps may have been too long by half
+        low_step, high_step = 0.5 * low_step, 0.5 * high_step
+        higher, lower = low + 0.5 * low_step, high - 0.5 * high_step
+        under = tl.sum(tl.where(values < higher, weights, 0.0), 0) <= least
+        over = tl.sum(tl.where(values < lower, weights, 0.0), 0) >= most
+        low, high = tl.where(under, higher, low), tl.where(over, lower, high)
+    return order(low), order(high)
 
 
 @jit

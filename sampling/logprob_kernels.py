@@ -22,6 +22,7 @@ from sampling import rows
 from sampling.filter_kernels import order, rank_key, value_of
 from sampling.logit_kernels import FLAGS, NUM_FLOATS, NUM_INTS, TILE, Source, load_raw, processed
 from sampling.noise import TILE as TILE_WIDTH
+from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from sampling.race_kernels import Cuts
 from sampling.tile_kernels import TileStats
 from sampling.triton_support import constexpr, jit, tl, triton
@@ -29,7 +30,7 @@ from sampling.triton_support import constexpr, jit, tl, triton
 MAX_TOP = 128  # longer top lists are left to `sampling.logprobs`
 CHUNK, PIECE = 64, 8
 TOP_LANES = (8, 32, MAX_TOP)
-GIVEN_LANES = 2 * rows.MAX_LOGPROB_TOKEN_IDS
+GIVEN_LANES = 2 * MAX_LOGPROB_TOKEN_IDS
 
 _CHUNK, _CHUNKS = constexpr(CHUNK), constexpr(TILE_WIDTH // CHUNK)
 _PIECE, _PIECES = constexpr(PIECE), constexpr(CHUNK // PIECE)

@@ -62,18 +62,18 @@ def _log_sum(maxima, masses, temperature):
     return top, tl.log(tl.sum(masses * tl.exp(gaps), 0))
 
 
-@jit(do_not_specialize=["filtered", "reported", "elsewhere"])
+@jit(do_not_specialize=["elsewhere"])
 def _pick_kernel(
     source,
     stats,
     cuts,
     picked,
     num_tiles,
-    filtered,
-    reported,
     elsewhere,
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
+    filtered: tl.constexpr,
+    reported: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     tile_ids = tl.arange(0, padded_tiles)
@@ -99,13 +99,13 @@ def _pick_kernel(
         keys = tl.where(masses > 0, keys / masses, float("inf"))
         tile = _first(keys == tl.min(keys, 0), tile_ids, 0)
         tile = tl.minimum(tile, num_tiles - 1)  # a bad row must read its own
-        token = _race(source, cuts, filtered, tile, rate, i, position, choice, seed, edited)
+        token = _race(source, cuts, tile, rate, i, position, choice, seed, edited, filtered)
     else:
         token = _greedy(source, maxima, top, i, edited)
     token = tl.where(bad, 0, token)
     tl.store(picked.token_ids + i, token)
     tl.store(picked.bad + i, bad)
-    if reported != 0:
+    if reported:
         raw_maxima = tl.load(stats.raw_maxima + at, mask=inside, other=float("-inf"))
         raw_masses = tl.load(stats.raw_masses + at, mask=inside, other=0.0)
         raw_top, offset = _log_sum(raw_maxima, raw_masses, 1.0)
@@ -120,7 +120,6 @@ def _pick_kernel(
 def _race(
     source,
     cuts,
-    filtered,
     tile,
     rate,
     i,
@@ -128,6 +127,7 @@ def _race(
     choice,
     seed,
     edited: tl.constexpr,
+    filtered: tl.constexpr,
 ):
     """The winner of a tile's tokens at rate = 1 / T."""
     token_ids = tile * TILE + tl.arange(0, TILE)
@@ -136,7 +136,7 @@ def _race(
     if edited:
         values = processed(values, token_ids, source, i, tile, tile + 1)
     keys *= tl.exp((tl.max(values, 0) - values).to(tl.float64) * rate)
-    if filtered != 0:
+    if filtered:
         cut = tl.load(cuts.thresholds + i)
         last = tl.load(cuts.last_ids + i)
         kept = (values > cut) | ((values == cut) & (token_ids <= last))
@@ -190,11 +190,11 @@ def pick(
         cuts or Cuts(stats.maxima, picked.token_ids),
         picked,
         num_tiles,
-        int(cuts is not None),
-        int(reported),
         elsewhere,
         padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
         edited=edited,
+        filtered=cuts is not None,
+        reported=reported,
         num_warps=num_warps,
         enable_fp_fusion=False,
     )

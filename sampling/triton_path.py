@@ -6,6 +6,7 @@ from torch import Tensor
 
 from sampling.batch import Drawn, SamplingBatch
 from sampling.bracket_kernels import bracket
+from sampling.cut_kernels import cut_within
 from sampling.filter_kernels import head
 from sampling.flashinfer import FlashInfer
 from sampling.logit_kernels import Source
@@ -14,7 +15,6 @@ from sampling.logprobs import LogprobsOutput
 from sampling.penalty_kernels import count_tokens
 from sampling.race_kernels import Cuts, pick
 from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
-from sampling.scan_kernels import cut_within
 from sampling.search_kernels import search
 from sampling.tile_kernels import TileStats, tile_pass
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -30,6 +30,14 @@ __all__ = [
 
 HAS_TRITON = triton is not None
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@overload
+def jit(function: Callable[..., Any]) -> Any: ...
+
+
+@overload
+def jit(*, do_not_specialize: list[str]) -> Callable[[Callable[..., Any]], Any]: ...
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling import bracket_kernels, filter_kernels, scan_kernels, search_kernels, torch_path
+from sampling import bracket_kernels, cut_kernels, filter_kernels, search_kernels, torch_path
 from sampling.batch import SamplingBatch
 from sampling.filters import cut
 from sampling.logit_kernels import Source
@@ -112,7 +112,7 @@ def check(logits: Tensor, device: torch.device, *, forced: bool) -> int:
         if forced:
             break
         brackets = bracket_kernels.bracket(source, stats, cuts, scratch, edited=True, second=second)
-        scan_kernels.cut_within(source, stats, cuts, scratch, brackets, edited=True, second=second)
+        cut_kernels.cut_within(source, stats, cuts, scratch, brackets, edited=True, second=second)
     left = int(scratch.undecided.count_nonzero())
     search_kernels.search(source, stats, cuts, scratch, edited=True)
     ours = Cut(cuts.thresholds.cpu(), cuts.last_ids.cpu().long())
