@@ -24,6 +24,7 @@ from engine.models.base import CausalLM
 from engine.models.loader import eos_token_ids, load_model
 from engine.plan import Runner
 from sampling.compiling import on_compilation
+from sampling.flashinfer import UnavailableError
 from sampling.logprob_kernels import MAX_TOP
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
@@ -81,8 +82,10 @@ def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
         )
     try:
         return Sampler(sampler_config(config), rows)
+    except UnavailableError as error:
+        raise ConfigError(f"TAILRACE_USE_FLASHINFER_SAMPLER=1: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"TAILRACE_USE_FLASHINFER_SAMPLER: {error}") from error
+        raise ConfigError(str(error)) from error
 
 
 def assemble(
@@ -104,7 +107,8 @@ def assemble(
     sampler = make_sampler(config.sampling, sampling_rows)
     on_compilation(None)
     with _timed("warming up the sampler"):
-        sampler.warm_up(max_rows)  # before memory is measured and graphs are captured
+        # Before memory is measured and graphs are captured.
+        sampler.warm_up(max_rows, max_top=config.sampling.max_logprobs)
     parts = _Parts(model, rows, sampling_rows, sampler, device)
     with _timed("measuring memory"):
         num_blocks, max_model_len = _size_cache(config, parts, max_model_len)

@@ -8,6 +8,7 @@ of application only "top_k_first" is this package's distribution.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 from typing import Any, Literal
@@ -35,6 +36,10 @@ _TEMPERATURE, _LOG_MIN_P = constexpr(rows_module.TEMPERATURE), constexpr(rows_mo
 _LOG2_E = constexpr(1.4426950408889634)
 
 
+class UnavailableError(ValueError):
+    """FlashInfer's sampler is insisted on where it cannot draw; the message says why."""
+
+
 def obstacle(device: torch.device) -> str | None:
     """Why FlashInfer's sampler cannot run on a device, None if it can."""
     if device.type != "cuda":
@@ -51,32 +56,43 @@ def choose(use: Use, *, use_fp64_gumbel: bool, device: torch.device) -> FlashInf
     """FlashInfer where it may be used; whether it then is depends on the timing under "auto".
 
     Raises:
-        ValueError: `use` is "always" and FlashInfer cannot run on the device.
+        UnavailableError: `use` is "always" and FlashInfer cannot run on the device.
     """
     reason = obstacle(device)
+    if reason is None and use != "never" and not use_fp64_gumbel:
+        try:
+            return FlashInfer(device)
+        except (ImportError, OSError, RuntimeError) as error:  # no compiler, nothing built ahead
+            reason = f"FlashInfer's sampler cannot be loaded: {str(error).strip().splitlines()[0]}"
     if use == "always" and reason is not None:
-        raise ValueError(reason)
-    if use_fp64_gumbel:
-        if use == "always":
-            logger.warning("float64 noise is promised: FlashInfer's sampler serves no row")
+        raise UnavailableError(reason)
+    if device.type != "cuda":
         return None
     if use == "never":
-        if device.type == "cuda":
-            logger.info("FlashInfer's sampler is switched off")
-        return None
-    if reason is not None:
-        if device.type == "cuda":
-            logger.warning("%s: the native sampler serves every row", reason)
-        return None
-    return FlashInfer(device)
+        _log_once(logging.INFO, "FlashInfer's sampler is switched off")
+    elif not use_fp64_gumbel:
+        _log_once(logging.WARNING, f"{reason}: the native sampler serves every row")
+    elif use == "always":
+        _log_once(logging.WARNING, "float64 noise is promised: FlashInfer's sampler serves no row")
+    return None
+
+
+@functools.cache
+def _log_once(level: int, message: str) -> None:
+    logger.log(level, message)
 
 
 class FlashInfer:
-    """Draws the rows marked `FLASHINFER`, from its own random seed."""
+    """Draws the rows marked `FLASHINFER`, from its own random seed.
+
+    Loads its kernels when it is made, and builds them then if they are not built; raises
+    ImportError, OSError or RuntimeError where that is not possible.
+    """
 
     def __init__(self, device: torch.device) -> None:
         from flashinfer import sampling
 
+        sampling.get_sampling_module()
         self._sample: Any = sampling.top_k_top_p_sampling_from_logits
         self._generator = torch.Generator(device)
         self._generator.seed()

@@ -22,9 +22,6 @@ from sampling.race import TileStats, race, tile_stats
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 
-MAX_ROWS = 65_535
-"""Of a batch: CUDA's limit on the second dimension of a grid."""
-
 
 class Draws(Protocol):
     """Draws one token from softmax(logits) for each position."""
@@ -169,7 +166,7 @@ def batches_of(
         width: numbers worked on for each position; the vocabulary if None.
     """
     numbers = 1 << (28 if rows.device.type == "cuda" else 20)
-    size = min(max(1, numbers // max(width or rows.vocab_size, TILE)), MAX_ROWS)
+    size = max(1, numbers // max(width or rows.vocab_size, TILE))
     for part in torch.split(positions, size):
         rows_np = np.zeros(len(part), dtype=np.int32)
         yield SamplingBatch(

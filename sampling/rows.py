@@ -197,7 +197,7 @@ class SamplingRows:
         return SamplingNeeds(
             flags=int(np.bitwise_or.reduce(flags, initial=0)),
             greedy=bool((flags & RANDOM == 0).any()),
-            num_top=min(_bucket(num_top, _TOP_BUCKETS), self.vocab_size),
+            num_top=min(rounded_top(num_top), self.vocab_size),
             num_explicit=_bucket(
                 int(self._num_explicit_np[rows_np].max(initial=0)), _EXPLICIT_BUCKETS
             ),
@@ -222,6 +222,11 @@ def _flags(params: SamplingParams, top_k: int, num_edits: int) -> int:
     flags |= EDITED * (num_edits > 0) | PENALIZED * params.penalized
     flags |= LOGPROBS * reports | PROCESSED * processed
     return flags | NORMALIZED * (reports and params.logprobs_mode.endswith("logprobs"))
+
+
+def rounded_top(num_top: int) -> int:
+    """Length of the top lists of a batch that asks for at most `num_top`."""
+    return _bucket(num_top, _TOP_BUCKETS)
 
 
 def _bucket(size: int, buckets: tuple[int, ...]) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sampling import flashinfer, torch_path, triton_path, warm_up
 from sampling.batch import SamplingBatch
 from sampling.compiling import compiling_together
+from sampling.logprob_kernels import MAX_TOP
 from sampling.logprobs import LogprobsOutput
 from sampling.rows import FLASHINFER, RANDOM, SamplingNeeds, SamplingRows
 from sampling.triton_support import kernels_run_on
@@ -64,19 +65,22 @@ class Sampler:
         self._uses_flashinfer = self._flashinfer is not None and config.flashinfer == "always"
         self.rows_by_path: Counter[str] = Counter(native=0, flashinfer=0, greedy=0)
 
-    def warm_up(self, num_rows: int, dtype: torch.dtype = torch.float32) -> None:
+    def warm_up(
+        self, num_rows: int, *, max_top: int = MAX_TOP, dtype: torch.dtype = torch.float32
+    ) -> None:
         """Compile what draws may need; under "auto", choose by time who draws top-k and top-p.
 
         Call it on CUDA before graphs are captured and requests served; it does nothing on a CPU.
 
         Args:
             num_rows: rows of a large batch.
+            max_top: top tokens a request may ask for.
             dtype: of the logits.
         """
         if self._rows.device.type != "cuda":
             return
         with compiling_together():
-            warm_up.compile_kernels(self._rows, dtype)
+            warm_up.compile_kernels(self._rows, dtype, max_top)
         if self._flashinfer is None:
             return
         native_ms, flashinfer_ms = warm_up.race_of_samplers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 
 from sampling import triton_path
 from sampling.batch import SamplingBatch
-from sampling.flashinfer import FlashInfer
+from sampling.flashinfer import FlashInfer, scaled_logits
+from sampling.logit_kernels import Source
 from sampling.logprob_kernels import TOP_LANES
 from sampling.logprobs import prompt_kernels
 from sampling.params import SamplingParams
@@ -24,27 +26,35 @@ from sampling.rows import (
     TWICE_FILTERED,
     SamplingNeeds,
     SamplingRows,
+    rounded_top,
 )
+from sampling.tile_kernels import tile_pass
 
 
-def compile_kernels(like: SamplingRows, dtype: torch.dtype) -> None:
-    """Launch every kernel that draws and prompt logprobs can need, each once.
+def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> None:
+    """Launch every kernel that draws, FlashInfer's too, and prompt logprobs can need.
 
     Args:
         like: rows whose vocabulary, device and strides those of requests will be.
         dtype: of the logits.
+        max_top: top tokens a request may ask for.
     """
     batch, rows = _batch(1, SamplingParams(), like)
+    tops = TOP_LANES[: bisect.bisect_left(TOP_LANES, rounded_top(max_top)) + 1]
     logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
     stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
     for chosen in itertools.product((0, 1), repeat=len(stages)):
         flags = RANDOM + sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
-        for num_top in (0, *TOP_LANES) if chosen[-1] else (0,):
+        for num_top in (0, *tops) if chosen[-1] else (0,):
             top = min(num_top, like.vocab_size)
             needs = SamplingNeeds(flags, greedy=False, num_top=top, num_explicit=0)
             wanted = SamplingBatch(batch.rows, batch.positions, batch.rows_np, needs)
             triton_path.draw(logits, wanted, rows)
-    for num_top in TOP_LANES:
+    source = Source.of(logits, batch, rows)
+    stats = tile_pass(source, edited=False, peaked=False, reported=False)
+    for edited in (False, True):
+        scaled_logits(source, stats, batch.positions, edited=edited)
+    for num_top in (0, *tops):
         target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
         prompt_kernels(logits, target_ids, num_top, None, normalized=True)
 

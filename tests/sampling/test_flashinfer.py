@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
 import types
 from typing import Any
 
 import pytest
 import torch
 
+from engine.build import make_sampler
+from engine.config import ConfigError, SamplingConfig
 from sampling import flashinfer, warm_up
 from sampling import sampler as sampler_module
-from sampling.flashinfer import choose, obstacle
+from sampling.flashinfer import UnavailableError, choose, obstacle
 from sampling.params import SamplingParams
 from sampling.rows import FLASHINFER, SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
@@ -24,9 +27,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A GPU of compute capability 9.0 with FlashInfer installed, as far as `choose` looks."""
     fake = types.ModuleType("flashinfer")
     fake.sampling = types.SimpleNamespace(  # type: ignore[attr-defined]
-        top_k_top_p_sampling_from_logits=lambda *args, **kwargs: None
+        top_k_top_p_sampling_from_logits=lambda *args, **kwargs: None,
+        get_sampling_module=lambda: None,
     )
-    monkeypatch.setitem(__import__("sys").modules, "flashinfer", fake)
+    flashinfer._log_once.cache_clear()
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: fake)
     monkeypatch.setattr(torch, "Generator", lambda device: types.SimpleNamespace(seed=lambda: 1))
@@ -55,23 +60,51 @@ def test_it_is_chosen_where_it_can_run(gpu: pytest.MonkeyPatch, use: Any) -> Non
 
 def test_never_is_logged_once(gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert choose("never", use_fp64_gumbel=False, device=CUDA) is None
+        for _ in range(2):
+            assert choose("never", use_fp64_gumbel=False, device=CUDA) is None
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
 def test_insisting_where_it_cannot_run_is_an_error(gpu: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="CUDA"):
+    with pytest.raises(UnavailableError, match="CUDA"):
         choose("always", use_fp64_gumbel=False, device=CPU)
-    gpu.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    with pytest.raises(ValueError, match=r"7\.0"):
+    gpu.setattr(flashinfer.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="package flashinfer-python"):
         choose("always", use_fp64_gumbel=False, device=CUDA)
+    gpu.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    with pytest.raises(UnavailableError, match=r"compute capability 7\.0"):
+        choose("always", use_fp64_gumbel=False, device=CUDA)
+
+
+def test_insisting_in_vain_is_an_error_at_the_start(gpu: pytest.MonkeyPatch) -> None:
+    rows = make_rows(SamplingParams())
+    rows.device = CUDA
+    gpu.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    wanted = r"TAILRACE_USE_FLASHINFER_SAMPLER=1: .* compute capability 7\.0"
+    with pytest.raises(ConfigError, match=wanted):
+        make_sampler(SamplingConfig(flashinfer="always"), rows)
+
+
+def test_kernels_that_cannot_be_loaded(
+    gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no nvcc\nand much more")
+
+    gpu.setattr(sys.modules["flashinfer"].sampling, "get_sampling_module", fail)
+    with pytest.raises(UnavailableError, match=r"cannot be loaded: no nvcc$"):
+        choose("always", use_fp64_gumbel=False, device=CUDA)
+    for _ in range(2):
+        assert choose("auto", use_fp64_gumbel=False, device=CUDA) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_auto_warns_once_on_cuda_and_is_silent_on_the_cpu(
     gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu.setattr(flashinfer.importlib.util, "find_spec", lambda name: None)
-    assert choose("auto", use_fp64_gumbel=False, device=CUDA) is None
+    for _ in range(2):
+        assert choose("auto", use_fp64_gumbel=False, device=CUDA) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     caplog.clear()
     with caplog.at_level(logging.INFO):
