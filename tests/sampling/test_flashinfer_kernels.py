@@ -19,6 +19,7 @@ from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 from sampling.statistics import chi_square
 from sampling.triton_support import INTERPRETED
+from tests.sampling.environment import config_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
@@ -56,7 +57,7 @@ def test_it_draws_the_eligible_rows_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
     fake = types.ModuleType("flashinfer")
     fake.sampling = types.SimpleNamespace(  # type: ignore[attr-defined]
-        top_k_top_p_sampling_from_logits=sample
+        top_k_top_p_sampling_from_logits=sample, get_sampling_module=lambda: None
     )
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
     wishes: list[dict[str, Any]] = [
@@ -89,12 +90,42 @@ def test_it_draws_the_eligible_rows_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert given[2].isfinite().all()
 
 
-def gpu_sampler(wishes: list[dict[str, Any]], vocab_size: int) -> tuple[Sampler, SamplingBatch]:
+def gpu_sampler(
+    wishes: list[dict[str, Any]], vocab_size: int, config: SamplerConfig | None = None
+) -> tuple[Sampler, SamplingBatch]:
     device = torch.device("cuda")
     if (reason := obstacle(device)) is not None:
         pytest.skip(reason)
     batch, rows = make_batch(wishes, device, vocab_size)
-    return Sampler(SamplerConfig(flashinfer="always"), rows), batch
+    return Sampler(config or SamplerConfig(flashinfer="always"), rows), batch
+
+
+@pytest.mark.gpu
+def test_the_environment_chooses_who_draws() -> None:
+    config = config_on(torch.device("cuda"))
+    sampler, batch = gpu_sampler([{"top_k": 5}, {"top_k": 5, "seed": 1}], 1000, config)
+    sampler(torch.randn(2, 1000, device="cuda"), batch)
+    elsewhere = 1 if config.flashinfer == "always" else 0
+    assert sampler.rows_by_path == {"native": 2 - elsewhere, "flashinfer": elsewhere, "greedy": 0}
+
+
+@pytest.mark.gpu
+def test_rows_beside_flashinfers_are_drawn_as_without_it() -> None:
+    wishes: list[dict[str, Any]] = [
+        {"top_k": 50},
+        {"top_k": 50, "seed": 1},
+        {},
+        {"top_p": 0.9, "logit_bias": {3: 5.0}},
+        {"temperature": 0.0},
+        {"top_k": 20, "logprobs": 2, "logprobs_mode": "processed_logprobs"},
+    ]
+    logits = torch.randn(len(wishes), 5000, device="cuda")
+    drawn = []
+    for use in ("never", "always"):
+        sampler, batch = gpu_sampler(wishes, 5000, SamplerConfig(flashinfer=use))
+        drawn.append(sampler(logits, batch).token_ids[[1, 2, 4, 5]])
+    assert sampler.rows_by_path == {"native": 3, "flashinfer": 2, "greedy": 1}
+    assert torch.equal(*drawn)
 
 
 @pytest.mark.gpu
@@ -116,30 +147,3 @@ def test_its_frequencies_are_those_of_top_k_then_top_p() -> None:
     outcome = chi_square(counts, expected, odds=1e-6)
     assert outcome.p_value > 1e-6, outcome
     assert sampler.rows_by_path["flashinfer"] == num_draws
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("seed", [None, 5], ids=["flashinfer", "native"])
-def test_bad_rows_fail_alone(seed: int | None) -> None:
-    vocab_size = 32768
-    wish = {"top_k": 50, "top_p": 0.9, "seed": seed}
-    sampler, batch = gpu_sampler([wish] * 8, vocab_size)
-    clean = torch.randn(8, vocab_size, generator=torch.Generator().manual_seed(4)).cuda()
-    logits = clean.clone()
-    top = clean.argmax(1)
-    logits[0] = torch.nan
-    logits[1, :16] = torch.nan
-    logits[2, top[2]] = torch.nan
-    logits[3, 9] = torch.inf
-    logits[4, 9:12] = torch.inf
-    logits[5, 9:12] = -torch.inf  # a mask, and legal
-    logits[6] = -torch.inf
-    logits[7, 3], logits[7, 4] = torch.nan, torch.inf
-    output = sampler(logits, batch)
-    assert output.bad.tolist() == [True] * 5 + [False, True, True]
-    assert output.token_ids[output.bad].eq(0).all()
-    assert 0 <= int(output.token_ids[5]) < vocab_size
-    control = sampler(clean, batch)
-    assert not control.bad.any()
-    if seed is not None:
-        assert output.token_ids[5] == control.token_ids[5]

@@ -1,0 +1,17 @@
+"""The sampler's configuration as a server would find it in the environment."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.build import sampler_config
+from sampling.sampler import SamplerConfig
+from server.configure import engine_config
+from server.settings import load_settings
+
+
+def config_on(device: torch.device) -> SamplerConfig:
+    """On CUDA what TAILRACE_USE_FLASHINFER_SAMPLER makes of it: `make test-gpu` sets 0, then 1."""
+    if device.type != "cuda":
+        return SamplerConfig()
+    return sampler_config(engine_config(load_settings({})).sampling)
