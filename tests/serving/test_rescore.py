@@ -15,7 +15,10 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from demo import MODEL_FOLDER
 from tests.serving.process import Server, serve
 
 PROMPTS = ["def main():\n", "import os\nimport sys\n\n\nclass Reader:\n    def ", "x"]
@@ -122,3 +125,29 @@ def test_nothing_is_generated_with_max_tokens_0(server: Server) -> None:
             assert np.shape(choice["logprob_token_ids"]["logprobs"]) == (1, 2)
             count = 3 if "echo" in extra else 0
             assert len(choice["logprobs"]["token_logprobs"]) == count
+
+
+def test_requests_of_evaluation_harnesses(server: Server) -> None:
+    """Lists of ids, echo, one token drawn; they slice the columns and compare floats exactly."""
+    tokenizer = AutoTokenizer.from_pretrained(MODEL_FOLDER)
+    model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
+    pairs = [("import os\n", "import sys\n"), ("def f(", "self):\n"), ("for i in", " zebra")]
+    contexts = [tokenizer(context).input_ids for context, _ in pairs]
+    wholes = [c + tokenizer(t).input_ids for c, (_, t) in zip(contexts, pairs, strict=True)]
+    body = {"prompt": wholes, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    reply = httpx.post(f"{server.url}/v1/completions", json=body | {"seed": 1234}, timeout=120)
+    for whole, context, choice in zip(wholes, contexts, reply.json()["choices"], strict=True):
+        with torch.inference_mode():
+            table = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
+        want = table[:-1].gather(1, torch.tensor(whole)[1:, None])[:, 0].numpy()
+        logprobs, start = choice["logprobs"], len(context)
+        values, tops = logprobs["token_logprobs"], logprobs["top_logprobs"]
+        assert len(values) == len(whole) + 1
+        assert values[0] is None
+        np.testing.assert_allclose(values[start:-1], want[start - 1 :], atol=1e-4)
+        is_greedy = all(
+            value == max(top.values())
+            for value, top in zip(values[start:-1], tops[start:-1], strict=True)
+        )
+        best = table[start - 1 : -1].argmax(-1).tolist()
+        assert is_greedy == (best == whole[start:])
