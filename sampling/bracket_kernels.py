@@ -202,7 +202,7 @@ def _bracket(
 def _own_cut(values, weights, below, bottom, top):
     """The sample's cut: where `below` of its weight lies below it, nearly."""
     low, high = bottom, top
-    for _ in range(11):
+    for _ in range(10):
         value = low + 0.5 * (high - low)
         under = tl.sum(tl.where(values < value, weights, 0.0), 0) <= below
         low, high = tl.where(under, value, low), tl.where(under, high, value)
@@ -213,7 +213,7 @@ def _own_cut(values, weights, below, bottom, top):
 def _widened(values, weights, value, least, most, bottom, top):
     """Orders of two values, one with at most `least` of the weight below it, one with at least
     `most`, or the ends; not much further from `value` than they must be."""
-    step = tl.maximum((top - bottom) / 2048.0, 1.0e-30)
+    step = tl.maximum((top - bottom) / 512.0, 1.0e-30)
     low, high = value, value
     low_step, high_step = step, step
     under, over = step < 0.0, step < 0.0

@@ -131,7 +131,9 @@ def _finish_kernel(
     num_equal = tl.where(wide, tl.sum(num_equal, 1), num_inside)
     kept_equal, last_id = _keep_equal(source, row, i, cut, needed, num_equal, padded_tiles, edited)
     scale = scale_of(row.temperature)
-    weights = tl.where(orders > cut, tl.exp2((value_of(orders) - peak) * scale), 0.0)
+    if row.by_mass == 0:  # they weighed 1 each
+        weights = tl.exp2((value_of(orders) - peak) * scale)
+    weights = tl.where(orders > cut, weights, 0.0)
     kept = tl.sum(tl.reshape(weights, (padded_tiles, room)), 1)
     kept += kept_equal * tl.exp2((value_of(cut) - peak) * scale)
     masses += tl.where(kept > 0, kept * tl.exp2((peak - maxima) * scale), 0.0)
