@@ -6,15 +6,12 @@ from typing import Literal
 
 import msgspec
 
+from engine.errors import ConfigError as ConfigError  # speculation's config raises it too
 from sampling.params import LogprobsMode
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 FlashInferSampler = Literal["auto", "always", "never"]
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be served; the message names it, its limit and its value."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

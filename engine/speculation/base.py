@@ -8,12 +8,13 @@ graph, and leaves k drafts for each row that drew. Nothing of it is known to the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from engine.attention.base import AttentionInputs
+from engine.attention.base import AttentionInputs, AttentionSpec
 from sampling.batch import SamplingBatch
 
 
@@ -63,11 +64,21 @@ class Drafter(Protocol):
         feature_layers: layers of the target whose outputs it reads, in order; usually none.
         draft_logits: float32 [max_rows + 1, k, vocab_size], one slot a row and draft step, after
             temperature and hard masks (-inf outside them); None where drafts are one-hot.
+        attention_specs: of its own layers, for the size of their cache; none for n-grams.
     """
 
     num_tokens: int
     feature_layers: tuple[int, ...]
     draft_logits: torch.Tensor | None
+    attention_specs: Sequence[AttentionSpec]
+
+    def allocate(self, num_blocks: int) -> None:
+        """Give it a KV cache of so many blocks, zeros, in place of the one it has.
+
+        Called before the first `propose` and never once a graph holds it. A block takes
+        `KVCache.bytes_per_block(attention_specs, block_size, dtype of the target)`.
+        """
+        ...
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         """The drafts int32 [L, k]; -1 where there is none, which verification always refuses.
