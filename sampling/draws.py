@@ -74,6 +74,12 @@ class Distribution(NamedTuple):
         probs = (log_masses - log_mass).exp()
         return cls(logits, temperature, cut, maxima, probs, highest, log_mass)
 
+    def select(self, index: Tensor) -> Distribution:
+        """The rows `index` int64 [m]."""
+        cut = self.cut and Cut(*(column[index] for column in self.cut))
+        logits, temperature, _, *rest = self
+        return Distribution(logits[index], temperature[index], cut, *(x[index] for x in rest))
+
     def log_probs(self, token_ids: Tensor) -> Tensor:
         """float64, as `token_ids` int64 [n, m]; -inf outside the vocabulary, the mask, the cut."""
         x = self.logits.gather(1, token_ids.clamp(max=self.logits.shape[1] - 1))
