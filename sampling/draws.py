@@ -99,25 +99,26 @@ def draft_distribution(logits: Tensor) -> Distribution:
     return Distribution.of(logits, logits.new_ones(len(logits), dtype=torch.float64))
 
 
-def draft_draw(draft: Distribution, key: NoiseKey, depth: int) -> Tensor:
-    """Draft tokens from q, int64 [n]; the highest where the draft's temperature is 0.
+def draw(distribution: Distribution, key: NoiseKey, purpose: Purpose, depth: int = 0) -> Tensor:
+    """One token a row, int64 [n], in range; the highest where the temperature is 0.
 
     Args:
-        draft: q.
-        key: positions are those of the step's first draft.
-        depth: how many drafts of the step precede this one.
+        distribution: q, or whatever else is to be drawn from.
+        key: positions as the purpose has them.
+        purpose: which stream of noise.
+        depth: how many drafts of the step precede this one, for `Purpose.DRAFT`.
     """
 
     def weigh(token_ids: Tensor) -> Tensor:
-        return draft.log_probs(token_ids).exp()
+        return distribution.log_probs(token_ids).exp()
 
-    width = draft.logits.shape[1]
-    drawn = _two_level(draft.tile_probs, weigh, width, key, Purpose.DRAFT, depth)
-    return torch.where(draft.temperature > 0.0, drawn, draft.greedy())
+    width = distribution.logits.shape[1]
+    drawn = _two_level(distribution.tile_probs, weigh, width, key, purpose, depth)
+    return torch.where(distribution.temperature > 0.0, drawn, distribution.greedy())
 
 
 def acceptance_uniforms(key: NoiseKey, depth: int) -> Tensor:
-    """float64 [n] in (0, 1); `key` and `depth` as for `draft_draw`."""
+    """float64 [n] in (0, 1); `key` positions are those of the step's first draft."""
     return uniforms(key, 0, 1, stream(Purpose.ACCEPT, depth=depth))[:, 0]
 
 
@@ -134,7 +135,8 @@ def accept(
         draft_ids: int64 [n], x.
         target: p.
         draft: q; None where the drafts are one-hot.
-        key, depth: as for `draft_draw`.
+        key: positions are those of the step's first draft.
+        depth: how many drafts of the step precede this one.
     """
     x = draft_ids[:, None]
     ratio = target.log_probs(x)

@@ -44,7 +44,8 @@ def draft_draws(config: SamplerConfig, device: torch.device) -> Draws:
                 drawn, _ = draw_kernels.draft_draw(spread, batch, rows, greedy, DRAFT_DEPTH)
             else:
                 key = rows.noise_key(batch.rows, batch.positions)
-                drawn = draws.draft_draw(draft_distribution(spread), key, DRAFT_DEPTH)
+                q = draft_distribution(spread)
+                drawn = draws.draw(q, key, Purpose.DRAFT, DRAFT_DEPTH)
             tokens.append(drawn.cpu().long())
         return torch.cat(tokens)
 

@@ -13,31 +13,23 @@ import torch
 from torch import Tensor
 
 from sampling.batch import Drawn, SamplingBatch
-from sampling.edits import TOKEN, UNTIL, WORD_LEN, WORD_START
 from sampling.filters import cut
 from sampling.logprobs import LogprobsOutput, gather_logprobs
 from sampling.noise import Purpose
-from sampling.penalties import count_drafts, penalize
 from sampling.race import NO_LAST, Cut, greedy, log_sum_exp, race, tile_maxima, tile_stats
 from sampling.rows import (
-    EDITED,
     FILTERED,
-    FREQUENCY,
     LOG_MIN_P,
-    MASKED,
     NORMALIZED,
-    NUM_EDITS,
     PENALIZED,
-    PRESENCE,
     PROCESSED,
-    PROMPT_LEN,
     RANDOM,
-    REPETITION,
     TEMPERATURE,
     TOP_K,
     TOP_P,
     SamplingRows,
 )
+from sampling.torch_edits import process
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
@@ -91,52 +83,6 @@ def prepare(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Process
         bad |= _not_finite(maxima)
     last = _cuts(values, batch, rows) if batch.needs.filtered else None
     return Processed(raw, values, maxima, last, bad)
-
-
-def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """The logits after masks, bias and penalties, float32 [n, vocab_size], a copy."""
-    values = raw.clone()
-    flags = rows.flags_np[batch.rows_np]
-    for i in np.flatnonzero(flags & (MASKED | EDITED)):
-        row = int(batch.rows_np[i])
-        if flags[i] & EDITED:
-            _edit(values[i], row, int(batch.positions[i]), rows)
-        if flags[i] & MASKED:
-            bits = rows.edits.allowed[row][:, None] >> torch.arange(32)
-            allowed = (bits & 1).flatten()[: rows.vocab_size]
-            values[i].masked_fill_(allowed == 0, -torch.inf)
-    penalized = np.flatnonzero(flags & PENALIZED)
-    if len(penalized):
-        index = torch.from_numpy(penalized)
-        own = batch.rows[index]
-        factors = rows.floats[own].float()
-        words = rows.counts.words[own]
-        if batch.depths is not None:
-            count_drafts(words, rows.history[own], batch.positions[index], batch.depths[index])
-        values[index] = penalize(
-            values[index],
-            words,
-            factors[:, REPETITION],
-            factors[:, PRESENCE],
-            factors[:, FREQUENCY],
-        )
-    return values
-
-
-def _edit(values: Tensor, row: int, position: int, rows: SamplingRows) -> None:
-    """Apply a row's biases and the bans in force, in place on float32 [vocab_size]."""
-    num_edits = int(rows.ints[row, NUM_EDITS])
-    num_output = position - int(rows.ints[row, PROMPT_LEN])
-    edits = rows.edits.table[row, :num_edits].long()
-    tokens = edits[:, TOKEN]
-    values.index_add_(0, tokens, rows.edits.bias[row, :num_edits])
-    banned = edits[:, UNTIL] > num_output
-    for i in edits[:, WORD_LEN].nonzero().flatten().tolist():
-        length, start = int(edits[i, WORD_LEN]), int(edits[i, WORD_START])
-        prefix = rows.edits.words[row, start : start + length]
-        if position >= length:
-            banned[i] = torch.equal(rows.history[row, position - length : position], prefix)
-    values[tokens[banned]] = -torch.inf
 
 
 def _not_finite(maxima: Tensor) -> Tensor:

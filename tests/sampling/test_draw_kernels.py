@@ -15,7 +15,7 @@ from sampling.draw_kernels import Draft, Target
 from sampling.draws import Distribution, draft_distribution
 from sampling.filters import cut
 from sampling.logit_kernels import Source
-from sampling.noise import NoiseKey
+from sampling.noise import NoiseKey, Purpose
 from sampling.params import SamplingParams
 from sampling.race import Cut, tile_stats
 from sampling.race_kernels import Cuts
@@ -81,7 +81,7 @@ def test_draft_draws(width: int, device: torch.device) -> None:
     batch, rows = make_batch(width, device)
     drawn, draft = draw_kernels.draft_draw(logits.to(device), batch, rows, greedy.to(device), DEPTH)
     twin = Distribution.of(logits, torch.where(greedy, 0.0, 1.0).double())
-    assert drawn.tolist() == draws.draft_draw(twin, make_key(POSITION), DEPTH).tolist()
+    assert drawn.tolist() == draws.draw(twin, make_key(POSITION), Purpose.DRAFT, DEPTH).tolist()
     expected = make_draft(logits, torch.device("cpu"))
     assert torch.equal(draft.maxima.cpu(), expected.maxima)
     torch.testing.assert_close(draft.masses.cpu(), expected.masses)
