@@ -208,7 +208,12 @@ def _plan(limits: Limits, request: Request, num_rows: int, num_tokens: int) -> S
         epochs=np.zeros(num_rows, dtype=np.int64),
         choices=choices,
         num_prompt_tokens=num_rows * num_tokens,
-        admissions=[Admission(row, choice, 0) for row, choice in enumerate(choices)],
+        num_drafts=0,
+        decodes=np.zeros(num_rows, dtype=np.bool_),
+        proposes=np.zeros(num_rows, dtype=np.bool_),
+        admissions=[
+            Admission(row, choice, 0, limits.max_model_len) for row, choice in enumerate(choices)
+        ],
         grants=[BlockGrant(row, 0, blocks[row].tolist()) for row in range(num_rows)],
     )
     plan.spans = prompt_spans(plan, np.arange(num_rows))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from engine.drafting import draft_stats
 from engine.request import (
     EngineStats,
     Finish,
@@ -25,7 +26,7 @@ from engine.rows import Choice
 from engine.settle import Settled
 
 DEPTH = 16
-"""Tokens a row may hold back; the largest emit_interval that has an effect."""
+"""The largest emit_interval that has an effect."""
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
 
@@ -53,9 +54,10 @@ class _Mail:
 class OutputRing:
     """Holds each row's tokens and logprobs until they are due, then hands them over by frontend."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self._token_ids: Int32Array = np.zeros((max_rows, DEPTH), dtype=np.int32)
+    def __init__(self, max_rows: int, max_new: int = 1) -> None:
+        """`max_new`: tokens a row may draw in one step."""
+        self._shape = (max_rows, DEPTH - 1 + max_new)
+        self._token_ids: Int32Array = np.zeros(self._shape, dtype=np.int32)
         self._held: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self._interval: Int64Array = np.ones(max_rows, dtype=np.int64)
         self._choices: list[Choice | None] = [None] * max_rows
@@ -82,15 +84,21 @@ class OutputRing:
             self._logprobs = self._logprob_ring(num_top, max(width, num_explicit), have)
 
     def push(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
-        """Hold the step's tokens, and their logprobs [num drawing rows of the plan]."""
-        good = settled.finish != Finish.NAN
-        rows, slots = settled.rows[good], self._held[settled.rows[good]]
-        self._token_ids[rows, slots] = settled.token_ids[good]
-        self._held[rows] = slots + 1
-        if logprobs is None:
-            return
+        """Hold the step's tokens, and their logprobs [logit rows of the plan]."""
+        for column in range(int(settled.num_new.max(initial=0))):
+            kept = settled.num_new > column
+            rows = settled.rows[kept]
+            slots = self._held[rows]
+            self._token_ids[rows, slots] = settled.token_ids[kept, column]
+            self._held[rows] = slots + 1
+            if logprobs is not None:
+                self._push_logprobs(rows, slots, logprobs, settled.logit_idx[kept] + column)
+
+    def _push_logprobs(
+        self, rows: Int32Array, slots: Int64Array, logprobs: LogprobArrays, idx: Int64Array
+    ) -> None:
         wanted = self._wants_logprobs[rows]
-        rows, slots, idx = rows[wanted], slots[wanted], settled.result_idx[good][wanted]
+        rows, slots, idx = rows[wanted], slots[wanted], idx[wanted]
         ring = self._logprobs
         ring.chosen[rows, slots] = logprobs.chosen[idx]
         ring.ranks[rows, slots] = logprobs.ranks[idx]
@@ -167,7 +175,7 @@ class OutputRing:
     def _logprob_ring(
         self, num_top: int, num_explicit: int, old: LogprobArrays | None = None
     ) -> LogprobArrays:
-        shape = (self._max_rows, DEPTH)
+        shape = self._shape
         ring = LogprobArrays(
             chosen=np.zeros(shape, dtype=np.float32),
             ranks=np.zeros(shape, dtype=np.int32),
@@ -216,17 +224,23 @@ def _select(arrays: LogprobArrays | None, tokens: npt.NDArray[np.bool_]) -> Logp
 
 def _step_output(letter: _Mail, stats: EngineStats) -> StepOutput:
     parts = letter.parts
+    finish = np.concatenate([_NONE, *[p.finish for p in parts]]).astype(np.uint8)
     choices = [choice for part in parts for choice in part.choices]
     return StepOutput(
         handles=np.array([c.request.handle for c in choices], dtype=np.int64),
         choices=np.array([c.index for c in choices], dtype=np.int32),
         num_new=np.concatenate([_NONE, *[p.num_new for p in parts]]).astype(np.int32),
-        finish=np.concatenate([_NONE, *[p.finish for p in parts]]).astype(np.uint8),
+        finish=finish,
         num_cached=np.array([c.num_cached or 0 for c in choices], dtype=np.int32),
         token_ids=np.concatenate([_NONE, *[p.token_ids for p in parts]]).astype(np.int32),
         logprobs=concat_logprobs([(part.logprobs, len(part.token_ids)) for part in parts]),
         prompt_scores=letter.scores,
         errors={c.request.handle: p.error for p in parts if p.error for c in p.choices},
+        drafts={
+            i: draft_stats(counts)
+            for i in np.flatnonzero(finish).tolist()
+            if (counts := choices[i].drafts) is not None
+        },
         stats=stats,
     )
 

@@ -117,6 +117,21 @@ class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobArrays
 
 
+class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the drafts of a choice, or of all.
+
+    Attributes:
+        num_drafts: steps that verified any.
+        num_draft_tokens: drafts verified. num_accepted: those kept.
+        accepted_at: drafts kept by their place in the step, the first of k first.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted: int
+    accepted_at: tuple[int, ...]
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges after the step, and counters since the engine started."""
 
@@ -131,6 +146,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_computed: int
     nan_rows: int
     sampler_rows: dict[str, int] = {}
+    drafts: DraftStats | None = None
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +163,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
             hold undefined values.
         prompt_scores: of the requests whose prompt was finished by this step.
         errors: handle -> message for entries ended with `Finish.ERROR`.
+        drafts: entry -> what became of the drafts of a choice that ends; none without a drafter.
         stats: the engine's gauges and counters.
     """
 
@@ -159,6 +176,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobArrays | None = None
     prompt_scores: list[PromptScores] = []
     errors: dict[int, str] = {}
+    drafts: dict[int, DraftStats] = {}
     stats: EngineStats
 
 

@@ -21,6 +21,9 @@ def plan() -> StepPlan:
         epochs=none.astype(np.int64),
         choices=[],
         num_prompt_tokens=0,
+        num_drafts=0,
+        decodes=none.astype(np.bool_),
+        proposes=none.astype(np.bool_),
     )
 
 

@@ -1,0 +1,137 @@
+"""Speculation on the device: drafts verified, counted and made anew, eagerly or in a graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.batch import InputBatch, RequestRows
+from engine.buffers import to_device
+from engine.plan import StepPlan
+from engine.speculation.base import Drafter, VerifiedStep
+from sampling.logprobs import LogprobsOutput
+from sampling.rejection import Drafts, Method, verify
+from sampling.rows import SamplingRows
+from sampling.sampler import SamplerOutput, SamplingBatch
+
+
+class Drawn(NamedTuple):
+    """What L rows drew from N logit rows, on the device.
+
+    Attributes:
+        token_ids: int32 [L, 1 + num_drafts]. bad: bool [L].
+        num_new, num_offered, num_accepted: int32 [L], as in `StepResult`; None without drafts.
+        logprobs: of the N logit rows.
+    """
+
+    token_ids: torch.Tensor
+    bad: torch.Tensor
+    num_new: torch.Tensor | None
+    num_offered: torch.Tensor | None
+    num_accepted: torch.Tensor | None
+    logprobs: LogprobsOutput | None
+
+    @classmethod
+    def plainly(cls, drawn: SamplerOutput) -> Drawn:
+        """Of a step without drafts."""
+        return cls(drawn.token_ids[:, None], drawn.bad, None, None, None, drawn.logprobs)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """A drafter and how its drafts are verified.
+
+    Attributes:
+        rates: float64 [k] on the device, for the synthetic method.
+    """
+
+    drafter: Drafter
+    rows: RequestRows
+    sampling_rows: SamplingRows
+    method: Method
+    rates: torch.Tensor | None
+
+    def drafts_of(self, batch: InputBatch) -> Drafts:
+        """What a step's logit rows verify."""
+        num_drafts = torch.zeros(len(batch.draw_rows), dtype=torch.int32, device=self.rows.device)
+        num_drafts[: batch.num_decodes] = self.drafter.num_tokens
+        first = batch.draw_positions[batch.logit_starts]
+        room = (self.rows.limits[batch.draw_rows] - first).clamp(min=1)
+        return Drafts(
+            starts=batch.logit_starts,
+            num_drafts=num_drafts,
+            token_ids=self.rows.drafts[batch.draw_rows],
+            room=room.to(torch.int32),
+            logits=self.drafter.draft_logits,
+        )
+
+    def verify(self, logits: torch.Tensor, batch: SamplingBatch, drafts: Drafts) -> Drawn:
+        """The tokens that stand, and how many of them are drafts."""
+        verified = verify(logits, batch, self.sampling_rows, drafts, self.method, self.rates)
+        k = self.drafter.num_tokens
+        depths = torch.arange(k, dtype=torch.int32, device=logits.device)
+        given = (depths < drafts.num_drafts[:, None]) & (drafts.token_ids >= 0)
+        offered = given & (depths < drafts.room[:, None])
+        kept = given & (depths < verified.num_new[:, None])
+        kept &= verified.token_ids[:, :k] == drafts.token_ids
+        return Drawn(
+            token_ids=verified.token_ids,
+            bad=verified.bad,
+            num_new=verified.num_new,
+            num_offered=offered.sum(1, dtype=torch.int32),
+            num_accepted=kept.sum(1, dtype=torch.int32),
+            logprobs=verified.logprobs,
+        )
+
+    def propose(
+        self,
+        plan: StepPlan,
+        batch: InputBatch,
+        hidden: torch.Tensor,
+        features: torch.Tensor | None,
+        num_new: torch.Tensor | None,
+    ) -> None:
+        """Draft for the rows that the plan says, behind the step that `batch` was."""
+        num_decodes, starts = batch.num_decodes, batch.attention.query_starts.long()
+        last = starts[1:] - 1
+        if num_new is not None:
+            accepted = num_new[:num_decodes].long() - 1
+            last[:num_decodes] = starts[:num_decodes] + accepted.clamp(min=0)
+        step = self._verified_step(plan, batch, hidden, features, last)
+        self.rows.drafts[step.sampling.rows.long()] = self.drafter.propose(step)
+
+    def _verified_step(
+        self,
+        plan: StepPlan,
+        batch: InputBatch,
+        hidden: torch.Tensor,
+        features: torch.Tensor | None,
+        last: torch.Tensor,
+    ) -> VerifiedStep:
+        rows = self.rows
+        draw_rows = to_device(np.flatnonzero(plan.proposes), rows.device)
+        last, row_ids = last[draw_rows], batch.rows[draw_rows]
+        rows_np = plan.rows[plan.proposes]
+        reach = plan.max_seq_len + 2 * self.drafter.num_tokens + 1
+        return VerifiedStep(
+            rows=batch.rows,
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            next_ids=rows.token_ids[batch.token_rows, batch.positions + 1],
+            hidden=hidden,
+            features=features,
+            attention=batch.attention,
+            draw_rows=draw_rows,
+            last=last,
+            sampling=SamplingBatch(
+                rows=row_ids.to(torch.int32),
+                positions=batch.positions[last] + 2,
+                rows_np=rows_np,
+                needs=self.sampling_rows.needs(rows_np),
+            ),
+            limits=rows.limits[row_ids],
+            block_tables=rows.block_tables[row_ids, : -(-reach // rows.block_size)],
+        )
