@@ -26,12 +26,14 @@ class VerifiedStep:
         rows: int64 [R].
         input_ids: int32 [T]. positions: int64 [T]. The query tokens the target computed.
         next_ids: int32 [T], the token that follows each in its row: the next prompt token, the
-            token entered after it, or, behind a row's last accepted token, anything.
+            token entered after it, or, behind a row's last accepted token, anything below
+            vocab_size.
         hidden: [T, hidden_size], the target's, after its final norm.
         features: [T, F], outputs of the target's layers `Drafter.feature_layers` side by side;
             None where it names none.
         attention: lengths, tables and slots of the target's step. The drafter's cache has the same
-            blocks: slot s of a token is its slot in every layer of every cache.
+            blocks: slot s of a token is its slot in every layer of every cache. Tables are as wide
+            as `block_tables`; every row brings at least one token.
         draw_rows: int64 [L], index into `rows` of the rows that drew.
         last: int64 [L], index into the T tokens of the last one that stands in each of these rows;
             the row's newest token has position positions[last] + 1.

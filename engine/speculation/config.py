@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import math
 from typing import Any, Literal, get_args
@@ -186,7 +187,7 @@ def _check_synthetic(config: SpeculativeConfig) -> None:
         )
     for rate in rates:
         _in_range("synthetic_acceptance_rates", rate, 0, 1)
-    if any(after > before for before, after in zip(rates, rates[1:], strict=False)):
+    if any(after > before for before, after in itertools.pairwise(rates)):
         raise _error(
             "synthetic_acceptance_rates must not rise: each is the probability that its draft and "
             f"all before it are accepted, got {list(rates)}"
