@@ -25,9 +25,10 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from sampling import torch_verification
+from sampling import torch_verification, triton_verification
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.rows import SamplingRows
+from sampling.triton_support import kernels_run_on
 
 __all__ = ["Drafts", "Method", "Verification", "conditional_rates", "rates_of_length", "verify"]
 
@@ -56,6 +57,8 @@ def verify(
         method: see the module.
         rates: float64 [k] on the device, `conditional_rates`; for synthetic only.
     """
+    if kernels_run_on(logits.device):
+        return triton_verification.verify(logits, batch, rows, drafts, method, rates)
     return torch_verification.verify(logits, batch, rows, drafts, method, rates)
 
 
