@@ -51,8 +51,10 @@ class AttentionInputs:
         seq_lens: int32 [R], device; keys a row's last query token sees, itself included.
         block_tables: int32 [R, max_blocks], device; unused entries are `engine.blocks.NULL_BLOCK`.
         slots: int64 [T], device; block * block_size + offset where a token's key and value go.
-        seq_lens_np: int32 [R], host; upper bounds of seq_lens, exact for rows of several tokens.
+        seq_lens_np: int32 [R], host; upper bounds of seq_lens, exact for rows that prefill.
         max_query_len: largest number of query tokens of a row.
+        decode_len: query tokens of a decoding row, 1 + drafts to be verified. The leading rows
+            that bring so many decode, the others prefill.
     """
 
     query_starts: torch.Tensor
@@ -62,6 +64,13 @@ class AttentionInputs:
     slots: torch.Tensor
     seq_lens_np: npt.NDArray[np.int32]
     max_query_len: int
+    decode_len: int = 1
+
+    @property
+    def num_decode_rows(self) -> int:
+        """How many leading rows bring `decode_len` tokens."""
+        query_lens = np.diff(self.query_starts_np)
+        return int(np.argmin(np.append(query_lens == self.decode_len, False)))
 
     @property
     def max_seq_len(self) -> int:
@@ -79,6 +88,7 @@ class AttentionInputs:
             slots=self.slots[first:],
             seq_lens_np=self.seq_lens_np[count:],
             max_query_len=self.max_query_len,
+            decode_len=self.decode_len,
         )
 
 

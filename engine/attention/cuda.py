@@ -1,7 +1,7 @@
-"""Attention on CUDA: a kernel of our own for rows with one query token, FlashInfer for the others.
+"""Attention on CUDA: a kernel of our own for rows that decode, FlashInfer for those that prefill.
 
 The decode kernel reads lengths on the device, so it can be captured in a graph and launched
-before the step that makes those lengths is read back. Rows with more tokens are prefill.
+before the step that makes those lengths is read back.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from engine.attention.base import AttentionInputs, AttentionSpec, Cells, KVCache
@@ -26,19 +25,30 @@ logger = logging.getLogger(__name__)
 
 
 class CudaAttention:
-    """AttentionBackend over a KVCache; needs Triton."""
+    """AttentionBackend over a KVCache; needs Triton.
 
-    def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache, max_rows: int) -> None:
+    Args:
+        max_decode_len: query tokens of a decoding row at most, 1 + drafts to be verified.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[AttentionSpec],
+        cache: KVCache,
+        max_rows: int,
+        max_decode_len: int = 1,
+    ) -> None:
         self._specs = list(specs)
         self._cache = cache
         self._cells = [layer.flatten(0, 2) for layer in cache.layers]
-        self._scratch = DecodeScratch(self._specs, max_rows, cache.layers[0].device)
+        device = cache.layers[0].device
+        self._scratch = DecodeScratch(self._specs, max_rows, device, max_decode_len)
         self._prefill = _flashinfer_prefill(self._specs, cache)
         by_flashinfer = self._prefill.layers if self._prefill else set()
         # FlashInfer cannot express every layer, or is not there.
         all_layers = set(range(len(self._specs)))
         self._plain = PlainAttention(specs, cache) if all_layers - by_flashinfer else None
-        self._num_decode = 0
+        self._num_decode = 0  # tokens
         self._inputs: AttentionInputs
         self._key_rows = self._value_rows = torch.empty(0, dtype=torch.int64)
 
@@ -49,10 +59,11 @@ class CudaAttention:
         self._key_rows = torch.add(inputs.slots, blocks, alpha=block_size)
         self._value_rows = self._key_rows + block_size
         self._inputs = inputs
-        self._num_decode = _leading_ones(inputs)
+        num_rows = inputs.num_decode_rows
+        self._num_decode = num_rows * inputs.decode_len
         if self._num_decode == len(inputs.slots):
             return
-        rest = inputs.after(self._num_decode)
+        rest = inputs.after(num_rows)
         if self._prefill is not None:
             self._prefill.begin(rest)
         if self._plain is not None:
@@ -77,6 +88,7 @@ class CudaAttention:
                 inputs.seq_lens,
                 out[:count],
                 self._scratch,
+                inputs.decode_len,
             )
         if count < len(q):
             if self._prefill is not None and layer in self._prefill.layers:
@@ -103,10 +115,3 @@ def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> Flash
         reason = str(error).strip().split("\n", 1)[0]
         logger.warning("prefill runs on plain torch: FlashInfer has no kernels: %s", reason)
         return None
-
-
-def _leading_ones(inputs: AttentionInputs) -> int:
-    """How many rows bring one token; they come first, rows without any last."""
-    if inputs.max_query_len == 1:
-        return int(inputs.query_starts_np[-1])
-    return int(np.argmax(np.diff(inputs.query_starts_np) != 1))

@@ -21,12 +21,16 @@ from tests.engine.kernels.where import DEVICES
 
 BLOCK_SIZE = 16
 SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
-# (keys seen, query tokens) of each row.
-STEPS = {
-    "decode": [(1, 1), (70, 1), (33, 1)],
-    "prefill": [(31, 31), (17, 17)],
-    "chunks": [(50, 20), (200, 7), (64, 64)],
-    "mixed": [(9, 1), (100, 1), (16, 16), (90, 33), (40, 5)],
+# Query tokens of a decoding row, and (keys seen, query tokens) of each row.
+Rows = list[tuple[int, int]]
+STEPS: dict[str, tuple[int, Rows]] = {
+    "decode": (1, [(1, 1), (70, 1), (33, 1)]),
+    "prefill": (1, [(31, 31), (17, 17)]),
+    "chunks": (1, [(50, 20), (200, 7), (64, 64)]),
+    "mixed": (1, [(9, 1), (100, 1), (16, 16), (90, 33), (40, 5)]),
+    "verification": (5, [(70, 5), (5, 5), (33, 5), (66, 5)]),
+    "verification and prefill": (5, [(70, 5), (33, 5), (40, 16), (31, 31), (7, 5), (12, 1)]),
+    "no drafts": (5, [(70, 1), (16, 16)]),
 }
 
 
@@ -34,8 +38,9 @@ class Step:
     """Rows whose earlier keys are stored, and what they bring."""
 
     def __init__(
-        self, spec: AttentionSpec, rows: list[tuple[int, int]], dtype: torch.dtype, device: str
+        self, spec: AttentionSpec, step: tuple[int, Rows], dtype: torch.dtype, device: str
     ) -> None:
+        decode_len, rows = step
         torch.manual_seed(0)
         self.spec = spec
         counts = [-(-keys // BLOCK_SIZE) for keys, _ in rows]
@@ -62,6 +67,7 @@ class Step:
             slots=torch.cat(slots).to(where),
             seq_lens_np=lengths,
             max_query_len=max(queries for _, queries in rows),
+            decode_len=decode_len,
         )
         num_tokens = int(starts[-1])
         self.q, self.k, self.v = (
@@ -70,7 +76,8 @@ class Step:
         )
 
     def attend(self) -> torch.Tensor:
-        backend = CudaAttention([self.spec], self.cache, len(self.inputs.seq_lens))
+        inputs = self.inputs
+        backend = CudaAttention([self.spec], self.cache, len(inputs.seq_lens), inputs.decode_len)
         backend.begin(self.inputs)
         return backend.attend(0, self.q, self.k, self.v)
 

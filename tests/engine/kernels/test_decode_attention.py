@@ -17,10 +17,15 @@ SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 
 
 class Case:
-    """Rows of some lengths in a cache whose other cells hold NaN."""
+    """Rows of some lengths, `query_len` tokens each, in a cache whose other cells hold NaN."""
 
     def __init__(
-        self, spec: AttentionSpec, lengths: list[int], block_size: int, device: str
+        self,
+        spec: AttentionSpec,
+        lengths: list[int],
+        block_size: int,
+        device: str,
+        query_len: int = 1,
     ) -> None:
         torch.manual_seed(0)
         self.spec = spec
@@ -37,13 +42,15 @@ class Case:
         self.tables = tables.to(device)
         self.lengths_np = np.array(lengths, dtype=np.int32)
         self.lengths = torch.from_numpy(self.lengths_np).to(device)
-        self.q = torch.randn(len(lengths), spec.num_q_heads, spec.head_dim).to(device)
+        self.query_len = query_len
+        num_tokens = query_len * len(lengths)
+        self.q = torch.randn(num_tokens, spec.num_q_heads, spec.head_dim).to(device)
 
     def twin(self) -> torch.Tensor:
         clean = KVCache([self.spec], 1, self.cache.block_size, torch.float32, self.q.device)
         clean.layers = [self.cache.layers[0].nan_to_num()]
         plain = PlainAttention([self.spec], clean)
-        starts = np.arange(len(self.q) + 1, dtype=np.int32)
+        starts = np.arange(len(self.lengths) + 1, dtype=np.int32) * self.query_len
         plain.begin(
             AttentionInputs(
                 query_starts=torch.from_numpy(starts).to(self.q.device),
@@ -52,42 +59,85 @@ class Case:
                 block_tables=self.tables,
                 slots=torch.ones(len(self.q), dtype=torch.int64, device=self.q.device),
                 seq_lens_np=self.lengths_np,
-                max_query_len=1,
+                max_query_len=self.query_len,
             )
         )
         return plain.attend_stored(0, self.q)
 
     def kernel(self, scratch: DecodeScratch) -> torch.Tensor:
         out = torch.full_like(self.q, float("nan"), memory_format=torch.contiguous_format)
-        layer = self.cache.layers[0]
-        paged_decode(self.spec, self.q, layer, self.tables, self.lengths, out, scratch)
+        paged_decode(
+            self.spec,
+            self.q,
+            self.cache.layers[0],
+            self.tables,
+            self.lengths,
+            out,
+            scratch,
+            self.query_len,
+        )
         return out
 
 
+SPECS = [
+    SPEC,
+    replace(SPEC, sliding_window=19),
+    replace(SPEC, softcap=2.0),
+    replace(SPEC, num_kv_heads=1, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.0])),
+    replace(SPEC, num_kv_heads=4, head_dim=24, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
+    replace(SPEC, sliding_window=100, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
+]
+
+
+def on_device(spec: AttentionSpec, device: str) -> AttentionSpec:
+    tensors = {"alibi_slopes": spec.alibi_slopes, "sinks": spec.sinks}
+    return replace(
+        spec, **{name: None if t is None else t.to(device) for name, t in tensors.items()}
+    )
+
+
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "spec",
-    [
-        SPEC,
-        replace(SPEC, sliding_window=19),
-        replace(SPEC, softcap=2.0),
-        replace(SPEC, num_kv_heads=1, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.0])),
-        replace(SPEC, num_kv_heads=4, head_dim=24, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
-        replace(SPEC, sliding_window=100, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
-    ],
-)
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("lengths", [[1], [300], [64, 1, 65, 200, 7], [129] * 9])
 def test_kernel_equals_twin(lengths: list[int], spec: AttentionSpec, device: str) -> None:
-    tensors = {"alibi_slopes": spec.alibi_slopes, "sinks": spec.sinks}
-    moved = {name: None if t is None else t.to(device) for name, t in tensors.items()}
-    case = Case(replace(spec, **moved), lengths, 16, device)
-    scratch = DecodeScratch([case.spec], len(lengths), torch.device(device))
+    check_against_twin(Case(on_device(spec, device), lengths, 16, device))
+
+
+# A window of 19 begins within a block of keys, and moves over its edge between two tokens.
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(
+    ("query_len", "lengths"),
+    [(2, [2, 300]), (5, [5]), (5, [64, 6, 65, 84, 83, 7]), (5, [129] * 9), (9, [1000, 9])],
+)
+def test_several_tokens_a_row(
+    query_len: int, lengths: list[int], spec: AttentionSpec, device: str
+) -> None:
+    check_against_twin(Case(on_device(spec, device), lengths, 16, device, query_len))
+
+
+def check_against_twin(case: Case) -> None:
+    device, num_rows = case.q.device, len(case.lengths)
+    scratch = DecodeScratch([case.spec], num_rows, device, case.query_len)
     scratch.sums.fill_(float("nan"))
     scratch.stats.fill_(float("nan"))
     wanted = case.twin()
     for _ in range(2):  # the second finds what the first left in the scratch
         torch.testing.assert_close(case.kernel(scratch), wanted, rtol=1e-4, atol=1e-5)
         assert not scratch.arrivals.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_token_is_what_it_would_be_alone(device: str) -> None:
+    """In float32 verification may not move a logit further than the order of sums does."""
+    case = Case(SPEC, [90, 40], 16, device, query_len=3)
+    together = case.kernel(DecodeScratch([SPEC], 2, case.q.device, 3))
+    q, lengths = case.q.view(2, 3, *case.q.shape[1:]), case.lengths
+    case.query_len = 1
+    for token in range(3):
+        case.q, case.lengths = q[:, token].contiguous(), lengths - 2 + token
+        alone = case.kernel(DecodeScratch([SPEC], 2, case.q.device))
+        torch.testing.assert_close(together.view_as(q)[:, token], alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -99,11 +149,12 @@ def test_heads_at_any_stride(device: str) -> None:
     torch.testing.assert_close(case.kernel(scratch), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_shares_fill_the_gpu_and_fit_the_scratch() -> None:
+@pytest.mark.parametrize("query_len", [1, 5])
+def test_shares_fill_the_gpu_and_fit_the_scratch(query_len: int) -> None:
     spec = replace(SPEC, num_q_heads=15, num_kv_heads=5)
-    scratch = DecodeScratch([spec], 64, torch.device("cpu"))
+    scratch = DecodeScratch([spec], 64, torch.device("cpu"), query_len)
     for num_rows in range(1, 65):
         shares = scratch.num_shares(num_rows, 5)
         if shares > 1:
-            assert num_rows * 5 * shares * 3 * 16 <= len(scratch.sums)
-            assert num_rows * 5 * shares * 3 * 2 <= len(scratch.stats)
+            assert num_rows * 5 * shares * 3 * query_len * 16 <= len(scratch.sums)
+            assert num_rows * 5 * shares * 3 * query_len * 2 <= len(scratch.stats)
