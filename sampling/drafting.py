@@ -18,19 +18,18 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from sampling import draws
+from sampling import draft_kernels, draws
 from sampling.batch import SamplingBatch
-from sampling.draws import Distribution
+from sampling.draws import MAX_RATE, Distribution
 from sampling.noise import Purpose
-from sampling.race import MAX_SCALE, MIN_SCALE, greedy, tile_maxima
+from sampling.race import MIN_SCALE, greedy, tile_maxima
 from sampling.rows import RANDOM, TEMPERATURE, SamplingRows
 from sampling.torch_edits import mask_drafts
+from sampling.triton_support import kernels_run_on
 
 __all__ = ["DraftMethod", "draw_drafts"]
 
 DraftMethod: TypeAlias = Literal["greedy", "gumbel", "coupled"]
-
-FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def draw_drafts(
@@ -61,6 +60,10 @@ def draw_drafts(
     Returns:
         int32 [n], always in [0, vocab_size).
     """
+    if (method == "gumbel") != (draft_logits is not None):
+        raise ValueError("gumbel drafts need draft_logits, others must have none")
+    if kernels_run_on(logits.device):
+        return draft_kernels.draw_drafts(logits, batch, rows, depth, method, draft_logits, columns)
     return _draw_on_host(logits, batch, rows, depth, method, draft_logits, columns)
 
 
@@ -101,8 +104,6 @@ def _of_target_vocabulary(logits: Tensor, vocab_size: int, columns: Tensor | Non
 
 
 def _scaled(values: Tensor, temperature: Tensor) -> Tensor:
-    """Logits / T in float32, finite where they were: rounding here only changes what q is."""
+    """Logits / T in float32: rounding here only changes what q is."""
     rate = torch.where(temperature == 0.0, 1.0, temperature).reciprocal()
-    scaled = values * rate.clamp(MIN_SCALE, MAX_SCALE).float()[:, None]
-    limited = scaled.clamp(-FLOAT32_MAX, FLOAT32_MAX)
-    return torch.where(values.isinf(), values, limited)
+    return values * rate.clamp(MIN_SCALE, MAX_RATE).float()[:, None]

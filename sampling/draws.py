@@ -42,6 +42,8 @@ from sampling.race import Cut, TileStats, greedy, tile_stats
 Weigh: TypeAlias = Callable[[Tensor], Tensor]
 """Token ids int64 [n, m] to weights float64 [n, m], 0 outside the vocabulary."""
 
+MAX_RATE = 2.0**64
+"""Of a draft's 1 / T: there any gap of logits decides, and a logit times it is still finite."""
 BLOCK_TILES = 16
 """Tiles of a residual weighed at a time."""
 
