@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from engine.attention.base import AttentionBackend, AttentionSpec
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.rope import rope_table, rotation_at
-from engine.models.decoder_config import DecoderConfig
+from engine.models.decoder_config import DecoderConfig, attention_specs
 from engine.models.decoder_weights import DecoderWeights
 from engine.models.weights import WeightSource
 
@@ -40,16 +40,7 @@ class Decoder:
         self.hidden_size = config.hidden_size
         self.max_position = config.max_position
         self.dtype = dtype
-        self.attention_specs: Sequence[AttentionSpec] = [
-            AttentionSpec(
-                num_q_heads=config.num_q_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=config.head_dim**-0.5,
-                sliding_window=window,
-            )
-            for window in config.windows
-        ]
+        self.attention_specs: Sequence[AttentionSpec] = attention_specs(config)
         self._eps = config.norm_eps
         self._rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
         weights = DecoderWeights(config, source, dtype, device)
