@@ -86,6 +86,12 @@ class RequestRows:
         index = to_device(rows.astype(np.int64), self.device)
         self.block_tables.index_fill_(0, index, NULL_BLOCK)
 
+    def tables_of(self, rows: torch.Tensor, max_seq_len: int) -> torch.Tensor:
+        """Block tables of rows int64 [n], wide enough for a step and what is drafted behind it."""
+        num_drafts = self.drafts.shape[1]
+        reach = max_seq_len + (2 * num_drafts + 1 if num_drafts else 0)
+        return self.block_tables[rows, : -(-reach // self.block_size)]
+
     def enter_drafts(self, rows: torch.Tensor) -> None:
         """Put the drafts of rows int64 [n] behind their last tokens, until they are verified."""
         num_drafts = self.drafts.shape[1]
@@ -157,7 +163,7 @@ def make_batch(plan: StepPlan, state: RequestRows) -> InputBatch:
         state.enter_drafts(rows[:num_decodes])
 
     num_computed = state.num_computed[rows]
-    tables = state.block_tables[rows, : -(-plan.max_seq_len // state.block_size)]
+    tables = state.tables_of(rows, plan.max_seq_len)
     if num_tokens == num_rows:  # every row brings one token
         token_idx, positions = torch.arange(num_rows, device=state.device), num_computed
     else:
@@ -189,6 +195,7 @@ def make_batch(plan: StepPlan, state: RequestRows) -> InputBatch:
             slots=blocks * state.block_size + positions % state.block_size,
             seq_lens_np=plan.starts + plan.num_query,
             max_query_len=int(plan.num_query.max()),
+            decode_len=1 + plan.num_drafts,
         ),
     )
 

@@ -22,7 +22,8 @@ from engine.model_runner import ModelRunner
 from engine.models.base import CausalLM
 from engine.models.loader import eos_token_ids, load_model
 from engine.plan import Runner
-from engine.speculation.load import MakeAttention, load_drafter
+from engine.speculation.cache import MakeAttention
+from engine.speculation.load import load_drafter
 from engine.verification import Speculation
 from sampling.logprob_kernels import MAX_TOP
 from sampling.rows import SamplingRows
@@ -71,12 +72,9 @@ def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
             f"max-logprobs must be from 0 to {MAX_TOP} on CUDA, got {config.max_logprobs}"
         )
     try:
-        sampler = Sampler(sampler_config(config), rows)
+        return Sampler(sampler_config(config), rows)
     except ValueError as error:
         raise ConfigError(f"TAILRACE_USE_FLASHINFER_SAMPLER: {error}") from error
-    if on_cuda and config.flashinfer != "always":
-        logger.info("every row is drawn by the native sampler")
-    return sampler
 
 
 def assemble(
@@ -98,6 +96,7 @@ def assemble(
     sampling_rows = SamplingRows(max_rows + 1, model.vocab_size, device, history=rows.token_ids)
     sampler = make_sampler(config.sampling, sampling_rows)
     speculation = load_speculation(config, model, rows, sampling_rows)
+    sampler.warm_up(max_rows)  # before memory is measured and graphs are captured
     parts = _Parts(model, rows, sampling_rows, sampler, speculation, device)
     num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
     if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:
@@ -123,16 +122,15 @@ def assemble(
 
 def make_attention(rows: RequestRows) -> MakeAttention:
     """How attention is made on the rows' device, for the target and for a drafter."""
-    on_gpu = rows.device.type == "cuda" and kernels_run_on(rows.device)
+    if rows.device.type != "cuda" or not kernels_run_on(rows.device):
+        return PlainAttention
+    # A draft model's first forward has the newest token beside those that were verified.
+    max_decode_len = rows.drafts.shape[1] + 2 if rows.drafts.shape[1] else 1
 
-    def make(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
-        return (
-            CudaAttention(specs, cache, rows.scratch_row)
-            if on_gpu
-            else PlainAttention(specs, cache)
-        )
+    def on_cuda(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
+        return CudaAttention(specs, cache, rows.scratch_row, max_decode_len)
 
-    return make
+    return on_cuda
 
 
 def load_speculation(

@@ -23,12 +23,22 @@ import zmq.asyncio
 
 from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.process import Beat, Failed, Ready, StatusLine
-from engine.request import EngineStats, FrontendMessage, Request, decode_output, encode
+from engine.request import (
+    EngineStats,
+    FrontendMessage,
+    Request,
+    ScoringRequest,
+    decode_output,
+    encode,
+)
 from engine.ticket import EngineDeadError, Entry, Ticket, deliver_output
 
 __all__ = ["EngineClient", "EngineDeadError", "EngineHandle", "Entry", "Ticket", "deliver_output"]
 
 _status_decoder: msgspec.json.Decoder[StatusLine] = msgspec.json.Decoder(StatusLine)
+
+COMMAND = (sys.executable, "-m", "engine.process")
+"""Takes the address to listen at; see `engine.process`."""
 
 SILENCE_S = 10.0
 """Without a heartbeat for so long, the engine counts as hung."""
@@ -56,6 +66,10 @@ class EngineHandle(Protocol):
         """Send a request, never blocking; raises `EngineDeadError` if the engine is gone."""
         ...
 
+    def score(self, request: ScoringRequest) -> Ticket:
+        """Send a scoring request; as `submit`."""
+        ...
+
     def abort(self, handle: int, choice: int = -1) -> None:
         """End one choice, or all with -1. The ticket still sees each choice's end."""
         ...
@@ -79,7 +93,7 @@ class EngineClient:
         self._folder = folder
         self._tickets: dict[int, Ticket] = {}
         self._handles = itertools.count(1)
-        self._message: tuple[list[Request], list[tuple[int, int]]] = ([], [])
+        self._message = FrontendMessage()
         self._beat_at = time.monotonic()
         self._died: str | None = None
         self._closing = False
@@ -98,9 +112,7 @@ class EngineClient:
         """
         folder = tempfile.mkdtemp(prefix="tailrace-")
         address = f"ipc://{folder}/engine"
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "engine.process", address), stdin=PIPE, stdout=PIPE
-        )
+        process = await asyncio.create_subprocess_exec(*COMMAND, address, stdin=PIPE, stdout=PIPE)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         try:
@@ -124,17 +136,20 @@ class EngineClient:
 
     def submit(self, request: Request) -> Ticket:
         """Send a request, never blocking; raises `EngineDeadError` if the engine is gone."""
-        if self._died is not None:
-            raise EngineDeadError(self._died)
-        ticket = Ticket(request.handle, request.n)
-        self._tickets[request.handle] = ticket
-        self._post(submit=request)
+        ticket = self._new_ticket(request.handle, request.n)
+        self._outgoing().submit.append(request)
+        return ticket
+
+    def score(self, request: ScoringRequest) -> Ticket:
+        """Send a scoring request; as `submit`."""
+        ticket = self._new_ticket(request.handle, 1)
+        self._outgoing().score.append(request)
         return ticket
 
     def abort(self, handle: int, choice: int = -1) -> None:
         """End one choice, or all with -1. The ticket still sees each choice's end."""
         if handle in self._tickets and self._died is None:
-            self._post(abort=(handle, choice))
+            self._outgoing().abort.append((handle, choice))
 
     def failure(self) -> str | None:
         """Why the engine cannot serve (dead, or no heartbeat); None while it can."""
@@ -161,20 +176,22 @@ class EngineClient:
 
     # -- wires ------------------------------------------------------------------------------
 
-    def _post(self, submit: Request | None = None, abort: tuple[int, int] | None = None) -> None:
-        """Add to the message of this turn of the event loop; the first addition sends it."""
-        submits, aborts = self._message
-        if not submits and not aborts:
+    def _new_ticket(self, handle: int, num_choices: int) -> Ticket:
+        if self._died is not None:
+            raise EngineDeadError(self._died)
+        ticket = self._tickets[handle] = Ticket(handle, num_choices)
+        return ticket
+
+    def _outgoing(self) -> FrontendMessage:
+        """The message of this turn of the event loop, to be added to; its first use sends it."""
+        message = self._message
+        if not (message.submit or message.score or message.abort):
             asyncio.get_running_loop().call_soon(self._send)
-        if submit is not None:
-            submits.append(submit)
-        if abort is not None:
-            aborts.append(abort)
+        return message
 
     def _send(self) -> None:
-        submits, aborts = self._message
-        self._message = ([], [])
-        self._socket.send(encode(FrontendMessage(submit=submits, abort=aborts)))
+        message, self._message = self._message, FrontendMessage()
+        self._socket.send(encode(message))
 
     async def _receive(self) -> None:
         while True:
@@ -185,11 +202,15 @@ class EngineClient:
 
     async def _watch(self) -> None:
         assert self._process.stdout is not None
+        reason = ""
         async for line in self._process.stdout:
-            if isinstance(_status(line), Beat):
-                self._beat_at = time.monotonic()
+            match _status(line):
+                case Beat():
+                    self._beat_at = time.monotonic()
+                case Failed(message):
+                    reason = f": {message}"
         code = await self._process.wait()
-        self._died = f"the engine process ended (status {code})"
+        self._died = f"the engine process ended (status {code}){reason}"
         for ticket in self._tickets.values():
             ticket.fail(EngineDeadError(self._died))
         self._tickets.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable
 
@@ -18,11 +19,15 @@ from engine.request import (
     LogprobArrays,
     PromptScores,
     Request,
+    ScoringRequest,
     StepOutput,
 )
 from engine.rows import Choice, RowTable
 from engine.scheduler import Scheduler
+from engine.scoring import Scoring
 from engine.settle import Settled, settle
+
+logger = logging.getLogger(__name__)
 
 
 class Engine:
@@ -51,6 +56,14 @@ class Engine:
             drafting=drafting,
         )
         self._drafts = DraftCounts(info.max_rows, k) if (k := drafting.num_tokens) else None
+        self._scoring = Scoring(
+            config.scheduler,
+            config.cache,
+            self._pool,
+            runner,
+            num_promised=self._scheduler.num_promised,
+            report=self._ring.add_item_scores,
+        )
         self._in_flight: StepHandle | None = None
         self._unfinished: dict[tuple[bytes, int], list[Choice]] = {}
         self._num_unfinished = 0
@@ -59,11 +72,13 @@ class Engine:
         self._num_steps = 0
         self._prompt_tokens_computed = 0
         self._nan_rows = 0
+        self._failed_steps = 0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return self._num_unfinished > 0 or self._in_flight is not None or self._ring.has_mail
+        generating = self._num_unfinished > 0 or self._in_flight is not None
+        return generating or self._scoring.has_work or self._ring.has_mail
 
     def submit(self, frontend: bytes, request: Request) -> None:
         """Queue a request's choices; those after the first wait for its prompt to be computed."""
@@ -86,6 +101,11 @@ class Engine:
             self._parents.add(choices[0])
         self._scheduler.enqueue(choices[0])
 
+    def score(self, frontend: bytes, request: ScoringRequest) -> None:
+        """Queue a scoring request, which fits the context: frontends check before."""
+        self._num_arrivals += 1
+        self._scoring.submit(frontend, request, self._num_arrivals)
+
     def _refusal(self, request: Request) -> str | None:
         """Why a request can never run. Frontends check before; this keeps the loop alive."""
         prompt_len = len(request.prompt_token_ids)
@@ -95,6 +115,7 @@ class Engine:
 
     def abort(self, frontend: bytes, handle: int, choice_idx: int = -1) -> None:
         """End one choice, or all with -1; ended or unknown ones are left alone."""
+        self._scoring.abort(frontend, handle)
         for choice in list(self._unfinished.get((frontend, handle), ())):
             if choice_idx in (-1, choice.index):
                 self._end([choice], Finish.ABORT)
@@ -103,9 +124,11 @@ class Engine:
         """Launch the next step, then read back the one before it and tell what it means."""
         plan = self._scheduler.plan()
         launched = self._launch(plan) if plan is not None else None
+        self._scoring.launch()
         if self._in_flight is not None:
             self._read_back(self._in_flight)
         self._in_flight = launched
+        self._scoring.read_back(self._timeout_s)
         return self._ring.collect(self.stats())
 
     def _launch(self, plan: StepPlan) -> StepHandle:
@@ -203,7 +226,9 @@ class Engine:
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """A step raised: its choices end with the reason, the others go on."""
+        self._failed_steps += 1
         message = f"{type(error).__name__}: {error}".splitlines()[0]
+        logger.error("a step of %d rows failed: %s", len(plan.rows), message)
         self._end([c for c in plan.choices if not c.ended], Finish.ERROR, message)
 
     def _forget(self, choice: Choice) -> None:
@@ -217,25 +242,27 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Gauges now and counters since the start."""
-        num_running = len(self._table.running)
+        num_running, scoring = len(self._table.running), self._scoring
         return EngineStats(
-            num_running=num_running,
-            num_waiting=self._num_unfinished - num_running,
+            num_running=num_running + scoring.num_active,
+            num_waiting=self._num_unfinished - num_running + scoring.num_waiting,
             kv_blocks_used=self._pool.num_used,
             kv_blocks_total=self._pool.num_blocks - 1,
             num_steps=self._num_steps,
             num_preemptions=self._scheduler.num_preemptions,
-            prefix_cache_queries=self._scheduler.prefix_queries,
-            prefix_cache_hits=self._scheduler.prefix_hits,
-            prompt_tokens_computed=self._prompt_tokens_computed,
-            nan_rows=self._nan_rows,
+            prefix_cache_queries=self._scheduler.prefix_queries + scoring.prefix_queries,
+            prefix_cache_hits=self._scheduler.prefix_hits + scoring.prefix_hits,
+            prompt_tokens_computed=self._prompt_tokens_computed + scoring.num_tokens,
+            nan_rows=self._nan_rows + scoring.num_bad,
+            failed_steps=self._failed_steps + scoring.num_failed,
             sampler_rows=self._runner.rows_by_path,
             drafts=None if self._drafts is None else draft_stats(self._drafts.total),
         )
 
     def check(self) -> None:
         """Assert that blocks and rows agree; for tests and idle moments."""
-        self._pool.check(self._table.blocks[row] for row in self._table.running)
+        held = [self._table.blocks[row] for row in self._table.running]
+        self._pool.check(held + self._scoring.held_blocks)
         if not self._num_unfinished:
             assert not self._table.running
 

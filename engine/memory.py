@@ -210,6 +210,7 @@ def _plan(limits: Limits, request: Request, num_rows: int, num_tokens: int) -> S
         num_prompt_tokens=num_rows * num_tokens,
         num_drafts=0,
         decodes=np.zeros(num_rows, dtype=np.bool_),
+        runs_drafter=False,
         proposes=np.zeros(num_rows, dtype=np.bool_),
         admissions=[
             Admission(row, choice, 0, limits.max_model_len) for row, choice in enumerate(choices)

@@ -16,7 +16,9 @@ from engine.cuda_graphs import DecodeGraphs
 from engine.models.base import CausalLM
 from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
 from engine.request import Int32Array, LogprobArrays
-from engine.verification import Drawn, Speculation
+from engine.scoring_plan import ScoringPlan
+from engine.scoring_runner import LaunchedScoring, issue_scoring
+from engine.verification import Drawn, Speculation, forward
 from sampling.logprobs import LogprobsOutput, prompt_logprobs
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplingBatch
@@ -84,6 +86,11 @@ class ModelRunner:
         """Issue a step behind those already issued."""
         return LaunchedStep(plan, self._launcher(self._issue, plan))
 
+    def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
+        """Issue a step of scoring behind what was issued before."""
+        work = (plan, self._model, self._attention, self._rows.device)
+        return LaunchedScoring(self._launcher(issue_scoring, *work))
+
     def forget(self, rows: Int32Array) -> None:
         """Vacate rows outside the course of a step, as after a measurement."""
         for row in rows.tolist():
@@ -102,19 +109,21 @@ class ModelRunner:
             return HostCopy(_results(self._graphs.replay(plan)))
         batch = make_batch(plan, self._rows)
         self._attention.begin(batch.attention)
-        hidden = self._model.forward(batch.input_ids, batch.positions, self._attention)
+        hidden = forward(
+            self._model, batch.input_ids, batch.positions, self._attention, self._speculation
+        )
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):
-            results |= _named(self._score(plan, span, batch, hidden), f"{i}/")
+            results |= _named(self._score(plan, span, batch, hidden.final), f"{i}/")
         num_new = None
         if plan.samples.any():
-            drawn = self._draw(plan, batch, hidden)
+            drawn = self._draw(plan, batch, hidden.final)
             self._rows.enter(batch, drawn.token_ids)
             results |= _results(drawn)
             num_new = drawn.num_new
         self._rows.advance(batch, num_new)
-        if self._speculation is not None and plan.proposes.any():
-            self._speculation.propose(plan, batch, hidden, None, num_new)
+        if self._speculation is not None and plan.runs_drafter:
+            self._speculation.propose(plan, batch, hidden, num_new)
         return HostCopy(results)
 
     def _apply(self, plan: StepPlan) -> None:

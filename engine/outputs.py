@@ -17,6 +17,7 @@ from engine.request import (
     Finish,
     Int32Array,
     Int64Array,
+    ItemScores,
     LogprobArrays,
     PromptScores,
     StepOutput,
@@ -49,6 +50,7 @@ class _Mail:
 
     parts: list[_Part] = field(default_factory=list)
     scores: list[PromptScores] = field(default_factory=list)
+    item_scores: list[ItemScores] = field(default_factory=list)
 
 
 class OutputRing:
@@ -150,6 +152,10 @@ class OutputRing:
         """Send a request's complete prompt logprobs with its next entry."""
         self._mail.setdefault(choice.frontend, _Mail()).scores.append(scores)
 
+    def add_item_scores(self, frontend: bytes, scores: ItemScores) -> None:
+        """Send the end of a scoring request."""
+        self._mail.setdefault(frontend, _Mail()).item_scores.append(scores)
+
     def collect(self, stats: EngineStats) -> list[tuple[bytes, StepOutput]]:
         """One output for each frontend that has something to hear."""
         mail, self._mail = self._mail, {}
@@ -235,6 +241,7 @@ def _step_output(letter: _Mail, stats: EngineStats) -> StepOutput:
         token_ids=np.concatenate([_NONE, *[p.token_ids for p in parts]]).astype(np.int32),
         logprobs=concat_logprobs([(part.logprobs, len(part.token_ids)) for part in parts]),
         prompt_scores=letter.scores,
+        item_scores=letter.item_scores,
         errors={c.request.handle: p.error for p in parts if p.error for c in p.choices},
         drafts={
             i: draft_stats(counts)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from engine.request import Int32Array, Int64Array, LogprobArrays
 from engine.rows import BoolArray, Choice
+from engine.scoring_plan import ScoringRunner
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class StepPlan:
         starts: int32 [R], upper bound of tokens computed before, exact for rows that prefill.
         samples: bool [R], rows whose last known token is computed, so that they draw the next.
         decodes: bool [R], those of them that did so before.
-        proposes: bool [R], rows for which the drafter makes the next step's drafts.
+        runs_drafter: whether the drafter sees this step's tokens.
+        proposes: bool [R], rows for which it makes the next step's drafts.
         epochs: int64 [R], of the rows when the step was planned.
         choices: whose rows these were.
         num_prompt_tokens: prompt tokens among those computed.
@@ -74,6 +76,7 @@ class StepPlan:
     num_prompt_tokens: int
     num_drafts: int
     decodes: BoolArray
+    runs_drafter: bool
     proposes: BoolArray
     admissions: list[Admission] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
@@ -95,7 +98,7 @@ class StepPlan:
         return (
             one_token_each
             and bool(self.samples.all())
-            and not bool(self.proposes.any())
+            and not self.runs_drafter
             and not self.spans
         )
 
@@ -171,7 +174,7 @@ class StepHandle(Protocol):
         ...
 
 
-class Runner(Protocol):
+class Runner(ScoringRunner, Protocol):
     """Runs plans in the order they are launched, without waiting for their results.
 
     Attributes:

@@ -2,14 +2,15 @@
 
 Started as `python -m engine.process ADDRESS` with the configuration on standard input. It talks
 to any number of frontends over one ROUTER socket at ADDRESS. Its standard output carries status
-lines to the parent: `ready`, `failed`, then a `beat` twice a second. It ignores SIGTERM and
-SIGINT (draining is the server's business) and ends when its standard input does, so that it
-cannot outlive a killed parent.
+lines to the parent: `ready`, a `beat` twice a second, and `failed` before it ends of itself. It
+ignores SIGTERM and SIGINT (draining is the server's business) and ends when its standard input
+does, so that it cannot outlive a killed parent.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
@@ -28,7 +29,6 @@ logger = logging.getLogger(__name__)
 BEAT_S = 0.5
 SWITCH_S = 50e-6
 """The stepping thread gets the interpreter back this soon; Python's own 5 ms is a CPU step."""
-IDLE_POLL_MS = 500
 EXIT_CONFIG, EXIT_HUNG, EXIT_FATAL = 2, 3, 4
 
 
@@ -43,13 +43,13 @@ class Ready(Status, tag="ready", frozen=True):
 
 
 class Failed(Status, tag="failed", frozen=True):
-    """The engine cannot start, for a reason the user can mend."""
+    """The engine ends: it cannot start for a reason the user can mend, or it cannot go on."""
 
     message: str
 
 
 class Beat(Status, tag="beat", frozen=True):
-    """The process is alive and its loop moved less than a step's time limit ago."""
+    """The process is alive and its loop goes round."""
 
 
 StatusLine = Ready | Failed | Beat
@@ -84,24 +84,25 @@ class EngineLoop:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.bind(address)
-        self._moved_at = time.monotonic()
+        self._busy_since = math.inf
 
     @property
-    def moving(self) -> bool:
-        """Whether the loop went round within the time a step may take."""
-        return time.monotonic() - self._moved_at < self._config.step_timeout_s
+    def hung(self) -> bool:
+        """Whether the round the loop is in has taken longer than a step may."""
+        return time.monotonic() - self._busy_since > self._config.step_timeout_s
 
     def run(self) -> None:
         """Serve until the process ends."""
         while True:
-            self._receive(wait=not self._engine.has_work)
-            self._moved_at = time.monotonic()
+            if not self._engine.has_work:
+                self._socket.poll()
+            self._busy_since = time.monotonic()
+            self._receive()
             for frontend, output in self._engine.step():
                 self._socket.send_multipart([frontend, encode(output)])
+            self._busy_since = math.inf
 
-    def _receive(self, *, wait: bool) -> None:
-        if wait and not self._socket.poll(IDLE_POLL_MS):
-            return
+    def _receive(self) -> None:
         while True:
             try:
                 frontend, raw = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -114,15 +115,34 @@ class EngineLoop:
                 continue
             for request in message.submit:
                 self._engine.submit(frontend, request)
+            for scoring in message.score:
+                self._engine.score(frontend, scoring)
             for handle, choice in message.abort:
                 self._engine.abort(frontend, handle, choice)
 
 
-def _beat(loop: EngineLoop, status: _StatusPipe) -> None:
-    while True:
-        if loop.moving:
-            status.send(Beat())
+def _watch(loop: EngineLoop, status: _StatusPipe, limit_s: float) -> None:
+    """Beat while the loop goes round, and end the process when it does not.
+
+    On a thread of its own: the stepping thread may be waiting inside CUDA, which lets go of the
+    interpreter but hears nothing.
+    """
+    while not loop.hung:
+        status.send(Beat())
         time.sleep(BEAT_S)
+    _exit(_give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s"))
+
+
+def _give_up(status: _StatusPipe, code: int, reason: str) -> int:
+    logger.error("the engine gives up: %s", reason)
+    status.send(Failed(reason))
+    return code
+
+
+def _exit(code: int) -> None:
+    """Threads of a hung step would keep a normal exit waiting."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main() -> int:
@@ -145,19 +165,18 @@ def main() -> int:
         logger.exception("the engine could not be built")
         return EXIT_FATAL
     status.send(Ready(engine.info))
-    threading.Thread(target=_beat, args=(loop, status), daemon=True).start()
+    limit_s = config.step_timeout_s
+    threading.Thread(target=_watch, args=(loop, status, limit_s), daemon=True).start()
     try:
         loop.run()
     except TimeoutError:
-        logger.error("a step took over %g s; the engine gives up", config.step_timeout_s)
-        return EXIT_HUNG
-    except Exception:
+        return _give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s")
+    except Exception as error:
         logger.exception("the engine cannot go on")
-        return EXIT_FATAL
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _give_up(status, EXIT_FATAL, reason)
     return 0
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)  # threads of a hung step would keep a normal exit waiting
+    _exit(main())

@@ -79,15 +79,41 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
 
 
+class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A query with items after it, some positions of which are read. Nothing is generated.
+
+    Attributes:
+        handle: as `Request.handle`, of the same numbers.
+        query_token_ids: int32 [Q]; may be empty.
+        item_token_ids: int32 [item_lens.sum()], item after item.
+        item_lens: int32 [N], each at least 1.
+        num_read: int32 [N], how many of an item's last positions are read; the sum is at least 1
+            and an item's at most its length.
+        id_lists: int32 [M, J], ids whose logprobs are read, padded with -1. The lists take turns:
+            the request's p-th read position, items in order, reads list p % M.
+        priority: as `Request.priority`.
+    """
+
+    handle: int
+    query_token_ids: Int32Array
+    item_token_ids: Int32Array
+    item_lens: Int32Array
+    num_read: Int32Array
+    id_lists: Int32Array
+    priority: int = 0
+
+
 class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The only message a frontend sends.
 
     Attributes:
         submit: new requests, in order.
+        score: new scoring requests, in order.
         abort: (handle, choice) pairs; choice -1 means all of the request's.
     """
 
     submit: list[Request] = []
+    score: list[ScoringRequest] = []
     abort: list[tuple[int, int]] = []
 
 
@@ -115,6 +141,25 @@ class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
     handle: int
     start: int
     logprobs: LogprobArrays
+
+
+class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a scoring request: P positions were read, or none where it failed.
+
+    Attributes:
+        finish: LENGTH where all went well.
+        num_cached: tokens of the query served from the prefix cache.
+        values: float32 [P, J], raw logprobs of the position's ids; undefined at padding.
+        others: float32 [P], log of the mass of all other ids.
+        error: the message of `Finish.ERROR`.
+    """
+
+    handle: int
+    finish: Finish
+    num_cached: int
+    values: Float32Array
+    others: Float32Array
+    error: str | None = None
 
 
 class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +190,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_hits: int
     prompt_tokens_computed: int
     nan_rows: int
+    failed_steps: int = 0
     sampler_rows: dict[str, int] = {}
     drafts: DraftStats | None = None
 
@@ -162,6 +208,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: of the T tokens, where any entry asked for them; entries that did not
             hold undefined values.
         prompt_scores: of the requests whose prompt was finished by this step.
+        item_scores: of scoring requests that ended.
         errors: handle -> message for entries ended with `Finish.ERROR`.
         drafts: entry -> what became of the drafts of a choice that ends; none without a drafter.
         stats: the engine's gauges and counters.
@@ -175,6 +222,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: Int32Array
     logprobs: LogprobArrays | None = None
     prompt_scores: list[PromptScores] = []
+    item_scores: list[ItemScores] = []
     errors: dict[int, str] = {}
     drafts: dict[int, DraftStats] = {}
     stats: EngineStats

@@ -175,11 +175,12 @@ class Scheduler:
         # be preempted before its first token.
         limit = self._table.limit_of(choice)
         need = int(self._num_blocks(len(choice.token_ids), limit)) - len(shared)
-        if need > self._pool.num_free - self._pool.num_idle(shared) - self._num_promised():
+        if need > self._pool.num_free - self._pool.num_idle(shared) - self.num_promised():
             return None
         self._pool.share(shared)
         row = self._table.claim(choice, num_cached, end, is_pinned=pinned)
-        self._table.has_gap[row] = not self._pool.are_drafted(shared)
+        has_gap = self._drafting.has_cache and not self._pool.are_drafted(shared)
+        self._table.has_gap[row] = has_gap
         if shared:
             self._append_blocks(row, shared)
         hashes = self._hashes(choice)
@@ -197,7 +198,7 @@ class Scheduler:
         self._append_blocks(row, blocks)
         return count
 
-    def _num_promised(self) -> int:
+    def num_promised(self) -> int:
         """Blocks that admitted choices still need for tokens they already have."""
         table = self._table
         rows = table.running
@@ -273,6 +274,7 @@ class Scheduler:
         samples = decodes | (ready & (table.num_computed[rows] == table.num_tokens[rows]))
         table.num_tokens[rows] += samples + decodes * num_drafts
         table.num_drawing[rows] += samples
+        runs_drafter = num_drafts > 0 or self._drafting.is_on(table)
         undrafted = rows[decodes & ~table.has_drafts[rows]] if num_drafts else rows[:0]
         prompt_lens = table.prompt_len[rows]
         plan = StepPlan(
@@ -285,7 +287,8 @@ class Scheduler:
             num_prompt_tokens=int(np.clip(prompt_lens - starts, 0, counts).sum()),
             num_drafts=num_drafts,
             decodes=decodes,
-            proposes=self._propose(rows, ready, num_drafts),
+            runs_drafter=runs_drafter,
+            proposes=self._propose(rows, ready, runs_drafter),
             admissions=self._admissions,
             grants=self._grants,
             released=self._released,
@@ -295,11 +298,10 @@ class Scheduler:
         self._admissions, self._grants, self._released = [], [], []
         return plan
 
-    def _propose(self, rows: Int64Array, ready: BoolArray, num_drafts: int) -> BoolArray:
+    def _propose(self, rows: Int64Array, ready: BoolArray, runs_drafter: bool) -> BoolArray:
         """Which rows the drafter serves behind a step; a drafter that is off misses its tokens."""
-        table, rules = self._table, self._drafting
-        is_on = num_drafts > 0 or rules.is_on(table)
-        table.has_gap[rows] |= rules.has_cache and not is_on
-        proposes = ready & ~table.has_gap[rows] & is_on
+        table = self._table
+        table.has_gap[rows] |= self._drafting.has_cache and not runs_drafter
+        proposes = ready & ~table.has_gap[rows] & runs_drafter
         table.has_drafts[rows] = proposes
         return proposes

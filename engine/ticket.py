@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from engine.request import Finish, Int32Array, LogprobArrays, PromptScores, StepOutput
+from engine.request import Finish, Int32Array, ItemScores, LogprobArrays, PromptScores, StepOutput
 
 
 class EngineDeadError(Exception):
@@ -76,12 +76,14 @@ class Ticket:
     """A submitted request: iterate for batches of entries until every choice has ended.
 
     Entries that arrived since the last look come together, so a slow reader coalesces.
-    `prompt_scores` is set before the first entry of choice 0 is seen.
+    `prompt_scores` is set before the first entry of choice 0 is seen. A scoring request's ticket
+    is of one choice without entries: `item_scores` is set when the iteration ends.
     """
 
     def __init__(self, handle: int, num_choices: int) -> None:
         self.handle = handle
         self.prompt_scores: PromptScores | None = None
+        self.item_scores: ItemScores | None = None
         self._unfinished = num_choices
         self._entries: list[Entry] = []
         self._failure: EngineDeadError | None = None
@@ -97,6 +99,12 @@ class Ticket:
         self._entries.append(entry)
         if entry.output.finish[entry.entry_idx]:
             self._unfinished -= 1
+        self._arrived.set()
+
+    def deliver_scores(self, scores: ItemScores) -> None:
+        """End a scoring request; called by the client."""
+        self.item_scores = scores
+        self._unfinished = 0
         self._arrived.set()
 
     def fail(self, failure: EngineDeadError) -> None:
@@ -125,6 +133,10 @@ def deliver_output(output: StepOutput, tickets: Mapping[int, Ticket]) -> list[in
     for scores in output.prompt_scores:
         if ticket := tickets.get(scores.handle):
             ticket.prompt_scores = scores
+    for ended_scores in output.item_scores:
+        if ticket := tickets.get(ended_scores.handle):
+            ticket.deliver_scores(ended_scores)
+            ended.append(ended_scores.handle)
     start = 0
     counts = output.num_new.tolist()
     for index, handle in enumerate(output.handles.tolist()):

@@ -8,8 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.attention.base import AttentionBackend
 from engine.batch import InputBatch, RequestRows
 from engine.buffers import to_device
+from engine.models.base import CausalLM
+from engine.models.decoder import Decoder
 from engine.plan import StepPlan
 from engine.speculation.base import Drafter, VerifiedStep
 from sampling.logprobs import LogprobsOutput
@@ -38,6 +41,33 @@ class Drawn(NamedTuple):
     def plainly(cls, drawn: SamplerOutput) -> Drawn:
         """Of a step without drafts."""
         return cls(drawn.token_ids[:, None], drawn.bad, None, None, None, drawn.logprobs)
+
+
+class Hidden(NamedTuple):
+    """What a target's forward leaves.
+
+    Attributes:
+        final: [T, hidden_size], after the final norm.
+        features: [T, F], outputs of the layers a drafter reads; None where it reads none.
+    """
+
+    final: torch.Tensor
+    features: torch.Tensor | None
+
+
+def forward(
+    model: CausalLM,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    attention: AttentionBackend,
+    speculation: Speculation | None,
+) -> Hidden:
+    """The target's forward over token ids int32 [T] at positions int64 [T]."""
+    layers = () if speculation is None else speculation.drafter.feature_layers
+    if not layers:
+        return Hidden(model.forward(input_ids, positions, attention), None)
+    assert isinstance(model, Decoder), "heads that read layers are refused for other targets"
+    return Hidden(*model.forward_with_features(input_ids, positions, attention, layers))
 
 
 @dataclass(frozen=True)
@@ -90,8 +120,7 @@ class Speculation:
         self,
         plan: StepPlan,
         batch: InputBatch,
-        hidden: torch.Tensor,
-        features: torch.Tensor | None,
+        hidden: Hidden,
         num_new: torch.Tensor | None,
     ) -> None:
         """Draft for the rows that the plan says, behind the step that `batch` was."""
@@ -100,29 +129,27 @@ class Speculation:
         if num_new is not None:
             accepted = num_new[:num_decodes].long() - 1
             last[:num_decodes] = starts[:num_decodes] + accepted.clamp(min=0)
-        step = self._verified_step(plan, batch, hidden, features, last)
+        step = self._verified_step(plan, batch, hidden, last)
         self.rows.drafts[step.sampling.rows.long()] = self.drafter.propose(step)
 
     def _verified_step(
         self,
         plan: StepPlan,
         batch: InputBatch,
-        hidden: torch.Tensor,
-        features: torch.Tensor | None,
+        hidden: Hidden,
         last: torch.Tensor,
     ) -> VerifiedStep:
         rows = self.rows
         draw_rows = to_device(np.flatnonzero(plan.proposes), rows.device)
         last, row_ids = last[draw_rows], batch.rows[draw_rows]
         rows_np = plan.rows[plan.proposes]
-        reach = plan.max_seq_len + 2 * self.drafter.num_tokens + 1
         return VerifiedStep(
             rows=batch.rows,
             input_ids=batch.input_ids,
             positions=batch.positions,
             next_ids=rows.token_ids[batch.token_rows, batch.positions + 1],
-            hidden=hidden,
-            features=features,
+            hidden=hidden.final,
+            features=hidden.features,
             attention=batch.attention,
             draw_rows=draw_rows,
             last=last,
@@ -133,5 +160,5 @@ class Speculation:
                 needs=self.sampling_rows.needs(rows_np),
             ),
             limits=rows.limits[row_ids],
-            block_tables=rows.block_tables[row_ids, : -(-reach // rows.block_size)],
+            block_tables=rows.tables_of(row_ids, plan.max_seq_len),
         )

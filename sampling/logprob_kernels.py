@@ -43,7 +43,7 @@ class _Work(NamedTuple):
     raw_maxima: Tensor  # float32 [n, tiles]
     cut_values: Tensor  # float32 [n]
     cut_ids: Tensor  # int32 [n]
-    offsets: Tensor  # float32 or float64 [n]
+    offsets: Tensor  # float64 [n]
     token_ids: Tensor  # int32 or int64 [n]
     given_ids: Tensor  # int32 or int64 [n, J], any row stride
     given_stride: int
@@ -252,7 +252,7 @@ def gather_logprobs(
     Args:
         source, stats, cuts: as the race's kernels took and gave them, `stats` with raw maxima;
             the drawn tokens must not be counted by penalties yet.
-        offsets: float32 or float64 [n], see `race_kernels.store_offset`.
+        offsets: float64 [n], see `race_kernels.store_offset`.
         token_ids: int32 or int64 [n], the chosen tokens; rows of -1 are left out.
         num_top: at most `MAX_TOP`.
         explicit_ids: int32 or int64 [n, J].

@@ -56,7 +56,7 @@ def gather_logprobs(
 
     Args:
         values: float32, bfloat16 or float16 [N, width], what each row reports; any row stride.
-        offsets: float64 or float32 [N], subtracted from it.
+        offsets: float64 [N], subtracted from it.
         token_ids: int32 or int64 [N], the chosen tokens.
         num_top: K; cut to the width.
         explicit_ids: int32 or int64 [N, J]; entries outside [0, width) are answered -inf.
@@ -103,11 +103,40 @@ def prompt_logprobs(
     if logits.is_cuda and HAS_TRITON and num_top <= MAX_TOP:
         return prompt_kernels(logits, target_ids, num_top, explicit_ids, normalized)
     logits = logits.float()
-    offsets = logits.new_zeros(len(logits), dtype=torch.float64)
-    if normalized:
-        neutral = torch.ones_like(offsets)
-        offsets = log_sum_exp(tile_stats(logits, neutral), neutral)
+    offsets = _offsets(logits) if normalized else logits.new_zeros(len(logits)).double()
     return gather_logprobs(logits, offsets, target_ids, num_top=num_top, explicit_ids=explicit_ids)
+
+
+def listed_logprobs(logits: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor]:
+    """Logprobs of listed ids, and of all other ids together.
+
+    The mass of the others is summed without the listed ones, not taken as a difference, so it is
+    as exact where next to nothing is left.
+
+    Args:
+        logits: float32 [N, vocab_size], of this function to overwrite.
+        id_lists: int32 [N, J], different ids of each row; -1 pads.
+
+    Returns:
+        float32 [N, J], undefined at padding, and float32 [N], -inf where nothing is left; NaN in
+        rows that hold NaN, +inf or no finite logit.
+    """
+    ids = torch.where(id_lists < 0, id_lists[:, :1], id_lists).long()
+    offsets = _offsets(logits)
+    bad = ~offsets.isfinite()
+    values = _reported(logits, ids, offsets).masked_fill_(bad[:, None], torch.nan)
+    others = _offsets(logits.scatter_(1, ids, -torch.inf)) - offsets
+    return values, others.float().masked_fill_(bad, torch.nan)
+
+
+def _offsets(logits: Tensor) -> Tensor:
+    """Log-sum-exp of rows float32 [N, vocab_size] as every path computes it, float64 [N]."""
+    if logits.is_cuda and HAS_TRITON:
+        source = _plain_source(logits, LOGPROBS | NORMALIZED)
+        stats = tile_pass(source, edited=False, peaked=False, reported=True)
+        return pick(source, stats, None, edited=False, reported=True).offsets
+    neutral = torch.ones_like(logits[:, 0], dtype=torch.float64)
+    return log_sum_exp(tile_stats(logits, neutral), neutral)
 
 
 def prompt_kernels(

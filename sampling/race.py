@@ -86,9 +86,9 @@ def tile_stats(logits: Tensor, temperature: Tensor, cut: Cut | None = None) -> T
 
 
 def log_sum_exp(stats: TileStats, temperature: Tensor) -> Tensor:
-    """Float32 [n]: log sum exp(logit / T) from `tile_stats` at that temperature."""
+    """Float64 [n]: log sum exp(logit / T) from `tile_stats` at that temperature."""
     scaled = stats.maxima.double() / temperature[:, None]
-    return (scaled + stats.masses.double().log()).logsumexp(-1).float()
+    return (scaled + stats.masses.double().log()).logsumexp(-1)
 
 
 def race(

@@ -45,7 +45,7 @@ class Picked(NamedTuple):
 
     token_ids: Tensor  # int32 [n], 0 where bad
     bad: Tensor  # bool [n]
-    offsets: Tensor  # float32 [n], see `store_offset`
+    offsets: Tensor  # float64 [n], see `store_offset`
 
 
 @jit
@@ -150,7 +150,7 @@ def store_offset(source, stats, offsets, i, maxima, masses, num_tiles, padded_ti
     if (flags & _PROCESSED) != 0:
         _, offset = log_sum(maxima, masses, load_temperature(source, i))
     offset = tl.where((flags & _NORMALIZED) != 0, offset, 0.0)
-    tl.store(offsets + i, offset.to(tl.float32))
+    tl.store(offsets + i, offset)
 
 
 @jit
@@ -252,7 +252,7 @@ def pick(
     def buffer(dtype: torch.dtype) -> Tensor:
         return torch.empty(num_rows, dtype=dtype, device=stats.maxima.device)
 
-    picked = Picked(buffer(torch.int32), buffer(torch.bool), buffer(torch.float32))
+    picked = Picked(buffer(torch.int32), buffer(torch.bool), buffer(torch.float64))
     _pick_kernel[(num_rows,)](
         source,
         stats,

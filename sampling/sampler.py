@@ -72,14 +72,13 @@ class Sampler:
             num_rows: rows of a large batch.
             dtype: of the logits.
         """
-        vocab_size, device = self._rows.vocab_size, self._rows.device
-        if device.type != "cuda":
+        if self._rows.device.type != "cuda":
             return
-        warm_up.compile_kernels(vocab_size, dtype, device)
+        warm_up.compile_kernels(self._rows, dtype)
         if self._flashinfer is None:
             return
         native_ms, flashinfer_ms = warm_up.race_of_samplers(
-            self._flashinfer, num_rows, vocab_size, dtype, device
+            self._flashinfer, num_rows, self._rows, dtype
         )
         if not self._uses_flashinfer:
             self._uses_flashinfer = flashinfer_ms < native_ms

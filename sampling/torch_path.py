@@ -159,7 +159,7 @@ def reported_values(
     batch: SamplingBatch,
     rows: SamplingRows,
 ) -> tuple[Tensor, Tensor]:
-    """The values to report, float32 [n, vocab_size], and what to subtract from them, [n]."""
+    """Values to report, float32 [n, vocab_size]; what to subtract from them, float64 [n]."""
     ones = torch.ones(len(raw), dtype=torch.float64)
     offsets = log_sum_exp(tile_stats(raw, ones), ones)
     offsets[torch.from_numpy(flags & NORMALIZED == 0)] = 0.0

@@ -52,7 +52,7 @@ class Verdicts(NamedTuple):
     # float64 [R, k, 4]: of p and q the highest logit and the log of the mass relative to it,
     # where a token must be recovered.
     scalars: Tensor
-    offsets: Tensor  # float32 [n], see `race_kernels.store_offset`
+    offsets: Tensor  # float64 [n], see `race_kernels.store_offset`
 
 
 class DraftStats(NamedTuple):
@@ -281,7 +281,7 @@ def judge(
         k=k,
         verdicts=buffer(num_rows, 1 + k, dtype=torch.int32),
         scalars=buffer(num_rows if has_draft_logits else 0, k, 4, dtype=torch.float64),
-        offsets=buffer(len(source.rows) if reported else 0),
+        offsets=buffer(len(source.rows) if reported else 0, dtype=torch.float64),
     )
     draft = None
     if has_draft_logits:

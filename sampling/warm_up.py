@@ -25,13 +25,13 @@ from sampling.rows import (
 )
 
 
-def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+def compile_kernels(like: SamplingRows, dtype: torch.dtype) -> None:
     """Compile the kernels of every combination of stages, for logits of one vocabulary and dtype.
 
     Lists of logprobs are compiled for the shortest lengths only.
     """
-    batch, rows = _batch(1, vocab_size, SamplingParams(), device)
-    logits = torch.zeros(1, vocab_size, dtype=dtype, device=device)
+    batch, rows = _batch(1, SamplingParams(), like)
+    logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
     stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
     for chosen in itertools.product((0, 1), repeat=len(stages)):
         flags = RANDOM + sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
@@ -41,12 +41,12 @@ def compile_kernels(vocab_size: int, dtype: torch.dtype, device: torch.device) -
 
 
 def race_of_samplers(
-    flashinfer: FlashInfer, num_rows: int, vocab_size: int, dtype: torch.dtype, device: torch.device
+    flashinfer: FlashInfer, num_rows: int, like: SamplingRows, dtype: torch.dtype
 ) -> tuple[float, float]:
     """Milliseconds a batch of top-k 50, top-p 0.95 takes: native in a CUDA graph, FlashInfer."""
     params = SamplingParams(top_k=50, top_p=0.95)
-    batch, rows = _batch(num_rows, vocab_size, params, device)
-    logits = torch.randn(num_rows, vocab_size, device=device).mul_(3.0).to(dtype)
+    batch, rows = _batch(num_rows, params, like)
+    logits = torch.randn(num_rows, like.vocab_size, device=like.device).mul_(3.0).to(dtype)
     triton_path.draw(logits, batch, rows)  # compiles outside the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -57,11 +57,12 @@ def race_of_samplers(
 
 
 def _batch(
-    num_rows: int, vocab_size: int, params: SamplingParams, device: torch.device
+    num_rows: int, params: SamplingParams, like: SamplingRows
 ) -> tuple[SamplingBatch, SamplingRows]:
-    """Logit rows that share one request."""
-    history = torch.zeros((1, 1), dtype=torch.int32, device=device)
-    rows = SamplingRows(1, vocab_size, device, history=history)
+    """Logit rows that share one request, in tables whose strides are those of `like`."""
+    device = like.device
+    history = torch.zeros((1, like.history.shape[1]), dtype=torch.int32, device=device)
+    rows = SamplingRows(1, like.vocab_size, device, history=history)
     rows.add(0, params, seed=0, choice=0, prompt_len=0, num_tokens=0)
     rows.flush()
     rows_np = np.zeros(num_rows, dtype=np.int32)

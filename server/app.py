@@ -19,7 +19,7 @@ from server.disconnect import ClientGoneError
 from server.errors import ApiError, bad_request
 from server.middleware import Accounts, Gate
 from server.openapi import add_openapi
-from server.routes import completions, health, models, tokens
+from server.routes import completions, health, models, scoring, tokens
 from server.schema.base import field_path
 from server.tokenizer import Tokenizer
 from server.version import VERSION
@@ -46,7 +46,7 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
         redirect_slashes=False,
     )
     app.state.context = context
-    for routes in (completions, models, tokens, health):
+    for routes in (completions, scoring, models, tokens, health):
         app.include_router(routes.router)
     _add_error_replies(app)
     add_openapi(app, engine.info.vocab_size)

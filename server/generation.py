@@ -76,7 +76,7 @@ class Generation:
                 self._tickets.append(ticket)
                 self._admission.enter(ticket)
         except EngineDeadError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def _request(self, prompt: Prompt) -> Request:
         job = self.job
@@ -103,7 +103,7 @@ class Generation:
                     if self._num_unfinished == 0:
                         return
         except EngineDeadError as error:
-            raise _lost(error) from error
+            raise lost(error) from error
 
     def _absorb(self, prompt_idx: int, entries: list[Entry]) -> list[Choice]:
         ticket = self._tickets[prompt_idx]
@@ -119,7 +119,7 @@ class Generation:
             if choice.feed(entry):
                 self._finish(choice, ticket, entry)
             elif entry.finish in _FAILURES:
-                self.failure = self.failure or _failure(entry.finish, entry.error)
+                self.failure = self.failure or failure_of(entry.finish, entry.error)
         if ticket.finished:
             self._admission.leave(ticket)
         return list(changed.values())
@@ -185,14 +185,16 @@ def _scoring(scoring: PromptLogprobsParams | None, prompt: Prompt) -> PromptLogp
     return scoring
 
 
-def _lost(error: EngineDeadError) -> ApiError:
+def lost(error: EngineDeadError) -> ApiError:
+    """What clients are told when the engine is gone."""
     return shutting_down() if isinstance(error, ShutdownError) else engine_dead(str(error))
 
 
 _FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR))
 
 
-def _failure(finish: Finish, message: str | None) -> ApiError:
+def failure_of(finish: Finish, message: str | None) -> ApiError:
+    """What clients are told of a request that the engine ended."""
     if finish == Finish.NAN:
         words = "the model's logits had NaN, +Inf or no finite value"
         return ApiError(500, words, code="nan_logits")

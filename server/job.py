@@ -178,10 +178,15 @@ def _check_combinations(wire: CompletionRequest, config: ServerConfig) -> None:
         )
     if wire.stream_options is not None and not wire.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
-    if wire.priority and not config.priority_scheduling:
+    check_priority(wire.priority, config)
+
+
+def check_priority(priority: int | None, config: ServerConfig) -> None:
+    """400 for one that nothing would come of."""
+    if priority and not config.priority_scheduling:
         raise bad_request(
             "priority",
-            f"priority must be 0 without --scheduling-policy priority, got {wire.priority}",
+            f"priority must be 0 without --scheduling-policy priority, got {priority}",
         )
 
 

@@ -125,6 +125,7 @@ class _EngineCollector(Collector):
             "prefix_cache_hits": (stats.prefix_cache_hits, "Tokens found"),
             "prompt_tokens_computed": (stats.prompt_tokens_computed, "Prompt tokens computed"),
             "nan_rows": (stats.nan_rows, "Choices ended by unusable logits"),
+            "failed_steps": (stats.failed_steps, "Steps that raised, as when memory ran out"),
         }
         for name, (value, words) in counts.items():
             family = CounterMetricFamily(f"tailrace_{name}", words, labels=self._names)

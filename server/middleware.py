@@ -20,7 +20,7 @@ from server.visit import Visit, attach
 
 logger = logging.getLogger("tailrace")
 
-GENERATION_PATHS = frozenset({"/v1/completions"})
+GENERATION_PATHS = frozenset({"/v1/completions", "/v1/score", "/generative_scoring"})
 """POST requests that are received and end in exactly one outcome."""
 _ALWAYS_OPEN = frozenset({"/health", "/ready"})
 _OPEN_WHILE_DRAINING = _ALWAYS_OPEN | {"/metrics", "/version"}

@@ -12,10 +12,17 @@ from server.schema.base import WireModel
 from server.schema.completions import CompletionRequest
 from server.schema.ids import TOKEN_ID_TITLE
 from server.schema.replies import ErrorReply
+from server.schema.scoring import GenerativeScoringRequest, ScoreRequest
 from server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
-_WIRE_TYPES: tuple[type[WireModel], ...] = (CompletionRequest, TokenizeRequest, DetokenizeRequest)
+_WIRE_TYPES: tuple[type[WireModel], ...] = (
+    CompletionRequest,
+    GenerativeScoringRequest,
+    ScoreRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 _ERRORS = {
     400: "The request breaks a rule; `param` names the field.",
     401: "No valid API key.",

@@ -15,9 +15,11 @@ from engine.request import (
     EngineStats,
     Finish,
     Float32Array,
+    ItemScores,
     LogprobArrays,
     PromptScores,
     Request,
+    ScoringRequest,
     StepOutput,
 )
 from engine.ticket import EngineDeadError, Ticket, deliver_output
@@ -103,6 +105,7 @@ class FakeEngine:
         step_s: length of a step.
         requests: everything submitted.
         aborted: (handle, choice) pairs that were aborted while unfinished.
+        scored: scoring requests submitted. scoring_finish: how they end.
     """
 
     def __init__(
@@ -128,6 +131,9 @@ class FakeEngine:
         self.step_s = step_s
         self.requests: list[Request] = []
         self.aborted: list[tuple[int, int]] = []
+        self.scored: list[ScoringRequest] = []
+        self.scoring_hangs = False
+        self.scoring_finish = Finish.LENGTH
         self.closed = False
         self._handles = itertools.count(1)
         self._tickets: dict[int, Ticket] = {}
@@ -152,7 +158,23 @@ class FakeEngine:
             self._loop = asyncio.get_running_loop().create_task(self._run())
         return ticket
 
+    def score(self, request: ScoringRequest) -> Ticket:
+        """Answered a step later, or never while `scoring_hangs`."""
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
+        self.scored.append(request)
+        ticket = self._tickets[request.handle] = Ticket(request.handle, 1)
+        if not self.scoring_hangs:
+            asyncio.get_running_loop().call_later(self.step_s, self._finish_scoring, request)
+        return ticket
+
+    def _finish_scoring(self, request: ScoringRequest) -> None:
+        if ticket := self._tickets.pop(request.handle, None):
+            ticket.deliver_scores(item_scores(request, self.scoring_finish))
+
     def abort(self, handle: int, choice: int = -1) -> None:
+        if handle in {request.handle for request in self.scored}:
+            self.aborted.append((handle, choice))
         for row in self._waiting + self._running:
             if row.request.handle == handle and choice in (-1, row.choice) and not row.aborted:
                 row.aborted = True
@@ -242,6 +264,28 @@ class FakeEngine:
             nan_rows=0,
             sampler_rows={"native": self._num_steps},
         )
+
+
+def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> ItemScores:
+    """Logprobs of `value_row` after as many tokens; the query's first 16 are said to be cached."""
+    values, others, p = [], [], 0
+    for length, num_read in zip(request.item_lens.tolist(), request.num_read.tolist(), strict=True):
+        for back in reversed(range(num_read)):
+            row = value_row(len(request.query_token_ids) + length - back).astype(np.float64)
+            table = row - np.logaddexp.reduce(row)
+            ids = request.id_lists[p % len(request.id_lists)]
+            values.append(table[ids])
+            others.append(np.logaddexp.reduce(np.delete(table, ids[ids >= 0])))
+            p += 1
+    done = finish == Finish.LENGTH
+    return ItemScores(
+        handle=request.handle,
+        finish=finish,
+        num_cached=min(len(request.query_token_ids), 16),
+        values=np.array(values if done else [], dtype=np.float32),
+        others=np.array(others if done else [], dtype=np.float32),
+        error="the step failed" if finish == Finish.ERROR else None,
+    )
 
 
 def _prompt_scores(request: Request) -> PromptScores:

@@ -54,7 +54,9 @@ class AttentionInputs:
         seq_lens_np: int32 [R], host; upper bounds of seq_lens, exact for rows that prefill.
         max_query_len: largest number of query tokens of a row.
         decode_len: query tokens of a decoding row, 1 + drafts to be verified. The leading rows
-            that bring so many decode, the others prefill.
+            that bring so many decode, the others prefill; 0 for none.
+        num_shared: leading blocks that all tables have in common and every token sees whole, so
+            that a backend may read them once; a backend may also pass over it.
     """
 
     query_starts: torch.Tensor
@@ -65,6 +67,7 @@ class AttentionInputs:
     seq_lens_np: npt.NDArray[np.int32]
     max_query_len: int
     decode_len: int = 1
+    num_shared: int = 0
 
     @property
     def num_decode_rows(self) -> int:
@@ -89,6 +92,7 @@ class AttentionInputs:
             seq_lens_np=self.seq_lens_np[count:],
             max_query_len=self.max_query_len,
             decode_len=self.decode_len,
+            num_shared=self.num_shared,
         )
 
 

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.buffers import to_device
+from engine.kernels.merge_states import merge_states
 
 WORKSPACE_BYTES = 256 << 20
 MIN_CAPABILITY = 8
@@ -37,6 +39,19 @@ class Kind(NamedTuple):
     @classmethod
     def of(cls, spec: AttentionSpec) -> Kind:
         return cls(*(getattr(spec, name) for name in cls._fields))
+
+
+class Pages(NamedTuple):
+    """Blocks of R rows, one row's after the other's.
+
+    Attributes:
+        starts: int32 [R + 1], host. blocks: int32 [starts[-1]], device.
+        last_lens: int32 [R], host; tokens in each row's last block.
+    """
+
+    starts: npt.NDArray[np.int32]
+    blocks: torch.Tensor
+    last_lens: npt.NDArray[np.int32]
 
 
 def is_installed() -> bool:
@@ -80,42 +95,94 @@ class FlashInferPrefill:
         for kind in kinds:
             _load_kernels(kind, dtype, device)
         self._wrappers = {kind: [_wrapper(workspace) for _ in range(IN_FLIGHT)] for kind in kinds}
+        self._shared = {
+            kind: [_wrapper(workspace) for _ in range(IN_FLIGHT)]
+            for kind in kinds
+            if kind.sliding_window is None
+        }
+        self._num_shared = 0
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Plan for the step's rows; their `seq_lens_np` must be exact."""
         self._step = (self._step + 1) % IN_FLIGHT
+        self._num_shared = inputs.num_shared
+        whole = self._pages(inputs.block_tables, inputs.seq_lens_np)
+        own = whole
+        if inputs.num_shared:
+            own_lens = inputs.seq_lens_np - inputs.num_shared * self._cache.block_size
+            own = self._pages(inputs.block_tables[:, inputs.num_shared :], own_lens)
+        for kind, wrappers in self._wrappers.items():
+            pages = own if self._is_shared(kind) else whole
+            query_starts, longest = inputs.query_starts_np, inputs.max_query_len
+            self._plan(wrappers[self._step], kind, pages, query_starts, longest, causal=True)
+        if inputs.num_shared:
+            self._begin_shared(inputs)
+
+    def _begin_shared(self, inputs: AttentionInputs) -> None:
+        """All tokens as one row over the blocks that every row begins with."""
+        num_tokens, block_size = len(inputs.slots), self._cache.block_size
+        pages = Pages(
+            np.array([0, inputs.num_shared], dtype=np.int32),
+            inputs.block_tables[0, : inputs.num_shared],
+            np.array([block_size], dtype=np.int32),
+        )
+        query_starts = np.array([0, num_tokens], dtype=np.int32)
+        for kind, wrappers in self._shared.items():
+            self._plan(wrappers[self._step], kind, pages, query_starts, num_tokens, causal=False)
+
+    def _pages(self, block_tables: torch.Tensor, lengths: npt.NDArray[np.int32]) -> Pages:
+        """The first blocks of tables int32 [R, B] that hold `lengths` [R] tokens."""
         block_size = self._cache.block_size
-        lengths = inputs.seq_lens_np
         num_blocks = -(-lengths // block_size)
         block_starts = np.concatenate([[0], np.cumsum(num_blocks)]).astype(np.int32)
         # Where each row's blocks are in the flattened tables, row after row.
-        row_starts = np.arange(len(lengths)) * inputs.block_tables.shape[1] - block_starts[:-1]
+        row_starts = np.arange(len(lengths)) * block_tables.shape[1] - block_starts[:-1]
         places = np.repeat(row_starts, num_blocks) + np.arange(block_starts[-1])
-        device = inputs.block_tables.device
-        blocks = inputs.block_tables.flatten()[to_device(places, device)]
-        for kind, wrappers in self._wrappers.items():
-            window = kind.sliding_window
-            wrappers[self._step].plan(
-                torch.from_numpy(inputs.query_starts_np),
-                torch.from_numpy(block_starts),
-                blocks,
-                torch.from_numpy(lengths - (num_blocks - 1) * block_size),
-                kind.num_q_heads,
-                kind.num_kv_heads,
-                kind.head_dim,
-                block_size,
-                causal=True,
-                sm_scale=kind.scale,
-                window_left=-1 if window is None else window - 1,
-                logits_soft_cap=kind.softcap,
-                q_data_type=self._cache.layers[0].dtype,
-                max_token_per_sequence=inputs.max_query_len,
-            )
+        blocks = block_tables.flatten()[to_device(places, block_tables.device)]
+        return Pages(block_starts, blocks, lengths - (num_blocks - 1) * block_size)
+
+    def _plan(
+        self,
+        wrapper: Any,
+        kind: Kind,
+        pages: Pages,
+        query_starts: npt.NDArray[np.int32],
+        longest: int,
+        *,
+        causal: bool,
+    ) -> None:
+        window = kind.sliding_window
+        wrapper.plan(
+            torch.from_numpy(query_starts),
+            torch.from_numpy(pages.starts),
+            pages.blocks,
+            torch.from_numpy(pages.last_lens),
+            kind.num_q_heads,
+            kind.num_kv_heads,
+            kind.head_dim,
+            self._cache.block_size,
+            causal=causal,
+            sm_scale=kind.scale,
+            window_left=-1 if window is None else window - 1,
+            logits_soft_cap=kind.softcap,
+            q_data_type=self._cache.layers[0].dtype,
+            max_token_per_sequence=longest,
+        )
+
+    def _is_shared(self, kind: Kind) -> bool:
+        """Whether the step's shared blocks are attended to apart from the rows' own."""
+        return self._num_shared > 0 and kind in self._shared
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of q [T, num_q_heads, D] over stored keys, into `out` of the same shape."""
-        wrapper = self._wrappers[self._kinds[layer]][self._step]
-        wrapper.run(q, self._cache.layers[layer], out=out)
+        kind, cache = self._kinds[layer], self._cache.layers[layer]
+        wrapper = self._wrappers[kind][self._step]
+        if not self._is_shared(kind):
+            wrapper.run(q, cache, out=out)
+            return
+        own, own_log = wrapper.run(q, cache, return_lse=True)
+        shared, shared_log = self._shared[kind][self._step].run(q, cache, return_lse=True)
+        merge_states(own, own_log, shared, shared_log, out)
 
 
 def _load_kernels(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:

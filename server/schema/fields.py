@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
@@ -25,6 +25,7 @@ Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BiasValue = Annotated[float, Field(ge=-100, le=100)]
 Mode = LogprobsMode
+PackedFormat = Literal["json", "packed"]
 
 
 def _one_or_many(value: Any) -> Any:

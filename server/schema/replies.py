@@ -90,6 +90,60 @@ class CompletionReply(BaseModel):
     system_fingerprint: str
 
 
+class PackedArray(BaseModel):
+    """An array, with `logprobs_format` "packed"."""
+
+    dtype: Literal["<f4", "<f8", "<i4"] = Field(description="As NumPy names it.")
+    shape: list[int]
+    data: str = Field(description="Base64 of the little-endian values, the last index fastest.")
+
+
+class ScoredItem(BaseModel):
+    """One item; logprobs are of all continuations, whatever `apply_softmax` says."""
+
+    index: int
+    object: Literal["score"]
+    score: float = Field(description="Of the first label.")
+    label_logprobs: list[float] = Field(description="Of every label; -inf is -9999.0.")
+    other_logprob: float = Field(description="Of whatever begins with no label.")
+
+
+class ScoringUsage(BaseModel):
+    """Nothing is generated; a query that comes first counts once."""
+
+    prompt_tokens: int
+    completion_tokens: Literal[0]
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] = Field(description="`cached_tokens` of the query.")
+
+
+class GenerativeScoringReply(BaseModel):
+    """Packed replies have `scores`, `label_logprobs`, `other_logprob` and no `data`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[ScoredItem]
+    scores: PackedArray | None = None
+    label_logprobs: PackedArray | None = None
+    other_logprob: PackedArray | None = None
+    usage: ScoringUsage
+
+
+class ScoreReply(BaseModel):
+    """A row an item, a column a label."""
+
+    id: str
+    object: Literal["scoring"]
+    created: int
+    model: str
+    scores: list[list[float]] | PackedArray
+    label_logprobs: list[list[float]] | PackedArray
+    other_logprob: list[float] | PackedArray
+    usage: ScoringUsage
+
+
 class ModelCard(BaseModel):
     """A name the server answers to."""
 

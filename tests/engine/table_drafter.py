@@ -38,6 +38,8 @@ class TableDrafter:
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         self.num_runs += 1
+        if not len(step.last):
+            return step.next_ids.new_empty((0, self.num_tokens))
         newest, drafts = step.next_ids[step.last].long(), []
         for depth in range(self.num_tokens):
             newest = draw_drafts(

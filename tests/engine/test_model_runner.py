@@ -23,6 +23,7 @@ def plan() -> StepPlan:
         num_prompt_tokens=0,
         num_drafts=0,
         decodes=none.astype(np.bool_),
+        runs_drafter=False,
         proposes=none.astype(np.bool_),
     )
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling.logprobs import LogprobsOutput, gather_logprobs, prompt_logprobs
+from sampling.logprobs import LogprobsOutput, gather_logprobs, listed_logprobs, prompt_logprobs
 from sampling.params import LogprobsMode
 from sampling.race import log_sum_exp, tile_stats
 
@@ -151,3 +151,51 @@ def test_shared_explicit_ids_of_prompt_positions() -> None:
     assert torch.equal(out.explicit, x[:, ids])
     assert torch.equal(out.chosen, x.gather(1, targets[:, None])[:, 0])
     assert out.top_ids.shape == (6, 0)
+
+
+def test_a_large_offset_costs_no_digits() -> None:
+    """Values near 0 beside a log-sum-exp of hundreds: float32 would round it by 3e-5."""
+    x = make_logits(64, 4096, scale=1.0) + torch.linspace(300, 900, 64)[:, None]
+    tokens = x.argmax(1)
+    out = prompt_logprobs(x, tokens, num_top=3)
+    want = (x.double() - x.double().logsumexp(1, keepdim=True)).gather(1, tokens[:, None])[:, 0]
+    error = (out.chosen.double() - want).abs() / want.abs().clamp(min=1)
+    assert error.max() < 1e-5
+
+
+class TestListed:
+    def test_values_and_the_mass_of_all_others(self) -> None:
+        x, ids = make_logits(12, 3000), make_logits(12, 3000, seed=5).topk(9).indices.int()
+        ids[3:, 4:] = -1
+        table = x.double().log_softmax(1)
+        values, others = listed_logprobs(x.clone(), ids)
+        for i, row in enumerate(ids):
+            known = row[row >= 0].long()
+            np.testing.assert_allclose(values[i, : len(known)], table[i, known], atol=1e-5)
+            rest = table[i].clone()
+            rest[known] = -INF
+            np.testing.assert_allclose(others[i], rest.logsumexp(0), rtol=1e-5, atol=1e-5)
+
+    def test_next_to_nothing_left_is_still_exact(self) -> None:
+        x = torch.full((1, 2048), -40.0)
+        x[0, 7] = 30.0
+        _, others = listed_logprobs(x, torch.tensor([[7]]))
+        assert others.item() == pytest.approx(np.log(2047) - 70.0, abs=1e-5)
+
+    def test_nothing_left(self) -> None:
+        x = torch.full((1, 9), -INF)
+        x[0, 2] = 1.0
+        values, others = listed_logprobs(x, torch.tensor([[2, 3]]))
+        assert values.tolist() == [[0.0, -INF]]
+        assert others.item() == -INF
+
+    @pytest.mark.parametrize("bad", [float("nan"), INF, -INF])
+    def test_a_bad_row_says_so_alone(self, bad: float) -> None:
+        x, ids = make_logits(3, 2500), torch.tensor([[5, 6]] * 3)
+        clean = listed_logprobs(x.clone(), ids)
+        x[1] = bad
+        values, others = listed_logprobs(x, ids)
+        assert values[1].isnan().all()
+        assert others[1].isnan()
+        assert torch.equal(values[::2], clean[0][::2])
+        assert torch.equal(others[::2], clean[1][::2])

@@ -1,0 +1,132 @@
+"""One step of scoring, as the runner gets it, and how it is put together. No torch.
+
+A step is rows of tokens: parts of queries, which only leave keys and values behind, and items,
+some of whose positions are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from engine.blocks import NULL_BLOCK
+from engine.request import Float32Array, Int32Array, Int64Array
+from engine.rows import NO_TOKEN
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """R rows of T tokens; P positions are read, for J ids each.
+
+    Attributes:
+        token_ids: int32 [T]. positions: int64 [T], absolute.
+        query_starts: int32 [R + 1]; row r owns tokens query_starts[r]:query_starts[r + 1].
+        seq_lens: int32 [R], keys a row's last token sees, itself included.
+        block_tables: int32 [R, B], padded with `NULL_BLOCK`.
+        slots: int64 [T], block * block_size + offset where a token's key and value go.
+        num_shared: leading blocks that the tables of all rows have in common, computed before.
+        read_tokens: int64 [P], tokens whose hidden state goes through the head.
+        id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
+    """
+
+    token_ids: Int32Array
+    positions: Int64Array
+    query_starts: Int32Array
+    seq_lens: Int32Array
+    block_tables: Int32Array
+    slots: Int64Array
+    num_shared: int
+    read_tokens: Int64Array
+    id_lists: Int32Array
+
+
+@dataclass(frozen=True)
+class ScoringResult:
+    """What a step of scoring read, on the host.
+
+    Attributes:
+        values: float32 [P, J], logprobs of the ids, NaN where the logits were not usable; what
+            stands for `NO_TOKEN` is undefined.
+        others: float32 [P], log of the mass of all other ids.
+    """
+
+    values: Float32Array
+    others: Float32Array
+
+
+class ScoringHandle(Protocol):
+    """A step that was launched; `wait` is that of `engine.plan.StepHandle`."""
+
+    def wait(self, timeout_s: float | None = None) -> ScoringResult: ...
+
+
+class ScoringRunner(Protocol):
+    """Runs steps of scoring in order, behind the steps of choices that were launched before."""
+
+    def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle: ...
+
+
+class Rows(NamedTuple):
+    """Rows of one request in a step: n rows of T tokens in all.
+
+    Attributes:
+        token_ids: int32 [T], row after row.
+        counts: int64 [n], tokens of each row. starts: int64 [n], positions of their first.
+        tables: int32 [n, B], each row's blocks, padded with `NULL_BLOCK`.
+        num_read: int64 [n], how many of its last positions are read.
+        id_lists: int32 [num_read.sum(), J], of the positions read.
+    """
+
+    token_ids: Int32Array
+    counts: Int64Array
+    starts: Int64Array
+    tables: Int32Array
+    num_read: Int64Array
+    id_lists: Int32Array
+
+
+def make_plan(parts: Sequence[Rows], block_size: int, num_shared: int) -> ScoringPlan:
+    """A step of all these rows, in order."""
+    counts = np.concatenate([part.counts for part in parts])
+    starts = np.concatenate([part.starts for part in parts])
+    num_read = np.concatenate([part.num_read for part in parts])
+    tables = _stacked([part.tables for part in parts], NULL_BLOCK)
+    ends = np.cumsum(counts)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(rows)) + (starts + counts - ends)[rows]
+    blocks = tables[rows, positions // block_size].astype(np.int64)
+    # The last position that is read of a row is its last token.
+    read_shift = np.repeat(ends - np.cumsum(num_read), num_read)
+    return ScoringPlan(
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        positions=positions,
+        query_starts=np.concatenate([[0], ends]).astype(np.int32),
+        seq_lens=(starts + counts).astype(np.int32),
+        block_tables=tables,
+        slots=blocks * block_size + positions % block_size,
+        num_shared=num_shared,
+        read_tokens=np.arange(len(read_shift)) + read_shift,
+        id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
+    )
+
+
+def _stacked(parts: Sequence[Int32Array], padding: int) -> Int32Array:
+    """Arrays [n, width] one under another, narrow ones padded on the right."""
+    width = max(part.shape[1] for part in parts)
+    stacked = np.full((sum(map(len, parts)), width), padding, dtype=np.int32)
+    start = 0
+    for part in parts:
+        stacked[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return stacked
+
+
+def block_tables(blocks: list[int], counts: Int64Array) -> Int32Array:
+    """int32 [n, max(counts)]: rows of `counts` blocks each, padded with `NULL_BLOCK`."""
+    width = int(counts.max())
+    tables = np.full((len(counts), width), NULL_BLOCK, dtype=np.int32)
+    tables[np.arange(width) < counts[:, None]] = blocks
+    return tables

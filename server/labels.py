@@ -1,0 +1,111 @@
+"""Labels of one or several tokens as a tree: what is read for them, and what it comes to.
+
+A node is a proper prefix of a label, the empty one at the root; its children are the tokens that
+come next in some label. No label is a prefix of another, so labels are disjoint events and
+
+    log P(label)  = sum of log p(token | prefix) along the label's path
+    log P(others) = log sum over nodes of P(node) * (1 - sum of p(child | node)),
+
+the second because what begins with no label leaves the tree at exactly one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.request import Float32Array, Int32Array
+
+Label = tuple[int, ...]
+Float64Array = npt.NDArray[np.float64]
+
+
+class LabelError(ValueError):
+    """Labels that are not disjoint."""
+
+
+@dataclass(frozen=True)
+class LabelTree:
+    """What has to be read for some labels.
+
+    Attributes:
+        branches: suffixes of every item, and how many nodes are read at its last positions; each
+            node is read once.
+        id_lists: int32 [M, J], children of each node in the order they are read, padded with -1.
+    """
+
+    branches: list[tuple[Label, int]]
+    id_lists: Int32Array
+    _paths: list[list[tuple[int, int]]]
+    _parents: list[tuple[int, int] | None]
+
+    @classmethod
+    def of(cls, labels: list[Label]) -> LabelTree:
+        """Raises `LabelError` where one is a prefix of another, or the same."""
+        _check_disjoint(labels)
+        nodes = sorted({label[:n] for label in labels for n in range(len(label))})
+        # Sorted, a node's descendants follow it: one that nothing follows ends a branch.
+        order: list[Label] = []
+        branches: list[tuple[Label, int]] = []
+        for node, following in zip(nodes, [*nodes[1:], None], strict=True):
+            order.append(node)
+            if following is None or following[: len(node)] != node:
+                branches.append((node, len(order) - sum(count for _, count in branches)))
+        index = {node: i for i, node in enumerate(order)}
+        children: list[list[int]] = [[] for _ in order]
+        for label in labels:
+            for n, token_id in enumerate(label):
+                own = children[index[label[:n]]]
+                if token_id not in own:
+                    own.append(token_id)
+
+        def step(prefix: Label, token_id: int) -> tuple[int, int]:
+            node = index[prefix]
+            return node, children[node].index(token_id)
+
+        id_lists = np.full((len(order), max(map(len, children))), -1, dtype=np.int32)
+        for row, own in zip(id_lists, children, strict=True):
+            row[: len(own)] = own
+        return cls(
+            branches=branches,
+            id_lists=id_lists,
+            _paths=[[step(label[:n], label[n]) for n in range(len(label))] for label in labels],
+            _parents=[step(node[:-1], node[-1]) if node else None for node in order],
+        )
+
+    def logprobs(
+        self, values: Float32Array, others: Float32Array
+    ) -> tuple[Float64Array, Float64Array]:
+        """Of every label, [N, L], and of anything else, [N], for N items.
+
+        Args:
+            values: float32 [N * M, J]; others: float32 [N * M], as the engine reads them.
+        """
+        num_nodes = len(self.id_lists)
+        by_node = values.astype(np.float64).reshape(-1, num_nodes, self.id_lists.shape[1])
+        rest = others.astype(np.float64).reshape(-1, num_nodes)
+        labels = [sum(by_node[:, m, j] for m, j in path) for path in self._paths]
+        reached: list[Float64Array] = []
+        for parent in self._parents:  # a node's parent comes before it
+            if parent is None:
+                reached.append(np.zeros(len(by_node)))
+            else:
+                reached.append(reached[parent[0]] + by_node[:, parent[0], parent[1]])
+        left = np.logaddexp.reduce(np.stack(reached, axis=1) + rest, axis=1)
+        return np.stack(labels, axis=1), left
+
+
+def _check_disjoint(labels: list[Label]) -> None:
+    """Sorted, a label that is a prefix of others stands right before one of them."""
+    order = sorted(range(len(labels)), key=lambda i: labels[i])
+    for first, second in pairwise(order):
+        a, b = labels[first], labels[second]
+        if b[: len(a)] == a:
+            words = "the same as" if a == b else "a prefix of"
+            raise LabelError(
+                f"hold {list(a)} at [{first}], {words} {list(b)} at [{second}]: labels must "
+                "exclude each other"
+            )

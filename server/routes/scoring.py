@@ -1,0 +1,102 @@
+"""`POST /generative_scoring`, `POST /v1/score`: how likely labels are after a query and items."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.request import Finish, ItemScores
+from engine.ticket import EngineDeadError
+from server.context import Context, context_of
+from server.disconnect import cancel_on_disconnect
+from server.errors import json_response
+from server.generation import failure_of, lost
+from server.openapi import describes
+from server.routes.plain import PlainRoute
+from server.schema.replies import GenerativeScoringReply, ScoreReply
+from server.schema.scoring import GenerativeScoringRequest, ScoreRequest, ScoringFields
+from server.score_replies import generative_scoring_reply, score_reply
+from server.scoring import ScoringJob, make_scoring_job
+from server.visit import visit_of
+
+router = APIRouter(tags=["scoring"], route_class=PlainRoute)
+
+INLINE_VALUES = 256
+"""Replies with fewer values are written on the event loop."""
+
+
+@router.post("/generative_scoring", **describes(GenerativeScoringRequest, GenerativeScoringReply))
+async def generative_scoring(request: Request) -> Response:
+    """The probability of the first label after each item, and every label's logprob."""
+    wire = await context_of(request).bodies.read(request, GenerativeScoringRequest)
+    return await _answer(request, wire, "generative-scoring", True, generative_scoring_reply)
+
+
+@router.post("/v1/score", **describes(ScoreRequest, ScoreReply))
+async def score(request: Request) -> Response:
+    """The probability of every label after each item."""
+    wire = await context_of(request).bodies.read(request, ScoreRequest)
+    return await _answer(request, wire, "score", False, score_reply)
+
+
+async def _answer(
+    request: Request,
+    wire: ScoringFields,
+    kind: str,
+    softmax: bool,
+    write: Callable[[ScoringJob, ItemScores], bytes],
+) -> Response:
+    context = context_of(request)
+    job = await make_scoring_job(
+        wire,
+        kind=kind,
+        softmax=softmax,
+        config=context.config,
+        info=context.engine.info,
+        tokenizer=context.tokenizer,
+        request_id=visit_of(request.scope).request_id,
+    )
+    async with cancel_on_disconnect(request.receive):
+        scores = await _run(job, context)
+        if scores.finish != Finish.LENGTH:
+            raise failure_of(scores.finish, scores.error)
+        if scores.values.size > INLINE_VALUES:
+            return json_response(await context.worker.run(write, job, scores))
+        return json_response(write(job, scores))
+
+
+async def _run(job: ScoringJob, context: Context) -> ItemScores:
+    """Ask the engine, and end there what nobody waits for any more."""
+    metrics, engine, began = context.metrics, context.engine, time.perf_counter()
+    context.admission.check(1)
+    reason = "error"
+    try:
+        ticket = engine.score(msgspec.structs.replace(job.request, handle=engine.new_handle()))
+        context.admission.enter(ticket)
+        try:
+            async for _ in ticket:
+                pass
+        finally:
+            context.admission.leave(ticket)
+            if not ticket.finished:
+                engine.abort(ticket.handle)
+        assert ticket.item_scores is not None
+        if ticket.item_scores.finish == Finish.LENGTH:
+            reason = "length"
+        return ticket.item_scores
+    except EngineDeadError as error:
+        raise lost(error) from error
+    except asyncio.CancelledError:
+        reason = "abort"
+        raise
+    finally:
+        metrics.finished[reason].inc()
+        metrics.e2e.observe(time.perf_counter() - began)
+        metrics.prompt_tokens.inc(job.num_prompt_tokens)
+        metrics.prompt_lens.observe(job.num_prompt_tokens)
