@@ -59,8 +59,8 @@ python -m demo.train_eagle --corpus stdlib.tar.xz --start FOLDER --steps {steps}
 {torch_version}, bfloat16 autocast, from
 {start}. Half of the tokens are the
 library's ({num_training_files:,} files, as the model's card tells), half the target's own:
-{written:,} windows it wrote at temperatures 0, 0.7 and 1. The loss is summed over {draft_steps} draft steps, \
-each fed the
+{written:,} windows it wrote at temperatures 0, 0.7 and 1. The loss is summed over \
+{draft_steps} draft steps, each fed the
 outputs of the one before (weights {step_weight:g}^j): the cross entropy of the target's \
 distribution, {overlap:g} times the
 refused mass 1 - Σ min(p, q), {feature:g} times the smooth L1 distance of features. Muon on matrices

@@ -28,6 +28,7 @@ from demo.head import EagleHead, head_config, load_head, save_head
 from demo.head_run import HeadRun, HeadSettings
 from demo.llama import CONTEXT_TOKENS
 from demo.tokens import EncodedCorpus, encode_corpus, training_batches
+from demo.train import rate_factor
 
 PROMPT_TOKENS = 64
 WINDOW_TOKENS = 512
@@ -102,17 +103,13 @@ def build_optimizers(head: nn.Module, settings: HeadSettings) -> list[torch.opti
     ]
 
 
-def rate_factor(step: int, settings: HeadSettings) -> float:
-    """Trapezoid: up over the warm-up, flat, down to zero over the cool-down."""
-    done = step / settings.steps
-    rising = (step + 1) / (settings.warmup * settings.steps)
-    return min(1.0, rising, (1.0 - done) / settings.cooldown)
-
-
 def write_windows(
-    target: LlamaForCausalLM, corpus: EncodedCorpus, settings: HeadSettings
+    target: LlamaForCausalLM,
+    corpus: EncodedCorpus,
+    settings: HeadSettings,
+    window_tokens: int = WINDOW_TOKENS,
 ) -> torch.Tensor:
-    """The target's own text, int64 [written_windows, WINDOW_TOKENS + 1]."""
+    """The target's own text, int64 [written_windows, window_tokens + 1]."""
     generator = torch.Generator().manual_seed(settings.seed)
     pieces = training_batches(
         corpus.training, PROMPT_TOKENS - 1, settings.written_windows, generator
@@ -122,7 +119,7 @@ def write_windows(
     return continue_prompts(
         target,
         prompts,
-        WINDOW_TOKENS + 1 - PROMPT_TOKENS,
+        window_tokens + 1 - PROMPT_TOKENS,
         temperatures.repeat(-(-len(prompts) // len(temperatures)))[: len(prompts)],
         torch.Generator(target.device).manual_seed(settings.seed),
     ).cpu()

@@ -48,9 +48,9 @@ class DraftModelDrafter:
             return step.next_ids.new_empty((0, self.num_tokens))
         drafts = [self._draws(model.logits(hidden[inputs.newest]), step.sampling, 0)]
         singles = single_steps(step, 2, self.num_tokens - 1, self._cache.block_size)
-        for depth, (positions, own) in enumerate(singles, start=1):
+        for depth, own in enumerate(singles.attention, start=1):
             attention.begin(own)
-            hidden = model.forward(drafts[-1], positions, attention)
+            hidden = model.forward(drafts[-1], singles.positions[depth - 1], attention)
             drafts.append(self._draws(model.logits(hidden), step.sampling, depth))
         return torch.stack(drafts, dim=1)
 

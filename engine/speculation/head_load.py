@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.config import ModelConfig
+from engine.kernels.rope import rope_table
 from engine.models.base import CausalLM, ModelError
 from engine.models.decoder import Decoder
 from engine.models.decoder_config import ARCHITECTURES, decoder_config, unfused_layer_reason
@@ -29,8 +30,11 @@ def load_head(
     target: CausalLM,
     device: torch.device,
     num_positions: int,
-) -> EagleHead:
-    """The head of an "eagle" or "eagle3" configuration.
+) -> tuple[EagleHead, torch.Tensor]:
+    """The head of an "eagle" or "eagle3" configuration, and its `rope_table`.
+
+    Args:
+        num_positions: of the table.
 
     Raises:
         ModelError: it cannot be read or does not fit; the message has the sizes.
@@ -50,14 +54,14 @@ def load_head(
     has_embedding = config.method == "eagle3" and source.shape("embed_tokens.weight") is not None
     if not has_embedding:
         _check_size(folder, "hidden size", shape.hidden_size, target.hidden_size)
-    parts = HeadParts(shape, source, target, device, num_positions)
+    parts = HeadParts(shape, source, target, device)
     with torch.no_grad():
         if config.method == "eagle":
             head: EagleHead = Eagle1Head(parts)
         else:
             head = _eagle3_head(folder, hf_config, parts, device)
     source.finish()
-    return head
+    return head, rope_table(shape.inv_freq.to(device), shape.rope_scale, num_positions)
 
 
 def _check_layer(folder: Path, config: Any) -> None:

@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from engine.attention.base import AttentionBackend, AttentionSpec
 from engine.kernels.linear import Linear, linear, logits_linear
 from engine.kernels.norm import rms_norm
-from engine.kernels.rope import rope_table, rotation_at
+from engine.kernels.rope import Rotation
 from engine.models.base import CausalLM
 from engine.models.decoder_config import DecoderConfig, attention_specs
 from engine.models.decoder_weights import DecoderWeights
@@ -53,15 +53,15 @@ class EagleHead(Protocol):
         self,
         token_ids: torch.Tensor,
         features: torch.Tensor,
-        positions: torch.Tensor,
+        rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        """What stands for the features at positions + 1, [N, H].
+        """What stands for the features one position on, [N, H].
 
         Args:
-            token_ids: int32 [N], those at positions + 1.
+            token_ids: int32 [N], those one position on.
             features: [N, H], may be overwritten.
-            positions: int64 [N].
+            rotation: of the features' positions.
         """
         ...
 
@@ -71,25 +71,15 @@ class EagleHead(Protocol):
 
 
 class HeadParts:
-    """What both generations are built from.
-
-    Args:
-        num_positions: positions 0 to num_positions - 1 may be asked for.
-    """
+    """What both generations are built from."""
 
     def __init__(
-        self,
-        config: DecoderConfig,
-        source: WeightSource,
-        target: CausalLM,
-        device: torch.device,
-        num_positions: int,
+        self, config: DecoderConfig, source: WeightSource, target: CausalLM, device: torch.device
     ) -> None:
         self.config = config
         self.source = source
         self.target = target
         self.weights = DecoderWeights(config, source, target.dtype, device)
-        self.rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
 
     def layer(self, prefix: str, fan_in: int) -> HeadLayer:
         """The layer whose tensors' names begin with `prefix`."""
@@ -100,7 +90,6 @@ class HeadLayer:
     """A decoder layer whose input was normed, or not, before it."""
 
     def __init__(self, parts: HeadParts, prefix: str, fan_in: int) -> None:
-        self._rope_table = parts.rope_table
         self._qkv = linear(*parts.weights.qkv(prefix, fan_in))
         self._body = parts.weights.body(prefix)
 
@@ -108,11 +97,10 @@ class HeadLayer:
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
-        positions: torch.Tensor,
+        rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """[N, H] for attention's input x [N, fan_in]; `residual` [N, H] may be overwritten."""
-        rotation = rotation_at(self._rope_table, positions)
         out, residual = self._body(0, self._qkv(x), residual, rotation, attention)
         return out + residual
 
@@ -138,11 +126,11 @@ class Eagle1Head:
         self,
         token_ids: torch.Tensor,
         features: torch.Tensor,
-        positions: torch.Tensor,
+        rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
         x = self._fuse(torch.cat([self._target.embed(token_ids), features], dim=-1))
-        return self._layer(x, x, positions, attention)
+        return self._layer(x, x, rotation, attention)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return self._target.logits(features)
@@ -191,13 +179,13 @@ class Eagle3Head:
         self,
         token_ids: torch.Tensor,
         features: torch.Tensor,
-        positions: torch.Tensor,
+        rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
         tokens = rms_norm(self._embed(token_ids), self._token_norm, self._eps)
         normed = rms_norm(features, self._feature_norm, self._eps)
         x = torch.cat([tokens, normed], dim=-1)
-        return self._layer(x, features, positions, attention)
+        return self._layer(x, features, rotation, attention)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return self._head(rms_norm(features, self._final_norm, self._eps))

@@ -46,9 +46,10 @@ def load_drafter(
         model = _draft_model(config, target_config, target, rows.device)
         draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
         return DraftModelDrafter(model, num_tokens, draws, cache_shape)
-    head = load_head(config, target_config, target, rows.device, max_len + SPARE_POSITIONS)
+    num_positions = max_len + SPARE_POSITIONS
+    head, angles = load_head(config, target_config, target, rows.device, num_positions)
     draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
-    return EagleDrafter(head, num_tokens, draws, cache_shape)
+    return EagleDrafter(head, angles, num_tokens, draws, cache_shape)
 
 
 def _draft_model(

@@ -18,8 +18,8 @@ def _ngram_kernel(
     drafts_ptr,
     max_len,
     num_tokens,
-    min_n: tl.constexpr,
-    max_n: tl.constexpr,
+    min_n,
+    max_n,
     BLOCK: tl.constexpr,  # noqa: N803
     DRAFTS: tl.constexpr,  # noqa: N803
 ):
@@ -32,11 +32,11 @@ def _ngram_kernel(
         ends = start + tl.arange(0, BLOCK).to(tl.int64)  # where an earlier n-gram may end
         going_on = ends < length - 1
         matched = tl.zeros((BLOCK,), tl.int64)
-        for n in tl.static_range(max_n):
-            going_on &= ends >= n
+        for n in range(max_n):
+            going_on = going_on & (ends >= n)
             earlier = tl.load(tokens + ends - n, mask=going_on, other=-1)
             newest = tl.load(tokens + tl.maximum(length - 1 - n, 0))
-            going_on &= earlier == newest
+            going_on = going_on & (earlier == newest)
             matched += going_on.to(tl.int64)
         rank = tl.where(matched >= min_n, matched << 32 | ends, 0)
         best = tl.maximum(best, rank)
@@ -45,7 +45,8 @@ def _ngram_kernel(
     ahead = tl.arange(0, DRAFTS).to(tl.int64)
     period = tl.maximum(length - following, 1)
     source = tokens + following + ahead % period
-    drafts = tl.load(source, mask=(ahead < num_tokens) & (winner > 0), other=-1)
+    drafts = tl.load(source, mask=ahead < num_tokens, other=-1)
+    drafts = tl.where(winner > 0, drafts, -1)  # without a match, what was read is of no meaning
     tl.store(drafts_ptr + i * num_tokens + ahead, drafts, mask=ahead < num_tokens)
 
 
@@ -68,8 +69,8 @@ def ngram_drafts_triton(
             drafts,
             history.shape[1],
             num_tokens,
-            min_n=min_n,
-            max_n=max_n,
+            min_n,
+            max_n,
             BLOCK=BLOCK,
             DRAFTS=triton.next_power_of_2(num_tokens),
         )

@@ -12,14 +12,14 @@ from engine.blocks import NULL_BLOCK
 from engine.speculation.base import VerifiedStep
 
 
-class DraftInputs(NamedTuple):
-    """A forward of L rows with one token each: positions int64 [L] and where they go."""
+class SingleSteps(NamedTuple):
+    """n forwards of L rows with one token each: positions int64 [n, L], inputs of each."""
 
     positions: torch.Tensor
-    attention: AttentionInputs
+    attention: list[AttentionInputs]
 
 
-def single_steps(step: VerifiedStep, start: int, count: int, block_size: int) -> list[DraftInputs]:
+def single_steps(step: VerifiedStep, start: int, count: int, block_size: int) -> SingleSteps:
     """Inputs of `count` forwards, the first at positions[last] + start, each one further on.
 
     A token at its row's limit or beyond is written to the null block and sees what is below.
@@ -27,28 +27,28 @@ def single_steps(step: VerifiedStep, start: int, count: int, block_size: int) ->
     num_rows, device = len(step.last), step.last.device
     first = step.positions[step.last] + start
     positions = first + torch.arange(count, device=device)[:, None]  # [count, L]
-    slots = slots_at(step.block_tables, positions.T, step.limits[:, None], block_size).T
+    slots = slots_at(
+        step.block_tables, positions.T, step.limits[:, None], block_size
+    ).T.contiguous()
     seq_lens = torch.minimum(positions + 1, step.limits).to(torch.int32)
     starts = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
     starts_np = np.arange(num_rows + 1, dtype=np.int32)
     bounds_np = step.attention.seq_lens_np
     if len(bounds_np) != num_rows:  # which of the rows drew is known on the device alone
         bounds_np = np.full(num_rows, step.attention.max_seq_len, dtype=np.int32)
-    return [
-        DraftInputs(
-            positions[i],
-            AttentionInputs(
-                query_starts=starts,
-                query_starts_np=starts_np,
-                seq_lens=seq_lens[i],
-                block_tables=step.block_tables,
-                slots=slots[i].contiguous(),
-                seq_lens_np=bounds_np + (start + i),
-                max_query_len=1,
-            ),
+    inputs = [
+        AttentionInputs(
+            query_starts=starts,
+            query_starts_np=starts_np,
+            seq_lens=seq_lens[i],
+            block_tables=step.block_tables,
+            slots=slots[i],
+            seq_lens_np=bounds_np + (start + i),
+            max_query_len=1,
         )
         for i in range(count)
     ]
+    return SingleSteps(positions, inputs)
 
 
 def slots_at(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from engine.attention.base import AttentionInputs, KVCache
+from engine.attention.base import AttentionBackend, AttentionInputs, AttentionSpec, KVCache
+from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.models.decoder import Decoder
@@ -20,21 +23,34 @@ from sampling.rows import SamplingRows
 BLOCK_SIZE = 4
 NUM_ROWS = 3
 MAX_LEN = 96
-DEVICE = torch.device("cpu")
+MAX_DECODE_LEN = 8
+DEVICES = [
+    pytest.param(torch.device("cpu"), id="cpu"),
+    pytest.param(torch.device("cuda"), id="cuda", marks=pytest.mark.gpu),
+]
 
 NextLogits = Callable[[list[int], list[int]], torch.Tensor]
 """(text, drafts of the step so far) → the drafter's logits [vocab_size] of what comes next."""
 
 
-def make_rows(vocab_size: int, temperature: float) -> tuple[RequestRows, SamplingRows]:
-    """The engine's rows, each with parameters of its own seed."""
-    rows = RequestRows(NUM_ROWS, MAX_LEN, BLOCK_SIZE, DEVICE)
-    sampling = SamplingRows(NUM_ROWS + 1, vocab_size, DEVICE, history=rows.token_ids)
+def make_rows(
+    vocab_size: int, temperature: float, device: torch.device
+) -> tuple[RequestRows, SamplingRows]:
+    """The engine's rows, each with a seed of its own."""
+    rows = RequestRows(NUM_ROWS, MAX_LEN, BLOCK_SIZE, device)
+    sampling = SamplingRows(NUM_ROWS + 1, vocab_size, device, history=rows.token_ids)
     for row in range(NUM_ROWS):
         params = SamplingParams(temperature=temperature, seed=row)
         sampling.add(row, params, seed=row, choice=0, prompt_len=1, num_tokens=1)
     sampling.flush()
     return rows, sampling
+
+
+def make_attention(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
+    """The engine's for the cache's device; a draft model brings two tokens more than drafts."""
+    if cache.layers[0].is_cuda:
+        return CudaAttention(specs, cache, NUM_ROWS, MAX_DECODE_LEN)
+    return PlainAttention(specs, cache)
 
 
 @dataclass
@@ -48,7 +64,7 @@ class Row:
 
 
 class DraftedRows:
-    """Runs steps of several rows; every proposal is checked against `next_logits`.
+    """Runs steps of several rows; every proposal is checked against `next_logits` if given.
 
     Tables name another row's blocks behind a row's limit, as a row's former owner may have left
     them: a drafter that writes there spoils the other row.
@@ -60,9 +76,10 @@ class DraftedRows:
         drafter: Drafter,
         sampling: SamplingRows,
         rows: list[Row],
-        next_logits: NextLogits,
+        next_logits: NextLogits | None,
     ) -> None:
-        self._target, self._drafter, self._sampling = target, drafter, sampling
+        self._target, self.drafter, self._sampling = target, drafter, sampling
+        self._device = sampling.device
         self.rows = rows
         self._next_logits = next_logits
         per_row = MAX_LEN // BLOCK_SIZE
@@ -72,20 +89,21 @@ class DraftedRows:
         for i, row in enumerate(rows):
             granted = -(-row.limit // BLOCK_SIZE)
             self._tables[i, granted:] = self._tables[(i + 1) % len(rows), 0]
-        cache = KVCache(target.attention_specs, num_blocks, BLOCK_SIZE, target.dtype, DEVICE)
-        self._attention = PlainAttention(target.attention_specs, cache)
+        specs = target.attention_specs
+        cache = KVCache(specs, num_blocks, BLOCK_SIZE, target.dtype, self._device)
+        self._attention = make_attention(specs, cache)
         drafter.allocate(num_blocks)
         self.num_checked = 0
 
     @torch.inference_mode()
-    def step(self, queries: dict[int, int]) -> None:
+    def step(self, queries: dict[int, int]) -> VerifiedStep:
         """Compute tokens of rows; those whose text is then computed draw, draft and are checked.
 
         Args:
             queries: row to number of prompt tokens, or, for a row that has drafts, how many of
                 them are accepted.
         """
-        k = self._drafter.num_tokens
+        k = self.drafter.num_tokens
         tokens, positions, bounds, draws = [], [], [0], []
         for i, number in queries.items():
             row, start = self.rows[i], self.rows[i].num_computed
@@ -101,19 +119,21 @@ class DraftedRows:
                 new = [*(row.drafts or [])[:accepted], (7 * len(row.text) + 3 * i) % 90]
                 row.text += new[: row.limit - len(row.text)]
                 draws.append(i)
-        step = self._verified(list(queries), tokens, positions, bounds, draws)
+        step = self.verified(list(queries), tokens, positions, bounds, draws)
         for i, number in queries.items():
             self.rows[i].num_computed = (
                 len(self.rows[i].text) - 1 if i in draws else self.rows[i].num_computed + number
             )
-        drafts = self._drafter.propose(step)
+        drafts = self.drafter.propose(step)
         assert drafts.shape == (len(draws), k)
         assert drafts.dtype == torch.int32
         for i, row_drafts in zip(draws, drafts.tolist(), strict=True):
-            self._check(i, row_drafts)
+            if self._next_logits is not None:
+                self._check(i, row_drafts, self._next_logits)
             self.rows[i].drafts = row_drafts
+        return step
 
-    def _verified(
+    def verified(
         self,
         picked: list[int],
         tokens: list[int],
@@ -138,11 +158,16 @@ class DraftedRows:
             slots=slots,
             seq_lens_np=np.array(ends, dtype=np.int32),
             max_query_len=int(lengths.max()),
-            decode_len=self._drafter.num_tokens + 1,
+            decode_len=self.drafter.num_tokens + 1,
+        )
+        input_ids, where, attention = (
+            self._sent(input_ids),
+            self._sent(where),
+            self._sent(attention),
         )
         self._attention.begin(attention)
         hidden, features = self._target.forward_with_features(
-            input_ids, where, self._attention, self._drafter.feature_layers
+            self._sent(input_ids), self._sent(where), self._attention, self.drafter.feature_layers
         )
         places = zip(row_of, positions, strict=True)
         following = [self.rows[i].text[p + 1 : p + 2] or [5] for i, p in places]
@@ -151,7 +176,7 @@ class DraftedRows:
         first = [bounds[picked.index(i)] for i in draws]
         last = [f + n - 1 - positions[f] for f, n in zip(first, newest, strict=True)]
         rows_np = np.array(draws, dtype=np.int32)
-        return VerifiedStep(
+        step = VerifiedStep(
             rows=torch.tensor(picked),
             input_ids=input_ids,
             positions=where,
@@ -170,18 +195,28 @@ class DraftedRows:
             limits=torch.tensor([self.rows[i].limit for i in draws], dtype=torch.int64),
             block_tables=self._tables[draws],
         )
+        return self._sent(step)
 
-    def _check(self, i: int, drafts: list[int]) -> None:
+    def _sent(self, value: Any) -> Any:
+        """Its tensors, or itself, on the rows' device."""
+        if isinstance(value, torch.Tensor):
+            return value.to(self._device)
+        if not is_dataclass(value):
+            return value
+        parts = {field.name: self._sent(getattr(value, field.name)) for field in fields(value)}
+        return replace(value, **parts)
+
+    def _check(self, i: int, drafts: list[int], next_logits: NextLogits) -> None:
         row, temperature = self.rows[i], float(self._sampling.floats[i, 0])
-        assert temperature == 0.0 or self._drafter.draft_logits is not None
+        assert temperature == 0.0 or self.drafter.draft_logits is not None
         for depth, draft in enumerate(drafts):
             if len(row.text) + depth >= row.limit:
                 return  # never accepted
-            expected = self._next_logits(row.text, drafts[:depth])
-            if self._drafter.draft_logits is None:
+            expected = next_logits(row.text, drafts[:depth])
+            if self.drafter.draft_logits is None:
                 assert draft == int(expected.argmax()), (i, row.text, drafts, depth)
             else:
-                kept = self._drafter.draft_logits[i, depth]
+                kept = self.drafter.draft_logits[i, depth].cpu()
                 torch.testing.assert_close(kept, expected / temperature, atol=2e-5, rtol=1e-4)
                 assert kept[draft] > -torch.inf
             self.num_checked += 1

@@ -12,13 +12,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from engine.attention.plain import PlainAttention
 from engine.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from engine.speculation.config import SpeculativeConfig
 from engine.speculation.load import load_drafter
-from tests.engine.speculation.drafted_rows import DEVICE, DraftedRows, NextLogits, Row, make_rows
+from tests.engine.speculation.drafted_rows import (
+    DEVICES,
+    DraftedRows,
+    NextLogits,
+    Row,
+    make_attention,
+    make_rows,
+)
 from tests.engine.speculation.tiny_heads import (
     PlainEagle1,
     PlainEagle3,
@@ -49,17 +55,22 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTr
 
 
 def drafted_rows(
-    target_folder: Path, next_logits: NextLogits, *, temperature: float, **config: object
+    device: torch.device,
+    target_folder: Path,
+    next_logits: NextLogits | None,
+    *,
+    temperature: float,
+    **config: object,
 ) -> DraftedRows:
-    target_config = ModelConfig(model=str(target_folder), device="cpu", max_model_len=64)
-    target = load_model(target_config, DEVICE)
+    target_config = ModelConfig(model=str(target_folder), dtype="float32", max_model_len=64)
+    target = load_model(target_config, device)
     assert isinstance(target, Decoder)
-    rows, sampling = make_rows(VOCAB, temperature)
+    rows, sampling = make_rows(VOCAB, temperature, device)
     config = {"num_speculative_tokens": NUM_TOKENS} | config
     if temperature > 0.0:
         config["draft_sample_method"] = "gumbel"
     drafter = load_drafter(
-        SpeculativeConfig(**config), target_config, target, rows, sampling, PlainAttention
+        SpeculativeConfig(**config), target_config, target, rows, sampling, make_attention
     )
     texts = [
         Row(prompt(21), limit=64),
@@ -83,29 +94,46 @@ def serve(rows: DraftedRows) -> None:
     assert rows.num_checked > 50
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("bias", [False, True])
-def test_eagle(target_folder, tmp_path: Path, bias: bool, temperature: float) -> None:
+def test_eagle(
+    device: torch.device, target_folder, tmp_path: Path, bias: bool, temperature: float
+) -> None:
     folder, peer = target_folder
     head = PlainEagle1(write_eagle1(tmp_path, bias=bias), peer)
-    serve(drafted_rows(folder, head, temperature=temperature, method="eagle", model=str(tmp_path)))
+    serve(
+        drafted_rows(
+            device, folder, head, temperature=temperature, method="eagle", model=str(tmp_path)
+        )
+    )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("draft_ids", [None, DRAFT_IDS])
-def test_eagle3(target_folder, tmp_path: Path, draft_ids, temperature: float) -> None:
+def test_eagle3(
+    device: torch.device, target_folder, tmp_path: Path, draft_ids, temperature: float
+) -> None:
     """With an embedding of its own and the usual layers, or a reduced vocabulary and others."""
     folder, peer = target_folder
     named = {} if draft_ids is None else {"eagle_aux_hidden_state_layer_ids": [4, 0, 3]}
     layers = (1, 2, 2) if draft_ids is None else (4, 0, 3)
     tensors = write_eagle3(tmp_path, draft_ids=draft_ids, eagle_config=named)
     head = PlainEagle3(tensors, peer, layers)
-    serve(drafted_rows(folder, head, temperature=temperature, method="eagle3", model=str(tmp_path)))
+    serve(
+        drafted_rows(
+            device, folder, head, temperature=temperature, method="eagle3", model=str(tmp_path)
+        )
+    )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
-def test_draft_model(target_folder, tmp_path: Path, kind: str, temperature: float) -> None:
+def test_draft_model(
+    device: torch.device, target_folder, tmp_path: Path, kind: str, temperature: float
+) -> None:
     """A fused draft model, and one on transformers' modules."""
     folder, _ = target_folder
     peer = write_model(kind, tmp_path, seed=3).eval()
@@ -116,12 +144,20 @@ def test_draft_model(target_folder, tmp_path: Path, kind: str, temperature: floa
 
     serve(
         drafted_rows(
-            folder, next_logits, temperature=temperature, method="draft_model", model=str(tmp_path)
+            device,
+            folder,
+            next_logits,
+            temperature=temperature,
+            method="draft_model",
+            model=str(tmp_path),
         )
     )
 
 
-def test_a_draft_model_that_is_the_target_drafts_what_the_target_draws(target_folder) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_draft_model_that_is_the_target_drafts_what_the_target_draws(
+    device: torch.device, target_folder
+) -> None:
     folder, peer = target_folder
 
     def next_logits(text: list[int], drafts: list[int]) -> torch.Tensor:
@@ -129,5 +165,40 @@ def test_a_draft_model_that_is_the_target_drafts_what_the_target_draws(target_fo
         return logits
 
     serve(
-        drafted_rows(folder, next_logits, temperature=0.0, method="draft_model", model=str(folder))
+        drafted_rows(
+            device, folder, next_logits, temperature=0.0, method="draft_model", model=str(folder)
+        )
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "draft_model"])
+def test_a_graph_proposes_what_eager_steps_do(target_folder, tmp_path: Path, method: str) -> None:
+    """The first replay and later ones, draft logits included."""
+    folder, _ = target_folder
+    if method == "eagle":
+        write_eagle1(tmp_path, bias=False)
+    elif method == "eagle3":
+        write_eagle3(tmp_path, draft_ids=DRAFT_IDS)
+    model = folder if method == "draft_model" else tmp_path
+    device = torch.device("cuda")
+    rows = drafted_rows(device, folder, None, temperature=0.7, method=method, model=str(model))
+    rows.step({0: 21})
+    rows.step({1: 3})
+    step, drafter = rows.step({0: 1, 1: 2}), rows.drafter
+    eager = [rows.rows[0].drafts, rows.rows[1].drafts]
+    assert drafter.draft_logits is not None
+    expected = drafter.draft_logits.clone()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.inference_mode(), torch.cuda.stream(stream):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            drafts = drafter.propose(step)
+    torch.cuda.synchronize()
+    for _ in range(2):
+        drafter.draft_logits.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert drafts.tolist() == eager
+        assert torch.equal(drafter.draft_logits[:2], expected[:2])

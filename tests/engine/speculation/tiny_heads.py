@@ -82,7 +82,7 @@ def write_eagle3(folder: Path, *, draft_ids: list[int] | None, **config: object)
     tensors["lm_head.weight"] = 4 * _random(len(ids), H)
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.isin(torch.arange(VOCAB), ids)
-    return write_head(folder, tensors, draft_vocab_size=len(ids), **config)
+    return write_head(folder, tensors, **{"draft_vocab_size": len(ids)} | config)
 
 
 class PlainHead:
