@@ -16,7 +16,7 @@ from engine.models.decoder import Decoder
 from engine.plan import StepPlan
 from engine.speculation.base import Drafter, VerifiedStep
 from sampling.logprobs import LogprobsOutput
-from sampling.rejection import Drafts, Method, verify
+from sampling.rejection import Drafts, Method, Verification, verify
 from sampling.rows import SamplingRows
 from sampling.sampler import SamplerOutput, SamplingBatch
 
@@ -37,10 +37,44 @@ class Drawn(NamedTuple):
     num_accepted: torch.Tensor | None
     logprobs: LogprobsOutput | None
 
+    def of_rows(self, count: int) -> Drawn:
+        """Of the first `count` rows, all of which have as many logit rows."""
+        logprobs = self.logprobs
+        if logprobs is not None:
+            num_logits = count * self.token_ids.shape[1]
+            logprobs = LogprobsOutput(*(column[:num_logits] for column in logprobs))
+        return Drawn(
+            token_ids=self.token_ids[:count],
+            bad=self.bad[:count],
+            num_new=None if self.num_new is None else self.num_new[:count],
+            num_offered=None if self.num_offered is None else self.num_offered[:count],
+            num_accepted=None if self.num_accepted is None else self.num_accepted[:count],
+            logprobs=logprobs,
+        )
+
     @classmethod
     def plainly(cls, drawn: SamplerOutput) -> Drawn:
         """Of a step without drafts."""
         return cls(drawn.token_ids[:, None], drawn.bad, None, None, None, drawn.logprobs)
+
+    @classmethod
+    def verified(cls, verified: Verification, num_offered: torch.Tensor) -> Drawn:
+        """Of a step with drafts."""
+        return cls(
+            token_ids=verified.token_ids,
+            bad=verified.bad,
+            num_new=verified.num_new,
+            num_offered=num_offered,
+            num_accepted=verified.num_accepted,
+            logprobs=verified.logprobs,
+        )
+
+
+def num_offered(drafts: Drafts) -> torch.Tensor:
+    """How many drafts each row has, as far as there is room: int32 [L]."""
+    depths = torch.arange(drafts.token_ids.shape[1], device=drafts.room.device)
+    ends = torch.minimum(drafts.num_drafts, drafts.room)
+    return ((drafts.token_ids >= 0) & (depths < ends[:, None])).sum(1, dtype=torch.int32)
 
 
 class Hidden(NamedTuple):
@@ -98,23 +132,9 @@ class Speculation:
             logits=self.drafter.draft_logits,
         )
 
-    def verify(self, logits: torch.Tensor, batch: SamplingBatch, drafts: Drafts) -> Drawn:
-        """The tokens that stand, and how many of them are drafts."""
-        verified = verify(logits, batch, self.sampling_rows, drafts, self.method, self.rates)
-        k = self.drafter.num_tokens
-        depths = torch.arange(k, dtype=torch.int32, device=logits.device)
-        given = (depths < drafts.num_drafts[:, None]) & (drafts.token_ids >= 0)
-        offered = given & (depths < drafts.room[:, None])
-        kept = given & (depths < verified.num_new[:, None])
-        kept &= verified.token_ids[:, :k] == drafts.token_ids
-        return Drawn(
-            token_ids=verified.token_ids,
-            bad=verified.bad,
-            num_new=verified.num_new,
-            num_offered=offered.sum(1, dtype=torch.int32),
-            num_accepted=kept.sum(1, dtype=torch.int32),
-            logprobs=verified.logprobs,
-        )
+    def verify(self, logits: torch.Tensor, batch: SamplingBatch, drafts: Drafts) -> Verification:
+        """The tokens that stand."""
+        return verify(logits, batch, self.sampling_rows, drafts, self.method, self.rates)
 
     def propose(
         self,

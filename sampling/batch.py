@@ -63,5 +63,6 @@ class Verification(NamedTuple):
 
     token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
     num_new: Tensor  # int32 [R], how many stand: 1 .. 1 + k, or 0 .. k where bad
+    num_accepted: Tensor  # int32 [R], how many of those are drafts
     bad: Tensor  # bool [R], the logits of the token behind those are NaN, +inf or all -inf
     logprobs: LogprobsOutput | None  # of the n logit rows; undefined where no token stands

@@ -173,6 +173,7 @@ def _last_token_kernel(
             )
     num_new = depth + ((verdict == DRAW) | (verdict == RECOVER)).to(tl.int32)
     tl.store(outcome.num_new + r, num_new)
+    tl.store(outcome.num_accepted + r, depth)
     tl.store(outcome.bad + r, verdict == BAD)
     lane = tl.arange(0, lanes)
     drafts = tl.load(work.token_ids + r * work.k + lane, mask=lane < depth, other=0)
@@ -243,6 +244,7 @@ class Outcome(NamedTuple):
 
     token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
     num_new: Tensor  # int32 [R]
+    num_accepted: Tensor  # int32 [R]
     bad: Tensor  # bool [R]
     chosen: Tensor  # int32 [n], the same tokens by logit row; -1 where none stands
 
@@ -270,6 +272,7 @@ def settle(
 
     outcome = Outcome(
         buffer(num_rows, 1 + k),
+        buffer(num_rows),
         buffer(num_rows),
         buffer(num_rows, dtype=torch.bool),
         buffer(len(source.rows)),

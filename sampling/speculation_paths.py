@@ -51,7 +51,7 @@ def accept_draws(config: SamplerConfig, device: torch.device) -> Draws:
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         x = torch.ones_like(positions)
-        return (_at_depth(logits, None, x, positions, seed, device).num_new == 3).long()
+        return (_at_depth(logits, None, x, positions, seed, device).num_accepted == 2).long()
 
     return draw
 
@@ -203,6 +203,7 @@ def _verified(
     return Verification(
         torch.cat([part.token_ids for part in parts]).cpu(),
         torch.cat([part.num_new for part in parts]).cpu(),
+        torch.cat([part.num_accepted for part in parts]).cpu(),
         torch.cat([part.bad for part in parts]).cpu(),
         logprobs=None,
     )

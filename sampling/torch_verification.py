@@ -29,6 +29,7 @@ def verify(
     num_rows, k = drafts.token_ids.shape
     token_ids = torch.zeros((num_rows, 1 + k), dtype=torch.int32)
     num_new = torch.zeros(num_rows, dtype=torch.int32)
+    num_accepted = torch.zeros_like(num_new)
     bad = torch.zeros(num_rows, dtype=torch.bool)
     logprobs: LogprobsOutput | None = None
     alive = torch.arange(num_rows)
@@ -39,16 +40,18 @@ def verify(
         x = _drafts_at(depth, alive, drafts, rows.vocab_size)
         tokens, accepted = _decide(x, depth, target, part, rows, drafts, method, rates)
         token_ids[alive, depth] = tokens.masked_fill_(target.bad, 0)
+        accepted &= ~target.bad
         num_new[alive] += ~target.bad
+        num_accepted[alive] += accepted
         bad[alive] = target.bad
         if batch.needs.logprobs:
             logprobs = _spread(report(target, tokens, part, rows), at, len(logits), logprobs)
-        alive = alive[accepted & ~target.bad & (depth + 1 < drafts.room[alive])]
+        alive = alive[accepted & (depth + 1 < drafts.room[alive])]
         if not len(alive):
             break
     if batch.needs.penalized:  # only now: until here the drafts count by the history
         _count(token_ids, num_new, batch.select(drafts.starts), rows)
-    return Verification(token_ids, num_new, bad, logprobs)
+    return Verification(token_ids, num_new, num_accepted, bad, logprobs)
 
 
 def _drafts_at(depth: int, alive: Tensor, drafts: Drafts, vocab_size: int) -> Tensor:

@@ -60,4 +60,4 @@ def verify(
         logprobs = LogprobsOutput(*reported)
     if needs.penalized:  # after logprobs, which report what the tokens were drawn from
         count_tokens(source, outcome.chosen, outcome.chosen < 0)
-    return Verification(outcome.token_ids, outcome.num_new, outcome.bad, logprobs)
+    return Verification(*outcome[:4], logprobs)

@@ -119,6 +119,7 @@ def test_tokens_equal_the_reference(name: str, vocab_size: int, has_draft_logits
         wanted = expected(step, row, start)
         if wanted.margin > CLOSE:
             assert tokens_of(verified, row) == wanted.token_ids
+            assert int(verified.num_accepted[row]) == len(wanted.token_ids) - 1
             found.add(len(wanted.token_ids))
     assert not verified.bad.any()
     assert found >= {1, 2, 4}
@@ -150,6 +151,7 @@ def test_room_ends_a_run() -> None:
     for room in (1, 2, 3):
         short, _ = replace(step, room=torch.full((30,), room)).verify()
         assert torch.equal(short.num_new, free.num_new.clamp(max=room))
+        assert torch.equal(short.num_accepted, free.num_accepted.clamp(max=room))
         for row in range(30):
             assert tokens_of(short, row) == tokens_of(free, row)[:room]
         assert not short.token_ids[:, room:].any()
@@ -204,7 +206,8 @@ def test_synthetic_accepts_at_its_rates_whatever_the_drafts() -> None:
         count = int((verified.num_new[drafted] > depth + 1).sum())
         assert abs(count - 399 * rate) < 4.9 * (399 * rate * (1 - rate)) ** 0.5  # odds 1e-6
     for row in range(400):
-        num_accepted = int(verified.num_new[row]) - 1
+        num_accepted = int(verified.num_accepted[row])
+        assert num_accepted == int(verified.num_new[row]) - 1
         assert tokens_of(verified, row)[:-1] == step.draft_ids[row, :num_accepted].tolist()
 
 

@@ -82,6 +82,7 @@ def make_step(wishes: list[dict[str, Any]], vocab_size: int, has_draft_logits: b
 def assert_equal(ours: Verification, wanted: Verification, step: Step) -> None:
     assert ours.bad.tolist() == wanted.bad.tolist()
     assert ours.num_new.tolist() == wanted.num_new.tolist()
+    assert ours.num_accepted.tolist() == wanted.num_accepted.tolist()
     assert ours.token_ids.tolist() == wanted.token_ids.tolist()
     if wanted.logprobs is None:
         assert ours.logprobs is None
