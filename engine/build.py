@@ -248,7 +248,11 @@ def _cache_bytes(config: EngineConfig, parts: _Parts, max_model_len: int) -> int
         return config.cache.cpu_bytes
     scheduler = config.scheduler
     limits = Limits(
-        scheduler.max_rows, scheduler.max_step_tokens, max_model_len, config.cache.block_size
+        scheduler.max_rows,
+        scheduler.max_step_tokens,
+        max_model_len,
+        config.cache.block_size,
+        parts.rows.drafts.shape[1],
     )
     cache = parts.cache(limits.num_blocks)
     profile = measure(parts.runner(cache, with_graphs=False), cache, limits)

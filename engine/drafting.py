@@ -99,7 +99,7 @@ class DraftCounts:
     def add(self, rows: Int32Array, offered: Int32Array, accepted: Int32Array) -> None:
         """Count a step: drafts verified and kept [n], the kept ones being the first."""
         places = np.arange(self.of_row.shape[1] - 2)
-        part = np.column_stack((offered > 0, offered, places < accepted[:, None]))
+        part = np.column_stack((offered > 0, offered, places < accepted[:, None])).astype(np.int64)
         self.of_row[rows] += part
         self.total += part.sum(axis=0)
 

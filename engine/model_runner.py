@@ -18,7 +18,7 @@ from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
 from engine.request import Int32Array, LogprobArrays
 from engine.scoring_plan import ScoringPlan
 from engine.scoring_runner import LaunchedScoring, issue_scoring
-from engine.verification import Drawn, Speculation, forward
+from engine.verification import Drawn, Speculation, forward, num_offered
 from sampling.logprobs import LogprobsOutput, prompt_logprobs
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplingBatch
@@ -155,7 +155,8 @@ class ModelRunner:
             return Drawn.plainly(self._sampler(logits, sampling_batch))
         self._sampler.count(plan.rows[plan.samples], verified=True)
         drafts = self._speculation.drafts_of(batch)
-        return self._speculation.verify(logits, sampling_batch, drafts)
+        verified = self._speculation.verify(logits, sampling_batch, drafts)
+        return Drawn.verified(verified, num_offered(drafts))
 
     def _score(
         self, plan: StepPlan, span: PromptSpan, batch: InputBatch, hidden: torch.Tensor

@@ -96,10 +96,7 @@ class StepPlan:
             return bool(self.decodes.all())
         one_token_each = len(self.rows) == int(self.num_query.sum())
         return (
-            one_token_each
-            and bool(self.samples.all())
-            and not self.runs_drafter
-            and not self.spans
+            one_token_each and bool(self.samples.all()) and not self.runs_drafter and not self.spans
         )
 
     @property
