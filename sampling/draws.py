@@ -15,7 +15,8 @@ All arithmetic is float64 but the sums of the distributions' own tiles (`race.ti
 a = log p_i and b = log q_i the residual's weight is exp(a) (1 - exp(b - a)) for b < a, taken as
 -exp(a) expm1(b - a): no digits cancel where p and q are close, and none are lost in the tails.
 
-These are the torch twins; `draw_kernels` holds the device's.
+These are the torch twins; `draft_kernels`, `verification_kernels` and `residual_kernels` hold the
+device's.
 """
 
 from __future__ import annotations
