@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.request import DraftStats, Int32Array, Int64Array, Request
+from engine.request import Int32Array, Int64Array, Request
 from engine.rows import Choice, RowTable
 from engine.speculation.config import SpeculativeConfig
 
@@ -80,7 +80,7 @@ def draft_rules(config: SpeculativeConfig | None) -> DraftRules:
 
 
 class DraftCounts:
-    """What becomes of drafts: steps with any, drafts verified, drafts kept by place; k + 2 each.
+    """What becomes of drafts, as `request.DraftStats`: counts of 2 + k.
 
     Attributes:
         total: int64 [2 + k], since the engine started.
@@ -102,14 +102,3 @@ class DraftCounts:
         part = np.column_stack((offered > 0, offered, places < accepted[:, None])).astype(np.int64)
         self.of_row[rows] += part
         self.total += part.sum(axis=0)
-
-
-def draft_stats(counts: Int64Array) -> DraftStats:
-    """The counts int64 [2 + k] by their names."""
-    num_drafts, num_draft_tokens, *accepted_at = counts.tolist()
-    return DraftStats(
-        num_drafts=num_drafts,
-        num_draft_tokens=num_draft_tokens,
-        num_accepted=sum(accepted_at),
-        accepted_at=tuple(accepted_at),
-    )

@@ -10,10 +10,11 @@ import numpy as np
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig, EngineInfo
-from engine.drafting import NO_DRAFTS, DraftCounts, DraftRules, draft_stats
+from engine.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.outputs import OutputRing
 from engine.plan import Runner, RunnerLostError, StepHandle, StepPlan, StepResult
 from engine.request import (
+    DraftStats,
     EngineStats,
     Finish,
     LogprobArrays,
@@ -256,7 +257,7 @@ class Engine:
             nan_rows=self._nan_rows + scoring.num_bad,
             failed_steps=self._failed_steps + scoring.num_failed,
             sampler_rows=self._runner.rows_by_path,
-            drafts=None if self._drafts is None else draft_stats(self._drafts.total),
+            drafts=None if self._drafts is None else DraftStats.of(self._drafts.total),
         )
 
     def check(self) -> None:

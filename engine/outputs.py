@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from engine.drafting import draft_stats
 from engine.request import (
     EngineStats,
     Finish,
@@ -230,26 +229,29 @@ def _select(arrays: LogprobArrays | None, tokens: npt.NDArray[np.bool_]) -> Logp
 
 def _step_output(letter: _Mail, stats: EngineStats) -> StepOutput:
     parts = letter.parts
-    finish = np.concatenate([_NONE, *[p.finish for p in parts]]).astype(np.uint8)
     choices = [choice for part in parts for choice in part.choices]
     return StepOutput(
         handles=np.array([c.request.handle for c in choices], dtype=np.int64),
         choices=np.array([c.index for c in choices], dtype=np.int32),
         num_new=np.concatenate([_NONE, *[p.num_new for p in parts]]).astype(np.int32),
-        finish=finish,
+        finish=np.concatenate([_NONE, *[p.finish for p in parts]]).astype(np.uint8),
         num_cached=np.array([c.num_cached or 0 for c in choices], dtype=np.int32),
         token_ids=np.concatenate([_NONE, *[p.token_ids for p in parts]]).astype(np.int32),
         logprobs=concat_logprobs([(part.logprobs, len(part.token_ids)) for part in parts]),
         prompt_scores=letter.scores,
         item_scores=letter.item_scores,
         errors={c.request.handle: p.error for p in parts if p.error for c in p.choices},
-        drafts={
-            i: draft_stats(counts)
-            for i in np.flatnonzero(finish).tolist()
-            if (counts := choices[i].drafts) is not None
-        },
+        drafts=_draft_counts(choices),
         stats=stats,
     )
+
+
+def _draft_counts(choices: list[Choice]) -> Int64Array | None:
+    """Counts of each choice, zeros for one that never ran; None where nobody drafts."""
+    some = next((c.drafts for c in choices if c.drafts is not None), None)
+    if some is None:
+        return None
+    return np.array([np.zeros_like(some) if c.drafts is None else c.drafts for c in choices])
 
 
 def concat_logprobs(parts: list[tuple[LogprobArrays | None, int]]) -> LogprobArrays | None:

@@ -167,14 +167,33 @@ class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_drafts: steps that verified any.
-        num_draft_tokens: drafts verified. num_accepted: those kept.
+        num_draft_tokens: drafts verified.
         accepted_at: drafts kept by their place in the step, the first of k first.
     """
 
     num_drafts: int
     num_draft_tokens: int
-    num_accepted: int
     accepted_at: tuple[int, ...]
+
+    @classmethod
+    def of(cls, counts: Int64Array) -> DraftStats:
+        """From counts int64 [2 + k]."""
+        num_drafts, num_draft_tokens, *accepted_at = counts.tolist()
+        return cls(
+            num_drafts=num_drafts,
+            num_draft_tokens=num_draft_tokens,
+            accepted_at=tuple(accepted_at),
+        )
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts kept."""
+        return sum(self.accepted_at)
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Share of the steps that kept the draft of each place."""
+        return [count / max(self.num_drafts, 1) for count in self.accepted_at]
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +229,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         prompt_scores: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
         errors: handle -> message for entries ended with `Finish.ERROR`.
-        drafts: entry -> what became of the drafts of a choice that ends; none without a drafter.
+        drafts: int64 [E, 2 + k], what became of the drafts of each entry's choice so far: as
+            `DraftStats`, whose fields it holds in order; None without a drafter.
         stats: the engine's gauges and counters.
     """
 
@@ -224,7 +244,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_scores: list[PromptScores] = []
     item_scores: list[ItemScores] = []
     errors: dict[int, str] = {}
-    drafts: dict[int, DraftStats] = {}
+    drafts: Int64Array | None = None
     stats: EngineStats
 
 

@@ -179,11 +179,13 @@ class Renderer:
             }
         return fields
 
-    def reply(self, choices: list[Choice], usage: dict[str, Any]) -> bytes:
+    def reply(
+        self, choices: list[Choice], usage: dict[str, Any], metrics: dict[str, Any] | None
+    ) -> bytes:
         """The whole reply, once every choice has ended."""
         job = self._job
         pieces = [(choice, choice.take()) for choice in choices]
-        body = {
+        body: dict[str, Any] = {
             "id": job.reply_id,
             "object": "text_completion",
             "created": job.created,
@@ -196,6 +198,8 @@ class Renderer:
             "usage": usage,
             "system_fingerprint": job.fingerprint,
         }
+        if metrics is not None:
+            body["metrics"] = metrics
         return orjson.dumps(body)
 
     @property

@@ -12,11 +12,11 @@ from engine.engine import Engine
 from engine.model_runner import ModelRunner
 from engine.plan import StepPlan
 from engine.verification import Drawn
+from sampling import drafting, rejection, sampler
+from sampling.triton_support import INTERPRETED
 from tests.engine import test_speculation as whole
 from tests.engine.table_drafter import draft_from
 from tests.engine.tiny_models import VOCAB, write_model
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
 
 
 class Uncaptured:
@@ -58,14 +58,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(engine: Engine) -> dict:
-    asked = whole.requests(whole.EVERYTHING, max_tokens=7)[:3]
+    asked = whole.requests(whole.EVERYTHING, max_tokens=12)
     return whole.tokens_of(whole.run(engine, asked, steps_between=0))
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
 @pytest.mark.parametrize("method", ["standard", "coupled"])
 def test_tokens_are_those_of_the_eager_step(
     folder: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in (sampler, rejection, drafting):  # only the step's own kernels: minutes less
+        monkeypatch.setattr(module, "kernels_run_on", lambda device: False)
     generator = torch.Generator().manual_seed(3)
     draft_from(torch.randn((VOCAB, VOCAB), generator=generator), monkeypatch)
     speculation = whole.config(3, method, draft_sample_method="gumbel")
@@ -75,4 +78,4 @@ def test_tokens_are_those_of_the_eager_step(
     assert isinstance(runner, ModelRunner)
     runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
     assert run(engine) == wanted
-    assert graphs.num_replays > 1
+    assert graphs.num_replays > 4
