@@ -115,12 +115,14 @@ def random_step(
     has_draft_logits: bool,
     seed: int = 1,
     likely: float = 1.0,
+    alike: bool = False,
 ) -> Step:
     """A step whose drafts are drawn from logits like the target's, some of them missing.
 
     Args:
         wishes: parameters, in turn.
         likely: how much of the target's logits the draft's share.
+        alike: whether all depths of a request have the same logits, so that tokens recur.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -132,6 +134,8 @@ def random_step(
     lengths = num_drafts.long() + 1
     starts = lengths.cumsum(0) - lengths
     logits = normal(int(lengths.sum()), vocab_size + 5) * 6
+    if alike:
+        logits = logits[starts.repeat_interleave(lengths)]
     draft_logits = normal(num_rows + 1, k, vocab_size)
     for row in range(num_rows):
         of_row = logits[int(starts[row]) : int(starts[row]) + int(num_drafts[row]), :vocab_size]

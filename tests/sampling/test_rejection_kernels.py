@@ -122,6 +122,21 @@ def test_kernels_equal_plain_torch(
     assert torch.equal(rows.counts.words.cpu(), wanted_rows.counts.words)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_penalties_count_the_drafts_before_a_depth(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wish = {"repetition_penalty": 1.2, "frequency_penalty": 1.5, "presence_penalty": 1.0}
+    wish |= {"logprobs": 3, "logprobs_mode": "processed_logits"}
+    step = random_step([wish], 8, K, 60, has_draft_logits=False, likely=4.0, alike=True)
+    ours, _ = step.verify(device=torch.device(device))
+    monkeypatch.setattr(rejection, "kernels_run_on", lambda device: False)
+    wanted, _ = step.verify()
+    assert_equal(ours, wanted, step)
+    forgotten, _ = replace(step, counted=False).verify()
+    assert not torch.equal(forgotten.num_new, wanted.num_new)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="watches the interpreter")
 @pytest.mark.parametrize("how", ["draft logits", "one-hot", "coupled"])
 def test_kernels_stay_inside_their_tensors(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
