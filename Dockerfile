@@ -17,7 +17,8 @@ ARG TORCH_INDEX=
 WORKDIR /src
 COPY Makefile pyproject.toml README.md LICENSE ./
 # Dependencies first: this layer is kept while only our own code changes.
-RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models sampling demo \
+RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models \
+        engine/speculation sampling demo \
     && PIP_EXTRA_INDEX_URL=$TORCH_INDEX make install VENV=/opt/tailrace
 COPY . .
 RUN make install VENV=/opt/tailrace
@@ -40,7 +41,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     python3 python3-dev python3-venv make ninja-build && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY Makefile pyproject.toml README.md LICENSE ./
-RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models sampling demo \
+RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models \
+        engine/speculation sampling demo \
     && make install VENV=/opt/tailrace EXTRAS='[cuda]'
 COPY . .
 RUN make install VENV=/opt/tailrace EXTRAS='[cuda]'

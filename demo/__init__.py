@@ -1,7 +1,8 @@
-"""The small model that ships with the project, and the scripts that made it."""
+"""The small model that ships with the project, its EAGLE head, and the scripts that made them."""
 
 from pathlib import Path
 
 MODEL_FOLDER = Path(__file__).parent / "model"
+EAGLE_FOLDER = Path(__file__).parent / "eagle"
 
-__all__ = ["MODEL_FOLDER"]
+__all__ = ["EAGLE_FOLDER", "MODEL_FOLDER"]

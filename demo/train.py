@@ -19,6 +19,7 @@ from demo import MODEL_FOLDER
 from demo.card import write_card
 from demo.corpus import collect, read_archive, write_archive
 from demo.evaluate import bits_per_byte
+from demo.head_run import HeadSettings
 from demo.llama import CONTEXT_TOKENS, build_model, save_model
 from demo.run import Run, Settings
 from demo.tokens import (
@@ -42,7 +43,7 @@ def build_optimizers(model: nn.Module, settings: Settings) -> list[torch.optim.O
     ]
 
 
-def rate_factor(step: int, settings: Settings) -> float:
+def rate_factor(step: int, settings: Settings | HeadSettings) -> float:
     """Trapezoid: up over the warm-up, flat, down to zero over the cool-down."""
     done = step / settings.steps
     rising = (step + 1) / (settings.warmup * settings.steps)

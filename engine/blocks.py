@@ -49,6 +49,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict((b, None) for b in range(1, num_blocks))
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
+        self._undrafted: set[int] = set()
 
     @property
     def num_free(self) -> int:
@@ -60,12 +61,16 @@ class BlockPool:
         """Blocks somebody holds."""
         return self.num_blocks - 1 - len(self._free)
 
-    def match(self, hashes: Iterable[bytes]) -> list[int]:
-        """Blocks of the longest known prefix of a hash chain; nobody's hold changes."""
+    def match(self, hashes: Iterable[bytes], *, drafted: bool = False) -> list[int]:
+        """Blocks of the longest known prefix of a hash chain; nobody's hold changes.
+
+        Args:
+            drafted: as far as the drafter's cache has it too.
+        """
         blocks = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
-            if block is None:
+            if block is None or (drafted and block in self._undrafted):
                 break
             blocks.append(block)
         return blocks
@@ -102,13 +107,29 @@ class BlockPool:
                 if block not in self._hash_of:
                     self._free.move_to_end(block, last=False)
 
-    def register(self, block: int, block_hash: bytes) -> None:
-        """Let others find a held, full, cleanly computed block; the first of equal ones stays."""
-        if block_hash not in self._block_of and block not in self._hash_of:
-            self._hash_of[block] = block_hash
-            self._block_of[block_hash] = block
+    def are_drafted(self, blocks: Iterable[int]) -> bool:
+        """Whether the drafter's cache has all of these registered blocks."""
+        return self._undrafted.isdisjoint(blocks)
+
+    def register(self, block: int, block_hash: bytes, *, drafted: bool = True) -> None:
+        """Let others find a held, full, cleanly computed block.
+
+        The first of equal ones stays, unless only the later one is in the drafter's cache too.
+        """
+        if block in self._hash_of:
+            return
+        known = self._block_of.get(block_hash)
+        if known is not None:
+            if not drafted or known not in self._undrafted:
+                return
+            self._forget(known)
+        self._hash_of[block] = block_hash
+        self._block_of[block_hash] = block
+        if not drafted:
+            self._undrafted.add(block)
 
     def _forget(self, block: int) -> None:
+        self._undrafted.discard(block)
         if block_hash := self._hash_of.pop(block, None):
             del self._block_of[block_hash]
 

@@ -6,23 +6,27 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine.attention.base import KVCache
+from engine.attention.base import AttentionBackend, AttentionSpec, KVCache
 from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig, SamplingConfig
 from engine.cuda_graphs import DecodeGraphs
+from engine.drafting import draft_rules
 from engine.engine import Engine
 from engine.memory import Limits, measure
 from engine.model_runner import ModelRunner
 from engine.models.base import CausalLM
 from engine.models.loader import eos_token_ids, load_model
 from engine.plan import Runner
+from engine.speculation.cache import MakeAttention
+from engine.speculation.load import load_drafter
+from engine.verification import Speculation
 from sampling.compiling import on_compilation
 from sampling.flashinfer import UnavailableError
 from sampling.logprob_kernels import MAX_TOP
@@ -101,15 +105,17 @@ def assemble(
     """
     max_model_len = _max_model_len(config, model)
     block_size, max_rows = config.cache.block_size, config.scheduler.max_rows
-    rows = RequestRows(max_rows, max_model_len + 1, block_size, device)
+    drafting = draft_rules(config.speculation)
+    rows = RequestRows(max_rows, max_model_len + 1, block_size, device, drafting.num_tokens)
     # One row more than choices may hold: the one that pads a graph's batch.
     sampling_rows = SamplingRows(max_rows + 1, model.vocab_size, device, history=rows.token_ids)
     sampler = make_sampler(config.sampling, sampling_rows)
     on_compilation(None)
+    speculation = load_speculation(config, model, rows, sampling_rows)
     with _timed("warming up the sampler"):
         # Before memory is measured and graphs are captured.
         sampler.warm_up(max_rows, max_top=config.sampling.max_logprobs)
-    parts = _Parts(model, rows, sampling_rows, sampler, device)
+    parts = _Parts(model, rows, sampling_rows, sampler, speculation, device)
     with _timed("measuring memory"):
         num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
     if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:
@@ -132,7 +138,38 @@ def assemble(
     gc.collect()
     gc.freeze()  # what was loaded lives as long as the process; keep collections short
     on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
-    return Engine(config, info, wrap(runner))
+    return Engine(config, info, wrap(runner), drafting)
+
+
+def make_attention(rows: RequestRows) -> MakeAttention:
+    """How attention is made on the rows' device, for the target and for a drafter."""
+    if rows.device.type != "cuda" or not kernels_run_on(rows.device):
+        return PlainAttention
+    # A draft model's first forward has the newest token beside those that were verified.
+    max_decode_len = rows.drafts.shape[1] + 2 if rows.drafts.shape[1] else 1
+
+    def on_cuda(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
+        return CudaAttention(specs, cache, rows.scratch_row, max_decode_len)
+
+    return on_cuda
+
+
+def load_speculation(
+    config: EngineConfig, target: CausalLM, rows: RequestRows, sampling_rows: SamplingRows
+) -> Speculation | None:
+    """The drafter that is asked for, and how its drafts are verified."""
+    wanted = config.speculation
+    if wanted is None:
+        return None
+    drafter = load_drafter(wanted, config.model, target, rows, sampling_rows, make_attention(rows))
+    rates = wanted.acceptance_rates
+    return Speculation(
+        drafter,
+        rows,
+        sampling_rows,
+        wanted.rejection_sample_method,
+        None if rates is None else torch.tensor(rates, dtype=torch.float64, device=rows.device),
+    )
 
 
 @dataclass(frozen=True)
@@ -143,27 +180,47 @@ class _Parts:
     rows: RequestRows
     sampling_rows: SamplingRows
     sampler: Sampler
+    speculation: Speculation | None
     device: torch.device
 
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes a block takes in all layers, the drafter's included."""
+        specs = list(self.model.attention_specs)
+        if self.speculation is not None:
+            specs += self.speculation.drafter.attention_specs
+        return KVCache.bytes_per_block(specs, self.rows.block_size, self.model.dtype)
+
     def cache(self, num_blocks: int) -> KVCache:
-        """A cache for the model's layers."""
+        """A cache for the model's layers, and another for the drafter's in its hands."""
         model, block_size = self.model, self.rows.block_size
+        if self.speculation is not None:
+            self.speculation.drafter.allocate(num_blocks)
         return KVCache(model.attention_specs, num_blocks, block_size, model.dtype, self.device)
 
     def runner(self, cache: KVCache, *, with_graphs: bool) -> ModelRunner:
         """A runner over `cache`, its decode steps captured where that is possible."""
-        specs, on_gpu = self.model.attention_specs, self.device.type == "cuda"
-        if not on_gpu or not kernels_run_on(self.device):
-            plain = PlainAttention(specs, cache)
-            return ModelRunner(self.model, plain, self.rows, self.sampling_rows, self.sampler)
-        attention = CudaAttention(specs, cache, self.rows.scratch_row)
-        graphs = self._graphs(attention) if with_graphs else None
+        attention = make_attention(self.rows)(self.model.attention_specs, cache)
+        with_graphs = with_graphs and isinstance(attention, CudaAttention)
         return ModelRunner(
-            self.model, attention, self.rows, self.sampling_rows, self.sampler, graphs
+            self.model,
+            attention,
+            self.rows,
+            self.sampling_rows,
+            self.sampler,
+            self._graphs(attention) if with_graphs else None,
+            self.speculation,
         )
 
-    def _graphs(self, attention: CudaAttention) -> DecodeGraphs | None:
-        graphs = DecodeGraphs(self.model, attention, self.rows, self.sampling_rows, self.sampler)
+    def _graphs(self, attention: AttentionBackend) -> DecodeGraphs | None:
+        graphs = DecodeGraphs(
+            self.model,
+            attention,
+            self.rows,
+            self.sampling_rows,
+            self.sampler,
+            self.speculation,
+        )
         try:
             graphs.capture()
         except RuntimeError as error:  # modelling code that looks at values on the host
@@ -188,8 +245,8 @@ def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
 
 def _size_cache(config: EngineConfig, parts: _Parts, max_model_len: int) -> tuple[int, int]:
     """Number of blocks, and the context length they can hold."""
-    block_size, model = config.cache.block_size, parts.model
-    per_block = KVCache.bytes_per_block(model.attention_specs, block_size, model.dtype)
+    block_size = config.cache.block_size
+    per_block = parts.bytes_per_block
     num_bytes = _cache_bytes(config, parts, max_model_len)
     num_blocks = config.cache.num_blocks or num_bytes // per_block
     needed = -(-max_model_len // block_size) + 1
@@ -212,7 +269,11 @@ def _cache_bytes(config: EngineConfig, parts: _Parts, max_model_len: int) -> int
         return config.cache.cpu_bytes
     scheduler = config.scheduler
     limits = Limits(
-        scheduler.max_rows, scheduler.max_step_tokens, max_model_len, config.cache.block_size
+        scheduler.max_rows,
+        scheduler.max_step_tokens,
+        max_model_len,
+        config.cache.block_size,
+        parts.rows.drafts.shape[1],
     )
     cache = parts.cache(limits.num_blocks)
     profile = measure(parts.runner(cache, with_graphs=False), cache, limits)

@@ -6,15 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from engine.errors import ConfigError as ConfigError  # speculation's config raises it too
+from engine.speculation.config import SpeculativeConfig
 from sampling.params import LogprobsMode
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 FlashInferSampler = Literal["auto", "always", "never"]
-
-
-class ConfigError(ValueError):
-    """A setting that cannot be served; the message names it, its limit and its value."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +102,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     sampling: SamplingConfig = SamplingConfig()
+    speculation: SpeculativeConfig | None = None
     cuda_graphs: bool = True
     num_threads: int | None = None
     step_timeout_s: float = 300.0
@@ -117,6 +116,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"max-num-batched-tokens ({self.scheduler.max_step_tokens}) must be at least "
                 f"max-num-seqs ({self.scheduler.max_rows}), one token a row"
             )
+        if self.speculation is not None:
+            num_drafts = self.speculation.num_speculative_tokens
+            _at_least("max-num-batched-tokens", self.scheduler.max_step_tokens, 1 + num_drafts)
         if self.cache.num_blocks is not None:
             _at_least("num-gpu-blocks-override", self.cache.num_blocks, 2)
         if not 0.0 < self.cache.memory_utilization <= 1.0:

@@ -1,9 +1,9 @@
 """Decode steps as CUDA graphs over a ladder of batch sizes.
 
-A step is two graphs. The first gathers the inputs of its rows on the device and runs the model to
-hidden states. The second makes logits, draws and enters the tokens into their rows; there is one
-for each size and each common `SamplingNeeds`, and rarer needs run the same code eagerly. A batch
-between two sizes is padded with the scratch row, which reads and writes nothing of anyone's.
+A step is two graphs, the halves of a `DecodeStep`: one for each size, and one for each size and
+each common `SamplingNeeds`; rarer needs run the same code eagerly. With a drafter there are steps
+that verify drafts and make the next ones, and steps of rows that do without. A batch between two
+sizes is padded with the scratch row, which reads and writes nothing of anyone's.
 
 All graphs share one memory pool: only one runs at a time, so each may use the memory that the
 others use in between. What must outlive a graph's run is held here.
@@ -20,20 +20,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionInputs
+from engine.attention.base import AttentionBackend
 from engine.batch import RequestRows
 from engine.buffers import to_device
-from engine.kernels.decode_steps import (
-    DecodeInputs,
-    RowState,
-    enter_decoded,
-    gather_decode_inputs,
-)
+from engine.decode_step import DecodeStep, StepRows
 from engine.models.base import CausalLM
+from engine.plan import StepPlan
 from engine.request import Int32Array
+from engine.verification import Drawn, Hidden, Speculation
 from sampling import rows as flags
 from sampling.rows import SamplingNeeds, SamplingRows
-from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
+from sampling.sampler import Sampler
 
 DRAWN, FILTERED = flags.RANDOM, flags.RANDOM | flags.FILTERED
 PROCESSED = FILTERED | flags.TWICE_FILTERED | flags.MASKED | flags.EDITED | flags.PENALIZED
@@ -71,13 +68,13 @@ def covers(captured: SamplingNeeds, needs: SamplingNeeds) -> bool:
 @dataclass(frozen=True)
 class _Forward:
     graph: torch.cuda.CUDAGraph
-    hidden: torch.Tensor
+    hidden: Hidden
 
 
 @dataclass(frozen=True)
 class _Draw:
     graph: torch.cuda.CUDAGraph
-    drawn: SamplerOutput
+    drawn: Drawn
 
 
 class DecodeGraphs:
@@ -94,23 +91,18 @@ class DecodeGraphs:
         rows: RequestRows,
         sampling_rows: SamplingRows,
         sampler: Sampler,
+        speculation: Speculation | None = None,
     ) -> None:
         self.sizes = ladder(rows.scratch_row)
-        self._model = model
-        self._attention = attention
         self._rows = rows
         self._sampling_rows = sampling_rows
         self._sampler = sampler
-        self._state = RowState(rows.token_ids, rows.num_computed, rows.block_tables)
-        largest, device = self.sizes[-1], rows.device
-        self._row_ids = torch.full((largest,), rows.scratch_row, device=device)
-        self._row_ids_np = np.full(largest, rows.scratch_row, dtype=np.int64)
-        self._inputs = DecodeInputs.empty(largest, rows.block_tables.shape[1], device)
-        self._starts_np = np.arange(largest + 1, dtype=np.int32)
-        self._starts = torch.from_numpy(self._starts_np).to(device)
-        self._longest_np = np.full(largest, rows.token_ids.shape[1], dtype=np.int32)
-        self._forwards: dict[int, _Forward] = {}
-        self._draws: dict[tuple[int, SamplingNeeds], _Draw] = {}
+        self._step_rows = StepRows(rows)
+        kinds = [None] if speculation is None else [None, speculation]
+        steps = [DecodeStep(model, attention, rows, sampler, self._step_rows, k) for k in kinds]
+        self._steps = {step.num_drafts: step for step in steps}
+        self._forwards: dict[tuple[int, int], _Forward] = {}
+        self._draws: dict[tuple[int, int, SamplingNeeds], _Draw] = {}
 
     # -- capture ----------------------------------------------------------------------------
 
@@ -120,82 +112,63 @@ class DecodeGraphs:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         pool = torch.cuda.graph_pool_handle()
-        needs = [each for each in COMMON_NEEDS if self._sampler.is_capturable(each)]
         with torch.cuda.stream(stream), _no_collection():
-            for size in reversed(self.sizes):
-                warm = self._forward(size)  # compiles kernels and makes library handles
-                graph = torch.cuda.CUDAGraph()
-                with _capturing(graph, pool):
-                    hidden = self._forward(size)
-                self._forwards[size] = _Forward(graph, hidden)
-                for each in needs:
-                    self._draw(size, warm, each)
-                    graph = torch.cuda.CUDAGraph()
-                    with _capturing(graph, pool):
-                        drawn = self._draw(size, hidden, each)
-                    self._draws[size, each] = _Draw(graph, drawn)
+            for step in reversed(self._steps.values()):
+                for size in reversed(self.sizes):
+                    self._capture(step, size, pool)
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _forward(self, size: int) -> torch.Tensor:
-        """Hidden states [size, hidden_size] of the rows in `_row_ids`."""
-        inputs = DecodeInputs(*(tensor[:size] for tensor in self._inputs))
-        gather_decode_inputs(self._row_ids[:size], self._state, inputs, self._rows.block_size)
-        self._attention.begin(
-            AttentionInputs(
-                query_starts=self._starts[: size + 1],
-                query_starts_np=self._starts_np[: size + 1],
-                seq_lens=inputs.seq_lens,
-                block_tables=inputs.block_tables,
-                slots=inputs.slots,
-                seq_lens_np=self._longest_np[:size],
-                max_query_len=1,
-            )
-        )
-        return self._model.forward(inputs.input_ids, inputs.positions, self._attention)
+    def _capture(self, step: DecodeStep, size: int, pool: Any) -> None:
+        warm = step.forward(size)  # compiles kernels and makes library handles
+        graph = torch.cuda.CUDAGraph()
+        with _capturing(graph, pool):
+            hidden = step.forward(size)
+        self._forwards[step.num_drafts, size] = _Forward(graph, hidden)
+        for needs in COMMON_NEEDS:
+            if not self._is_capturable(step, needs):
+                continue
+            step.draw(size, warm, needs)
+            graph = torch.cuda.CUDAGraph()
+            with _capturing(graph, pool):
+                drawn = step.draw(size, hidden, needs)
+            self._draws[step.num_drafts, size, needs] = _Draw(graph, drawn)
 
-    def _draw(self, size: int, hidden: torch.Tensor, needs: SamplingNeeds) -> SamplerOutput:
-        """Tokens of the first `size` rows in `_row_ids`, entered into them."""
-        rows = self._row_ids[:size]
-        batch = SamplingBatch(
-            rows=rows.to(torch.int32),
-            positions=self._inputs.draw_positions[:size],
-            rows_np=self._row_ids_np[:size].astype(np.int32),
-            needs=needs,
-        )
-        drawn = self._sampler.draw(self._model.logits(hidden[:size]), batch)
-        enter_decoded(rows, drawn.token_ids, self._state)
-        return drawn
+    def _is_capturable(self, step: DecodeStep, needs: SamplingNeeds) -> bool:
+        """Drafts are never verified by a path that looks at values on the host."""
+        return step.num_drafts > 0 or self._sampler.is_capturable(needs)
 
     # -- replay -----------------------------------------------------------------------------
 
-    def replay(self, rows: Int32Array) -> SamplerOutput:
-        """One decode step of rows [n]: outputs of n or more rows, valid until the next replay."""
+    def replay(self, plan: StepPlan) -> Drawn:
+        """One decode step; its outputs are valid until the next replay."""
+        rows, step = plan.rows, self._steps[plan.num_drafts]
         size = next(size for size in self.sizes if size >= len(rows))
         self._load(rows, size)
-        forward = self._forwards[size]
+        forward = self._forwards[step.num_drafts, size]
         forward.graph.replay()
         needs = self._sampling_rows.needs(rows)
-        self._sampler.count(rows)
-        draw = self._captured_draw(size, needs)
+        self._sampler.count(rows, verified=plan.num_drafts > 0)
+        draw = self._captured_draw(step, size, needs)
         if draw is None:
-            return self._draw(len(rows), forward.hidden, needs)
+            return step.draw(len(rows), forward.hidden, needs)
         draw.graph.replay()
-        return draw.drawn
+        return draw.drawn.of_rows(len(rows))
 
-    def _captured_draw(self, size: int, needs: SamplingNeeds) -> _Draw | None:
-        if not self._sampler.is_capturable(needs):
+    def _captured_draw(self, step: DecodeStep, size: int, needs: SamplingNeeds) -> _Draw | None:
+        if not self._is_capturable(step, needs):
             return None
-        draws = (self._draws.get((size, each)) for each in COMMON_NEEDS if covers(each, needs))
+        covering = (each for each in COMMON_NEEDS if covers(each, needs))
+        draws = (self._draws.get((step.num_drafts, size, each)) for each in covering)
         return next((draw for draw in draws if draw is not None), None)
 
     def _load(self, rows: Int32Array, size: int) -> None:
         """Publish which rows the step is of; nothing to do where they are those of the last."""
         wanted = np.full(size, self._rows.scratch_row, dtype=np.int64)
         wanted[: len(rows)] = rows
-        if np.array_equal(self._row_ids_np[:size], wanted):
+        if np.array_equal(self._step_rows.ids_np[:size], wanted):
             return
-        self._row_ids_np[:size] = wanted
-        self._row_ids[:size].copy_(to_device(wanted, self._rows.device))
+        self._step_rows.ids_np[:size] = wanted
+        self._step_rows.ids[:size].copy_(to_device(wanted, self._rows.device))
 
 
 @contextlib.contextmanager

@@ -10,9 +10,11 @@ import numpy as np
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig, EngineInfo
+from engine.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.outputs import OutputRing
 from engine.plan import Runner, RunnerLostError, StepHandle, StepPlan, StepResult
 from engine.request import (
+    DraftStats,
     EngineStats,
     Finish,
     LogprobArrays,
@@ -32,17 +34,29 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Continuous batching over a runner. Single-threaded: one loop calls everything here."""
 
-    def __init__(self, config: EngineConfig, info: EngineInfo, runner: Runner) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        info: EngineInfo,
+        runner: Runner,
+        drafting: DraftRules = NO_DRAFTS,
+    ) -> None:
         self.info = info
         self._timeout_s = config.step_timeout_s
         self._runner = runner
         self._pool = BlockPool(info.num_blocks)
         # One place more than the context: the last drawn token is kept but never computed.
         self._table = RowTable(info.max_rows, info.max_model_len + 1)
-        self._ring = OutputRing(info.max_rows)
+        self._ring = OutputRing(info.max_rows, max_new=1 + drafting.num_tokens)
         self._scheduler = Scheduler(
-            config.scheduler, config.cache, self._pool, self._table, on_preempt=self._ring.flush
+            config.scheduler,
+            config.cache,
+            self._pool,
+            self._table,
+            on_preempt=self._close,
+            drafting=drafting,
         )
+        self._drafts = DraftCounts(info.max_rows, k) if (k := drafting.num_tokens) else None
         self._scoring = Scoring(
             config.scheduler,
             config.cache,
@@ -121,7 +135,14 @@ class Engine:
     def _launch(self, plan: StepPlan) -> StepHandle:
         for admission in plan.admissions:
             self._ring.open(admission.row, admission.choice)
+            if self._drafts is not None:
+                self._drafts.open(admission.row, admission.choice)
         return self._runner.launch(plan)
+
+    def _close(self, row: int) -> None:
+        """A choice is losing its row to another, and will go on later."""
+        self._ring.flush(row)
+        _keep_drafts(self._table.choice(row))
 
     def _read_back(self, handle: StepHandle) -> None:
         plan = handle.plan
@@ -134,7 +155,8 @@ class Engine:
             return
         self._num_steps += 1
         self._prompt_tokens_computed += plan.num_prompt_tokens
-        settled = settle(self._table, plan, result.token_ids, result.bad)
+        settled = settle(self._table, plan, result)
+        self._count_drafts(settled, result)
         self._keep_scores(plan, result)
         self._ring.push(settled, result.logprobs)
         self._ring.emit_due(settled)
@@ -150,6 +172,12 @@ class Engine:
         for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
             self._forget(self._table.choice(row))
             self._scheduler.release(row)
+
+    def _count_drafts(self, settled: Settled, result: StepResult) -> None:
+        offered, accepted = result.num_offered, result.num_accepted
+        if self._drafts is not None and offered is not None and accepted is not None:
+            idx = settled.result_idx
+            self._drafts.add(settled.rows, offered[idx], accepted[idx])
 
     def _release_children(self) -> None:
         """Let the other choices of a request in once its prompt is computed, or nobody will."""
@@ -206,6 +234,7 @@ class Engine:
 
     def _forget(self, choice: Choice) -> None:
         choice.ended = True
+        _keep_drafts(choice)
         self._num_unfinished -= 1
         key = (choice.frontend, choice.request.handle)
         self._unfinished[key].remove(choice)
@@ -228,6 +257,7 @@ class Engine:
             nan_rows=self._nan_rows + scoring.num_bad,
             failed_steps=self._failed_steps + scoring.num_failed,
             sampler_rows=self._runner.rows_by_path,
+            drafts=None if self._drafts is None else DraftStats.of(self._drafts.total),
         )
 
     def check(self) -> None:
@@ -236,6 +266,12 @@ class Engine:
         self._pool.check(held + self._scoring.held_blocks)
         if not self._num_unfinished:
             assert not self._table.running
+
+
+def _keep_drafts(choice: Choice) -> None:
+    """Take the counts along from a row that another choice will hold."""
+    if choice.drafts is not None:
+        choice.drafts = choice.drafts.copy()
 
 
 def _join(parts: list[LogprobArrays]) -> LogprobArrays:

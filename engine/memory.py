@@ -43,12 +43,19 @@ class Limits:
 
     Attributes:
         max_rows, max_step_tokens: of a step. max_model_len: tokens of a row.
+        num_drafts: k, 0 without a drafter.
     """
 
     max_rows: int
     max_step_tokens: int
     max_model_len: int
     block_size: int
+    num_drafts: int = 0
+
+    @property
+    def max_verified_rows(self) -> int:
+        """Rows whose drafts are verified in one step."""
+        return min(self.max_rows, self.max_step_tokens // (1 + self.num_drafts))
 
     @property
     def tokens_each(self) -> int:
@@ -63,7 +70,7 @@ class Limits:
     @property
     def num_blocks(self) -> int:
         """Blocks the measured steps need, the null block included."""
-        each = -(-(self.tokens_each + 1) // self.block_size)
+        each = -(-(max(self.tokens_each, self.num_drafts) + 1) // self.block_size)
         alone = -(-self.tokens_alone // self.block_size)
         return max(self.max_rows * each, alone) + 1
 
@@ -121,9 +128,9 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     large = [_full_step(limits), _scoring_step(limits)]
     small = [_small_step(limits, n) for n in NUM_ROWS]
     with compiling_together():
-        _run(runner, [*large, *small, _decode_step(limits)])
+        _run(runner, [*large, *small, *_decode_steps(limits)])
     step = _peak(runner, device, large + small)
-    decode = _peak(runner, device, [_decode_step(limits)])
+    decode = _peak(runner, device, _decode_steps(limits))
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return MemoryProfile(
@@ -131,7 +138,7 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
         foreign=total - free - torch.cuda.memory_reserved(device),
         fixed=before - sum(layer.nbytes for layer in cache.layers),
         step=step,
-        graphs=decode + GRAPH_BYTES,
+        graphs=decode + GRAPH_BYTES * (2 if limits.num_drafts else 1),
     )
 
 
@@ -184,15 +191,21 @@ def _small_step(limits: Limits, num_tokens: int) -> StepPlan:
     return _plan(limits, request, 1, count)
 
 
-def _decode_step(limits: Limits) -> StepPlan:
-    """Every row brings one token and draws."""
+def _decode_steps(limits: Limits) -> list[StepPlan]:
+    """Every row brings one token and draws; then it brings drafts too, and all are verified."""
     request = Request(
         handle=0, prompt_token_ids=np.zeros(1, dtype=np.int32), params=DEAREST, max_tokens=1
     )
-    return _plan(limits, request, limits.max_rows, 1)
+    plain = _plan(limits, request, limits.max_rows, 1)
+    if not limits.num_drafts:
+        return [plain]
+    num_rows, num_query = limits.max_verified_rows, 1 + limits.num_drafts
+    return [plain, _plan(limits, request, num_rows, num_query, num_drafts=limits.num_drafts)]
 
 
-def _plan(limits: Limits, request: Request, num_rows: int, num_tokens: int) -> StepPlan:
+def _plan(
+    limits: Limits, request: Request, num_rows: int, num_tokens: int, num_drafts: int = 0
+) -> StepPlan:
     """A step that admits `num_rows` rows of `request` and computes `num_tokens` of each."""
     per_row = -(-num_tokens // limits.block_size)
     blocks = np.arange(1, num_rows * per_row + 1).reshape(num_rows, per_row)
@@ -216,7 +229,13 @@ def _plan(limits: Limits, request: Request, num_rows: int, num_tokens: int) -> S
         epochs=np.zeros(num_rows, dtype=np.int64),
         choices=choices,
         num_prompt_tokens=num_rows * num_tokens,
-        admissions=[Admission(row, choice, 0) for row, choice in enumerate(choices)],
+        num_drafts=num_drafts,
+        decodes=np.full(num_rows, num_drafts > 0),
+        runs_drafter=limits.num_drafts > 0,
+        proposes=np.full(num_rows, limits.num_drafts > 0),
+        admissions=[
+            Admission(row, choice, 0, limits.max_model_len) for row, choice in enumerate(choices)
+        ],
         grants=[BlockGrant(row, 0, blocks[row].tolist()) for row in range(num_rows)],
     )
     plan.spans = prompt_spans(plan, np.arange(num_rows))

@@ -18,10 +18,11 @@ from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
 from engine.request import Int32Array, LogprobArrays
 from engine.scoring_plan import ScoringPlan
 from engine.scoring_runner import LaunchedScoring, issue_scoring
+from engine.verification import Drawn, Speculation, forward, num_offered
 from sampling.logprobs import LogprobsOutput
 from sampling.prompt_logprobs import PromptScorer
 from sampling.rows import SamplingRows
-from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
+from sampling.sampler import Sampler, SamplingBatch
 
 PROMPT_LOGITS_BYTES = 64 << 20
 """Float32 logits held at once while a prompt is scored."""
@@ -47,9 +48,13 @@ class LaunchedStep:
             if is_device_lost(error):
                 raise RunnerLostError(str(error)) from error
             raise
+        bad = arrays.get("bad", _NO_TOKENS.astype(np.bool_))
         return StepResult(
-            token_ids=arrays.get("token_ids", _NO_TOKENS),
-            bad=arrays.get("bad", _NO_TOKENS.astype(np.bool_)),
+            token_ids=arrays.get("token_ids", _NO_TOKENS[:, None]),
+            num_new=arrays.get("num_new", (~bad).astype(np.int32)),
+            bad=bad,
+            num_offered=arrays.get("num_offered"),
+            num_accepted=arrays.get("num_accepted"),
             logprobs=_logprob_arrays(arrays, "") if "chosen" in arrays else None,
             scores=[_logprob_arrays(arrays, f"{i}/") for i in range(len(self.plan.spans))],
         )
@@ -60,6 +65,7 @@ class ModelRunner:
 
     Args:
         graphs: captured, for steps in which every row decodes; None runs those eagerly too.
+        speculation: None where nothing is drafted.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class ModelRunner:
         sampling_rows: SamplingRows,
         sampler: Sampler,
         graphs: DecodeGraphs | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
@@ -77,6 +84,7 @@ class ModelRunner:
         self._sampling_rows = sampling_rows
         self._sampler = sampler
         self._graphs = graphs
+        self._speculation = speculation
         self._launcher = HostStream() if rows.device.type == "cpu" else InlineLauncher()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -103,19 +111,24 @@ class ModelRunner:
     def _issue(self, plan: StepPlan) -> HostCopy:
         self._apply(plan)
         if self._graphs is not None and plan.is_decode:
-            padded = _results(self._graphs.replay(plan.rows))
-            return HostCopy({name: rows[: len(plan.rows)] for name, rows in padded.items()})
+            return HostCopy(_results(self._graphs.replay(plan)))
         batch = make_batch(plan, self._rows)
         self._attention.begin(batch.attention)
-        hidden = self._model.forward(batch.input_ids, batch.positions, self._attention)
+        hidden = forward(
+            self._model, batch.input_ids, batch.positions, self._attention, self._speculation
+        )
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):
-            results |= _named(self._score(plan, span, batch, hidden), f"{i}/")
+            results |= _named(self._score(plan, span, batch, hidden.final), f"{i}/")
+        num_new = None
         if plan.samples.any():
-            drawn = self._sample(plan, batch, hidden)
+            drawn = self._draw(plan, batch, hidden.final)
             self._rows.enter(batch, drawn.token_ids)
             results |= _results(drawn)
-        self._rows.advance(batch)
+            num_new = drawn.num_new
+        self._rows.advance(batch, num_new)
+        if self._speculation is not None and plan.runs_drafter:
+            self._speculation.propose(plan, batch, hidden, num_new)
         return HostCopy(results)
 
     def _apply(self, plan: StepPlan) -> None:
@@ -134,16 +147,21 @@ class ModelRunner:
         self._rows.apply(plan)
         self._sampling_rows.flush()
 
-    def _sample(self, plan: StepPlan, batch: InputBatch, hidden: torch.Tensor) -> SamplerOutput:
+    def _draw(self, plan: StepPlan, batch: InputBatch, hidden: torch.Tensor) -> Drawn:
         logits = self._model.logits(hidden[batch.logit_tokens])
-        rows_np = plan.rows[plan.samples]
         sampling_batch = SamplingBatch(
             rows=batch.logit_rows.to(torch.int32),
             positions=batch.draw_positions,
-            rows_np=rows_np,
-            needs=self._sampling_rows.needs(rows_np),
+            rows_np=batch.logit_rows_np,
+            needs=self._sampling_rows.needs(batch.logit_rows_np),
+            depths=batch.depths if plan.num_drafts else None,
         )
-        return self._sampler(logits, sampling_batch)
+        if self._speculation is None or not plan.num_drafts:
+            return Drawn.plainly(self._sampler(logits, sampling_batch))
+        self._sampler.count(plan.rows[plan.samples], verified=True)
+        drafts = self._speculation.drafts_of(batch)
+        verified = self._speculation.verify(logits, sampling_batch, drafts)
+        return Drawn.verified(verified, num_offered(drafts))
 
     def _score(
         self, plan: StepPlan, span: PromptSpan, batch: InputBatch, hidden: torch.Tensor
@@ -170,9 +188,11 @@ class ModelRunner:
         return LogprobsOutput(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
-def _results(drawn: SamplerOutput) -> dict[str, torch.Tensor]:
-    named = {} if drawn.logprobs is None else _named(drawn.logprobs, "")
-    return {"token_ids": drawn.token_ids, "bad": drawn.bad, **named}
+def _results(drawn: Drawn) -> dict[str, torch.Tensor]:
+    tensors = drawn._asdict()
+    logprobs: LogprobsOutput | None = tensors.pop("logprobs")
+    named = {} if logprobs is None else _named(logprobs, "")
+    return named | {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def _named(output: LogprobsOutput, prefix: str) -> dict[str, torch.Tensor]:

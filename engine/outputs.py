@@ -26,7 +26,7 @@ from engine.rows import Choice
 from engine.settle import Settled
 
 DEPTH = 16
-"""Tokens a row may hold back; the largest emit_interval that has an effect."""
+"""The largest emit_interval that has an effect."""
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
 
@@ -55,9 +55,10 @@ class _Mail:
 class OutputRing:
     """Holds each row's tokens and logprobs until they are due, then hands them over by frontend."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
-        self._token_ids: Int32Array = np.zeros((max_rows, DEPTH), dtype=np.int32)
+    def __init__(self, max_rows: int, max_new: int = 1) -> None:
+        """`max_new`: tokens a row may draw in one step."""
+        self._shape = (max_rows, DEPTH - 1 + max_new)
+        self._token_ids: Int32Array = np.zeros(self._shape, dtype=np.int32)
         self._held: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self._interval: Int64Array = np.ones(max_rows, dtype=np.int64)
         self._choices: list[Choice | None] = [None] * max_rows
@@ -84,15 +85,21 @@ class OutputRing:
             self._logprobs = self._logprob_ring(num_top, max(width, num_explicit), have)
 
     def push(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
-        """Hold the step's tokens, and their logprobs [num drawing rows of the plan]."""
-        good = settled.finish != Finish.NAN
-        rows, slots = settled.rows[good], self._held[settled.rows[good]]
-        self._token_ids[rows, slots] = settled.token_ids[good]
-        self._held[rows] = slots + 1
-        if logprobs is None:
-            return
+        """Hold the step's tokens, and their logprobs [logit rows of the plan]."""
+        for column in range(int(settled.num_new.max(initial=0))):
+            kept = settled.num_new > column
+            rows = settled.rows[kept]
+            slots = self._held[rows]
+            self._token_ids[rows, slots] = settled.token_ids[kept, column]
+            self._held[rows] = slots + 1
+            if logprobs is not None:
+                self._push_logprobs(rows, slots, logprobs, settled.logit_idx[kept] + column)
+
+    def _push_logprobs(
+        self, rows: Int32Array, slots: Int64Array, logprobs: LogprobArrays, idx: Int64Array
+    ) -> None:
         wanted = self._wants_logprobs[rows]
-        rows, slots, idx = rows[wanted], slots[wanted], settled.result_idx[good][wanted]
+        rows, slots, idx = rows[wanted], slots[wanted], idx[wanted]
         ring = self._logprobs
         ring.chosen[rows, slots] = logprobs.chosen[idx]
         ring.ranks[rows, slots] = logprobs.ranks[idx]
@@ -173,7 +180,7 @@ class OutputRing:
     def _logprob_ring(
         self, num_top: int, num_explicit: int, old: LogprobArrays | None = None
     ) -> LogprobArrays:
-        shape = (self._max_rows, DEPTH)
+        shape = self._shape
         ring = LogprobArrays(
             chosen=np.zeros(shape, dtype=np.float32),
             ranks=np.zeros(shape, dtype=np.int32),
@@ -234,8 +241,17 @@ def _step_output(letter: _Mail, stats: EngineStats) -> StepOutput:
         prompt_scores=letter.scores,
         item_scores=letter.item_scores,
         errors={c.request.handle: p.error for p in parts if p.error for c in p.choices},
+        drafts=_draft_counts(choices),
         stats=stats,
     )
+
+
+def _draft_counts(choices: list[Choice]) -> Int64Array | None:
+    """Counts of each choice, zeros for one that never ran; None where nobody drafts."""
+    some = next((c.drafts for c in choices if c.drafts is not None), None)
+    if some is None:
+        return None
+    return np.array([np.zeros_like(some) if c.drafts is None else c.drafts for c in choices])
 
 
 def concat_logprobs(parts: list[tuple[LogprobArrays | None, int]]) -> LogprobArrays | None:

@@ -12,11 +12,17 @@ from engine.scoring_plan import ScoringRunner
 
 @dataclass(frozen=True)
 class Admission:
-    """A choice that got a row in this step: its device row starts from these facts."""
+    """A choice that got a row in this step: its device row starts from these facts.
+
+    Attributes:
+        num_computed: tokens whose KV its first blocks hold.
+        limit: first position its tokens may not reach.
+    """
 
     row: int
     choice: Choice
     num_computed: int
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -40,17 +46,24 @@ class PromptSpan:
 
 @dataclass
 class StepPlan:
-    """One forward: R rows, those with one query token first.
+    """One forward: R rows, those that decode first, then those with one query token.
+
+    A decoding row computes its last token and `num_drafts` drafts, and draws behind each.
 
     Attributes:
         rows: int32 [R]. num_query: int32 [R], tokens each row computes.
-        starts: int32 [R], upper bound of tokens computed before.
+        starts: int32 [R], upper bound of tokens computed before, exact for rows that prefill.
         samples: bool [R], rows whose last known token is computed, so that they draw the next.
+        decodes: bool [R], those of them that did so before.
+        runs_drafter: whether the drafter sees this step's tokens.
+        proposes: bool [R], rows for which it makes the next step's drafts.
         epochs: int64 [R], of the rows when the step was planned.
         choices: whose rows these were.
         num_prompt_tokens: prompt tokens among those computed.
+        num_drafts: k or 0, the same for every decoding row.
         admissions, grants: rows and blocks given since the last plan, in order.
         released: rows vacated since the last plan; apply before admissions.
+        undrafted: decoding rows of this step that bring no drafts of their own.
         spans: prompt positions whose next tokens are to be scored.
     """
 
@@ -61,18 +74,29 @@ class StepPlan:
     epochs: Int64Array
     choices: list[Choice]
     num_prompt_tokens: int
+    num_drafts: int
+    decodes: BoolArray
+    runs_drafter: bool
+    proposes: BoolArray
     admissions: list[Admission] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
+    undrafted: list[int] = field(default_factory=list)
     spans: list[PromptSpan] = field(default_factory=list)
 
     @property
+    def num_logits(self) -> Int64Array:
+        """int64 [R], logit rows of each row: one a token that may be drawn behind."""
+        return self.samples + self.decodes * self.num_drafts
+
+    @property
     def is_decode(self) -> bool:
-        """Whether every row computes one token and draws the next, and that is all."""
+        """Whether every row computes its last token and its drafts, and that is all."""
+        if self.num_drafts:
+            return bool(self.decodes.all())
+        one_token_each = len(self.rows) == int(self.num_query.sum())
         return (
-            len(self.rows) == int(self.num_query.sum())
-            and bool(self.samples.all())
-            and (not self.spans)
+            one_token_each and bool(self.samples.all()) and not self.runs_drafter and not self.spans
         )
 
     @property
@@ -103,17 +127,22 @@ def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step computed, on the host: L rows drew a token.
+    """What a step computed, on the host: L rows drew, from N logit rows in all.
 
     Attributes:
-        token_ids: int32 [L], in the plan's order of drawing rows.
-        bad: bool [L], rows whose logits were not usable.
-        logprobs: [L], where the batch asked for any.
+        token_ids: int32 [L, 1 + num_drafts], in the plan's order of drawing rows.
+        num_new: int32 [L], how many of them stand.
+        bad: bool [L], rows whose logits were not usable behind those.
+        num_offered, num_accepted: int32 [L], drafts verified and kept; None without drafts.
+        logprobs: [N], where the batch asked for any.
         scores: of the plan's spans, in order.
     """
 
     token_ids: Int32Array
+    num_new: Int32Array
     bad: BoolArray
+    num_offered: Int32Array | None
+    num_accepted: Int32Array | None
     logprobs: LogprobArrays | None
     scores: list[LogprobArrays]
 

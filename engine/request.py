@@ -162,6 +162,40 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the drafts of a choice, or of all.
+
+    Attributes:
+        num_drafts: steps that verified any.
+        num_draft_tokens: drafts verified.
+        accepted_at: drafts kept by their place in the step, the first of k first.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    accepted_at: tuple[int, ...]
+
+    @classmethod
+    def of(cls, counts: Int64Array) -> DraftStats:
+        """From counts int64 [2 + k]."""
+        num_drafts, num_draft_tokens, *accepted_at = counts.tolist()
+        return cls(
+            num_drafts=num_drafts,
+            num_draft_tokens=num_draft_tokens,
+            accepted_at=tuple(accepted_at),
+        )
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts kept."""
+        return sum(self.accepted_at)
+
+    @property
+    def acceptance(self) -> list[float]:
+        """Share of the steps that kept the draft of each place."""
+        return [count / max(self.num_drafts, 1) for count in self.accepted_at]
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges after the step, and counters since the engine started."""
 
@@ -177,6 +211,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     nan_rows: int
     failed_steps: int = 0
     sampler_rows: dict[str, int] = {}
+    drafts: DraftStats | None = None
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +229,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         prompt_scores: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
         errors: handle -> message for entries ended with `Finish.ERROR`.
+        drafts: int64 [E, 2 + k], what became of the drafts of each entry's choice so far: as
+            `DraftStats`, whose fields it holds in order; None without a drafter.
         stats: the engine's gauges and counters.
     """
 
@@ -207,6 +244,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt_scores: list[PromptScores] = []
     item_scores: list[ItemScores] = []
     errors: dict[int, str] = {}
+    drafts: Int64Array | None = None
     stats: EngineStats
 
 

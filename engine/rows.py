@@ -33,6 +33,7 @@ class Choice:
         num_cached: prompt tokens found computed at the first admission.
         hashes: of token_ids' full blocks, computed when first needed.
         scores: prompt logprobs read back so far; None once they were reported.
+        drafts: what became of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
     """
 
     frontend: bytes
@@ -46,6 +47,7 @@ class Choice:
     num_cached: int | None = None
     hashes: list[bytes] | None = None
     scores: list[LogprobArrays] | None = None
+    drafts: Int64Array | None = None
     ended: bool = False
 
     @property
@@ -60,13 +62,18 @@ class RowTable:
     Attributes:
         token_ids: int32 [max_rows, max_len], prompt then output, valid up to num_known.
         num_known: tokens read back (or given).
-        num_tokens: num_known and those that steps in flight will draw.
-        num_computed: tokens whose KV a planned step computes.
+        num_drawing: steps in flight that draw for the row, one token each at the least.
+        num_tokens: upper bound of num_known once they are read back.
+        num_computed: upper bound of tokens whose KV planned steps compute.
+        prefill_end: tokens to compute before the row decodes, drawing a token in every step.
         num_settled: tokens whose KV a step that was read back has computed.
         num_hashed: leading blocks registered for reuse, in tokens.
         limit: num_known at which the choice ends for length.
         min_known: num_known below which stop ids do not end it.
         stop_ids: int32 [max_rows, S], padded with NO_TOKEN.
+        is_pinned: rows that draft whatever the load.
+        has_gap: rows with tokens that the drafter has not seen.
+        has_drafts: rows whose next token was drafted in the last step planned.
         epoch: raised by every `vacate`, so that late results of an earlier choice are told apart.
         running: rows in use, in order of admission.
     """
@@ -79,14 +86,19 @@ class RowTable:
         self.parent_hash: list[bytes] = [b""] * max_rows
         self.token_ids: Int32Array = np.zeros((max_rows, max_len), dtype=np.int32)
         self.num_known = _zeros(max_rows)
+        self.num_drawing = _zeros(max_rows)
         self.num_tokens = _zeros(max_rows)
         self.num_computed = _zeros(max_rows)
+        self.prefill_end = _zeros(max_rows)
         self.num_settled = _zeros(max_rows)
         self.num_hashed = _zeros(max_rows)
         self.num_granted = _zeros(max_rows)
         self.prompt_len = _zeros(max_rows)
         self.limit = _zeros(max_rows)
         self.min_known = _zeros(max_rows)
+        self.is_pinned: BoolArray = np.zeros(max_rows, dtype=np.bool_)
+        self.has_gap: BoolArray = np.zeros(max_rows, dtype=np.bool_)
+        self.has_drafts: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self.epoch = _zeros(max_rows)
         self.stop_ids: Int32Array = np.full((max_rows, 4), NO_TOKEN, dtype=np.int32)
         self.running: list[int] = []
@@ -97,23 +109,30 @@ class RowTable:
         """Rows free to claim."""
         return len(self._vacant)
 
-    def claim(self, choice: Choice, blocks: list[int], num_cached: int) -> int:
-        """Give the choice a row whose first `num_cached` tokens lie computed in `blocks`."""
+    def claim(self, choice: Choice, num_cached: int, prefill_end: int, *, is_pinned: bool) -> int:
+        """Give the choice a row whose first `num_cached` tokens will lie computed in its blocks."""
         row = self._vacant.pop()
         request = choice.request
         num_tokens = len(choice.token_ids)
         self.choices[row] = choice
-        self.blocks[row] = blocks
         self.token_ids[row, :num_tokens] = choice.token_ids
         self.num_known[row] = self.num_tokens[row] = num_tokens
+        self.num_drawing[row] = 0
         self.num_computed[row] = self.num_settled[row] = self.num_hashed[row] = num_cached
+        self.prefill_end[row] = prefill_end
+        self.is_pinned[row] = is_pinned
+        self.has_gap[row] = self.has_drafts[row] = False
         self.prompt_len[row] = choice.prompt_len
-        self.limit[row] = min(choice.prompt_len + max(request.max_tokens, 1), self.max_len)
+        self.limit[row] = self.limit_of(choice)
         self.min_known[row] = choice.prompt_len + request.params.min_tokens
         self._set_stop_ids(row, request.params.stop_token_ids)
         self.running.append(row)
         choice.row = row
         return row
+
+    def limit_of(self, choice: Choice) -> int:
+        """Tokens known at which the choice ends for length."""
+        return min(choice.prompt_len + max(choice.request.max_tokens, 1), self.max_len)
 
     def vacate(self, row: int) -> None:
         """Take the row from its choice; blocks must have been released."""

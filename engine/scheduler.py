@@ -9,9 +9,10 @@ import numpy as np
 
 from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
 from engine.config import CacheConfig, SchedulerConfig
+from engine.drafting import DraftRules
 from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
 from engine.request import Int32Array, Int64Array
-from engine.rows import Choice, RowTable
+from engine.rows import BoolArray, Choice, RowTable
 
 
 class Scheduler:
@@ -24,6 +25,7 @@ class Scheduler:
         pool: BlockPool,
         rows: RowTable,
         on_preempt: Callable[[int], None],
+        drafting: DraftRules,
     ) -> None:
         """`on_preempt` is told a row whose choice is about to lose it."""
         self._config = config
@@ -32,6 +34,7 @@ class Scheduler:
         self._pool = pool
         self._table = rows
         self._on_preempt = on_preempt
+        self._drafting = drafting
         self._waiting: list[tuple[tuple[int, int, int], Choice]] = []
         self._admissions: list[Admission] = []
         self._grants: list[BlockGrant] = []
@@ -62,11 +65,14 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when nothing can be computed before results are read back."""
         table = self._table
-        rows = self._running_in_order()
+        rows, decodes = self._running_in_order()
+        num_drafts = self._drafting.num_drafts(table, rows[decodes])
         # A choice's last token is never computed: nothing follows it.
-        pending = np.minimum(table.num_tokens, table.limit - 1)[rows] - table.num_computed[rows]
+        may_draw = table.num_known[rows] + table.num_drawing[rows] < table.limit[rows]
+        prefill = table.prefill_end[rows] - table.num_computed[rows]
+        pending = np.where(decodes, (1 + num_drafts) * may_draw, prefill)
         left = self._config.max_step_tokens - (np.cumsum(pending) - pending)
-        counts = np.clip(left, 0, pending)
+        counts = np.where(decodes & (left < pending), 0, np.clip(left, 0, pending))
         missing = self._missing_blocks(rows, counts)
         epochs = table.epoch[rows]
         for i in np.flatnonzero((missing > 0) & (counts > 0)).tolist():
@@ -77,25 +83,35 @@ class Scheduler:
         admitted = self._admit(self._config.max_step_tokens - int(counts.sum()))
         rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
         counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
-        return self._build(rows, counts) if len(rows) else None
+        return self._build(rows, counts, num_drafts) if len(rows) else None
 
-    def _running_in_order(self) -> Int64Array:
-        """Rows by rank; decoding rows come first, so that a prefill never stalls them."""
+    def _running_in_order(self) -> tuple[Int64Array, BoolArray]:
+        """Rows by rank, decoding rows first, so that a prefill never stalls them; which decode."""
         table = self._table
         running = table.running
         if self._config.policy == "priority":
             running = sorted(running, key=self._row_rank)
         rows = np.array(running, dtype=np.int64)
-        decoding = table.num_tokens[rows] - table.num_computed[rows] <= 1
-        return np.concatenate([rows[decoding], rows[~decoding]])
+        decodes = table.num_computed[rows] >= table.prefill_end[rows]
+        order = np.argsort(~decodes, kind="stable")
+        return rows[order], decodes[order]
 
     def _row_rank(self, row: int) -> tuple[int, int, int]:
         return self._rank(self._table.choice(row))
 
     def _missing_blocks(self, rows: Int64Array, counts: Int64Array) -> Int64Array:
-        """Blocks that `counts` more tokens of each row need beyond those granted."""
-        ends = self._table.num_computed[rows] + counts
-        return -(-ends // self._block_size) - self._table.num_granted[rows]
+        table = self._table
+        ends = table.num_computed[rows] + counts
+        return self._num_blocks(ends, table.limit[rows]) - table.num_granted[rows]
+
+    def _num_blocks(self, num_computed: Int64Array | int, limit: Int64Array | int) -> Int64Array:
+        """Blocks of rows with so many tokens computed, those included that the drafter writes.
+
+        A row's last token is never computed, and what is written from there on goes to the null
+        block.
+        """
+        ends: Int64Array = np.minimum(num_computed + self._drafting.lookahead, limit - 1)
+        return -(-ends // self._block_size)
 
     def _make_room(self, row: int, missing: int) -> None:
         """Grant blocks to a running row, preempting lower ranks, in the end the row itself."""
@@ -148,31 +164,36 @@ class Scheduler:
 
     def _admit_one(self, choice: Choice, budget: int) -> int | None:
         """Give a choice a row and its first chunk; None where budget or blocks are too few."""
-        shared = self._shared_blocks(choice)
+        pinned = self._drafting.pins(choice.request)
+        shared = self._shared_blocks(choice, pinned)
         num_cached = len(shared) * self._block_size
-        remaining = len(choice.token_ids) - num_cached
+        end = self._prefill_end(choice)
+        remaining = end - num_cached
         if remaining > budget and not self._config.chunked_prefill:
             return None
         # Room for all of it, though granted chunk by chunk: a choice let in early would only
         # be preempted before its first token.
-        need = -(-len(choice.token_ids) // self._block_size) - len(shared)
+        limit = self._table.limit_of(choice)
+        need = int(self._num_blocks(len(choice.token_ids), limit)) - len(shared)
         if need > self._pool.num_free - self._pool.num_idle(shared) - self.num_promised():
             return None
         self._pool.share(shared)
-        row = self._table.claim(choice, [], num_cached)
+        row = self._table.claim(choice, num_cached, end, is_pinned=pinned)
+        has_gap = self._drafting.has_cache and not self._pool.are_drafted(shared)
+        self._table.has_gap[row] = has_gap
         if shared:
             self._append_blocks(row, shared)
         hashes = self._hashes(choice)
         self._table.parent_hash[row] = (
             hashes[len(shared) - 1] if shared else root_hash(self._salt(choice))
         )
-        self._admissions.append(Admission(row, choice, num_cached))
+        self._admissions.append(Admission(row, choice, num_cached, limit))
         if choice.num_cached is None:
             choice.num_cached = min(num_cached, choice.prompt_len)
             self.prefix_queries += choice.prompt_len
             self.prefix_hits += choice.num_cached
         count = min(remaining, budget)
-        blocks = self._pool.grant(-(-(num_cached + count) // self._block_size) - len(shared))
+        blocks = self._pool.grant(int(self._num_blocks(num_cached + count, limit)) - len(shared))
         assert blocks is not None, "blocks were counted before admission"
         self._append_blocks(row, blocks)
         return count
@@ -181,18 +202,33 @@ class Scheduler:
         """Blocks that admitted choices still need for tokens they already have."""
         table = self._table
         rows = table.running
-        need = -(-table.num_tokens[rows] // self._block_size) - table.num_granted[rows]
+        need = self._num_blocks(table.num_tokens[rows], table.limit[rows]) - table.num_granted[rows]
         return int(np.maximum(need, 0).sum())
 
-    def _shared_blocks(self, choice: Choice) -> list[int]:
+    def _prefill_end(self, choice: Choice) -> int:
+        """Tokens to compute before the choice decodes.
+
+        Where there is a drafter, a preempted choice goes on with the drafts it had, so that its
+        tokens stay the same: it computes all but its last token, from which they are made again.
+        """
+        num_tokens = len(choice.token_ids)
+        goes_on = self._drafting.num_tokens and num_tokens > choice.prompt_len
+        return num_tokens - 1 if goes_on else num_tokens
+
+    def _shared_blocks(self, choice: Choice, pinned: bool) -> list[int]:
         """Computed blocks of the choice's prefix, short of the tokens it must compute itself."""
         if not self._prefix_caching and choice.index == 0:
             return []
-        reusable = len(choice.token_ids) - 1  # the last token's logits are always needed
+        reusable = self._prefill_end(choice) - 1  # the last token's logits are always needed
         scores = choice.request.prompt_logprobs
         if choice.scores is not None and scores is not None:
             reusable = min(reusable, scores.start - 1)
-        return self._pool.match(self._hashes(choice)[: max(reusable, 0) // self._block_size])
+        rules = self._drafting
+        shared = self._pool.match(
+            self._hashes(choice)[: max(reusable, 0) // self._block_size],
+            drafted=rules.has_cache and (pinned or rules.is_on(self._table)),
+        )
+        return shared[:-1] if rules.looks_ahead else shared
 
     def _hashes(self, choice: Choice) -> list[bytes]:
         if choice.hashes is None:
@@ -218,19 +254,28 @@ class Scheduler:
         for block_idx in range(int(table.num_hashed[row]) // size, num_full):
             part = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
             table.parent_hash[row] = chain_hash(table.parent_hash[row], part)
-            self._pool.register(table.blocks[row][block_idx], table.parent_hash[row])
+            self._pool.register(
+                table.blocks[row][block_idx],
+                table.parent_hash[row],
+                drafted=not table.has_gap[row],
+            )
         table.num_hashed[row] = num_full * size
 
     # -- the plan ---------------------------------------------------------------------------
 
-    def _build(self, rows: Int64Array, counts: Int64Array) -> StepPlan:
+    def _build(self, rows: Int64Array, counts: Int64Array, num_drafts: int) -> StepPlan:
         table = self._table
-        order = np.argsort(counts > 1, kind="stable")
-        rows, counts = rows[order], counts[order]
+        decodes = table.num_computed[rows] >= table.prefill_end[rows]
+        order = np.argsort(np.where(decodes, 0, np.where(counts > 1, 2, 1)), kind="stable")
+        rows, counts, decodes = rows[order], counts[order], decodes[order]
         starts = table.num_computed[rows]
         table.num_computed[rows] += counts
-        samples = table.num_computed[rows] == table.num_tokens[rows]
-        table.num_tokens[rows[samples]] += 1
+        ready = table.num_computed[rows] >= table.prefill_end[rows]
+        samples = decodes | (ready & (table.num_computed[rows] == table.num_tokens[rows]))
+        table.num_tokens[rows] += samples + decodes * num_drafts
+        table.num_drawing[rows] += samples
+        runs_drafter = num_drafts > 0 or self._drafting.is_on(table)
+        undrafted = rows[decodes & ~table.has_drafts[rows]] if num_drafts else rows[:0]
         prompt_lens = table.prompt_len[rows]
         plan = StepPlan(
             rows=rows.astype(np.int32),
@@ -240,10 +285,23 @@ class Scheduler:
             epochs=table.epoch[rows],
             choices=[table.choice(row) for row in rows.tolist()],
             num_prompt_tokens=int(np.clip(prompt_lens - starts, 0, counts).sum()),
+            num_drafts=num_drafts,
+            decodes=decodes,
+            runs_drafter=runs_drafter,
+            proposes=self._propose(rows, ready, runs_drafter),
             admissions=self._admissions,
             grants=self._grants,
             released=self._released,
+            undrafted=undrafted.tolist(),
         )
         plan.spans = prompt_spans(plan, np.flatnonzero(starts < prompt_lens))
         self._admissions, self._grants, self._released = [], [], []
         return plan
+
+    def _propose(self, rows: Int64Array, ready: BoolArray, runs_drafter: bool) -> BoolArray:
+        """Which rows the drafter serves behind a step; a drafter that is off misses its tokens."""
+        table = self._table
+        table.has_gap[rows] |= self._drafting.has_cache and not runs_drafter
+        proposes = ready & ~table.has_gap[rows] & runs_drafter
+        table.has_drafts[rows] = proposes
+        return proposes

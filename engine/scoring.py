@@ -185,7 +185,7 @@ class Scoring:
         work.others[there] = result.others[mine]
         if not work.num_read and self._prefix_caching:  # the query was computed clean
             for block, block_hash in zip(work.blocks, work.hashes, strict=True):
-                self._pool.register(block, block_hash)
+                self._pool.register(block, block_hash, drafted=False)
         work.num_read += part.count
         if work.num_read == len(work.others):
             self._end(work, Finish.LENGTH)

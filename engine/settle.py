@@ -6,59 +6,85 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.plan import StepPlan
+from engine.plan import StepPlan, StepResult
 from engine.request import Finish, Int32Array, Int64Array, UInt8Array
 from engine.rows import BoolArray, RowTable
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What a step's results mean: S rows whose choice still runs drew a token.
+    """What a step's results mean: S rows whose choice still runs drew tokens.
 
     Attributes:
         rows: int32 [S].
-        result_idx: int64 [S], where the step's result holds each row's token.
-        token_ids: int32 [S].
-        finish: uint8 [S], `Finish` codes; a row ended by NAN has no token.
+        token_ids: int32 [S, W]; num_new: int64 [S], how many of them each row keeps, in order.
+        logit_idx: int64 [S], where the result's logprobs hold each row's first token.
+        finish: uint8 [S], `Finish` codes.
+        result_idx: int64 [S], where the step's result holds each row.
     """
 
     rows: Int32Array
-    result_idx: Int64Array
     token_ids: Int32Array
+    num_new: Int64Array
+    logit_idx: Int64Array
     finish: UInt8Array
+    result_idx: Int64Array
 
 
-def settle(table: RowTable, plan: StepPlan, token_ids: Int32Array, bad: BoolArray) -> Settled:
+def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     """Enter a step's results into the rows' truth.
 
-    Rows vacated since the step was planned are passed over: that is how the token a finished
-    choice drew one step too many is dropped.
-
-    Args:
-        token_ids: int32 [num drawing rows of the plan]. bad: bool, logits that were not usable.
+    Rows vacated since the step was planned are passed over: that is how what a finished choice
+    drew one step too many is dropped.
     """
     live = table.epoch[plan.rows] == plan.epochs
-    settled = plan.starts[live] + plan.num_query[live]
-    table.num_settled[plan.rows[live]] = settled
-
     drew = live & plan.samples
+    prefills = live & ~plan.decodes
+    table.num_settled[plan.rows[prefills]] = (plan.starts + plan.num_query)[prefills]
+
     rows = plan.rows[drew]
     result_idx = (np.cumsum(plan.samples) - 1)[drew]
-    tokens, failed = token_ids[result_idx], bad[result_idx]
-    known = table.num_known[rows]
-    finish = _finish(table, rows, known, tokens, failed)
-    table.token_ids[rows, known] = tokens
-    table.num_known[rows] = known + ~failed
-    return Settled(rows, result_idx, tokens, finish)
+    tokens, num_drawn = result.token_ids[result_idx], result.num_new[result_idx].astype(np.int64)
+    finish, num_new = _finish(table, rows, tokens, num_drawn, result.bad[result_idx])
+    _enter(table, rows, tokens, num_new)
+    # What was planned on the assumption that every draft would be accepted is taken back.
+    num_logits = plan.num_logits
+    refused = num_logits[drew] - num_drawn
+    table.num_tokens[rows] -= refused
+    table.num_drawing[rows] -= 1
+    decoded = plan.decodes[drew]
+    table.num_computed[rows] -= refused * decoded
+    table.num_settled[rows[decoded]] = table.num_known[rows[decoded]] - 1
+    logit_idx = (np.cumsum(num_logits) - num_logits)[drew]
+    return Settled(rows, tokens, num_new, logit_idx, finish, result_idx)
 
 
 def _finish(
-    table: RowTable, rows: Int32Array, known: Int64Array, tokens: Int32Array, failed: BoolArray
-) -> UInt8Array:
-    stopped = (table.stop_ids[rows] == tokens[:, None]).any(axis=1)
-    stopped &= known >= table.min_known[rows]
-    full = known + 1 >= table.limit[rows]
-    conditions = [failed, stopped, full]
-    return np.select(conditions, [Finish.NAN, Finish.STOP, Finish.LENGTH], Finish.RUNNING).astype(
-        np.uint8
-    )
+    table: RowTable,
+    rows: Int32Array,
+    tokens: Int32Array,
+    num_drawn: Int64Array,
+    failed: BoolArray,
+) -> tuple[UInt8Array, Int64Array]:
+    """Whether and why each choice ends, and how many of its tokens it keeps."""
+    order = np.arange(tokens.shape[1])
+    known = table.num_known[rows, None] + order  # tokens known before each of the new ones
+    stands = order < num_drawn[:, None]
+    stopped = (table.stop_ids[rows, None] == tokens[:, :, None]).any(axis=2) & stands
+    stopped &= known >= table.min_known[rows, None]
+    ended = stopped | (stands & (known + 1 >= table.limit[rows, None]))
+    first = ended.argmax(axis=1)
+    ends = ended.any(axis=1)
+    num_new = np.where(ends, first + 1, num_drawn)
+    conditions = [ends & stopped[np.arange(len(rows)), first], ends, failed]
+    finish = np.select(conditions, [Finish.STOP, Finish.LENGTH, Finish.NAN], Finish.RUNNING)
+    return finish.astype(np.uint8), num_new
+
+
+def _enter(table: RowTable, rows: Int32Array, tokens: Int32Array, num_new: Int64Array) -> None:
+    """Append each row's first `num_new` tokens to what is known."""
+    known = table.num_known[rows]
+    for column in range(tokens.shape[1]):
+        kept = num_new > column
+        table.token_ids[rows[kept], known[kept] + column] = tokens[kept, column]
+    table.num_known[rows] = known + num_new

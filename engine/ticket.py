@@ -6,7 +6,15 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from engine.request import Finish, Int32Array, ItemScores, LogprobArrays, PromptScores, StepOutput
+from engine.request import (
+    Finish,
+    Int32Array,
+    Int64Array,
+    ItemScores,
+    LogprobArrays,
+    PromptScores,
+    StepOutput,
+)
 
 
 class EngineDeadError(Exception):
@@ -50,6 +58,12 @@ class Entry(NamedTuple):
     def num_cached(self) -> int:
         """Prompt tokens served from the prefix cache."""
         return int(self.output.num_cached[self.entry_idx])
+
+    @property
+    def drafts(self) -> Int64Array | None:
+        """What became of the choice's drafts so far, as `StepOutput.drafts`."""
+        counts = self.output.drafts
+        return None if counts is None else counts[self.entry_idx]
 
     @property
     def logprobs(self) -> LogprobArrays | None:

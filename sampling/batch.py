@@ -23,6 +23,15 @@ class SamplingBatch:
     positions: Tensor  # int64 [n] on the device, absolute position of the token to draw
     rows_np: npt.NDArray[np.int32]  # [n], the same as `rows`
     needs: SamplingNeeds
+    # int32 [n] on the device, how many drafts stand in the history right before the token to
+    # draw, not counted by the penalties yet; None: none anywhere.
+    depths: Tensor | None = None
+
+    def select(self, index: Tensor) -> SamplingBatch:
+        """The logit rows `index` int64 [m] of a batch on the CPU."""
+        depths = None if self.depths is None else self.depths[index]
+        rows_np = self.rows_np[index.numpy()]
+        return SamplingBatch(self.rows[index], self.positions[index], rows_np, self.needs, depths)
 
 
 class Drawn(NamedTuple):
@@ -31,3 +40,29 @@ class Drawn(NamedTuple):
     token_ids: Tensor  # int32 [n], 0 where bad
     bad: Tensor  # bool [n]
     logprobs: LogprobsOutput | None
+
+
+class Drafts(NamedTuple):
+    """What is to be verified of a batch's n logit rows, on the device; R rows draw.
+
+    A row with d drafts owns 1 + d logit rows, which follow one another: that of depth j verifies
+    its draft j, or draws where j = d.
+    """
+
+    starts: Tensor  # int64 [R], the logit row of depth 0
+    num_drafts: Tensor  # int32 [R], d, at most k
+    token_ids: Tensor  # int32 [R, k]; any id outside the vocabulary (-1) is no draft
+    room: Tensor  # int32 [R], most tokens that may stand, at least 1
+    # float32 [slots, k, vocab_size], q of the draft of each depth in the slot of its sampling
+    # row, after temperature and hard masks; None where drafts are one-hot.
+    logits: Tensor | None = None
+
+
+class Verification(NamedTuple):
+    """A step's tokens, on the device; penalties have counted those that stand."""
+
+    token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
+    num_new: Tensor  # int32 [R], how many stand: 1 .. 1 + k, or 0 .. k where bad
+    num_accepted: Tensor  # int32 [R], how many of those are drafts
+    bad: Tensor  # bool [R], the logits of the token behind those are NaN, +inf or all -inf
+    logprobs: LogprobsOutput | None  # of the n logit rows; undefined where no token stands

@@ -15,7 +15,8 @@ All arithmetic is float64 but the sums of the distributions' own tiles (`race.ti
 a = log p_i and b = log q_i the residual's weight is exp(a) (1 - exp(b - a)) for b < a, taken as
 -exp(a) expm1(b - a): no digits cancel where p and q are close, and none are lost in the tails.
 
-These are the torch twins; `draw_kernels` holds the device's.
+These are the torch twins; `draft_kernels`, `verification_kernels` and `residual_kernels` hold the
+device's.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from sampling.race import Cut, TileStats, greedy, tile_stats
 Weigh: TypeAlias = Callable[[Tensor], Tensor]
 """Token ids int64 [n, m] to weights float64 [n, m], 0 outside the vocabulary."""
 
+MAX_RATE = 2.0**64
+"""Of a draft's 1 / T: there any gap of logits decides, and a logit times it is still finite."""
 BLOCK_TILES = 16
 """Tiles of a residual weighed at a time."""
 
@@ -74,6 +77,12 @@ class Distribution(NamedTuple):
         probs = (log_masses - log_mass).exp()
         return cls(logits, temperature, cut, maxima, probs, highest, log_mass)
 
+    def select(self, index: Tensor) -> Distribution:
+        """The rows `index` int64 [m]."""
+        cut = self.cut and Cut(*(column[index] for column in self.cut))
+        logits, temperature, _, *rest = self
+        return Distribution(logits[index], temperature[index], cut, *(x[index] for x in rest))
+
     def log_probs(self, token_ids: Tensor) -> Tensor:
         """float64, as `token_ids` int64 [n, m]; -inf outside the vocabulary, the mask, the cut."""
         x = self.logits.gather(1, token_ids.clamp(max=self.logits.shape[1] - 1))
@@ -93,25 +102,26 @@ def draft_distribution(logits: Tensor) -> Distribution:
     return Distribution.of(logits, logits.new_ones(len(logits), dtype=torch.float64))
 
 
-def draft_draw(draft: Distribution, key: NoiseKey, depth: int) -> Tensor:
-    """Draft tokens from q, int64 [n]; the highest where the draft's temperature is 0.
+def draw(distribution: Distribution, key: NoiseKey, purpose: Purpose, depth: int = 0) -> Tensor:
+    """One token a row, int64 [n], in range; the highest where the temperature is 0.
 
     Args:
-        draft: q.
-        key: positions are those of the step's first draft.
-        depth: how many drafts of the step precede this one.
+        distribution: q, or whatever else is to be drawn from.
+        key: positions as the purpose has them.
+        purpose: which stream of noise.
+        depth: how many drafts of the step precede this one, for `Purpose.DRAFT`.
     """
 
     def weigh(token_ids: Tensor) -> Tensor:
-        return draft.log_probs(token_ids).exp()
+        return distribution.log_probs(token_ids).exp()
 
-    width = draft.logits.shape[1]
-    drawn = _two_level(draft.tile_probs, weigh, width, key, Purpose.DRAFT, depth)
-    return torch.where(draft.temperature > 0.0, drawn, draft.greedy())
+    width = distribution.logits.shape[1]
+    drawn = _two_level(distribution.tile_probs, weigh, width, key, purpose, depth)
+    return torch.where(distribution.temperature > 0.0, drawn, distribution.greedy())
 
 
 def acceptance_uniforms(key: NoiseKey, depth: int) -> Tensor:
-    """float64 [n] in (0, 1); `key` and `depth` as for `draft_draw`."""
+    """float64 [n] in (0, 1); `key` positions are those of the step's first draft."""
     return uniforms(key, 0, 1, stream(Purpose.ACCEPT, depth=depth))[:, 0]
 
 
@@ -128,7 +138,8 @@ def accept(
         draft_ids: int64 [n], x.
         target: p.
         draft: q; None where the drafts are one-hot.
-        key, depth: as for `draft_draw`.
+        key: positions are those of the step's first draft.
+        depth: how many drafts of the step precede this one.
     """
     x = draft_ids[:, None]
     ratio = target.log_probs(x)

@@ -57,6 +57,7 @@ class Source(NamedTuple):
     counts: Tensor
     history: Tensor  # int32 [max_rows, max_len]
     history_stride: int
+    depths: Tensor | None  # int32 [n]; None costs nothing
 
     @classmethod
     def of(cls, logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Source:
@@ -79,6 +80,7 @@ class Source(NamedTuple):
             rows.counts.words,
             rows.history,
             rows.history.stride(0),
+            batch.depths,
         )
 
 
@@ -104,51 +106,75 @@ def processed(raw, token_ids, source, i, first_tile, last_tile):
 @jit
 def processed_as(flags, raw, token_ids, source, i, row, first_tile, last_tile):
     """`processed` of a row whose flags are known."""
-    values = raw
+    values, position = raw, tl.load(source.positions + i)
     if flags & EDITED:
-        values = _edited(values, token_ids, source, i, row, first_tile, last_tile)
+        values = _edited(values, token_ids, source, row, position, first_tile, last_tile, False)
     if flags & MASKED:
-        inside = (token_ids >= 0) & (token_ids < source.vocab_size)
-        words = source.allowed + row * ((source.vocab_size + 31) // 32) + token_ids // 32
-        bits = tl.load(words, mask=inside, other=0) >> (token_ids % 32)
-        values = tl.where((bits & 1) != 0, values, float("-inf"))
+        values = _allowed(values, token_ids, source, row)
     if flags & PENALIZED:
-        values = _penalized(values, token_ids, source, row)
+        values = _penalized(values, token_ids, source, i, row, position)
     return values
 
 
 @jit
-def _edited(values, token_ids, source, i, row, first_tile, last_tile):
-    """Biases and the bans in force."""
+def masked_draft(raw, token_ids, source, row, position, first_tile, last_tile):
+    """The masks a draft must obey (`torch_edits.mask_drafts`); arguments as for `processed`."""
+    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    values = raw
+    if flags & EDITED:
+        values = _edited(values, token_ids, source, row, position, first_tile, last_tile, True)
+    if flags & MASKED:
+        values = _allowed(values, token_ids, source, row)
+    return values
+
+
+@jit
+def _allowed(values, token_ids, source, row):
+    """Masks all but the row's allowed ids."""
+    inside = (token_ids >= 0) & (token_ids < source.vocab_size)
+    words = source.allowed + row * ((source.vocab_size + 31) // 32) + token_ids // 32
+    bits = tl.load(words, mask=inside, other=0) >> (token_ids % 32)
+    return tl.where((bits & 1) != 0, values, float("-inf"))
+
+
+@jit
+def _edited(values, token_ids, source, row, position, first_tile, last_tile, lasting: tl.constexpr):
+    """Biases and the bans in force; if `lasting`, only bans that no history can lift."""
     num_tiles = (source.vocab_size + TILE - 1) // TILE
     starts = source.edit_start + row * (num_tiles + 1)
-    position = tl.load(source.positions + i)
     num_output = position - tl.load(source.ints + row * NUM_INTS + PROMPT_LEN)
     for e in range(tl.load(starts + first_tile), tl.load(starts + last_tile)):
         edit = source.edit_table + (row * EDIT_SLOTS + e) * EDIT_COLUMNS
         banned = tl.load(edit + UNTIL) > num_output
-        length = tl.load(edit + WORD_LEN)
-        if (length > 0) & (position >= length):
-            matches = 1
-            words = source.edit_words + row * WORD_SLOTS + tl.load(edit + WORD_START)
-            history = source.history + row * source.history_stride + position - length
-            for w in range(0, length):
-                matches = matches & (tl.load(words + w) == tl.load(history + w)).to(tl.int32)
-            banned = banned | (matches != 0)
-        biased = values + tl.load(source.edit_bias + row * EDIT_SLOTS + e)
+        biased = values
+        if not lasting:
+            length = tl.load(edit + WORD_LEN)
+            if (length > 0) & (position >= length):
+                matches = 1
+                words = source.edit_words + row * WORD_SLOTS + tl.load(edit + WORD_START)
+                history = source.history + row * source.history_stride + position - length
+                for w in range(0, length):
+                    matches = matches & (tl.load(words + w) == tl.load(history + w)).to(tl.int32)
+                banned = banned | (matches != 0)
+            biased = values + tl.load(source.edit_bias + row * EDIT_SLOTS + e)
         edited = tl.where(banned, float("-inf"), biased)
         values = tl.where(token_ids == tl.load(edit + TOKEN), edited, values)
     return values
 
 
 @jit
-def _penalized(values, token_ids, source, row):
-    """`penalties.penalize` on a block."""
+def _penalized(values, token_ids, source, i, row, position):
+    """`penalties.count_drafts` and `penalties.penalize` on a block."""
     words = tl.load(
         source.counts + row * source.vocab_size + token_ids,
         mask=(token_ids >= 0) & (token_ids < source.vocab_size),
         other=0,
     )
+    if source.depths is not None:
+        depth = tl.load(source.depths + i)
+        drafts = source.history + row * source.history_stride + position - depth
+        for d in range(0, depth):
+            words += (token_ids == tl.load(drafts + d)).to(tl.int32) << COUNT_SHIFT
     if tl.max(tl.ravel(words), 0) > 0:  # most tiles hold no token seen so far
         floats = source.floats + row * NUM_FLOATS
         repetition = tl.load(floats + REPETITION).to(tl.float32)

@@ -122,6 +122,12 @@ def _report(values, token_ids, source, work, i, flags, filtered, padded_tiles: t
     return tl.where(kept, scaled - tl.load(work.offsets + i), float("-inf")).to(tl.float32)
 
 
+@jit
+def _is_wanted(work, i, flags):
+    """Whether row i reports and has a token to report."""
+    return ((flags & _LOGPROBS) != 0) & (tl.load(work.token_ids + i) >= 0)
+
+
 @jit(do_not_specialize=["k", "num_given", "given_stride", "filtered"])
 def _given_kernel(
     source,
@@ -148,7 +154,7 @@ def _given_kernel(
     tl.store(work.chosen + i + lane, reported, mask=lane == 0)
     tl.store(work.explicit + i * num_given + lane - 1, reported, mask=is_given)
     tl.store(work.ranks + i, 1)
-    wanted = (flags & _LOGPROBS) != 0
+    wanted = _is_wanted(work, i, flags)
     chosen = tl.max(tl.where(lane == 0, values, float("-inf")), 0)
     tl.store(work.threshold + i, tl.where(wanted, chosen, float("inf")))
 
@@ -199,7 +205,7 @@ def _top_kernel(
     """The top list, from the chunks of the chosen tiles."""
     i = tl.program_id(0).to(tl.int64)
     flags = _flags_of(source, i)
-    if (flags & _LOGPROBS) != 0:
+    if _is_wanted(work, i, flags):
         num_tiles, tile = tl.cdiv(source.vocab_size, TILE), tl.arange(0, padded_tiles)
         slots = tl.load(work.slots + i * num_tiles + tile, mask=tile < num_tiles, other=k)
         lane = tl.arange(0, padded_k)[:, None]
@@ -247,8 +253,8 @@ def gather_logprobs(
     Args:
         source, stats, cuts: as the race's kernels took and gave them, `stats` with raw maxima;
             the drawn tokens must not be counted by penalties yet.
-        offsets: float64 [n], see `Picked.offsets`.
-        token_ids: int32 or int64 [n], the chosen tokens.
+        offsets: float64 [n], see `race_kernels.store_offset`.
+        token_ids: int32 or int64 [n], the chosen tokens; rows of -1 are left out.
         num_top: at most `MAX_TOP`.
         explicit_ids: int32 or int64 [n, J].
         edited: whether any row has masks, bias or penalties.

@@ -183,6 +183,7 @@ def _plain_source(logits: Tensor, flags: int) -> Source:
         counts=zeros,
         history=zeros,
         history_stride=0,
+        depths=None,
     )
 
 

@@ -56,6 +56,23 @@ class PenaltyCounts:
         self.words.index_put_((rows.long(), token_ids.long()), units, accumulate=True)
 
 
+def count_drafts(words: Tensor, history: Tensor, positions: Tensor, depths: Tensor) -> None:
+    """Add the drafts right before a position to its row's counts.
+
+    Args:
+        words: int32 [n, vocab_size], packed counts, changed in place.
+        history: int32 [n, max_len], the tokens of each row.
+        positions: int64 [n].
+        depths: int32 [n], how many drafts stand before each position; ids outside the
+            vocabulary are none.
+    """
+    before = torch.arange(1, int(depths.max()) + 1)
+    drafts = history.long().gather(1, (positions[:, None] - before).clamp(min=0))
+    counted = (before <= depths[:, None]) & (drafts >= 0) & (drafts < words.shape[1])
+    units = counted.to(torch.int32) * OUTPUT_UNIT
+    words.scatter_add_(1, drafts.clamp(0, words.shape[1] - 1), units)
+
+
 def penalize(
     logits: Tensor, words: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
 ) -> Tensor:

@@ -45,7 +45,7 @@ class Picked(NamedTuple):
 
     token_ids: Tensor  # int32 [n], 0 where bad
     bad: Tensor  # bool [n]
-    offsets: Tensor  # float64 [n], subtracted from what is reported of the row
+    offsets: Tensor  # float64 [n], see `store_offset`
 
 
 @jit
@@ -55,11 +55,102 @@ def _first(condition, index, axis: tl.constexpr):
 
 
 @jit
-def _log_sum(maxima, masses, temperature):
+def log_sum(maxima, masses, temperature):
     """The maximum M and log sum exp((logit - M) / T), from tile statistics, float64."""
     top = tl.max(maxima, 0)
     gaps = (maxima - tl.where(top == float("-inf"), 0.0, top)).to(tl.float64) / temperature
     return top, tl.log(tl.sum(masses * tl.exp(gaps), 0))
+
+
+@jit
+def load_tiles(stats, i, num_tiles, padded_tiles: tl.constexpr):
+    """Maxima and masses of logit row i, its highest logit and whether it is bad."""
+    tile_ids = tl.arange(0, padded_tiles)
+    inside = tile_ids < num_tiles
+    at = i * num_tiles + tile_ids
+    maxima = tl.load(stats.maxima + at, mask=inside, other=float("-inf"))
+    masses = tl.load(stats.masses + at, mask=inside, other=0.0)
+    broken = (masses != masses) | (maxima == float("inf"))
+    top = tl.max(tl.where(broken, float("-inf"), maxima), 0)
+    bad = (tl.max(broken.to(tl.int32), 0) != 0) | (top == float("-inf"))
+    return maxima, masses, top, bad
+
+
+@jit
+def load_temperature(source, i):
+    """Of logit row i, 1 where it is greedy."""
+    row = tl.load(source.rows + i).to(tl.int64)
+    temperature = tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE)
+    return tl.where(temperature == 0.0, 1.0, temperature)
+
+
+@jit
+def is_random(source, i):
+    row = tl.load(source.rows + i).to(tl.int64)
+    return (tl.load(source.ints + row * NUM_INTS + FLAGS) & _RANDOM) != 0
+
+
+@jit
+def noise_key(source, i):
+    """Seed, choice and the position of the token that logit row i draws."""
+    row = tl.load(source.rows + i).to(tl.int64)
+    seed = tl.load(source.ints + row * NUM_INTS + _SEED)
+    choice = tl.load(source.ints + row * NUM_INTS + _CHOICE)
+    return seed, choice, tl.load(source.positions + i)
+
+
+@jit
+def winner(noise, weights, index):
+    """The lowest index among the smallest noise / weight."""
+    keys = tl.where(weights > 0, noise / weights, float("inf"))
+    return _first(keys == tl.min(keys, 0), index, 0)
+
+
+@jit
+def draw_token(
+    source,
+    cuts,
+    i,
+    maxima,
+    masses,
+    top,
+    random,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """The target's draw at logit row i, given what `load_tiles` leaves; any token where bad."""
+    rate = 1.0 / load_temperature(source, i)
+    rate = tl.minimum(rate, 1.7976931348623157e308)  # finite, for gaps of zero
+    seed, choice, position = noise_key(source, i)
+    noise = exponential_range(0, position, choice, _TILE_STREAM, seed, padded_tiles // 2)
+    if random:
+        keys = noise * tl.exp((top - maxima).to(tl.float64) * rate)  # inf for a masked tile
+        keys = tl.where(masses > 0, keys / masses, float("inf"))
+        tile = _first(keys == tl.min(keys, 0), tl.arange(0, padded_tiles), 0)
+        tile = tl.minimum(tile, num_tiles - 1)  # a bad row must read its own
+        token = _race(source, cuts, tile, rate, i, position, choice, seed, edited, filtered)
+    else:
+        token = highest_token(source, maxima, top, i, edited)
+    return token
+
+
+@jit
+def store_offset(source, stats, offsets, i, maxima, masses, num_tiles, padded_tiles: tl.constexpr):
+    """What logprobs subtract from the logits of row i: a log-sum-exp, or 0 in the logits modes."""
+    row = tl.load(source.rows + i).to(tl.int64)
+    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    tile_ids = tl.arange(0, padded_tiles)
+    inside, at = tile_ids < num_tiles, i * num_tiles + tile_ids
+    raw_maxima = tl.load(stats.raw_maxima + at, mask=inside, other=float("-inf"))
+    raw_masses = tl.load(stats.raw_masses + at, mask=inside, other=0.0)
+    raw_top, offset = log_sum(raw_maxima, raw_masses, 1.0)
+    offset += raw_top
+    if (flags & _PROCESSED) != 0:
+        _, offset = log_sum(maxima, masses, load_temperature(source, i))
+    offset = tl.where((flags & _NORMALIZED) != 0, offset, 0.0)
+    tl.store(offsets + i, offset)
 
 
 @jit(do_not_specialize=["elsewhere"])
@@ -76,44 +167,16 @@ def _pick_kernel(
     reported: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    tile_ids = tl.arange(0, padded_tiles)
-    inside = tile_ids < num_tiles
-    at = i * num_tiles + tile_ids
-    maxima = tl.load(stats.maxima + at, mask=inside, other=float("-inf"))
-    masses = tl.load(stats.masses + at, mask=inside, other=0.0)
-    row = tl.load(source.rows + i).to(tl.int64)
-    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
-    temperature = tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE)
-    temperature = tl.where(temperature == 0.0, 1.0, temperature)
-    rate = tl.minimum(1.0 / temperature, 1.7976931348623157e308)  # finite, for gaps of zero
-    seed = tl.load(source.ints + row * NUM_INTS + _SEED)
-    choice = tl.load(source.ints + row * NUM_INTS + _CHOICE)
-    position = tl.load(source.positions + i)
-    noise = exponential_range(0, position, choice, _TILE_STREAM, seed, padded_tiles // 2)
-    broken = (masses != masses) | (maxima == float("inf"))
-    top = tl.max(tl.where(broken, float("-inf"), maxima), 0)
-    bad = (tl.max(broken.to(tl.int32), 0) != 0) | (top == float("-inf"))
-
-    if ((flags & _RANDOM) != 0) & ((flags & elsewhere) == 0):
-        keys = noise * tl.exp((top - maxima).to(tl.float64) * rate)  # inf for a masked tile
-        keys = tl.where(masses > 0, keys / masses, float("inf"))
-        tile = _first(keys == tl.min(keys, 0), tile_ids, 0)
-        tile = tl.minimum(tile, num_tiles - 1)  # a bad row must read its own
-        token = _race(source, cuts, tile, rate, i, position, choice, seed, edited, filtered)
-    else:
-        token = _greedy(source, maxima, top, i, edited)
-    token = tl.where(bad, 0, token)
-    tl.store(picked.token_ids + i, token)
+    flags = tl.load(source.ints + tl.load(source.rows + i).to(tl.int64) * NUM_INTS + FLAGS)
+    random = ((flags & _RANDOM) != 0) & ((flags & elsewhere) == 0)
+    maxima, masses, top, bad = load_tiles(stats, i, num_tiles, padded_tiles)
+    token = draw_token(
+        source, cuts, i, maxima, masses, top, random, num_tiles, padded_tiles, edited, filtered
+    )
+    tl.store(picked.token_ids + i, tl.where(bad, 0, token))
     tl.store(picked.bad + i, bad)
     if reported:
-        raw_maxima = tl.load(stats.raw_maxima + at, mask=inside, other=float("-inf"))
-        raw_masses = tl.load(stats.raw_masses + at, mask=inside, other=0.0)
-        raw_top, offset = _log_sum(raw_maxima, raw_masses, 1.0)
-        offset += raw_top
-        if (flags & _PROCESSED) != 0:
-            _, offset = _log_sum(maxima, masses, temperature)
-        offset = tl.where((flags & _NORMALIZED) != 0, offset, 0.0)
-        tl.store(picked.offsets + i, offset)
+        store_offset(source, stats, picked.offsets, i, maxima, masses, num_tiles, padded_tiles)
 
 
 @jit
@@ -145,7 +208,7 @@ def _race(
 
 
 @jit
-def _greedy(source, maxima, top, i, edited: tl.constexpr):
+def highest_token(source, maxima, top, i, edited: tl.constexpr):
     """The lowest id among the highest logits."""
     tile = _first(maxima == top, tl.arange(0, maxima.shape[0]), 0)
     tile = tl.minimum(tile, tl.cdiv(source.vocab_size, TILE) - 1)
@@ -154,6 +217,12 @@ def _greedy(source, maxima, top, i, edited: tl.constexpr):
     if edited:
         values = processed(values, token_ids, source, i, tile, tile + 1)
     return tl.minimum(_first(values == top, token_ids, 0), source.vocab_size - 1)
+
+
+def padded(num_tiles: int) -> int:
+    """Lanes of a kernel that holds one number a tile."""
+    lanes: int = max(2, triton.next_power_of_2(num_tiles))
+    return lanes
 
 
 def pick(
@@ -191,7 +260,7 @@ def pick(
         picked,
         num_tiles,
         elsewhere,
-        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        padded_tiles=padded(num_tiles),
         edited=edited,
         filtered=cuts is not None,
         reported=reported,

@@ -6,6 +6,7 @@ but the constants of the noise contract (`sampling.noise`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -145,3 +146,49 @@ def recovered(
     one_hot = np.arange(len(p)) == x
     weights = np.where(one_hot, 0.0, p) if q is None else np.maximum(p - q, 0.0)
     return two_level(weights, seed=seed, position=position, choice=choice, purpose=Purpose.RESIDUAL)
+
+
+class Verified(NamedTuple):
+    """What stands of a step, and how clearly it was decided."""
+
+    token_ids: list[int]
+    margin: float  # the smallest relative gap of any decision
+
+
+def verify(
+    p: Sequence[Floats],
+    q: Sequence[Floats] | None,
+    draft_ids: Sequence[int],
+    *,
+    seed: int,
+    position: int,
+    choice: int,
+) -> Verified:
+    """One row's drafts one after the other, by the textbook (Leviathan et al. 2023).
+
+    Args:
+        p: the target's probabilities at each depth, one more than drafts; one-hot where greedy.
+        q: the draft's at each depth; None where drafts are one-hot.
+        draft_ids: ids outside the vocabulary are no drafts.
+        seed, position, choice: of the noise; the position is that of the first draft.
+    """
+    tokens: list[int] = []
+    margin = np.inf
+    for depth, x in enumerate(draft_ids):
+        if not 0 <= x < len(p[depth]):
+            break
+        own = None if q is None else q[depth]
+        u = uniform(seed, 0, position, choice, stream(Purpose.ACCEPT, depth=depth))
+        ratio = p[depth][x] / (1.0 if own is None else own[x])
+        margin = min(margin, abs(ratio / u - 1.0))
+        if u < ratio:
+            tokens.append(x)
+            continue
+        at = {"seed": seed, "position": position + depth, "choice": choice}
+        drawn = recovered(p[depth], own, x, **at)
+        return Verified([*tokens, drawn.token_id], min(margin, drawn.margin))
+    depth = len(tokens)
+    drawn = two_level(
+        p[depth], seed=seed, position=position + depth, choice=choice, purpose=Purpose.TARGET
+    )
+    return Verified([*tokens, drawn.token_id], min(margin, drawn.margin))

@@ -1,5 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The recovered token in Triton: a race over max(p - q, 0), or over p without a one-hot draft.
+"""The token behind a row's last accepted draft, in Triton: a program a row.
+
+Where a draft was refused it is a race over max(p - q, 0), or over p without a one-hot draft;
+elsewhere it is the target's own draw.
 
 A residual's tile masses are float32 sums of exp(a) (1 - exp(d)), a = log p, d = log q - log p,
 with d in float64, so that nothing cancels; their relative error is that of the race's masses.
@@ -11,25 +14,37 @@ the draft itself, which is summed afresh without it.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from sampling.draw_kernels import (
-    Draft,
-    Target,
-    draft_logits,
-    highest_token,
-    is_random,
-    noise_key,
-    padded,
-    row_mass,
-    target_logits,
-    temperature_of,
-    winner,
-)
 from sampling.logit_kernels import TILE, Source
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
-from sampling.triton_support import constexpr, jit, tl
+from sampling.race_kernels import (
+    Cuts,
+    draw_token,
+    is_random,
+    load_temperature,
+    load_tiles,
+    noise_key,
+    padded,
+    winner,
+)
+from sampling.tile_kernels import TileStats
+from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.verification_kernels import (
+    ACCEPT,
+    BAD,
+    DRAW,
+    RECOVER,
+    STOP,
+    DraftStats,
+    Verdicts,
+    draft_logits,
+    draft_slot,
+    target_logits,
+)
 
 _RESIDUAL_TILE = constexpr(stream(Purpose.RESIDUAL, LEVEL_TILE))
 _RESIDUAL_TOKEN = constexpr(stream(Purpose.RESIDUAL, LEVEL_TOKEN))
@@ -57,109 +72,150 @@ def _minus_expm1_f32(d):
 
 
 @jit
-def _scalars_kernel(source, target, draft, wanted, scalars, num_tiles, padded_tiles: tl.constexpr):
-    """1 / T, and of p and q the highest logit and the log of the mass relative to it."""
-    i = tl.program_id(0).to(tl.int64)
-    if tl.load(wanted + i):
-        temperature = temperature_of(source, i)
-        top, log_mass = row_mass(target, i, num_tiles, temperature, padded_tiles)
-        draft_top, draft_mass = row_mass(draft, i, num_tiles, 1.0, padded_tiles)
-        tl.store(scalars + i * 5, 1.0 / temperature)
-        tl.store(scalars + i * 5 + 1, top)
-        tl.store(scalars + i * 5 + 2, log_mass)
-        tl.store(scalars + i * 5 + 3, draft_top)
-        tl.store(scalars + i * 5 + 4, draft_mass)
-
-
-@jit
-def _log_ratio(values, drafts, scalars, i):
+def _log_ratio(values, drafts, scalars, inverse):
     """log p and log q - log p, float64; 0 for the latter where p is 0."""
-    inverse, top = tl.load(scalars + i * 5), tl.load(scalars + i * 5 + 1)
-    log_p = (values - top) * inverse - tl.load(scalars + i * 5 + 2)
-    log_q = (drafts - tl.load(scalars + i * 5 + 3)) - tl.load(scalars + i * 5 + 4)
+    log_p = (values - tl.load(scalars)) * inverse - tl.load(scalars + 1)
+    log_q = (drafts - tl.load(scalars + 2)) - tl.load(scalars + 3)
     return log_p, tl.where(values > float("-inf"), log_q - log_p, 0.0)
 
 
 @jit
-def _residual_kernel(
-    source, target, draft, wanted, scalars, masses, num_tiles, edited: tl.constexpr
-):
-    """The mass of max(p - q, 0) in one tile."""
-    i, tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
-    if tl.load(wanted + i):
-        ids = tile * TILE + tl.arange(0, TILE)
-        values = target_logits(source, target, i, ids, tile, tile + 1, edited)
-        log_p, gap = _log_ratio(values, draft_logits(source, draft, i, ids), scalars, i)
-        weights = tl.exp(log_p.to(tl.float32)) * _minus_expm1_f32(gap.to(tl.float32))
-        mass = tl.sum(tl.where(gap < 0.0, weights, 0.0), 0)
-        tl.store(masses + i * num_tiles + tile, mass)
+def _last_verdict(work, r, lanes: tl.constexpr):
+    """How many drafts stand, and the verdict behind them."""
+    lane = tl.arange(0, lanes)
+    at = work.verdicts + r * (work.k + 1) + lane
+    verdicts = tl.load(at, mask=lane <= work.k, other=STOP)
+    num_accepted = tl.min(tl.where(verdicts != ACCEPT, lane, lanes), 0)
+    return num_accepted, tl.sum(tl.where(lane == num_accepted, verdicts, 0), 0)
 
 
 @jit
-def _recovered_kernel(
+def _residual_kernel(
     source,
-    target,
+    cuts,
     draft,
-    draft_ids,
-    wanted,
-    scalars,
+    work,
     masses,
-    token_ids,
+    num_tiles,
+    lanes: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """The mass of max(p - q, 0) in one tile, where a token must be recovered."""
+    tile, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    depth, verdict = _last_verdict(work, r, lanes)
+    if verdict == RECOVER:
+        i = tl.load(work.starts + r).to(tl.int64) + depth
+        ids = tile * TILE + tl.arange(0, TILE)
+        values = target_logits(source, cuts, i, ids, tile, tile + 1, edited, filtered)
+        drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
+        scalars = work.scalars + (r * work.k + depth) * 4
+        log_p, gap = _log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
+        weights = tl.exp(log_p.to(tl.float32)) * _minus_expm1_f32(gap.to(tl.float32))
+        mass = tl.sum(tl.where(gap < 0.0, weights, 0.0), 0)
+        tl.store(masses + r * num_tiles + tile, mass)
+
+
+@jit
+def _last_token_kernel(
+    source,
+    stats,
+    cuts,
+    draft,
+    work,
+    masses,
+    outcome,
     num_tiles,
     padded_tiles: tl.constexpr,
+    lanes: tl.constexpr,
+    has_draft_logits: tl.constexpr,
     edited: tl.constexpr,
-    has_draft: tl.constexpr,
+    filtered: tl.constexpr,
 ):
-    """Race the residual's tiles, then the winner's tokens; the highest logit of greedy rows."""
-    i = tl.program_id(0).to(tl.int64)
-    if tl.load(wanted + i):
-        if is_random(source, i):
-            x = tl.load(draft_ids + i).to(tl.int32)
-            token = _recovered(
+    r = tl.program_id(0).to(tl.int64)
+    depth, verdict = _last_verdict(work, r, lanes)
+    start = tl.load(work.starts + r).to(tl.int64)
+    i, token = start + depth, tl.full((), 0, tl.int32)
+    if (verdict == DRAW) | (verdict == RECOVER):
+        maxima, weights, top, _bad = load_tiles(stats, i, num_tiles, padded_tiles)
+        if verdict == DRAW:
+            token = draw_token(
                 source,
-                target,
-                draft,
-                x,
-                scalars,
-                masses,
+                cuts,
                 i,
+                maxima,
+                weights,
+                top,
+                is_random(source, i),
                 num_tiles,
                 padded_tiles,
                 edited,
-                has_draft,
+                filtered,
             )
         else:
-            token = highest_token(source, target, i, num_tiles, padded_tiles, edited)
-        tl.store(token_ids + i, token)
+            token = _recovered(
+                source,
+                cuts,
+                draft,
+                work,
+                masses,
+                r,
+                i,
+                depth,
+                maxima,
+                weights,
+                top,
+                num_tiles,
+                padded_tiles,
+                has_draft_logits,
+                edited,
+                filtered,
+            )
+    num_new = depth + ((verdict == DRAW) | (verdict == RECOVER)).to(tl.int32)
+    tl.store(outcome.num_new + r, num_new)
+    tl.store(outcome.num_accepted + r, depth)
+    tl.store(outcome.bad + r, verdict == BAD)
+    lane = tl.arange(0, lanes)
+    drafts = tl.load(work.token_ids + r * work.k + lane, mask=lane < depth, other=0)
+    tokens = tl.where(lane == depth, token, drafts.to(tl.int32))
+    tl.store(outcome.token_ids + r * (work.k + 1) + lane, tokens, mask=lane <= work.k)
+    own = lane <= tl.load(work.num_drafts + r)
+    tl.store(outcome.chosen + start + lane, tl.where(lane < num_new, tokens, -1), mask=own)
 
 
 @jit
 def _recovered(
     source,
-    target,
+    cuts,
     draft,
-    x,
-    scalars,
+    work,
     masses,
+    r,
     i,
+    depth,
+    maxima,
+    target_masses,
+    top,
     num_tiles,
     padded_tiles: tl.constexpr,
+    has_draft_logits: tl.constexpr,
     edited: tl.constexpr,
-    has_draft: tl.constexpr,
+    filtered: tl.constexpr,
 ):
-    temperature = temperature_of(source, i)
+    """The token in place of a refused draft of a random row."""
+    temperature = load_temperature(source, i)
+    inverse, top = 1.0 / temperature, top.to(tl.float64)
     tile = tl.arange(0, padded_tiles)
-    at, inside = i * num_tiles + tile, tile < num_tiles
-    maxima = tl.load(target.maxima + at, mask=inside, other=float("-inf"))
-    target_masses = tl.load(target.masses + at, mask=inside, other=0.0)
-    top = tl.max(maxima, 0).to(tl.float64)
     target_masses = target_masses * tl.exp((maxima - top) / temperature)
-    if has_draft:
-        residual = tl.load(masses + at, mask=inside, other=0.0).to(tl.float64)
+    x = tl.load(work.token_ids + r * work.k + depth).to(tl.int32)
+    scalars = work.scalars + (r * work.k + depth) * 4
+    if has_draft_logits:
+        at = masses + r * num_tiles + tile
+        residual = tl.load(at, mask=tile < num_tiles, other=0.0).to(tl.float64)
     else:
         own = x // TILE  # its mass without x, summed afresh
         ids = own * TILE + tl.arange(0, TILE)
-        values = target_logits(source, target, i, ids, own, own + 1, edited)
+        values = target_logits(source, cuts, i, ids, own, own + 1, edited, filtered)
         weights = tl.where(ids == x, 0.0, tl.exp((values - top) / temperature))
         residual = tl.where(tile == own, tl.sum(weights, 0), target_masses)
     # As in `draws.recovered_draw`: where rounding left no residual, the token comes from p.
@@ -169,9 +225,10 @@ def _recovered(
     noise = exponential_range(0, position, choice, _RESIDUAL_TILE, seed, padded_tiles // 2)
     won = tl.minimum(winner(noise, residual, tile), num_tiles - 1)
     ids = won * TILE + tl.arange(0, TILE)
-    values = target_logits(source, target, i, ids, won, won + 1, edited)
-    if has_draft:
-        log_p, gap = _log_ratio(values, draft_logits(source, draft, i, ids), scalars, i)
+    values = target_logits(source, cuts, i, ids, won, won + 1, edited, filtered)
+    if has_draft_logits:
+        drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
+        log_p, gap = _log_ratio(values, drafts, scalars, inverse)
         weights = tl.where(gap < 0.0, tl.exp(log_p) * _minus_expm1(gap), 0.0)
         nothing = nothing | (tl.max(weights, 0) <= 0.0)
         weights = tl.where(nothing, tl.exp(log_p), weights)
@@ -182,47 +239,65 @@ def _recovered(
     return tl.minimum(winner(noise, weights, ids), source.vocab_size - 1)
 
 
-def recovered_draw(
+class Outcome(NamedTuple):
+    """The tokens that stand; R rows, n logit rows."""
+
+    token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
+    num_new: Tensor  # int32 [R]
+    num_accepted: Tensor  # int32 [R]
+    bad: Tensor  # bool [R]
+    chosen: Tensor  # int32 [n], the same tokens by logit row; -1 where none stands
+
+
+def settle(
     source: Source,
-    target: Target,
-    draft: Draft | None,
-    draft_ids: Tensor,
-    wanted: Tensor,
+    stats: TileStats,
+    cuts: Cuts | None,
+    work: Verdicts,
+    draft: DraftStats | None,
     *,
     edited: bool,
-) -> Tensor:
-    """The tokens in place of refused drafts, int32 [n]; undefined where not wanted.
+) -> Outcome:
+    """Draw one token behind the drafts that stand.
 
     Args:
-        source, target, draft, draft_ids, edited: as for `draw_kernels.accept`.
-        wanted: bool [n], the rows to draw; the others cost nothing.
+        source, stats, cuts, edited: as for `verification_kernels.judge`.
+        work, draft: what it returned.
     """
-    n, num_tiles = target.maxima.shape
-    token_ids = torch.empty(n, dtype=torch.int32, device=wanted.device)
-    masses, scalars = target.masses, target.masses
-    shared = {"edited": edited, "enable_fp_fusion": False}
-    lanes = padded(num_tiles)
+    (num_rows, k), num_tiles = work.token_ids.shape, stats.maxima.shape[1]
+    device = stats.maxima.device
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    outcome = Outcome(
+        buffer(num_rows, 1 + k),
+        buffer(num_rows),
+        buffer(num_rows),
+        buffer(num_rows, dtype=torch.bool),
+        buffer(len(source.rows)),
+    )
+    shared = {"edited": edited, "filtered": cuts is not None, "enable_fp_fusion": False}
+    lanes = max(2, triton.next_power_of_2(1 + k))
+    cuts = cuts or Cuts(stats.maxima, outcome.num_new)
+    masses = stats.masses
     if draft is not None:
-        masses = torch.empty((n, num_tiles), dtype=torch.float32, device=wanted.device)
-        scalars = torch.empty((n, 5), dtype=torch.float64, device=wanted.device)
-        _scalars_kernel[(n,)](
-            source, target, draft, wanted, scalars, num_tiles, padded_tiles=lanes, num_warps=1
+        masses = buffer(num_rows, num_tiles, dtype=torch.float32)
+        _residual_kernel[(num_rows, num_tiles)](
+            source, cuts, draft, work, masses, num_tiles, lanes=lanes, **shared
         )
-        _residual_kernel[(num_tiles * n,)](
-            source, target, draft, wanted, scalars, masses, num_tiles, **shared
-        )
-    _recovered_kernel[(n,)](
+    _last_token_kernel[(num_rows,)](
         source,
-        target,
-        draft or target,
-        draft_ids,
-        wanted,
-        scalars,
+        stats,
+        cuts,
+        draft or stats,
+        work,
         masses,
-        token_ids,
+        outcome,
         num_tiles,
-        padded_tiles=lanes,
-        has_draft=draft is not None,
+        padded_tiles=padded(num_tiles),
+        lanes=lanes,
+        has_draft_logits=draft is not None,
         **shared,
     )
-    return token_ids
+    return outcome

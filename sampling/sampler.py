@@ -115,11 +115,12 @@ class Sampler:
             return SamplerOutput(*triton_path.draw(logits, batch, self._rows, used))
         return SamplerOutput(*torch_path.draw(logits, batch, self._rows))
 
-    def count(self, rows_np: npt.NDArray[np.int32]) -> None:
-        """Count rows [n] by the path that draws them."""
+    def count(self, rows_np: npt.NDArray[np.int32], *, verified: bool = False) -> None:
+        """Count rows [n] by the path that draws them, which is never FlashInfer's for drafts."""
         flags = self._rows.flags_np[rows_np]
         random = int(np.count_nonzero(flags & RANDOM))
-        elsewhere = int(np.count_nonzero(flags & FLASHINFER)) if self._uses_flashinfer else 0
+        may_use_flashinfer = self._uses_flashinfer and not verified
+        elsewhere = int(np.count_nonzero(flags & FLASHINFER)) if may_use_flashinfer else 0
         self.rows_by_path["native"] += random - elsewhere
         self.rows_by_path["flashinfer"] += elsewhere
         self.rows_by_path["greedy"] += len(rows_np) - random

@@ -1,28 +1,28 @@
 """The paths of speculation as draws from softmax(logits), for `tailrace verify`.
 
-A set-up leaves them no other choice: a draft token beside the vocabulary holds all the mass that
-acceptance would take, so the recovered token has the distribution softmax(logits); acceptance of
-the second of two tokens has that token's probability.
+All go by what the engine calls, `drafting.draw_drafts` and `rejection.verify`. Where the recovered
+token is wanted every draft is refused (`synthetic`, at a rate of 0), one that stands beside the
+vocabulary, so that the recovered token has the distribution softmax(logits); acceptance of the
+second of two tokens has that token's probability.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sampling import draw_kernels, draws, residual_kernels
-from sampling.batch import SamplingBatch
-from sampling.draw_kernels import Draft, Target
-from sampling.draws import Distribution, draft_distribution
-from sampling.logit_kernels import Source
+from sampling import rejection
+from sampling.batch import Drafts, SamplingBatch, Verification
+from sampling.drafting import draw_drafts
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.paths import Draws, batches_of, one_row, sampler_draws
+from sampling.rejection import Method
+from sampling.rows import SamplingRows
 from sampling.sampler import SamplerConfig
-from sampling.tile_kernels import tile_pass
 
 DRAFT_DEPTH = 1
 """Depth at which drafts are drawn and accepted here."""
@@ -36,15 +36,10 @@ def draft_draws(config: SamplerConfig, device: torch.device) -> Draws:
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         rows = one_row(len(logits), SamplingParams(), seed, device)
         on_device, tokens = logits.to(device), []
+        slot = torch.empty((1, 1 + DRAFT_DEPTH, len(logits)), device=device)
         for batch in batches_of(positions, rows):
-            n = len(batch.rows)
-            spread = on_device.expand(n, -1)
-            if device.type == "cuda":
-                greedy = torch.zeros(n, dtype=torch.bool, device=device)
-                drawn, _ = draw_kernels.draft_draw(spread, batch, rows, greedy, DRAFT_DEPTH)
-            else:
-                key = rows.noise_key(batch.rows, batch.positions)
-                drawn = draws.draft_draw(draft_distribution(spread), key, DRAFT_DEPTH)
+            spread = on_device.expand(len(batch.rows), -1)
+            drawn = draw_drafts(spread, batch, rows, DRAFT_DEPTH, "gumbel", draft_logits=slot)
             tokens.append(drawn.cpu().long())
         return torch.cat(tokens)
 
@@ -55,21 +50,20 @@ def accept_draws(config: SamplerConfig, device: torch.device) -> Draws:
     """1 where a one-hot draft of token 1 is accepted at `DRAFT_DEPTH`, else 0; two logits."""
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
-        speculation = Speculation(logits, None, seed, device)
-        kept = speculation.accept(torch.ones_like(positions), positions)
-        return kept.long()
+        x = torch.ones_like(positions)
+        return (_at_depth(logits, None, x, positions, seed, device).num_accepted == 2).long()
 
     return draw
 
 
 def recovered_draws(config: SamplerConfig, device: torch.device) -> Draws:
     """The recovered token after a one-hot draft."""
-    return _recovered(device, has_draft=False)
+    return _recovered(device, has_draft_logits=False)
 
 
 def recovered_from_logits_draws(config: SamplerConfig, device: torch.device) -> Draws:
     """The recovered token after a draft with draft logits."""
-    return _recovered(device, has_draft=True)
+    return _recovered(device, has_draft_logits=True)
 
 
 PATHS: dict[str, tuple[PathMaker, Purpose]] = {
@@ -82,14 +76,23 @@ PATHS: dict[str, tuple[PathMaker, Purpose]] = {
 """All that `--use-fp64-gumbel` promises float64 noise for, on every device."""
 
 
-def _recovered(device: torch.device, *, has_draft: bool) -> Draws:
+def _recovered(device: torch.device, *, has_draft_logits: bool) -> Draws:
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         beside = len(logits)
         target = torch.cat((logits, logits.logsumexp(0)[None]))
         draft = torch.full_like(target, -torch.inf)
         draft[beside] = 0.0
-        speculation = Speculation(target, draft if has_draft else None, seed, device)
-        return speculation.recover(torch.full_like(positions, beside), positions)
+        verified = _verified(
+            target.expand(2, -1),
+            draft[None] if has_draft_logits else None,
+            torch.full((len(positions), 1), beside),
+            positions,
+            seed,
+            device,
+            method="synthetic",
+            rates=torch.zeros(1, dtype=torch.float64),
+        )
+        return verified.token_ids[:, 0].long()
 
     return draw
 
@@ -118,87 +121,101 @@ def speculated_draws(
             x = draft_logits.argmax().expand(len(positions))
         else:
             x = draft_draws(config, device)(draft_logits, positions, seed)
-        speculation = Speculation(logits, None if one_hot else draft_logits, seed, device)
-        kept = speculation.accept(x, positions)
-        return torch.where(kept, x, speculation.recover(x, positions + DRAFT_DEPTH))
+        q = None if one_hot else draft_logits
+        return _at_depth(logits, q, x, positions, seed, device).token_ids[:, DRAFT_DEPTH].long()
 
     return draw
 
 
-class Speculation:
-    """Acceptance and recovery for one request, as the engine's verification makes them.
+def _at_depth(
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    x: Tensor,
+    positions: Tensor,
+    seed: int,
+    device: torch.device,
+) -> Verification:
+    """Verify the drafts `x` int64 [n] at `DRAFT_DEPTH`, after drafts that always stand.
 
     Args:
         logits: float32 [vocab_size], the target's.
         draft_logits: float32 [vocab_size], the draft's; None for one-hot drafts.
+        x: int64 [n].
+        positions: int64 [n], those of the step's first draft.
         seed: of the request.
         device: whose implementation.
     """
+    sure = torch.full_like(logits, -torch.inf)
+    sure[0] = 0.0
+    before = [sure] * DRAFT_DEPTH
+    drafts = torch.zeros((len(x), 1 + DRAFT_DEPTH), dtype=torch.int64)
+    drafts[:, DRAFT_DEPTH] = x
+    q = None if draft_logits is None else torch.stack([*before, draft_logits])
+    target = torch.stack([*before, logits, logits])
+    return _verified(target, q, drafts, positions, seed, device)
 
-    def __init__(
-        self, logits: Tensor, draft_logits: Tensor | None, seed: int, device: torch.device
-    ) -> None:
-        self._rows = one_row(len(logits), SamplingParams(), seed, device)
-        self._logits = logits.to(device)
-        self._draft_logits = None if draft_logits is None else draft_logits.to(device)
 
-    def accept(self, draft_ids: Tensor, positions: Tensor) -> Tensor:
-        """Bool [n]; `positions` int64 [n] are those of the step's first draft."""
-        kept = []
-        own = positions + DRAFT_DEPTH  # where the draft itself stands
-        for x, batch in self._batches(draft_ids, own):
-            n = len(x)
-            if x.is_cuda:
-                source, target, draft = self._on_device(batch)
-                depths = torch.full((n,), DRAFT_DEPTH, dtype=torch.int32, device=x.device)
-                part = draw_kernels.accept(source, target, draft, x, depths, edited=False)
-            else:
-                key = self._rows.noise_key(batch.rows, batch.positions - DRAFT_DEPTH)
-                part = draws.accept(x, *self._distributions(n), key, DRAFT_DEPTH)
-            kept.append(part.cpu())
-        return torch.cat(kept)
+def _verified(
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    draft_ids: Tensor,
+    positions: Tensor,
+    seed: int,
+    device: torch.device,
+    *,
+    method: Method = "standard",
+    rates: Tensor | None = None,
+) -> Verification:
+    """Verify k drafts a position, by the same logits everywhere; on the CPU.
 
-    def recover(self, draft_ids: Tensor, positions: Tensor) -> Tensor:
-        """Int64 [n]; `positions` int64 [n] are the tokens' own."""
-        tokens = []
-        for x, batch in self._batches(draft_ids, positions):
-            n = len(x)
-            if x.is_cuda:
-                source, target, draft = self._on_device(batch)
-                wanted = torch.ones(n, dtype=torch.bool, device=x.device)
-                part = residual_kernels.recovered_draw(
-                    source, target, draft, x, wanted, edited=False
-                )
-            else:
-                key = self._rows.noise_key(batch.rows, batch.positions)
-                part = draws.recovered_draw(x, *self._distributions(n), key)
-            tokens.append(part.cpu().long())
-        return torch.cat(tokens)
-
-    def _batches(
-        self, draft_ids: Tensor, positions: Tensor
-    ) -> Iterator[tuple[Tensor, SamplingBatch]]:
-        first = 0
-        for batch in batches_of(positions, self._rows):
-            last = first + len(batch.rows)
-            yield draft_ids[first:last].to(self._logits.device), batch
-            first = last
-
-    def _distributions(self, n: int) -> tuple[Distribution, Distribution | None]:
-        ones = torch.ones(n, dtype=torch.float64)
-        target = Distribution.of(self._logits.expand(n, -1), ones)
-        if self._draft_logits is None:
-            return target, None
-        return target, draft_distribution(self._draft_logits.expand(n, -1))
-
-    def _on_device(self, batch: SamplingBatch) -> tuple[Source, Target, Draft | None]:
+    Args:
+        logits: float32 [1 + k, vocab_size]. draft_logits: float32 [k, vocab_size] or None.
+        draft_ids: int64 [n, k]. positions: int64 [n], as for `_at_depth`.
+        seed, device: as for `_at_depth`. method, rates: as for `rejection.verify`.
+    """
+    depths, vocab_size = logits.shape
+    rows = one_row(vocab_size, SamplingParams(), seed, device)
+    on_device = logits.to(device)
+    slots = None if draft_logits is None else draft_logits[None].to(device)
+    rates = None if rates is None else rates.to(device)
+    parts, first = [], 0
+    for batch in batches_of(positions, rows, width=depths * vocab_size):
         n = len(batch.rows)
-        source = Source.of(self._logits.expand(n, -1), batch, self._rows)
-        stats = tile_pass(source, edited=False, peaked=False, reported=False)
-        target = Target.of(stats, None)
-        if self._draft_logits is None:
-            return source, target, None
-        logits = self._draft_logits.expand(n, -1)
-        drafts = Source.of(logits, batch, self._rows)
-        stats = tile_pass(drafts, edited=False, peaked=False, reported=True)
-        return source, target, Draft(logits, logits.stride(0), stats.raw_maxima, stats.raw_masses)
+        drafts = Drafts(
+            starts=torch.arange(0, n * depths, depths, device=device),
+            num_drafts=torch.full((n,), depths - 1, dtype=torch.int32, device=device),
+            token_ids=draft_ids[first : first + n].int().to(device),
+            room=torch.full((n,), depths, dtype=torch.int32, device=device),
+            logits=slots,
+        )
+        parts.append(
+            rejection.verify(
+                on_device.repeat(n, 1),
+                _spread(batch, depths, rows),
+                rows,
+                drafts,
+                method,
+                rates,
+            )
+        )
+        first += n
+    return Verification(
+        torch.cat([part.token_ids for part in parts]).cpu(),
+        torch.cat([part.num_new for part in parts]).cpu(),
+        torch.cat([part.num_accepted for part in parts]).cpu(),
+        torch.cat([part.bad for part in parts]).cpu(),
+        logprobs=None,
+    )
+
+
+def _spread(batch: SamplingBatch, depths: int, rows: SamplingRows) -> SamplingBatch:
+    """Logit rows of all depths in place of one a position."""
+    depth = torch.arange(depths, dtype=torch.int32, device=rows.device).repeat(len(batch.rows))
+    rows_np = batch.rows_np.repeat(depths)
+    return SamplingBatch(
+        rows=batch.rows.repeat_interleave(depths),
+        positions=batch.positions.repeat_interleave(depths) + depth,
+        rows_np=rows_np,
+        needs=batch.needs,
+        depths=depth,
+    )

@@ -5,41 +5,54 @@ It may look at the host's mirrors, so each stage runs on the rows that need it o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sampling.batch import Drawn, SamplingBatch
-from sampling.edits import TOKEN, UNTIL, WORD_LEN, WORD_START
 from sampling.filters import cut
 from sampling.logprobs import LogprobsOutput, gather_logprobs
 from sampling.noise import Purpose
-from sampling.penalties import penalize
 from sampling.race import NO_LAST, Cut, greedy, log_sum_exp, race, tile_maxima, tile_stats
 from sampling.rows import (
-    EDITED,
     FILTERED,
-    FREQUENCY,
     LOG_MIN_P,
-    MASKED,
     NORMALIZED,
-    NUM_EDITS,
     PENALIZED,
-    PRESENCE,
     PROCESSED,
-    PROMPT_LEN,
     RANDOM,
-    REPETITION,
     TEMPERATURE,
     TOP_K,
     TOP_P,
     SamplingRows,
 )
+from sampling.torch_edits import process
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 Indices = npt.NDArray[np.int64]
+
+
+class Processed(NamedTuple):
+    """Logit rows on their way to a draw."""
+
+    raw: Tensor  # float32 [n, vocab_size]
+    values: Tensor  # float32 [n, vocab_size], after masks, bias and penalties
+    maxima: Tensor  # float32 [n, tiles], of `values`
+    cut: Cut | None  # what the filters leave; None: all of every row
+    bad: Tensor  # bool [n]
+
+    def select(self, index: Tensor) -> Processed:
+        """The rows `index` int64 [m], without a copy if it is all of them."""
+        if len(index) == len(self.raw):
+            return self
+        values = self.values[index]
+        raw = values if self.values is self.raw else self.raw[index]
+        cut = self.cut and Cut(*(column[index] for column in self.cut))
+        return Processed(raw, values, self.maxima[index], cut, self.bad[index])
 
 
 def draw(
@@ -53,7 +66,19 @@ def draw(
         rows: their parameters, flushed.
         scored_ids: int32 or int64 [n], tokens to report instead of those drawn.
     """
-    flags = rows.flags_np[batch.rows_np]
+    processed = prepare(logits, batch, rows)
+    token_ids = draw_target(processed, batch, rows)
+    logprobs = None
+    if batch.needs.logprobs:
+        reported_ids = token_ids if scored_ids is None else scored_ids
+        logprobs = report(processed, reported_ids, batch, rows)
+    if batch.needs.penalized:
+        rows.counts.add(batch.rows, token_ids, _penalized(batch, rows) & ~processed.bad)
+    return Drawn(token_ids, processed.bad, logprobs)
+
+
+def prepare(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Processed:
+    """All that comes before the temperature; arguments as for `draw`."""
     raw = logits[:, : rows.vocab_size].float()
     maxima = tile_maxima(raw)
     bad = _not_finite(maxima)
@@ -62,59 +87,8 @@ def draw(
         values = process(raw, batch, rows)
         maxima = tile_maxima(values)
         bad |= _not_finite(maxima)
-    last = _cuts(values, flags, batch, rows) if batch.needs.filtered else None
-    token_ids = _draw(values, maxima, last, flags, batch, rows).int().masked_fill_(bad, 0)
-    logprobs = None
-    if batch.needs.logprobs:
-        reported_ids = token_ids if scored_ids is None else scored_ids
-        logprobs = _report(raw, values, last, flags, reported_ids, batch, rows)
-    if batch.needs.penalized:
-        penalized = torch.from_numpy(flags & PENALIZED != 0)
-        rows.counts.add(batch.rows, token_ids, penalized & ~bad)
-    return Drawn(token_ids, bad, logprobs)
-
-
-def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """The logits after masks, bias and penalties, float32 [n, vocab_size], a copy."""
-    values = raw.clone()
-    flags = rows.flags_np[batch.rows_np]
-    for i in np.flatnonzero(flags & (MASKED | EDITED)):
-        row = int(batch.rows_np[i])
-        if flags[i] & EDITED:
-            _edit(values[i], row, int(batch.positions[i]), rows)
-        if flags[i] & MASKED:
-            bits = rows.edits.allowed[row][:, None] >> torch.arange(32)
-            allowed = (bits & 1).flatten()[: rows.vocab_size]
-            values[i].masked_fill_(allowed == 0, -torch.inf)
-    penalized = np.flatnonzero(flags & PENALIZED)
-    if len(penalized):
-        index = torch.from_numpy(penalized)
-        own = batch.rows[index]
-        factors = rows.floats[own].float()
-        values[index] = penalize(
-            values[index],
-            rows.counts.words[own],
-            factors[:, REPETITION],
-            factors[:, PRESENCE],
-            factors[:, FREQUENCY],
-        )
-    return values
-
-
-def _edit(values: Tensor, row: int, position: int, rows: SamplingRows) -> None:
-    """Apply a row's biases and the bans in force, in place on float32 [vocab_size]."""
-    num_edits = int(rows.ints[row, NUM_EDITS])
-    num_output = position - int(rows.ints[row, PROMPT_LEN])
-    edits = rows.edits.table[row, :num_edits].long()
-    tokens = edits[:, TOKEN]
-    values.index_add_(0, tokens, rows.edits.bias[row, :num_edits])
-    banned = edits[:, UNTIL] > num_output
-    for i in edits[:, WORD_LEN].nonzero().flatten().tolist():
-        length, start = int(edits[i, WORD_LEN]), int(edits[i, WORD_START])
-        prefix = rows.edits.words[row, start : start + length]
-        if position >= length:
-            banned[i] = torch.equal(rows.history[row, position - length : position], prefix)
-    values[tokens[banned]] = -torch.inf
+    last = _cuts(values, batch, rows) if batch.needs.filtered else None
+    return Processed(raw, values, maxima, last, bad)
 
 
 def _not_finite(maxima: Tensor) -> Tensor:
@@ -122,64 +96,52 @@ def _not_finite(maxima: Tensor) -> Tensor:
     return ~maxima.amax(1).isfinite()  # a NaN among them is the maximum
 
 
-def _cuts(
-    values: Tensor, flags: npt.NDArray[np.int32], batch: SamplingBatch, rows: SamplingRows
-) -> Cut:
+def _cuts(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Cut:
     """Where each row is cut; rows without filters keep everything."""
-    filtered = torch.from_numpy(np.flatnonzero(flags & FILTERED))
-    own = batch.rows[filtered]
-    floats = rows.floats[own]
-    some = cut(
-        _select(values, filtered),
-        floats[:, TEMPERATURE],
-        rows.ints[own, TOP_K],
-        floats[:, TOP_P],
-        floats[:, LOG_MIN_P],
-    )
     cuts = Cut(
-        torch.full((len(flags),), -torch.inf),
-        torch.full((len(flags),), NO_LAST, dtype=torch.int64),
+        torch.full((len(values),), -torch.inf),
+        torch.full((len(values),), NO_LAST, dtype=torch.int64),
     )
-    cuts.thresholds[filtered], cuts.last_ids[filtered] = some
+    filtered = torch.from_numpy(np.flatnonzero(rows.flags_np[batch.rows_np] & FILTERED))
+    if len(filtered):
+        own = batch.rows[filtered]
+        floats = rows.floats[own]
+        some = cut(
+            _select(values, filtered),
+            floats[:, TEMPERATURE],
+            rows.ints[own, TOP_K],
+            floats[:, TOP_P],
+            floats[:, LOG_MIN_P],
+        )
+        cuts.thresholds[filtered], cuts.last_ids[filtered] = some
     return cuts
 
 
-def _draw(
-    values: Tensor,
-    maxima: Tensor,
-    last: Cut | None,
-    flags: npt.NDArray[np.int32],
-    batch: SamplingBatch,
-    rows: SamplingRows,
-) -> Tensor:
-    """int64 [n]: greedy rows by argmax, the others by the race."""
+def draw_target(processed: Processed, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    """int32 [n]: greedy rows by argmax, the others by the race, 0 where bad."""
+    flags = rows.flags_np[batch.rows_np]
     random = torch.from_numpy(np.flatnonzero(flags & RANDOM))
     if len(random) < len(flags):
-        token_ids = greedy(values, maxima)
-        if not len(random):
-            return token_ids
+        token_ids = greedy(processed.values, processed.maxima)
     else:
         token_ids = torch.empty(len(flags), dtype=torch.int64)
-    own = batch.rows[random]
-    temperature = rows.floats[own, TEMPERATURE]
-    logits = _select(values, random)
-    own_last = last and Cut(*(column[random] for column in last))
-    stats = tile_stats(logits, temperature, own_last)
-    key = rows.noise_key(own, batch.positions[random])
-    token_ids[random] = race(logits, stats, temperature, key, Purpose.TARGET, own_last)
-    return token_ids
+    if len(random):
+        own = batch.rows[random]
+        temperature = rows.floats[own, TEMPERATURE]
+        chosen = processed.select(random)
+        stats = tile_stats(chosen.values, temperature, chosen.cut)
+        key = rows.noise_key(own, batch.positions[random])
+        drawn = race(chosen.values, stats, temperature, key, Purpose.TARGET, chosen.cut)
+        token_ids[random] = drawn
+    return token_ids.int().masked_fill_(processed.bad, 0)
 
 
-def _report(
-    raw: Tensor,
-    values: Tensor,
-    last: Cut | None,
-    flags: npt.NDArray[np.int32],
-    token_ids: Tensor,
-    batch: SamplingBatch,
-    rows: SamplingRows,
+def report(
+    processed: Processed, token_ids: Tensor, batch: SamplingBatch, rows: SamplingRows
 ) -> LogprobsOutput:
-    """The logprobs of tokens int [n], each row in its mode."""
+    """The logprobs of the tokens, int [n], each row in its mode."""
+    raw, values, _, last, _ = processed
+    flags = rows.flags_np[batch.rows_np]
     reported, offsets = reported_values(raw, values, last, flags, batch, rows)
     return gather_logprobs(
         reported,
@@ -188,6 +150,11 @@ def _report(
         num_top=batch.needs.num_top,
         explicit_ids=rows.explicit_ids[batch.rows, : batch.needs.num_explicit],
     )
+
+
+def _penalized(batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    """Bool [n]."""
+    return torch.from_numpy(rows.flags_np[batch.rows_np] & PENALIZED != 0)
 
 
 def reported_values(

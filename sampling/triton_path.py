@@ -37,7 +37,7 @@ def draw(
     elsewhere = 0 if flashinfer is None else FLASHINFER
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=edited, peaked=needs.filtered, reported=needs.logprobs)
-    cuts = _cut(source, stats, needs, elsewhere) if needs.filtered else None
+    cuts = cut(source, stats, needs, elsewhere) if needs.filtered else None
     picked = pick(source, stats, cuts, edited=edited, reported=needs.logprobs, elsewhere=elsewhere)
     if flashinfer is not None:
         flashinfer.redraw(source, stats, batch, rows, picked, edited=edited)
@@ -59,7 +59,7 @@ def draw(
     return Drawn(picked.token_ids, picked.bad, logprobs)
 
 
-def _cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int) -> Cuts:
+def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int = 0) -> Cuts:
     """Where the filters cut; each stage does the rows the one before left undecided."""
     edited = needs.edited
     cuts, scratch = head(source, stats, edited=edited, elsewhere=elsewhere)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from engine.request import Finish, LogprobArrays
+from engine.request import Finish, Int64Array, LogprobArrays
 from engine.ticket import Entry
 from server.detokenize import Detokenizer
 from server.job import ReplyForm
@@ -47,6 +47,7 @@ class Choice:
         prompt_idx: whose continuation this is.
         finish_reason: None while it goes on.
         num_generated: tokens drawn, up to the one that completed a stop string.
+        drafts: what became of its drafts, as `StepOutput.drafts`; None without a drafter.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Choice:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.num_generated = 0
+        self.drafts: Int64Array | None = None
         self._form = form
         self._detokenizer = detokenizer
         self._matcher = StopMatcher(form.stops) if form.stops else None
@@ -81,6 +83,7 @@ class Choice:
         if (arrays := entry.logprobs) is not None and token_ids and form.shows_logprobs:
             self._scores.push(own(arrays, form.num_top or 0, len(form.explicit_ids or ())))
         self._finish = finish = entry.finish
+        self.drafts = entry.drafts
         if not form.scores_only:
             self._waiting += token_ids
             self.num_generated += len(token_ids)

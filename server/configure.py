@@ -19,6 +19,7 @@ from engine.config import (
     SamplingConfig,
     SchedulerConfig,
 )
+from engine.speculation.config import SpeculativeConfig, parse_speculative_config
 from sampling.params import ParameterError, SamplingParams
 from server.config import SamplingDefaults, ServerConfig
 from server.settings import Settings
@@ -69,6 +70,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             max_logprobs=settings.max_logprobs,
             logprobs_mode=settings.logprobs_mode,
         ),
+        speculation=_speculation(settings),
         num_threads=settings.num_threads,
         step_timeout_s=settings.step_timeout,
     )
@@ -102,6 +104,11 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         defaults=_sampling_defaults(settings, model),
         fingerprint=_fingerprint(config),
     )
+
+
+def _speculation(settings: Settings) -> SpeculativeConfig | None:
+    text = settings.speculative_config
+    return None if text is None else parse_speculative_config(text)
 
 
 def demo_model() -> Path:

@@ -9,8 +9,10 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from engine.client import EngineHandle
-from engine.request import Finish, PromptLogprobsParams, Request
+from engine.request import DraftStats, Finish, PromptLogprobsParams, Request
 from engine.ticket import EngineDeadError, Entry, Ticket
 from server.admission import Admission, ShutdownError
 from server.choice import Choice
@@ -100,7 +102,7 @@ class Generation:
                     yield self._absorb(prompt_idx, entries)
                     if self.failure is not None:
                         raise self.failure
-                    if self._num_unfinished == 0:
+                    if self.ended:
                         return
         except EngineDeadError as error:
             raise lost(error) from error
@@ -144,6 +146,24 @@ class Generation:
         if self.job.usage_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached)}
         return usage
+
+    def metrics(self) -> dict[str, Any] | None:
+        """What became of the drafts of all choices so far; None without a drafter."""
+        counts = [choice.drafts for choice in self.choices if choice.drafts is not None]
+        if not counts:
+            return None
+        stats = DraftStats.of(np.sum(counts, axis=0))
+        return {
+            "num_drafts": stats.num_drafts,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_accepted_tokens": stats.num_accepted,
+            "acceptance_per_position": stats.acceptance,
+        }
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_unfinished == 0
 
     def __enter__(self) -> Generation:
         return self

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.client import EngineHandle
-from engine.request import EngineStats
+from engine.request import DraftStats, EngineStats
 
 OUTCOMES = ("success", "client_error", "rejected", "server_error", "abort")
 FINISHES = ("stop", "length", "abort", "error")
@@ -137,3 +137,24 @@ class _EngineCollector(Collector):
         for path, value in stats.sampler_rows.items():
             rows.add_metric([*self._values, path], value)
         yield rows
+        if stats.drafts is not None:
+            yield from self._drafts(stats.drafts)
+
+    def _drafts(self, drafts: DraftStats) -> Iterable[Metric]:
+        counts = {
+            "num_drafts": (drafts.num_drafts, "Steps of a choice that verified drafts"),
+            "num_draft_tokens": (drafts.num_draft_tokens, "Drafts verified"),
+            "num_accepted_tokens": (drafts.num_accepted, "Drafts kept"),
+        }
+        for name, (value, words) in counts.items():
+            family = CounterMetricFamily(f"tailrace_spec_decode_{name}", words, labels=self._names)
+            family.add_metric(self._values, value)
+            yield family
+        by_place = CounterMetricFamily(
+            "tailrace_spec_decode_num_accepted_tokens_per_pos",
+            "Drafts kept by their place in the step",
+            labels=[*self._names, "position"],
+        )
+        for place, value in enumerate(drafts.accepted_at):
+            by_place.add_metric([*self._values, str(place)], value)
+        yield by_place

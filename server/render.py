@@ -196,11 +196,13 @@ class Renderer:
             items.append(self._writer.prompt_entries(token_ids[start:], scores.logprobs, num_top))
         return fragment(",".join(items))
 
-    def reply(self, choices: list[Choice], usage: dict[str, Any]) -> bytes:
+    def reply(
+        self, choices: list[Choice], usage: dict[str, Any], metrics: dict[str, Any] | None
+    ) -> bytes:
         """The whole reply, once every choice has ended."""
         job = self._job
         pieces = [(choice, choice.take()) for choice in choices]
-        body = {
+        body: dict[str, Any] = {
             "id": job.reply_id,
             "object": "text_completion",
             "created": job.created,
@@ -213,6 +215,8 @@ class Renderer:
             "usage": usage,
             "system_fingerprint": job.fingerprint,
         }
+        if metrics is not None:
+            body["metrics"] = metrics
         return orjson.dumps(body)
 
     @property

@@ -43,6 +43,12 @@ def _several(value: Any) -> Any:
     return [word.strip() for word in value.split(",") if word.strip()]
 
 
+def _json(value: Any) -> Any:
+    """A file may spell out what the command line gives as text."""
+    return orjson.dumps(value).decode() if isinstance(value, dict) else value
+
+
+Json = Annotated[str, NoDecode, BeforeValidator(_json)]
 Count = Annotated[int, BeforeValidator(_count)]
 Several = Annotated[list[str], NoDecode, BeforeValidator(_several)]
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
@@ -120,7 +126,9 @@ class Settings(BaseSettings):
     generation_config: Literal["neutral", "vllm", "auto"] = Field(
         "neutral", description="auto takes sampling defaults from the model."
     )
-    speculative_config: str | None = Field(None, description="Not available yet.")
+    speculative_config: Json | None = Field(
+        None, description="JSON: who drafts tokens and how they are verified."
+    )
     use_flashinfer_sampler: Literal["0", "1"] | None = Field(
         None, description="1 insists on FlashInfer's sampler, 0 refuses it."
     )
@@ -139,8 +147,6 @@ class Settings(BaseSettings):
 
     def model_post_init(self, context: Any) -> None:
         """Rules about several fields."""
-        if self.speculative_config is not None:
-            raise ConfigError("--speculative-config is not available yet")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile need each other")
         for name in ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs"):

@@ -49,7 +49,14 @@ class ChunkWriter:
         for choice in changed:
             if (piece := choice.take()) is not None:
                 parts += [self._head, self._body(choice, piece), self._usage_tail()]
+        if parts and self._generation.ended:
+            parts[-1] = self._with_metrics(parts[-1])
         return b"".join(parts)
+
+    def _with_metrics(self, tail: bytes) -> bytes:
+        """The tail of the last chunk that has a choice, with what became of all drafts."""
+        metrics = self._generation.metrics()
+        return tail if metrics is None else b'],"metrics":' + orjson.dumps(metrics) + tail[1:]
 
     def _body(self, choice: Choice, piece: Piece) -> bytes:
         form = self._form

@@ -18,12 +18,14 @@ class CausalLM(Protocol):
 
     Attributes:
         vocab_size: width of the logits.
+        hidden_size: width of the hidden states.
         max_position: positions the model was made for.
         attention_specs: one per layer that attends, in the order of `attend`'s `layer`.
         dtype: of weights and activations.
     """
 
     vocab_size: int
+    hidden_size: int
     max_position: int
     attention_specs: Sequence[AttentionSpec]
     dtype: torch.dtype
@@ -39,6 +41,10 @@ class CausalLM(Protocol):
         Returns:
             [T, hidden_size] in the model's dtype.
         """
+        ...
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What the first layer gets for token ids [T]: [T, hidden_size] in the model's dtype."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

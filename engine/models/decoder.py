@@ -15,8 +15,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.attention.base import AttentionBackend, AttentionSpec
 from engine.kernels.norm import add_rms_norm
-from engine.kernels.rope import rope_and_store, rope_table, rotation_at
-from engine.models.decoder_config import DecoderConfig
+from engine.kernels.rope import rope_table, rotation_at
+from engine.models.decoder_config import DecoderConfig, attention_specs
 from engine.models.decoder_weights import DecoderWeights
 from engine.models.weights import WeightSource
 
@@ -37,18 +37,10 @@ class Decoder:
         num_positions: int,
     ) -> None:
         self.vocab_size = config.vocab_size
+        self.hidden_size = config.hidden_size
         self.max_position = config.max_position
         self.dtype = dtype
-        self.attention_specs: Sequence[AttentionSpec] = [
-            AttentionSpec(
-                num_q_heads=config.num_q_heads,
-                num_kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                scale=config.head_dim**-0.5,
-                sliding_window=window,
-            )
-            for window in config.windows
-        ]
+        self.attention_specs: Sequence[AttentionSpec] = attention_specs(config)
         self._eps = config.norm_eps
         self._rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
         weights = DecoderWeights(config, source, dtype, device)
@@ -57,20 +49,43 @@ class Decoder:
         self._final_norm = weights.final_norm()
         source.finish()
 
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(input_ids, self._embedding)
+
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
+        return self.forward_with_features(input_ids, positions, attention, ())[0]
+
+    def forward_with_features(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: AttentionBackend,
+        feature_layers: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`forward`, and outputs of layers as a head's features.
+
+        Args:
+            feature_layers: indices, in any order and number.
+
+        Returns:
+            Hidden states, and [T, len(feature_layers) * hidden_size], None without layers.
+        """
         rotation = rotation_at(self._rope_table, positions)
-        x = F.embedding(input_ids, self._embedding)  # [T, hidden]
+        x = self.embed(input_ids)  # [T, hidden]
         residual: torch.Tensor | None = None
+        outputs: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
             qkv, residual = layer.qkv(x, residual)
-            q = rope_and_store(qkv, layer.heads, rotation, attention.cells(index))
-            x = layer.o(attention.attend_stored(index, q).flatten(1))
-            x, residual = layer.gate_up(x, residual)
-            x = layer.down(x)
+            x, residual = layer.body(index, qkv, residual, rotation, attention)
+            if index in feature_layers:
+                outputs[index] = x + residual
         assert residual is not None
-        return add_rms_norm(x, residual, self._final_norm, self._eps)[0]
+        hidden = add_rms_norm(x, residual, self._final_norm, self._eps)[0]
+        if not feature_layers:
+            return hidden, None
+        return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)

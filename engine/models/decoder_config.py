@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.attention.base import AttentionSpec
+
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -51,6 +53,11 @@ def unfused_reason(config: Any) -> str | None:
     architecture = (config.architectures or ["(none)"])[0]
     if ARCHITECTURES.get(architecture) != config.model_type:
         return f"architecture {architecture}"
+    return unfused_layer_reason(config)
+
+
+def unfused_layer_reason(config: Any) -> str | None:
+    """Why a layer of one of the families is not a fused decoder's; None if it is."""
     if config.hidden_act not in ("silu", "swish"):
         return f"hidden_act {config.hidden_act!r}"
     rope = config.rope_parameters
@@ -87,6 +94,20 @@ def decoder_config(config: Any) -> DecoderConfig:
         inv_freq=inv_freq,
         rope_scale=rope_scale,
     )
+
+
+def attention_specs(config: DecoderConfig) -> list[AttentionSpec]:
+    """What each layer's attention is."""
+    return [
+        AttentionSpec(
+            num_q_heads=config.num_q_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            scale=config.head_dim**-0.5,
+            sliding_window=window,
+        )
+        for window in config.windows
+    ]
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:

@@ -89,12 +89,17 @@ class FallbackModel:
         self._serving_inputs = serving_inputs(self._base)
         self._head = Head(module)
         self.vocab_size = self._head.vocab_size
+        self.hidden_size: int = module.config.get_text_config(decoder=True).hidden_size
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
     ) -> torch.Tensor:
         self._hook.backend = attention
         return self._run(input_ids, positions, **self._serving_inputs)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._base.get_input_embeddings()(input_ids)
+        return embedded
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._head(hidden)

@@ -25,6 +25,10 @@ class WeightSource(Protocol):
         """Write tensor `name` into `target`, which may be part of a fused weight."""
         ...
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a tensor that a checkpoint may or may not have; None if it has not."""
+        ...
+
     def finish(self) -> None:
         """All tensors were filled."""
         ...
@@ -46,16 +50,19 @@ class Checkpoint:
     def fill(self, target: torch.Tensor, name: str) -> None:
         if name not in self._where:
             raise ModelError(f"{self._folder} has no tensor {name!r}")
-        path = self._where[name]
-        file = self._open(path)
-        shape = tuple(file.get_slice(name).get_shape())
+        path, shape = self._where[name], self.shape(name)
         if shape != tuple(target.shape):
             raise ModelError(
-                f"{path}: tensor {name!r} has shape {list(shape)}, "
+                f"{path}: tensor {name!r} has shape {list(shape or ())}, "
                 f"the config asks for {list(target.shape)}"
             )
-        target.copy_(file.get_tensor(name))
+        target.copy_(self._open(path).get_tensor(name))
         self._unread.discard(name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        if name not in self._where:
+            return None
+        return tuple(self._open(self._where[name]).get_slice(name).get_shape())
 
     def finish(self) -> None:
         self._files.clear()
@@ -118,6 +125,9 @@ class DummyWeights:
             target.zero_()
         else:
             target.normal_(0.0, self._std, generator=self._generator)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return None
 
     def finish(self) -> None:
         pass

@@ -60,10 +60,11 @@ async def _plain_reply(generation: Generation, request: Request, context: Contex
             generation.submit()
             async for _ in generation.updates():
                 pass
-        reply, usage = generation.renderer.reply, generation.usage()
+        reply = generation.renderer.reply
+        ends = generation.choices, generation.usage(), generation.metrics()
         if generation.renderer.is_big:
-            return json_response(await context.worker.run(reply, generation.choices, usage))
-        return json_response(reply(generation.choices, usage))
+            return json_response(await context.worker.run(reply, *ends))
+        return json_response(reply(*ends))
 
 
 def _log(job: Job, context: Context) -> None:

@@ -104,6 +104,17 @@ class CompletionChoice(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
+class DraftMetrics(BaseModel):
+    """What became of the drafts of a request, where the server speculates."""
+
+    num_drafts: int = Field(description="Steps that verified any.")
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    acceptance_per_position: list[float] = Field(
+        description="Share of those steps that kept the draft of each place."
+    )
+
+
 class CompletionReply(BaseModel):
     """Prompt i's choices are i*n .. i*n + n - 1."""
 
@@ -114,6 +125,7 @@ class CompletionReply(BaseModel):
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str
+    metrics: DraftMetrics | None = None
 
 
 class ScoredItem(BaseModel):

@@ -7,11 +7,12 @@ unwritten block draws a token the reference would not draw.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
+from engine.drafting import NO_DRAFTS, DraftRules
 from engine.engine import Engine
 from engine.plan import StepPlan, StepResult
 from engine.request import LogprobArrays
@@ -38,6 +39,14 @@ def draw(context: int, choice: int) -> int:
 
 
 @dataclass
+class _Drawn:
+    tokens: list[int] = field(default_factory=list)
+    bad: bool = False
+    num_offered: int = 0
+    num_accepted: int = 0
+
+
+@dataclass
 class _Handle:
     plan: StepPlan
     result: StepResult | Exception
@@ -51,15 +60,22 @@ class _Handle:
 class PagedFake:
     """Stands in for `ModelRunner`; everything happens at launch, in launch order."""
 
-    def __init__(self, max_rows: int, max_len: int, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, max_rows: int, max_len: int, num_blocks: int, block_size: int, num_drafts: int = 0
+    ) -> None:
         self.block_size = block_size
-        self.tokens = np.full((max_rows, max_len), -1, dtype=np.int32)
+        self.max_len = max_len
+        width = max_len + 2 * num_drafts + 2
+        self.tokens = np.full((max_rows, width), -1, dtype=np.int32)
         self.num_computed = np.zeros(max_rows, dtype=np.int64)
-        self.tables = np.zeros((max_rows, -(-max_len // block_size)), dtype=np.int64)
+        self.tables = np.zeros((max_rows, -(-width // block_size)), dtype=np.int64)
         self.keys = np.full(num_blocks * block_size, -1, dtype=np.int64)
         self.choice_of = np.zeros(max_rows, dtype=np.int64)
+        self.limits = np.zeros(max_rows, dtype=np.int64)
+        self.drafts = np.full((max_rows, num_drafts), -1, dtype=np.int32)
         self.rows_by_path: dict[str, int] = {}
         self.num_query_log: list[list[int]] = []
+        self.proposed: list[int] = []
         self.bad_contexts: set[int] = set()
         self.fail_next = False
         self.failure: Exception = MemoryError("no memory for this step")
@@ -71,29 +87,82 @@ class PagedFake:
             self.tokens[admission.row] = -1
             self.tokens[admission.row, : len(ids)] = ids
             self.num_computed[admission.row] = admission.num_computed
+            self.tables[admission.row] = 0
+            self.limits[admission.row] = admission.limit
+            self.drafts[admission.row] = -1
             self.choice_of[admission.row] = admission.choice.index
         for grant in plan.grants:
             self.tables[grant.row, grant.start : grant.start + len(grant.blocks)] = grant.blocks
         if self.fail_next:
             self.fail_next = False
             return _Handle(plan, self.failure)
-        drawn, bad = [], []
-        for row, count, samples in zip(plan.rows, plan.num_query, plan.samples, strict=True):
-            context = self._compute(int(row), int(count))
-            if samples:
-                bad.append(context in self.bad_contexts)
-                drawn.append(draw(context, int(self.choice_of[row])))
-                self.tokens[row, self.num_computed[row]] = drawn[-1]
+        self.drafts[plan.undrafted] = -1
+        drawn = [self._run(plan, i) for i in range(len(plan.rows))]
+        drawn = [each for each, samples in zip(drawn, plan.samples, strict=True) if samples]
         scores = [self._score(plan, span.row_idx, span.first, span.last) for span in plan.spans]
-        result = StepResult(np.array(drawn, np.int32), np.array(bad, np.bool_), None, scores)
+        for i in np.flatnonzero(plan.proposes):
+            self._propose(int(plan.rows[i]))
+        token_ids = np.zeros((len(drawn), 1 + plan.num_drafts), dtype=np.int32)
+        for i, each in enumerate(drawn):
+            token_ids[i, : len(each.tokens)] = each.tokens
+        result = StepResult(
+            token_ids=token_ids,
+            num_new=np.array([len(each.tokens) for each in drawn], dtype=np.int32),
+            bad=np.array([each.bad for each in drawn], dtype=np.bool_),
+            num_offered=np.array([each.num_offered for each in drawn], dtype=np.int32),
+            num_accepted=np.array([each.num_accepted for each in drawn], dtype=np.int32),
+            logprobs=None,
+            scores=scores,
+        )
         return _Handle(plan, result)
+
+    def _run(self, plan: StepPlan, i: int) -> _Drawn:
+        """Compute one row's query tokens and verify its drafts."""
+        row, count = int(plan.rows[i]), int(plan.num_query[i])
+        start, each = int(self.num_computed[row]), _Drawn()
+        drafts = self.drafts[row] if plan.num_drafts and plan.decodes[i] else self.drafts[row, :0]
+        self.tokens[row, start + 1 : start + 1 + len(drafts)] = np.maximum(drafts, 0)
+        self._compute(row, count)
+        if not plan.samples[i]:
+            return each
+        first = start + count - len(drafts)  # position of the first token drawn
+        room = int(self.limits[row]) - first
+        if room <= 0:  # the choice ended in the step before, which nobody has read back
+            return each
+        each.num_offered = int((drafts[:room] >= 0).sum())
+        for depth in range(min(1 + len(drafts), room)):
+            context = context_hash(self.tokens[row, : first + depth])
+            if context in self.bad_contexts:
+                each.bad = True
+                break
+            each.tokens.append(draw(context, int(self.choice_of[row])))
+            if depth == len(drafts) or drafts[depth] != each.tokens[-1]:
+                break
+            each.num_accepted += 1
+        entered = [*each.tokens, 0] if each.bad else each.tokens
+        self.tokens[row, first : first + len(entered)] = entered
+        self.num_computed[row] = first + max(len(each.tokens), 1) - 1
+        return each
+
+    def _propose(self, row: int) -> None:
+        """Drafts that are right about two times of three."""
+        end = int(self.num_computed[row]) + 1
+        tokens = self.tokens[row, :end].copy()
+        for depth in range(self.drafts.shape[1]):
+            context = context_hash(tokens)
+            wrong = context % 3 == 0
+            token = (draw(context, int(self.choice_of[row])) + wrong) % VOCAB
+            self.drafts[row, depth] = -1 if context % 11 == 0 else token
+            tokens = np.append(tokens, token)
+        self.proposed.append(row)
 
     def _slot(self, row: int, position: int) -> int:
         block = self.tables[row, position // self.block_size]
-        assert block != 0, "a row computes into the null block"
+        is_needed = position < self.limits[row] - 1
+        assert block != 0 or not is_needed, "a row computes into the null block"
         return int(block * self.block_size + position % self.block_size)
 
-    def _compute(self, row: int, count: int) -> int:
+    def _compute(self, row: int, count: int) -> None:
         start = int(self.num_computed[row])
         for position in range(start):  # what attention would read must be this row's own prefix
             want = context_hash(self.tokens[row, : position + 1])
@@ -102,7 +171,6 @@ class PagedFake:
             assert self.tokens[row, position] >= 0, "a token that is not known yet"
             self.keys[self._slot(row, position)] = context_hash(self.tokens[row, : position + 1])
         self.num_computed[row] = start + count
-        return context_hash(self.tokens[row, : start + count])
 
     def _score(self, plan: StepPlan, row_idx: int, first: int, last: int) -> LogprobArrays:
         row, start = int(plan.rows[row_idx]), int(plan.starts[row_idx])
@@ -126,6 +194,7 @@ def make_engine(
     budget: int = 16,
     prefix_caching: bool = True,
     policy: str = "fcfs",
+    drafting: DraftRules = NO_DRAFTS,
 ) -> tuple[Engine, PagedFake]:
     config = EngineConfig(
         model=ModelConfig(model="fake"),
@@ -142,5 +211,7 @@ def make_engine(
         dtype="float32",
         device="cpu",
     )
-    runner = PagedFake(max_rows, max_model_len + 1, num_blocks, block_size)
-    return Engine(config, info, runner), runner
+    runner = PagedFake(
+        max_rows, max_model_len + 1, num_blocks, block_size, num_drafts=drafting.num_tokens
+    )
+    return Engine(config, info, runner, drafting), runner

@@ -21,6 +21,10 @@ def plan() -> StepPlan:
         epochs=none.astype(np.int64),
         choices=[],
         num_prompt_tokens=0,
+        num_drafts=0,
+        decodes=none.astype(np.bool_),
+        runs_drafter=False,
+        proposes=none.astype(np.bool_),
     )
 
 

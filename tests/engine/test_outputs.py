@@ -28,11 +28,14 @@ def choice(
 
 
 def settled(rows: list[int], tokens: list[int], finish: list[int] | None = None) -> Settled:
+    codes = np.array(finish or [0] * len(rows), dtype=np.uint8)
     return Settled(
         rows=np.array(rows, dtype=np.int32),
+        token_ids=np.array(tokens, dtype=np.int32)[:, None],
+        num_new=(codes != Finish.NAN).astype(np.int64),
+        logit_idx=np.arange(len(rows)),
+        finish=codes,
         result_idx=np.arange(len(rows)),
-        token_ids=np.array(tokens, dtype=np.int32),
-        finish=np.array(finish or [0] * len(rows), dtype=np.uint8),
     )
 
 

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sampling import checks, draws, noise, race
 from sampling.checks import Result
+from sampling.draws import Distribution
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, NoiseKey, Purpose
 from sampling.params import SamplingParams
 from sampling.paths import Call, race_draws, sampler_draws, sampler_step
 from sampling.sampler import SamplerConfig
 from sampling.speculation_paths import (
     DRAFT_DEPTH,
-    Speculation,
     accept_draws,
     draft_draws,
     recovered_draws,
@@ -147,18 +147,18 @@ def test_speculation_keeps_the_distribution(one_hot: bool) -> None:
 
 
 def test_a_stream_shared_by_draft_and_residual_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    recover = Speculation.recover
+    recover = draws.recovered_draw
 
     def shared(purpose: Purpose, level: int = LEVEL_TILE, depth: int = 0) -> int:
         if purpose is Purpose.RESIDUAL:
             return noise.stream(Purpose.DRAFT, level, DRAFT_DEPTH)
         return noise.stream(purpose, level, depth)
 
-    def at_the_draft(self: Speculation, draft_ids: Tensor, positions: Tensor) -> Tensor:
-        return recover(self, draft_ids, positions - DRAFT_DEPTH)
+    def at_the_draft(x: Tensor, p: Distribution, q: Distribution | None, key: NoiseKey) -> Tensor:
+        return recover(x, p, q, key._replace(positions=key.positions - DRAFT_DEPTH))
 
     monkeypatch.setattr(draws, "stream", shared)
-    monkeypatch.setattr(Speculation, "recover", at_the_draft)
+    monkeypatch.setattr(draws, "recovered_draw", at_the_draft)
     draw = speculated_draws(CONFIG, CPU, one_hot=False)
     assert not checks.speculated_frequencies("", draw, NUM_DRAWS, SEED).passed
 

@@ -18,7 +18,7 @@ from sampling.draws import (
     accept,
     acceptance_uniforms,
     draft_distribution,
-    draft_draw,
+    draw,
     recovered_draw,
 )
 from sampling.filters import cut
@@ -63,7 +63,7 @@ def test_draft_draws_equal_the_reference(width: int) -> None:
     logits[:, 0] = 0.0
     key = make_key(n)
     for depth in (0, 3):
-        drawn = draft_draw(draft_distribution(logits), key, depth)
+        drawn = draw(draft_distribution(logits), key, Purpose.DRAFT, depth)
         for i, q in enumerate(softmax(logits)):
             expected = reference.two_level(q, **words(key, i), purpose=Purpose.DRAFT, depth=depth)
             assert agree(drawn[i], expected)
@@ -73,7 +73,7 @@ def test_a_greedy_draft_is_the_lowest_of_the_highest() -> None:
     logits = torch.zeros(2, 3000)
     logits[1, 1500:] = 1.0
     greedy = Distribution.of(logits, torch.zeros(2, dtype=torch.float64))
-    assert draft_draw(greedy, make_key(2), 0).tolist() == [0, 1500]
+    assert draw(greedy, make_key(2), Purpose.DRAFT).tolist() == [0, 1500]
 
 
 def test_acceptance_uniforms_are_those_of_the_contract() -> None:
@@ -138,7 +138,7 @@ def test_equal_distributions_accept_always_and_recover_something_allowed() -> No
     logits[:, :2000] = -torch.inf
     target = Distribution.of(logits, torch.ones(n, dtype=torch.float64))
     draft, key = draft_distribution(logits), make_key(n)
-    x = draft_draw(draft, key, 0)
+    x = draw(draft, key, Purpose.DRAFT)
     assert accept(x, target, draft, key, 0).all()
     assert (recovered_draw(x, target, draft, key) >= 2000).all()
     one = torch.full((n, 3000), -torch.inf)
@@ -166,7 +166,7 @@ def test_a_cut_target_never_keeps_or_recovers_what_is_cut() -> None:
     kept = last.keeps(logits, torch.arange(500))
     assert (kept.sum(1) == 20).all()
     target, draft = Distribution.of(logits, temperature, last), draft_distribution(logits)
-    x = draft_draw(draft, key, 0)
+    x = draw(draft, key, Purpose.DRAFT)
     inside = kept.gather(1, x[:, None])[:, 0]
     assert not accept(x, target, draft, key, 0)[~inside].any()
     for q in (draft, None):
@@ -183,7 +183,7 @@ def test_a_bad_row_stays_in_range_and_alone(bad: float) -> None:
     def tokens() -> list[Tensor]:
         target, draft = Distribution.of(logits, ones), draft_distribution(draft_logits)
         return [
-            draft_draw(target, key, 0),
+            draw(target, key, Purpose.DRAFT),
             recovered_draw(x, target, None, key),
             recovered_draw(x, target, draft, key),
         ]
@@ -203,7 +203,7 @@ def speculate(
     ones = torch.ones(n, dtype=torch.float64)
     target = Distribution.of(logits.expand(n, -1), ones, last)
     draft = None if draft_logits is None else draft_distribution(draft_logits.expand(n, -1))
-    x = torch.ones(n, dtype=torch.int64) if draft is None else draft_draw(draft, key, 0)
+    x = torch.ones(n, dtype=torch.int64) if draft is None else draw(draft, key, Purpose.DRAFT)
     recovered = recovered_draw(x, target, draft, key)
     if shared:  # the draft's own noise again
         assert draft is not None

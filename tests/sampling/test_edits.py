@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling import reference, torch_path
+from sampling import reference, torch_edits
 from sampling.noise import TILE, Purpose
 from sampling.params import SamplingParams
 from tests.sampling.steps import Host, Request, draw, make_logits
@@ -53,7 +53,7 @@ def processed(requests: Sequence[Request], logits: Tensor) -> Tensor:
     for row, request in enumerate(requests):
         host.admit(row, request)
     host.rows.flush()
-    return torch_path.process(logits, host.batch(range(len(requests))), host.rows)
+    return torch_edits.process(logits, host.batch(range(len(requests))), host.rows)
 
 
 def every_kind() -> list[Request]:
@@ -103,10 +103,10 @@ def test_processing_equals_a_plain_loop() -> None:
 
 def test_edits_left_out_or_late_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = grown()
-    logits, edit = make_logits(len(requests), WIDTH), torch_path._edit
-    monkeypatch.setattr(torch_path, "_edit", lambda *arguments: None)
+    logits, edit = make_logits(len(requests), WIDTH), torch_edits._ban
+    monkeypatch.setattr(torch_edits, "_ban", lambda *arguments: None)
     assert not equal(requests, logits)
-    monkeypatch.setattr(torch_path, "_edit", lambda x, row, at, rows: edit(x, row, at + 1, rows))
+    monkeypatch.setattr(torch_edits, "_ban", lambda x, row, at, *rest: edit(x, row, at + 1, *rest))
     assert not equal(requests, logits)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling import bracket_kernels, cut_kernels, filter_kernels, search_kernels, torch_path
+from sampling import bracket_kernels, cut_kernels, filter_kernels, search_kernels, torch_edits
 from sampling.batch import SamplingBatch
 from sampling.filters import cut
 from sampling.logit_kernels import Source
@@ -97,7 +97,7 @@ def check(logits: Tensor, device: torch.device, *, forced: bool) -> int:
     """Compare kept sets and masses; how many rows were left to the last resort."""
     width = logits.shape[1]
     batch, rows = make_batch(width, torch.device("cpu"))
-    values = torch_path.process(logits.float(), batch, rows)
+    values = torch_edits.process(logits.float(), batch, rows)
     wanted = wanted_cuts(values, rows)
     temperature = rows.floats[:, TEMPERATURE].where(rows.floats[:, TEMPERATURE] > 0, 1.0)
     masses = tile_stats(values, temperature, wanted).masses

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling import logprob_kernels, torch_path
+from sampling import logprob_kernels, torch_edits, torch_path
 from sampling.batch import SamplingBatch
 from sampling.filters import cut
 from sampling.logit_kernels import Source
@@ -111,7 +111,7 @@ def test_every_mode_beside_the_others(device: torch.device) -> None:
     x = make_logits(n, width)
     ids = torch.randint(-1, width, (n, 3), generator=torch.Generator().manual_seed(1))
     batch, rows = make_batch(params, torch.device("cpu"))
-    processed = torch_path.process(x, batch, rows)
+    processed = torch_edits.process(x, batch, rows)
     token_ids = torch_path.draw(x, batch, rows).token_ids  # and counts them
     cuts = make_cuts(processed, params)
     flags = rows.flags_np[batch.rows_np]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.config import ConfigError
+from engine.speculation.config import SpeculativeConfig
 from server.configure import DEMO_NAME, demo_model, engine_config, server_config
 from server.settings import ENVIRONMENT_ONLY, Settings, load_settings
 
@@ -56,7 +57,6 @@ def test_counts(given: str, count: int) -> None:
         ({"max_logprobs": "-2"}, "--max-logprobs must be at least -1, got '-2'"),
         ({"dtype": "int3"}, "--dtype must be 'auto', 'half'"),
         ({"gpu_memory_utilization": "0"}, "--gpu-memory-utilization must be above 0"),
-        ({"speculative_config": "{}"}, "--speculative-config is not available yet"),
         ({"ssl_keyfile": "x"}, "need each other"),
         ({"ssl_keyfile": "/x", "ssl_certfile": "/y"}, "no such file: /x"),
         ({"config": "/x.yaml"}, "--config: /x.yaml: No such file"),
@@ -109,13 +109,46 @@ def test_flashinfer_s_sampler_is_zero_or_one(monkeypatch: pytest.MonkeyPatch) ->
         load_settings({})
 
 
+SPECULATION = '{"method": "ngram", "num_speculative_tokens": 3}'
+
+
+def test_speculation_is_configured_by_json_or_by_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("speculative_config: {method: ngram, num_speculative_tokens: 3}")
+    wanted = SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    for flags in ({"speculative_config": SPECULATION}, {"config": str(file)}):
+        assert engine_config(load_settings({"model": "x"} | flags)).speculation == wanted
+    assert engine_config(load_settings({"model": "x"})).speculation is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"method": "medusa", "num_speculative_tokens": 3}', "method must be one of"),
+        ('{"method": "ngram", "num_speculative_tokens": 0}', "must be from 1 to"),
+        ('{"method": "ngram", "num_tokens": 3}', "unknown field 'num_tokens'"),
+        (
+            '{"method": "ngram", "num_speculative_tokens": 3, "rejection_sample_method": "strict"}',
+            "'strict' was removed",
+        ),
+    ],
+)
+def test_bad_speculation_is_refused_in_one_line(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        engine_config(load_settings({"model": "x", "speculative_config": text}))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_every_setting_reaches_a_configuration() -> None:
     """A flag that neither configuration would notice is a flag that is silently dropped."""
     used_elsewhere = ENVIRONMENT_ONLY | {
         *("config", "host", "port", "uds", "tokenizer", "shutdown_timeout", "root_path"),
         *("uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints"),
         *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
-        *("speculative_config", "generation_config"),
+        "generation_config",
     }
     other: dict[str, Any] = {
         "model": "x",
@@ -131,6 +164,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "logprobs_mode": "raw_logits",
         "gpu_memory_utilization": 0.5,
         "cpu_kvcache_space": 2.5,
+        "speculative_config": SPECULATION,
     }
 
     def both(settings: Settings) -> tuple[object, object]:

@@ -1,0 +1,147 @@
+"""Time a token with and without speculation, on random weights and synthetic acceptance.
+
+    python -m benchmarks.bench_speculation --shape qwen3-8b --batches 1,64
+
+The target has the shape of a real model; the heads are one-layer EAGLE heads of its width, one
+with the target's vocabulary and one, as EAGLE-3 heads have, with a reduced one. Drafts are accepted
+by the real kernel at rates that give `LENGTH` tokens a step. Prints a line a measurement; the last
+line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.shapes import QWEN3, SHAPES, write_shape
+from engine.build import assemble
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.models.base import CausalLM
+from engine.models.loader import load_model
+from engine.request import Request
+from engine.speculation.config import SpeculativeConfig
+from sampling.params import SamplingParams
+
+NUM_DRAFTS, LENGTH, DRAFT_VOCAB = 4, 3.0, 32_000
+PROMPT_TOKENS, NEW_TOKENS, MAX_LEN = 512, 240, 1024
+DEVICE = torch.device("cuda")
+HEAD = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+}
+
+
+def write_head(shape: str, folder: Path, **fields: int) -> Path:
+    """The config of a head as wide as a shape."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape] | HEAD | fields))
+    return folder
+
+
+def drafters(shape: str, folder: Path) -> dict[str, SpeculativeConfig | None]:
+    """What is compared, by name; the first speculates not at all."""
+    common: dict[str, Any] = {
+        "num_speculative_tokens": NUM_DRAFTS,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": LENGTH,
+    }
+    eagle = str(write_head(shape, folder / "eagle"))
+    eagle3 = str(write_head(shape, folder / "eagle3", draft_vocab_size=DRAFT_VOCAB))
+    return {
+        "plain": None,
+        "eagle": SpeculativeConfig(method="eagle", model=eagle, **common),
+        "eagle, 32k": SpeculativeConfig(method="eagle3", model=eagle3, **common),
+    }
+
+
+def engine_of(
+    model: CausalLM, folder: str, speculation: SpeculativeConfig | None, max_rows: int
+) -> Engine:
+    """An engine around a model that is loaded."""
+    config = EngineConfig(
+        model=ModelConfig(model=folder, max_model_len=MAX_LEN, load_format="dummy"),
+        cache=CacheConfig(num_blocks=max_rows * MAX_LEN // 16 + 2, prefix_caching=False),
+        scheduler=SchedulerConfig(max_rows=max_rows, max_step_tokens=4096),
+        speculation=speculation,
+    )
+    return assemble(config, model, DEVICE)
+
+
+def time_a_token(engine: Engine, batch: int, params: SamplingParams) -> float:
+    """Milliseconds between two tokens of a row while all `batch` rows decode."""
+    rng = np.random.default_rng(batch)
+    for handle in range(batch):
+        prompt = rng.integers(2, 30_000, PROMPT_TOKENS).astype(np.int32)
+        engine.submit(
+            b"",
+            Request(
+                handle=handle,
+                prompt_token_ids=prompt,
+                params=params,
+                max_tokens=NEW_TOKENS,
+            ),
+        )
+    num_new = np.zeros(batch, dtype=np.int64)
+    started, first = 0.0, 0
+    while engine.has_work:
+        for _, output in engine.step():
+            np.add.at(num_new, output.handles, output.num_new)
+        if not started and num_new.min() > 0:
+            started, first = time.perf_counter(), int(num_new.sum())
+        if num_new.max() >= NEW_TOKENS and started:  # the first to end: until here all ran
+            elapsed = time.perf_counter() - started
+            rate = (int(num_new.sum()) - first) / batch
+            started = 0.0
+            per_token = 1000.0 * elapsed / rate
+            for handle in range(batch):
+                engine.abort(b"", handle)
+    return per_token
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="qwen3-8b", choices=SHAPES)
+    parser.add_argument("--batches", default="1,64")
+    args = parser.parse_args()
+    batches = [int(batch) for batch in args.batches.split(",")]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = str(write_shape(args.shape, Path(temporary) / "target"))
+        config = ModelConfig(model=folder, max_model_len=MAX_LEN, load_format="dummy")
+        model = load_model(config, DEVICE)
+        plain: dict[int, float] = {}
+        for name, speculation in drafters(args.shape, Path(temporary)).items():
+            engine = engine_of(model, folder, speculation, max(batches))
+            for batch in batches:
+                time_a_token(engine, batch, SamplingParams())
+                per_token = time_a_token(engine, batch, SamplingParams())
+                plain.setdefault(batch, per_token)
+                stats = engine.stats().drafts
+                length = 1 + stats.num_accepted / stats.num_drafts if stats else 1.0
+                row = {
+                    "drafter": name,
+                    "batch": batch,
+                    "ms_per_token": round(per_token, 3),
+                    "times_faster": round(plain[batch] / per_token, 2),
+                    "tokens_per_step": round(length, 2),
+                }
+                print(row, flush=True)
+                rows.append(row)
+            del engine
+            torch.cuda.empty_cache()
+    print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Train the demo model's EAGLE head: the trained target and the standard library in, a folder out.
+
+    python -m demo.train_eagle --corpus stdlib.tar.xz     # on one GPU, about three minutes
+
+Half of the batches are windows of the corpus, half are what the target writes when it goes on from
+pieces of it, for that is what the head will draft. Every fourth has windows as long as the context:
+most are short, for a draft step costs as much as all keys a window has.
+"""
+
+import argparse
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from torch.nn.functional import smooth_l1_loss
+from transformers import LlamaForCausalLM
+
+from demo import EAGLE_FOLDER, MODEL_FOLDER
+from demo.acceptance import continue_prompts
+from demo.corpus import collect, read_archive
+from demo.eagle_card import write_card
+from demo.head import EagleHead, head_config, load_head, save_head
+from demo.head_run import HeadRun, HeadSettings
+from demo.llama import CONTEXT_TOKENS
+from demo.tokens import EncodedCorpus, encode_corpus, training_batches
+from demo.train import rate_factor
+
+PROMPT_TOKENS = 64
+WINDOW_TOKENS = 512
+WRITING_TEMPERATURES = (0.0, 0.7, 1.0, 1.0)  # a quarter of the windows each
+
+
+def depth_loss(
+    output: torch.Tensor,
+    output_matrix: torch.Tensor,
+    target_logits: torch.Tensor,
+    features: torch.Tensor,
+    overlap_weight: float,
+    feature_weight: float,
+) -> torch.Tensor:
+    """Loss of each of N outputs [N, H] of one draft step against the target's [N, V] and [N, H].
+
+    Cross entropy of the target's distribution, refused mass and distance of features, float32 [N].
+    """
+    log_q = (output @ output_matrix.T).float().log_softmax(-1)
+    p = target_logits.float().softmax(-1)
+    entropy = -(p * log_q).sum(-1)
+    refused = 1.0 - torch.minimum(p, log_q.exp()).sum(-1)
+    distance = smooth_l1_loss(output.float(), features.float(), reduction="none").mean(-1)
+    return entropy + overlap_weight * refused + feature_weight * distance
+
+
+class HeadTrainer:
+    """Loss of a head over windows of text; the target stays as it is."""
+
+    def __init__(self, target: LlamaForCausalLM, head: EagleHead, settings: HeadSettings) -> None:
+        self._target = target.eval().requires_grad_(False)
+        self._head = head
+        self._settings = settings
+        on_gpu = target.device.type == "cuda"
+        self._depth_loss = torch.compile(depth_loss, dynamic=False) if on_gpu else depth_loss
+
+    def __call__(self, windows: torch.Tensor) -> torch.Tensor:
+        """Mean loss over [B, T + 1] ids."""
+        settings, target = self._settings, self._target
+        with torch.no_grad():
+            features = target.model(input_ids=windows[:, :-1], use_cache=False).last_hidden_state
+            embeddings = target.model.embed_tokens(windows[:, 1:]).to(features.dtype)
+            # What stands at i + 1: the last position has nothing to learn from.
+            expected = features.roll(-1, dims=1).flatten(0, 1)
+            matrix = target.lm_head.weight.to(features.dtype)
+            logits = expected @ matrix.T
+        place = torch.arange(features.shape[1], device=features.device)
+        total, weight = torch.zeros((), device=features.device), 1.0
+        outputs = self._head.rollout(embeddings, features, settings.draft_steps)
+        for j, output in enumerate(outputs):
+            losses = self._depth_loss(
+                output.flatten(0, 1).to(features.dtype),
+                matrix,
+                logits,
+                expected,
+                settings.overlap_weight,
+                settings.feature_weight,
+            )
+            counted = (place >= j) & (place < len(place) - 1)
+            total = total + weight * losses.view(len(windows), -1)[:, counted].mean()
+            weight *= settings.step_weight
+        return total
+
+
+def build_optimizers(head: nn.Module, settings: HeadSettings) -> list[torch.optim.Optimizer]:
+    """Muon for matrices, AdamW for norms."""
+    matrices = [p for p in head.parameters() if p.ndim == 2]
+    others = [p for p in head.parameters() if p.ndim != 2]
+    return [
+        torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=settings.weight_decay),
+        torch.optim.AdamW(others, lr=settings.vector_rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def write_windows(
+    target: LlamaForCausalLM,
+    corpus: EncodedCorpus,
+    settings: HeadSettings,
+    window_tokens: int = WINDOW_TOKENS,
+) -> torch.Tensor:
+    """The target's own text, int64 [written_windows, window_tokens + 1]."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    pieces = training_batches(
+        corpus.training, PROMPT_TOKENS - 1, settings.written_windows, generator
+    )
+    prompts = next(pieces).to(target.device)
+    temperatures = torch.tensor(WRITING_TEMPERATURES, device=target.device)
+    return continue_prompts(
+        target,
+        prompts,
+        window_tokens + 1 - PROMPT_TOKENS,
+        temperatures.repeat(-(-len(prompts) // len(temperatures)))[: len(prompts)],
+        torch.Generator(target.device).manual_seed(settings.seed),
+    ).cpu()
+
+
+def batches(
+    corpus: EncodedCorpus, written: torch.Tensor, settings: HeadSettings
+) -> Iterator[torch.Tensor]:
+    """Endless batches of `batch_tokens`: the target's text, the corpus in short or long windows."""
+    generator = torch.Generator().manual_seed(settings.seed)
+
+    def cut(length: int) -> Iterator[torch.Tensor]:
+        num_windows = settings.batch_tokens // length
+        return training_batches(corpus.training, length, num_windows, generator)
+
+    short, long = cut(WINDOW_TOKENS), cut(CONTEXT_TOKENS)
+    while True:
+        order = torch.randperm(len(written), generator=generator)
+        for i, picked in enumerate(order.split(settings.batch_tokens // WINDOW_TOKENS)):
+            yield written[picked]
+            yield next(long if i % 2 else short)
+
+
+def train(
+    trainer: HeadTrainer, head: EagleHead, data: Iterator[torch.Tensor], settings: HeadSettings
+) -> float:
+    """Run all steps, changing the head in place; seconds it took."""
+    device = head.fc.weight.device
+    autocast = functools.partial(torch.autocast, device.type, torch.bfloat16, device.type == "cuda")
+    optimizers = build_optimizers(head, settings)
+    factor = functools.partial(rate_factor, settings=settings)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, factor) for o in optimizers]
+    started = time.monotonic()
+    for step in range(1, settings.steps + 1):
+        windows = next(data).to(device, non_blocking=True)
+        with autocast():
+            loss = trainer(windows)
+        loss.backward()
+        for stage in (*optimizers, *schedules):
+            stage.step()
+        head.zero_grad()
+        if step % max(1, settings.steps // 20) < 2:  # one of the corpus, one of its own text
+            seconds = time.monotonic() - started
+            print(f"step {step}: loss {loss.item():.4f}, {seconds:.0f} s", flush=True)
+    return time.monotonic() - started
+
+
+def parse_arguments() -> tuple[argparse.Namespace, HeadSettings]:
+    """The flags: files here, and one flag for each field of HeadSettings."""
+    parser = argparse.ArgumentParser(description="Train the demo model's EAGLE head.")
+    parser.add_argument("--corpus", type=Path, help="archive; default: this interpreter's library")
+    parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="the target's folder")
+    parser.add_argument("--start", type=Path, help="folder of a head to go on from")
+    parser.add_argument("--output", type=Path, default=EAGLE_FOLDER, help="folder to write")
+    for field in fields(HeadSettings):
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, type=type(field.default), default=field.default)
+    args = parser.parse_args()
+    names = [field.name for field in fields(HeadSettings)]
+    return args, HeadSettings(**{name: getattr(args, name) for name in names})
+
+
+def main() -> None:
+    args, settings = parse_arguments()
+    corpus = read_archive(args.corpus) if args.corpus else collect()
+    encoded = encode_corpus(Tokenizer.from_file(str(args.model / "tokenizer.json")), corpus)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    target = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
+    torch.manual_seed(settings.seed)
+    head = (load_head(args.start) if args.start else EagleHead(head_config())).to(device)
+    with torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
+        written = write_windows(target, encoded, settings)
+    data = batches(encoded, written, settings)
+    seconds = train(HeadTrainer(target, head, settings), head, data, settings)
+    args.output.mkdir(parents=True, exist_ok=True)
+    save_head(head, args.output)
+    hardware = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    start = f"the head in `{args.start}`" if args.start else "random weights"
+    run = HeadRun(settings, start, seconds, hardware, torch.__version__)
+    write_card(args.output, args.model, encoded, run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The KV cache of a drafter: its own tensors under the target's block ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.attention.base import AttentionBackend, AttentionSpec, KVCache
+
+MakeAttention = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
+"""Makes a backend such as the target has, for the drafter's layers and cache."""
+
+
+class CacheShape(NamedTuple):
+    """What a drafter's cache is made of."""
+
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+    make_attention: MakeAttention
+
+
+class DraftCache:
+    """Owner of a drafter's keys and values.
+
+    Attributes:
+        attention: the backend over them, from the first `allocate` on.
+    """
+
+    attention: AttentionBackend
+
+    def __init__(self, specs: Sequence[AttentionSpec], shape: CacheShape) -> None:
+        self.specs = specs
+        self.block_size = shape.block_size
+        self._shape = shape
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make a cache of zeros in place of the one there is."""
+        shape = self._shape
+        cache = KVCache(self.specs, num_blocks, shape.block_size, shape.dtype, shape.device)
+        self.attention = shape.make_attention(self.specs, cache)

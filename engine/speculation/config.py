@@ -1,0 +1,204 @@
+"""What `--speculative-config` may say. Imports no torch."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import math
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from engine.errors import ConfigError
+
+MAX_DRAFTS = 16
+RENAMED = {
+    "strict": '"rejection_sample_method": "standard" with "draft_sample_method": "greedy"',
+    "probabilistic": '"rejection_sample_method": "standard" with "draft_sample_method": "gumbel"',
+}
+"""Removed spellings, and what says the same now."""
+
+Method = Literal["eagle", "eagle3", "draft_model", "ngram"]
+DraftSampleMethod = Literal["greedy", "gumbel"]
+RejectionSampleMethod = Literal["standard", "synthetic", "coupled"]
+DraftSource = Literal["greedy", "gumbel", "coupled"]
+CHOICES: dict[str, tuple[str, ...]] = {
+    "method": get_args(Method),
+    "draft_sample_method": get_args(DraftSampleMethod),
+    "rejection_sample_method": get_args(RejectionSampleMethod),
+}
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are drafted and verified; field names are vLLM's.
+
+    Attributes:
+        method: who drafts.
+        num_speculative_tokens: k, drafts a step, 1 to `MAX_DRAFTS`.
+        model: folder or hub id of the head or draft model; none for "ngram".
+        revision: of a hub id.
+        draft_sample_method: "greedy" drafts are the draft's highest token, "gumbel" are drawn from
+            it. None is greedy, and with "coupled" gumbel.
+        rejection_sample_method: "synthetic" accepts at given rates, for studies of cost; "coupled"
+            accepts a draft equal to the token the request draws without speculation.
+        synthetic_acceptance_rates: probability that the first i + 1 drafts are all accepted, for
+            each i below k; never rising.
+        synthetic_acceptance_length: mean tokens a step, the target's own included, 1 to k + 1.
+        prompt_lookup_min, prompt_lookup_max: length in tokens of the n-grams looked up; one that is
+            missing equals the other, both are 5.
+        disable_by_batch_size: choices decoding at once from which on nothing is drafted; None
+            leaves it to the engine.
+    """
+
+    method: Method
+    num_speculative_tokens: int
+    model: str | None = None
+    revision: str | None = None
+    draft_sample_method: DraftSampleMethod | None = None
+    rejection_sample_method: RejectionSampleMethod = "standard"
+    synthetic_acceptance_rates: tuple[float, ...] | None = None
+    synthetic_acceptance_length: float | None = None
+    prompt_lookup_min: int | None = None
+    prompt_lookup_max: int | None = None
+    disable_by_batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        _in_range("num_speculative_tokens", self.num_speculative_tokens, 1, MAX_DRAFTS)
+        if self.disable_by_batch_size is not None:
+            _in_range("disable_by_batch_size", self.disable_by_batch_size, 1, math.inf)
+        _check_method(self)
+        _check_synthetic(self)
+
+    @property
+    def draft_source(self) -> DraftSource:
+        """Where drafts come from: the highest token, the draft's noise or the target's."""
+        coupled = self.rejection_sample_method == "coupled"
+        if self.draft_sample_method == "greedy" or not (coupled or self.draft_sample_method):
+            return "greedy"
+        return "coupled" if coupled else "gumbel"
+
+    @property
+    def lookup_lengths(self) -> tuple[int, int]:
+        """Shortest and longest n-gram looked up."""
+        given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None]
+        return (given[0], given[-1]) if given else (5, 5)
+
+    @property
+    def acceptance_rates(self) -> tuple[float, ...] | None:
+        """Synthetic probability that draft i is accepted once those before it were; else None.
+
+        A length becomes the rates of least variance: whole drafts are sure, the rest is chance.
+        """
+        if self.rejection_sample_method != "synthetic":
+            return None
+        joint = self.synthetic_acceptance_rates
+        if joint is None:
+            assert self.synthetic_acceptance_length is not None
+            accepted = self.synthetic_acceptance_length - 1
+            joint = tuple(
+                min(max(accepted - i, 0.0), 1.0) for i in range(self.num_speculative_tokens)
+            )
+        before = (1.0, *joint[:-1])
+        return tuple(rate / last if last else 0.0 for rate, last in zip(joint, before, strict=True))
+
+
+def parse_speculative_config(text: str) -> SpeculativeConfig:
+    """The object a JSON text holds.
+
+    Raises:
+        ConfigError: one line that names the field, what it may be and what it is.
+    """
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise _error(f"not JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise _error(f"must be a JSON object, got {text.strip()[:60]}")
+    _check_names(fields)
+    try:
+        return msgspec.convert(fields, SpeculativeConfig)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
+        raise _error(str(error).replace("`$.", "`")) from None
+
+
+def _check_names(fields: dict[str, Any]) -> None:
+    """Unknown fields and choices, told better than a decoder tells them."""
+    known = SpeculativeConfig.__struct_fields__
+    for name in fields:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else f" (there are {', '.join(known)})"
+            raise _error(f"unknown field {name!r}{meant}")
+    for name, choices in CHOICES.items():
+        value = fields.get(name, choices[0])
+        if isinstance(value, str) and value in RENAMED and name != "method":
+            raise _error(f"{name} {value!r} was removed; it is now {RENAMED[value]}")
+        if value not in choices and not (value is None and name == "draft_sample_method"):
+            raise _error(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    for name in ("method", "num_speculative_tokens"):
+        if name not in fields:
+            raise _error(f"{name} is missing")
+
+
+def _check_method(config: SpeculativeConfig) -> None:
+    lookup = config.prompt_lookup_min, config.prompt_lookup_max
+    if config.method != "ngram":
+        if config.model is None:
+            raise _error(f"method {config.method!r} needs a model (folder or hub id)")
+        if lookup != (None, None):
+            raise _error(f"prompt_lookup_min and _max are for ngram, not {config.method}")
+        return
+    if config.model is not None or config.revision is not None:
+        raise _error("method 'ngram' takes no model")
+    if config.draft_sample_method == "gumbel":
+        raise _error("method 'ngram' has no draft logits: draft_sample_method must be greedy")
+    low, high = config.lookup_lengths
+    if not 1 <= low <= high:
+        raise _error(
+            f"prompt_lookup_min must be at least 1 and at most prompt_lookup_max, got {low}, {high}"
+        )
+
+
+def _check_synthetic(config: SpeculativeConfig) -> None:
+    rates, length = config.synthetic_acceptance_rates, config.synthetic_acceptance_length
+    k = config.num_speculative_tokens
+    if rates is not None and length is not None:
+        raise _error(
+            "synthetic_acceptance_rates and synthetic_acceptance_length exclude each other"
+        )
+    given = rates is not None or length is not None
+    if given != (config.rejection_sample_method == "synthetic"):
+        raise _error(
+            "rejection_sample_method 'synthetic' goes with either synthetic_acceptance_rates or "
+            f"synthetic_acceptance_length, got {config.rejection_sample_method!r} with "
+            f"{'one' if given else 'neither'}"
+        )
+    if length is not None:
+        _in_range("synthetic_acceptance_length", length, 1, k + 1)
+    if rates is None:
+        return
+    if len(rates) != k:
+        raise _error(
+            f"synthetic_acceptance_rates must have num_speculative_tokens ({k}) entries, "
+            f"got {len(rates)}"
+        )
+    for rate in rates:
+        _in_range("synthetic_acceptance_rates", rate, 0, 1)
+    if any(after > before for before, after in itertools.pairwise(rates)):
+        raise _error(
+            "synthetic_acceptance_rates must not rise: each is the probability that its draft and "
+            f"all before it are accepted, got {list(rates)}"
+        )
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise _error(f"{name} must be {limits}, got {value}")
+
+
+def _error(reason: str) -> ConfigError:
+    return ConfigError(f"speculative-config: {reason}")

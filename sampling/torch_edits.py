@@ -1,0 +1,97 @@
+"""Masks, bias and penalties in plain torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampling.batch import SamplingBatch
+from sampling.edits import TOKEN, UNTIL, WORD_LEN, WORD_START
+from sampling.penalties import count_drafts, penalize
+from sampling.rows import (
+    EDITED,
+    FREQUENCY,
+    MASKED,
+    NUM_EDITS,
+    PENALIZED,
+    PRESENCE,
+    PROMPT_LEN,
+    REPETITION,
+    SamplingRows,
+)
+
+
+def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    """The logits after masks, bias and penalties, float32 [n, vocab_size], a copy."""
+    values = raw.clone()
+    flags = rows.flags_np[batch.rows_np]
+    for i in np.flatnonzero(flags & (MASKED | EDITED)):
+        row, position = int(batch.rows_np[i]), int(batch.positions[i])
+        if flags[i] & EDITED:
+            _bias(values[i], row, rows)
+            _ban(values[i], row, position, rows, rows.history[row])
+        if flags[i] & MASKED:
+            _allow(values[i], row, rows)
+    penalized = np.flatnonzero(flags & PENALIZED)
+    if len(penalized):
+        index = torch.from_numpy(penalized)
+        own = batch.rows[index]
+        factors = rows.floats[own].float()
+        words = rows.counts.words[own]
+        if batch.depths is not None:
+            count_drafts(words, rows.history[own], batch.positions[index], batch.depths[index])
+        values[index] = penalize(
+            values[index],
+            words,
+            factors[:, REPETITION],
+            factors[:, PRESENCE],
+            factors[:, FREQUENCY],
+        )
+    return values
+
+
+def mask_drafts(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    """The logits after the masks a draft must obey, float32 [n, vocab_size], a copy.
+
+    Those are allowed ids and bans, but for bans that depend on the last tokens: some of these may
+    be drafts, which are not in the history yet.
+    """
+    values = raw.clone()
+    flags = rows.flags_np[batch.rows_np]
+    for i in np.flatnonzero(flags & (MASKED | EDITED)):
+        row = int(batch.rows_np[i])
+        if flags[i] & EDITED:
+            _ban(values[i], row, int(batch.positions[i]), rows, None)
+        if flags[i] & MASKED:
+            _allow(values[i], row, rows)
+    return values
+
+
+def _bias(values: Tensor, row: int, rows: SamplingRows) -> None:
+    """Add a row's biases, in place on float32 [vocab_size]."""
+    num_edits = int(rows.ints[row, NUM_EDITS])
+    tokens = rows.edits.table[row, :num_edits, TOKEN].long()
+    values.index_add_(0, tokens, rows.edits.bias[row, :num_edits])
+
+
+def _ban(
+    values: Tensor, row: int, position: int, rows: SamplingRows, history: Tensor | None
+) -> None:
+    """Mask what is banned at a position, in place; without history, not the ends of words."""
+    num_output = position - int(rows.ints[row, PROMPT_LEN])
+    edits = rows.edits.table[row, : int(rows.ints[row, NUM_EDITS])].long()
+    banned = edits[:, UNTIL] > num_output
+    for i in edits[:, WORD_LEN].nonzero().flatten().tolist():
+        length, start = int(edits[i, WORD_LEN]), int(edits[i, WORD_START])
+        prefix = rows.edits.words[row, start : start + length]
+        if history is not None and position >= length:
+            banned[i] = torch.equal(history[position - length : position], prefix)
+    values[edits[banned, TOKEN]] = -torch.inf
+
+
+def _allow(values: Tensor, row: int, rows: SamplingRows) -> None:
+    """Mask all but a row's allowed ids, in place."""
+    bits = rows.edits.allowed[row][:, None] >> torch.arange(32)
+    allowed = (bits & 1).flatten()[: rows.vocab_size]
+    values.masked_fill_(allowed == 0, -torch.inf)

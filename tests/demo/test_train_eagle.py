@@ -1,0 +1,42 @@
+"""The head's training loop, on a few hundred bytes and some steps."""
+
+import torch
+from transformers import LlamaForCausalLM
+
+from demo.head import EagleHead, head_config
+from demo.head_run import HeadSettings
+from demo.llama import model_config
+from demo.tokens import EncodedCorpus
+from demo.train_eagle import HeadTrainer, build_optimizers, depth_loss, train, write_windows
+
+
+def test_every_parameter_has_one_optimizer() -> None:
+    head = EagleHead(head_config())
+    optimizers = build_optimizers(head, HeadSettings())
+    held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+    assert sorted(map(id, held)) == sorted(map(id, head.parameters()))
+
+
+def test_an_output_that_is_the_feature_costs_the_entropy() -> None:
+    torch.manual_seed(0)
+    features, matrix = torch.randn(6, 8), torch.randn(20, 8)
+    logits = features @ matrix.T
+    loss = depth_loss(features, matrix, logits, features, 3.0, 5.0)
+    entropy = torch.distributions.Categorical(logits=logits).entropy()
+    torch.testing.assert_close(loss, entropy)
+
+
+def test_some_steps_lower_the_loss() -> None:
+    torch.manual_seed(0)
+    target = LlamaForCausalLM(model_config()).eval()
+    head = EagleHead(head_config())
+    settings = HeadSettings(steps=4, written_windows=4, warmup=0.5)
+    pieces = torch.arange(1, 200).repeat(3)
+    corpus = EncodedCorpus([pieces], [], held_out_bytes=0)
+    written = write_windows(target, corpus, settings, window_tokens=80)
+    assert written.shape == (4, 81)
+    trainer = HeadTrainer(target, head, settings)
+    before = trainer(written).item()
+    train(trainer, head, iter([written] * 4), settings)
+    assert trainer(written).item() < before
+    assert all(parameter.grad is None for parameter in target.parameters())
