@@ -24,7 +24,7 @@ def test_steps_that_cannot_be_captured_are_told_once(
 ) -> None:
     monkeypatch.setattr(build, "DecodeGraphs", _Uncapturable)
     part: Any = None
-    parts = build._Parts(part, part, part, part, part)
+    parts = build._Parts(part, part, part, part, part, part)
     assert parts._graphs(part) is None
     [record] = caplog.records
     assert record.levelname == "WARNING"
