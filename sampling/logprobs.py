@@ -206,7 +206,7 @@ def _ranks(values: Tensor, ids: Tensor) -> Tensor:
 def _block_ranks(values: Tensor, ids: Tensor) -> Tensor:
     chosen = values.gather(1, ids)
     found = torch.empty_like(values)  # comparisons vectorise into float32, not into booleans
-    before = torch.gt(values, chosen, out=found).sum(1, dtype=torch.float64)
+    before = torch.gt(values, chosen, out=found).sum(1)  # exact: a row has fewer than 2^24
     equal = torch.eq(values, chosen, out=found).sum(1)
     if (equal > 1).any():
         found *= torch.arange(values.shape[1], device=values.device) < ids
