@@ -18,7 +18,7 @@ from sampling.params import SamplingParams
 from tests.engine.exact import Target
 from tests.engine.test_speculation_distribution import ODDS, K, draw, p_value
 
-TEXT = "import os\n\n\ndef read(path):\n    with open(path) as file:\n        "
+TEXT, WORDS = "x = [", ("x", "1", "0", "self")
 PARAMS = {
     "T 1": SamplingParams(seed=31),
     "T 0.7, top-p": SamplingParams(seed=32, temperature=0.7, top_p=0.9),
@@ -39,7 +39,7 @@ def test_sequences_have_the_targets_probabilities(name: str, sample_method: str)
     tokenizer = AutoTokenizer.from_pretrained(MODEL_FOLDER)
     prompt = tokenizer.encode(TEXT)
     model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, attn_implementation="eager").float()
-    allowed = tuple(tokenizer.encode(word)[0] for word in ("for", " in", " file", "return"))
+    allowed = tuple(tokenizer.encode(word)[0] for word in WORDS)
     params = msgspec.structs.replace(PARAMS[name], allowed_token_ids=allowed)
     target = Target(model, prompt, params, K)
     engine = build_engine(
