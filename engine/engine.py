@@ -46,8 +46,9 @@ class Engine:
         self._runner = runner
         self._pool = BlockPool(info.num_blocks)
         # One place more than the context: the last drawn token is kept but never computed.
-        self._table = RowTable(info.max_rows, info.max_model_len + 1)
-        self._ring = OutputRing(info.max_rows, max_new=1 + drafting.num_tokens)
+        max_new = 1 + drafting.num_tokens
+        self._table = RowTable(info.max_rows, info.max_model_len + 1, max_new)
+        self._ring = OutputRing(info.max_rows, max_new)
         self._scheduler = Scheduler(
             config.scheduler,
             config.cache,

@@ -60,7 +60,8 @@ class RowTable:
     """Arrays indexed by row; `claim` and `vacate` are the only ways in and out.
 
     Attributes:
-        token_ids: int32 [max_rows, max_len], prompt then output, valid up to num_known.
+        token_ids: int32 [max_rows, max_len + max_new - 1], prompt then output, valid up to
+            num_known.
         num_known: tokens read back (or given).
         num_drawing: steps in flight that draw for the row, one token each at the least.
         num_tokens: upper bound of num_known once they are read back.
@@ -78,13 +79,14 @@ class RowTable:
         running: rows in use, in order of admission.
     """
 
-    def __init__(self, max_rows: int, max_len: int) -> None:
+    def __init__(self, max_rows: int, max_len: int, max_new: int = 1) -> None:
+        """`max_new`: tokens a row may draw in one step, some of them behind its end."""
         self.max_rows = max_rows
         self.max_len = max_len
         self.choices: list[Choice | None] = [None] * max_rows
         self.blocks: list[list[int]] = [[] for _ in range(max_rows)]
         self.parent_hash: list[bytes] = [b""] * max_rows
-        self.token_ids: Int32Array = np.zeros((max_rows, max_len), dtype=np.int32)
+        self.token_ids: Int32Array = np.zeros((max_rows, max_len + max_new - 1), dtype=np.int32)
         self.num_known = _zeros(max_rows)
         self.num_drawing = _zeros(max_rows)
         self.num_tokens = _zeros(max_rows)

@@ -39,24 +39,27 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     """
     live = table.epoch[plan.rows] == plan.epochs
     drew = live & plan.samples
-    prefills = live & ~plan.decodes
-    table.num_settled[plan.rows[prefills]] = (plan.starts + plan.num_query)[prefills]
+    table.num_settled[plan.rows[live]] = (plan.starts + plan.num_query)[live]
 
     rows = plan.rows[drew]
     result_idx = (np.cumsum(plan.samples) - 1)[drew]
     tokens, num_drawn = result.token_ids[result_idx], result.num_new[result_idx].astype(np.int64)
     finish, num_new = _finish(table, rows, tokens, num_drawn, result.bad[result_idx])
     _enter(table, rows, tokens, num_new)
-    # What was planned on the assumption that every draft would be accepted is taken back.
-    num_logits = plan.num_logits
-    refused = num_logits[drew] - num_drawn
-    table.num_tokens[rows] -= refused
     table.num_drawing[rows] -= 1
-    decoded = plan.decodes[drew]
+    logit_idx = result_idx
+    if plan.num_drafts:
+        num_logits = plan.num_logits
+        logit_idx = (np.cumsum(num_logits) - num_logits)[drew]
+        _take_back(table, rows, num_logits[drew] - num_drawn, plan.decodes[drew])
+    return Settled(rows, tokens, num_new, logit_idx, finish, result_idx)
+
+
+def _take_back(table: RowTable, rows: Int32Array, refused: Int64Array, decoded: BoolArray) -> None:
+    """Lower what was planned on the assumption that every draft would be accepted."""
+    table.num_tokens[rows] -= refused
     table.num_computed[rows] -= refused * decoded
     table.num_settled[rows[decoded]] = table.num_known[rows[decoded]] - 1
-    logit_idx = (np.cumsum(num_logits) - num_logits)[drew]
-    return Settled(rows, tokens, num_new, logit_idx, finish, result_idx)
 
 
 def _finish(
@@ -82,9 +85,7 @@ def _finish(
 
 
 def _enter(table: RowTable, rows: Int32Array, tokens: Int32Array, num_new: Int64Array) -> None:
-    """Append each row's first `num_new` tokens to what is known."""
+    """Append each row's first `num_new` tokens to what is known; behind them nothing is."""
     known = table.num_known[rows]
-    for column in range(tokens.shape[1]):
-        kept = num_new > column
-        table.token_ids[rows[kept], known[kept] + column] = tokens[kept, column]
+    table.token_ids[rows[:, None], known[:, None] + np.arange(tokens.shape[1])] = tokens
     table.num_known[rows] = known + num_new

@@ -98,9 +98,13 @@ def make(folder: Path, speculation: SpeculativeConfig) -> Engine:
 
 
 def draw(
-    engine: Engine, params: SamplingParams, length: int = LENGTH, count: int = NUM_CHOICES
+    engine: Engine,
+    params: SamplingParams,
+    length: int = LENGTH,
+    count: int = NUM_CHOICES,
+    prompt_ids: list[int] = PROMPT,
 ) -> tuple[Counter[tuple[int, ...]], DraftStats]:
-    prompt = np.array(PROMPT, dtype=np.int32)
+    prompt = np.array(prompt_ids, dtype=np.int32)
     engine.submit(
         b"",
         Request(
