@@ -108,7 +108,10 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
 
 def _speculation(settings: Settings) -> SpeculativeConfig | None:
     text = settings.speculative_config
-    return None if text is None else parse_speculative_config(text)
+    if text is None:
+        return None
+    own_head = None if settings.model else str(demo_model().parent / "eagle")
+    return parse_speculative_config(text, own_head=own_head)
 
 
 def demo_model() -> Path:

@@ -103,8 +103,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return tuple(rate / last if last else 0.0 for rate, last in zip(joint, before, strict=True))
 
 
-def parse_speculative_config(text: str) -> SpeculativeConfig:
+def parse_speculative_config(text: str, *, own_head: str | None = None) -> SpeculativeConfig:
     """The object a JSON text holds.
+
+    Args:
+        own_head: EAGLE head that ships with the target, for an object that names none.
 
     Raises:
         ConfigError: one line that names the field, what it may be and what it is.
@@ -116,6 +119,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
     if not isinstance(fields, dict):
         raise _error(f"must be a JSON object, got {text.strip()[:60]}")
     _check_names(fields)
+    if own_head is not None and fields["method"] == "eagle":
+        fields.setdefault("model", own_head)
     try:
         return msgspec.convert(fields, SpeculativeConfig)
     except msgspec.ValidationError as error:

@@ -188,6 +188,15 @@ def test_the_demo_model_is_the_default() -> None:
     assert server_config(settings, config).model_names == (DEMO_NAME,)
 
 
+def test_the_demo_model_has_a_head_of_its_own() -> None:
+    text = '{"method": "eagle", "num_speculative_tokens": 4}'
+    speculation = engine_config(load_settings({"speculative_config": text})).speculation
+    assert speculation is not None
+    assert speculation.model == str(demo_model().parent / "eagle")
+    with pytest.raises(ConfigError, match="needs a model"):
+        engine_config(load_settings({"model": "m", "speculative_config": text}))
+
+
 def test_names() -> None:
     settings = load_settings({"model": "org/name"})
     assert server_config(settings, engine_config(settings)).model_names == ("org/name",)
