@@ -1,0 +1,88 @@
+"""Every kernel of the sampler compiles for a Hopper GPU, here, where there is none.
+
+Triton brings its own assembler. What the interpreter accepts a compiler may not: types that
+differ between branches, constants that are not, shapes that are no powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sampling import drafting, rejection
+from sampling import sampler as sampler_module
+from sampling.sampler import SamplerConfig
+from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+from tests.sampling import test_drafting, test_sampler_kernels
+from tests.sampling.speculated_steps import random_step
+
+pytestmark = pytest.mark.skipif(
+    not HAS_TRITON or INTERPRETED or torch.cuda.is_available(),
+    reason="needs Triton's compiler, and no GPU",
+)
+VOCAB_SIZE = 151_936
+EDITS = test_sampler_kernels.EDITS
+FILTERS = {"top_k": 600, "top_p": 0.9, "min_p": 0.01}
+REPORT = {"logprobs": 20, "logprob_token_ids": (1, 2), "logprobs_mode": "processed_logprobs"}
+
+
+class _NoGPU:
+    """What Triton asks of a driver before it compiles."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    """Names of the kernels that were compiled in place of being launched."""
+    names: set[str] = set()
+    run = triton.runtime.JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        kernel = run(self, *args, grid=grid, warmup=True, **options)
+        assert kernel.asm["cubin"]
+        names.add(self.__name__)
+
+    monkeypatch.setattr(triton.runtime.JITFunction, "run", compile_only)
+    for module in (sampler_module, drafting, rejection):
+        monkeypatch.setattr(module, "kernels_run_on", lambda device: True)
+    monkeypatch.setattr(test_sampler_kernels, "config_on", lambda device: SamplerConfig())
+    triton.runtime.driver.set_active(_NoGPU())
+    yield names
+    triton.runtime.driver.set_active(None)
+
+
+def test_the_sampler(compiled: set[str]) -> None:
+    logits = torch.zeros((test_sampler_kernels.NUM_ROWS, VOCAB_SIZE), dtype=torch.bfloat16)
+    for wishes in ([{}, {"temperature": 0.0}], [EDITS | FILTERS | REPORT]):
+        test_sampler_kernels.draw(logits, wishes, VOCAB_SIZE)
+    assert len(compiled) > 8
+
+
+def test_verified_drafts(compiled: set[str]) -> None:
+    wishes = [EDITS | REPORT, {"temperature": 0.0}]
+    step = random_step(wishes, 3, 4, 2500, has_draft_logits=True)
+    step.verify("standard", None)
+    assert {"_verdict_kernel", "_last_token_kernel"} <= compiled
+
+
+@pytest.mark.parametrize("method", ["greedy", "gumbel", "coupled"])
+def test_drafts(method: drafting.DraftMethod, compiled: set[str]) -> None:
+    batch, rows = test_drafting.make_rows(2500)
+    slots = torch.zeros(test_drafting.N + 1, 4, 2500) if method == "gumbel" else None
+    logits = test_drafting.make_logits(2500)
+    drafting.draw_drafts(logits, batch, rows, 1, method, draft_logits=slots)
+    assert compiled
