@@ -155,7 +155,7 @@ async def test_big_replies_are_rendered_off_the_event_loop() -> None:
                 stats=NO_STATS,
             )
             choice.feed(Entry(output, 0, 0))
-            raw = await context.worker.run(generation.renderer.reply, [choice], {})
+            raw = await context.worker.run(generation.renderer.reply, [choice], {}, None)
             return httpx.Response(200, content=raw)
 
         assert await longest_wait(reply) < LIMIT_S
