@@ -202,7 +202,7 @@ def measured(case: Case, gb_per_s: float) -> Iterator[dict[str, Any]]:
     print(f"{case.name}: {value:.1f} µs, {value / bound:.2f} reads; {beside}", flush=True)
     must = case.must if case.num_rows == 1 or case.must is None else case.must * bound
     check = f"{wrong} of {CHECKED_ROWS} tokens differ; {beside}; {megabytes}"
-    yield _figure(case.name, value, must, bound, check)
+    yield timed_figure(f"sampling: {case.name}", value, must, bound, check)
 
 
 def penalties(gb_per_s: float) -> Iterator[dict[str, Any]]:
@@ -216,21 +216,22 @@ def penalties(gb_per_s: float) -> Iterator[dict[str, Any]]:
     extra = times[1] - times[0]
     print(f"penalties: {times[1]:.1f} µs, without {times[0]:.1f} µs", flush=True)
     wrong = mismatches(logits, PENALIZED)
-    name = "penalties on every row, extra, 256x151936"
-    yield _figure(name, extra, 2 * bound, bound, f"{wrong} of {CHECKED_ROWS} tokens differ")
+    name = "sampling: penalties on every row, extra, 256x151936"
+    yield timed_figure(name, extra, 2 * bound, bound, f"{wrong} of {CHECKED_ROWS} tokens differ")
 
 
-def _figure(
-    name: str, value: float, must: float | None, bound: float, check: str
+def timed_figure(
+    name: str, value: float, must: float | None, bound: float, check: str, command: str = COMMAND
 ) -> dict[str, Any]:
+    """One figure in microseconds; `must` None only records it."""
     return {
-        "name": f"sampling: {name}",
+        "name": name,
         "value": round(value, 1),
         "unit": "µs",
         "sense": "<=",
         "must": None if must is None else round(must, 1),
         "bound": round(bound, 1),
-        "command": COMMAND,
+        "command": command,
         "check": check,
     }
 
@@ -248,7 +249,12 @@ def figures() -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure, and say whether every figure is what it must be."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    made = list(figures())
+    print_all(figures())
+
+
+def print_all(figures: Iterator[dict[str, Any]]) -> None:
+    """Which figures are not what they must be, and last all of them as a JSON line."""
+    made = list(figures)
     failed = [each["name"] for each in made if each["must"] and each["value"] > each["must"]]
     print("over what they must be:", failed or "none")
     print(json.dumps({"gpu": torch.cuda.get_device_name(), "figures": made}))

@@ -11,7 +11,6 @@ compares the first rows' tokens with those of verification in plain torch on the
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.bench_sampling import CHECKED_ROWS, DEVICE, copy_gb_per_s, graph_us
+from benchmarks.bench_sampling import (
+    CHECKED_ROWS,
+    DEVICE,
+    copy_gb_per_s,
+    graph_us,
+    print_all,
+    timed_figure,
+)
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
 from sampling.rejection import Method, verify
@@ -121,16 +127,14 @@ def measured(case: Case, gb_per_s: float) -> dict[str, Any]:
         f"{wrong} rows wrong",
         flush=True,
     )
-    return {
-        "name": f"verification: {case.name}, {NUM_ROWS}x{1 + K}x{VOCAB}",
-        "value": round(value, 1),
-        "unit": "µs",
-        "sense": "<=",
-        "must": round(MUST * bound, 1) if case.must else None,
-        "bound": round(bound, 1),
-        "command": COMMAND,
-        "check": f"{wrong} of {CHECKED_ROWS} rows differ",
-    }
+    return timed_figure(
+        f"verification: {case.name}, {NUM_ROWS}x{1 + K}x{VOCAB}",
+        value,
+        MUST * bound if case.must else None,
+        bound,
+        f"{wrong} of {CHECKED_ROWS} rows differ",
+        COMMAND,
+    )
 
 
 def mismatches(case: Case, logits: Tensor, draft_ids: Tensor, draft_logits: Tensor | None) -> int:
@@ -155,10 +159,7 @@ def figures() -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure, and say whether every figure is what it must be."""
     argparse.ArgumentParser(description=__doc__).parse_args()
-    made = list(figures())
-    failed = [each["name"] for each in made if each["must"] and each["value"] > each["must"]]
-    print("over what they must be:", failed or "none")
-    print(json.dumps({"gpu": torch.cuda.get_device_name(), "figures": made}))
+    print_all(figures())
 
 
 if __name__ == "__main__":

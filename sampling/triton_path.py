@@ -43,20 +43,35 @@ def draw(
         flashinfer.redraw(source, stats, batch, rows, picked, edited=edited)
     logprobs = None
     if needs.logprobs:
-        reported = gather_logprobs(
-            source,
-            stats,
-            cuts,
-            picked.offsets,
-            picked.token_ids if scored_ids is None else scored_ids,
-            num_top=needs.num_top,
-            explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
-            edited=edited,
-        )
-        logprobs = LogprobsOutput(*reported)
+        reported_ids = picked.token_ids if scored_ids is None else scored_ids
+        logprobs = report(source, stats, cuts, picked.offsets, reported_ids, batch, rows)
     if needs.penalized:  # after logprobs, which report what the token was drawn from
         count_tokens(source, picked.token_ids, picked.bad)
     return Drawn(picked.token_ids, picked.bad, logprobs)
+
+
+def report(
+    source: Source,
+    stats: TileStats,
+    cuts: Cuts | None,
+    offsets: Tensor,
+    token_ids: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+) -> LogprobsOutput:
+    """The logprobs of the tokens int32 [n], each row in its mode; offsets as `Picked.offsets`."""
+    needs = batch.needs
+    reported = gather_logprobs(
+        source,
+        stats,
+        cuts,
+        offsets,
+        token_ids,
+        num_top=needs.num_top,
+        explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
+        edited=needs.edited,
+    )
+    return LogprobsOutput(*reported)
 
 
 def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int = 0) -> Cuts:

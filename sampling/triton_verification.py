@@ -9,13 +9,11 @@ from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.logit_kernels import Source
-from sampling.logprob_kernels import gather_logprobs
-from sampling.logprobs import LogprobsOutput
 from sampling.penalty_kernels import count_tokens
 from sampling.residual_kernels import settle
 from sampling.rows import SamplingRows
 from sampling.tile_kernels import tile_pass
-from sampling.triton_path import cut
+from sampling.triton_path import cut, report
 from sampling.verification_kernels import judge
 
 
@@ -47,17 +45,7 @@ def verify(
     outcome = settle(source, stats, cuts, verdicts, draft, edited=edited)
     logprobs = None
     if needs.logprobs:
-        reported = gather_logprobs(
-            source,
-            stats,
-            cuts,
-            verdicts.offsets,
-            outcome.chosen,
-            num_top=needs.num_top,
-            explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
-            edited=edited,
-        )
-        logprobs = LogprobsOutput(*reported)
+        logprobs = report(source, stats, cuts, verdicts.offsets, outcome.chosen, batch, rows)
     if needs.penalized:  # after logprobs, which report what the tokens were drawn from
         count_tokens(source, outcome.chosen, outcome.chosen < 0)
     return Verification(*outcome[:4], logprobs)

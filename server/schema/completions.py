@@ -19,6 +19,8 @@ from server.schema.fields import (
     NotYet,
     Only,
     PackedFormat,
+    Priority,
+    RequestId,
     Seed,
     StopField,
     StopString,
@@ -159,15 +161,8 @@ class CompletionRequest(SamplingFields, LogprobFields):
     spaces_between_special_tokens: bool | None = Field(
         None, description="Where the tokenizer writes spaces between special tokens, keep them."
     )
-    priority: int | None = Field(
-        None,
-        ge=-(2**31),
-        le=2**31 - 1,
-        description="Lower runs earlier. Not 0 only with --scheduling-policy priority.",
-    )
-    request_id: str | None = Field(
-        None, min_length=1, max_length=256, description="Becomes part of the reply's id."
-    )
+    priority: Priority = None
+    request_id: RequestId = None
     cache_salt: str | None = Field(
         None,
         min_length=1,

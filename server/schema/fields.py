@@ -26,6 +26,18 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BiasValue = Annotated[float, Field(ge=-100, le=100)]
 Mode = LogprobsMode
 PackedFormat = Literal["json", "packed"]
+Priority = Annotated[
+    int | None,
+    Field(
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="Lower runs earlier. Not 0 only with --scheduling-policy priority.",
+    ),
+]
+RequestId = Annotated[
+    str | None,
+    Field(min_length=1, max_length=256, description="Becomes part of the reply's id."),
+]
 
 
 def _one_or_many(value: Any) -> Any:

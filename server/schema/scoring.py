@@ -11,7 +11,7 @@ from pydantic import Field, PlainValidator
 from engine.request import Int32Array
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from server.schema.base import WireModel, shown
-from server.schema.fields import Accepted, ModelName, PackedFormat
+from server.schema.fields import Accepted, ModelName, PackedFormat, Priority, RequestId
 from server.schema.ids import TokenId, id_array
 
 MAX_LABEL_TOKENS = 64
@@ -131,15 +131,8 @@ class ScoringFields(WireModel):
     logprobs_format: PackedFormat | None = Field(
         None, description='"packed": base64 of little-endian arrays instead of lists.'
     )
-    priority: int | None = Field(
-        None,
-        ge=-(2**31),
-        le=2**31 - 1,
-        description="Lower runs earlier. Not 0 only with --scheduling-policy priority.",
-    )
-    request_id: str | None = Field(
-        None, min_length=1, max_length=256, description="Becomes part of the reply's id."
-    )
+    priority: Priority = None
+    request_id: RequestId = None
     user: Accepted = None
 
 

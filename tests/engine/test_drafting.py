@@ -13,7 +13,7 @@ from engine.engine import Engine
 from engine.request import Finish
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference
-from tests.engine.test_engine import FRONTEND, Inbox, prompts, request, run
+from tests.engine.test_engine import FRONTEND, Inbox, prompts, request, run, run_with_aborts
 
 SEEDED = SamplingParams(seed=1, stop_token_ids=(0,))
 
@@ -60,19 +60,8 @@ def test_random_traffic_equals_reference(
 
 @pytest.mark.parametrize("seed", range(10))
 def test_abort_at_any_moment(seed: int) -> None:
-    rng = random.Random(seed)
     engine, _ = make_engine(num_blocks=18, budget=20, drafting=rules())
-    inbox, live = Inbox(), {}
-    for handle, prompt in enumerate(prompts(rng, 30, 30)):
-        live[handle] = prompt
-        engine.submit(FRONTEND, request(handle, prompt, n=rng.choice([1, 2])))
-        if rng.random() < 0.5:
-            engine.abort(FRONTEND, rng.choice(list(live)), rng.choice([-1, 0, 1]))
-        for _ in range(rng.randrange(3)):
-            for _, output in engine.step():
-                inbox.read(output)
-        engine.check()
-    run(engine, inbox)
+    inbox, live = run_with_aborts(engine, seed)
     for (handle, choice), tokens in inbox.tokens.items():
         assert tokens == reference(live[handle], 10, (0,), choice)[: len(tokens)]
     assert engine.stats().kv_blocks_used == 0

@@ -161,11 +161,10 @@ def test_choices_share_the_prompt_even_without_prefix_caching() -> None:
     assert dict(inbox.tokens) == {(1, i): reference(prompt, 10, (0,), i) for i in range(3)}
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_abort_at_any_moment(seed: int) -> None:
+def run_with_aborts(engine: Engine, seed: int) -> tuple[Inbox, dict[int, list[int]]]:
+    """What 30 prompts answer, by handle, while half of the time something is aborted."""
     rng = random.Random(seed)
-    engine, _ = make_engine(num_blocks=18)
-    inbox, live = Inbox(), {}
+    inbox, live = Inbox(), dict[int, list[int]]()
     for handle, prompt in enumerate(prompts(rng, 30, 30)):
         live[handle] = prompt
         engine.submit(FRONTEND, request(handle, prompt, n=rng.choice([1, 2])))
@@ -176,6 +175,13 @@ def test_abort_at_any_moment(seed: int) -> None:
                 inbox.read(output)
         engine.check()
     run(engine, inbox)
+    return inbox, live
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_abort_at_any_moment(seed: int) -> None:
+    engine, _ = make_engine(num_blocks=18)
+    inbox, live = run_with_aborts(engine, seed)
     for (handle, choice), tokens in inbox.tokens.items():
         whole = reference(live[handle], 10, (0,), choice)
         assert tokens == whole[: len(tokens)]
