@@ -26,7 +26,7 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.engine import Engine
 from engine.models.base import CausalLM
 from engine.models.loader import load_model
-from engine.request import Request
+from engine.request import Int64Array, Request
 from engine.speculation.config import SpeculativeConfig
 from sampling.params import SamplingParams
 
@@ -82,31 +82,30 @@ def time_a_token(engine: Engine, batch: int, params: SamplingParams) -> float:
     """Milliseconds between two tokens of a row while all `batch` rows decode."""
     rng = np.random.default_rng(batch)
     for handle in range(batch):
-        prompt = rng.integers(2, 30_000, PROMPT_TOKENS).astype(np.int32)
-        engine.submit(
-            b"",
-            Request(
-                handle=handle,
-                prompt_token_ids=prompt,
-                params=params,
-                max_tokens=NEW_TOKENS,
-            ),
+        request = Request(
+            handle=handle,
+            prompt_token_ids=rng.integers(2, 30_000, PROMPT_TOKENS).astype(np.int32),
+            params=params,
+            max_tokens=NEW_TOKENS,
         )
+        engine.submit(b"", request)
     num_new = np.zeros(batch, dtype=np.int64)
-    started, first = 0.0, 0
+    while num_new.min() == 0:
+        _step(engine, num_new)
+    started, first = time.perf_counter(), int(num_new.sum())
+    while num_new.max() < NEW_TOKENS:  # until the first ends all run
+        _step(engine, num_new)
+    elapsed = time.perf_counter() - started
+    for handle in range(batch):
+        engine.abort(b"", handle)
     while engine.has_work:
-        for _, output in engine.step():
-            np.add.at(num_new, output.handles, output.num_new)
-        if not started and num_new.min() > 0:
-            started, first = time.perf_counter(), int(num_new.sum())
-        if num_new.max() >= NEW_TOKENS and started:  # the first to end: until here all ran
-            elapsed = time.perf_counter() - started
-            rate = (int(num_new.sum()) - first) / batch
-            started = 0.0
-            per_token = 1000.0 * elapsed / rate
-            for handle in range(batch):
-                engine.abort(b"", handle)
-    return per_token
+        engine.step()
+    return 1000.0 * elapsed * batch / (int(num_new.sum()) - first)
+
+
+def _step(engine: Engine, num_new: Int64Array) -> None:
+    for _, output in engine.step():
+        np.add.at(num_new, output.handles, output.num_new)
 
 
 def main() -> None:

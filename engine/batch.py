@@ -20,6 +20,9 @@ from engine.buffers import StagedWrites, to_device
 from engine.plan import StepPlan
 from engine.request import Int32Array, Int64Array
 
+ALIGNMENT = 16
+"""Kernels are compiled for addresses and strides divisible by 16, and anew for others."""
+
 
 class RequestRows:
     """Owner of what the device knows of each row.
@@ -50,6 +53,7 @@ class RequestRows:
         # A step in flight behind a row's end may begin one position past it, and drafts twice k.
         width = max_len + (2 * num_drafts + 2 if num_drafts else 0)
         num_rows, max_blocks = max_rows + 1, -(-width // block_size)
+        width = -(-width // ALIGNMENT) * ALIGNMENT
         self.token_ids = torch.zeros((num_rows, width), dtype=torch.int32, device=device)
         self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.limits = torch.zeros(num_rows, dtype=torch.int64, device=device)

@@ -172,11 +172,11 @@ def main() -> int:
     try:
         loop.run()
     except TimeoutError:
-        return _give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s")
-    except Exception as error:
+        _exit(_give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s"))
+    except Exception as error:  # freeing tensors on a device that is lost would abort the process
         logger.exception("the engine cannot go on")
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        return _give_up(status, EXIT_FATAL, reason)
+        _exit(_give_up(status, EXIT_FATAL, reason))
     return 0
 
 

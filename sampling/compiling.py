@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
+
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
 
 
@@ -18,8 +20,8 @@ from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
 def compiling_together() -> Iterator[None]:
     """Compile what is launched within on threads, and launch nothing.
 
-    What kernels would have written is left as it was: only code that looks at no value on the host
-    may run within. On leaving, every kernel is compiled and loaded.
+    Memory that kernels would have written is left as it was, zeros if it is new: only code that
+    looks at no value on the host may run within. On leaving, every kernel is compiled and loaded.
     """
     if not HAS_TRITON or INTERPRETED:
         yield
@@ -34,7 +36,7 @@ def compiling_together() -> Iterator[None]:
 
     threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
     with threads, triton.AsyncCompileMode(threads):
-        with _launching(collect):
+        with _launching(collect), _zeros_for_empty():
             yield
         for kernel in kernels:
             _load(kernel)
@@ -49,6 +51,21 @@ def _launching(collect: Callable[[Any, Any], Callable[..., None]]) -> Iterator[N
         yield
     finally:
         del kind.__getitem__  # the inherited one
+
+
+@contextlib.contextmanager
+def _zeros_for_empty() -> Iterator[None]:
+    """New memory is zeros, on all threads: leftovers would be taken for token ids, and used."""
+    zeros = {
+        (torch, "empty"): torch.zeros,
+        (torch, "empty_like"): torch.zeros_like,
+        (torch.Tensor, "new_empty"): torch.Tensor.new_zeros,
+    }
+    with contextlib.ExitStack() as stack:
+        for (owner, name), function in zeros.items():
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, function)
+        yield
 
 
 def _load(kernel: Any) -> None:

@@ -60,7 +60,8 @@ class PromptScorer:
 
     def __call__(self, logits: Tensor, position: int) -> LogprobsOutput:
         """Logits [N, width] and the tokens at `position` .. position + N - 1, which follow them."""
-        targets = self._history[position : position + len(logits)]
+        # A copy: for a slice, which may begin at any address, kernels would be compiled anew.
+        targets = self._history[position : position + len(logits)].clone()
         if self._mode.startswith("processed"):
             return self._processed(logits, targets, position)
         return prompt_logprobs(

@@ -14,6 +14,7 @@ import torch
 
 from sampling import drafting, rejection
 from sampling import sampler as sampler_module
+from sampling.compiling import compiling_together
 from sampling.sampler import SamplerConfig
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
 from tests.sampling import test_drafting, test_sampler_kernels
@@ -86,3 +87,15 @@ def test_drafts(method: drafting.DraftMethod, compiled: set[str]) -> None:
     logits = test_drafting.make_logits(2500)
     drafting.draw_drafts(logits, batch, rows, 1, method, draft_logits=slots)
     assert compiled
+
+
+def test_what_no_kernel_wrote_can_be_used_as_token_ids() -> None:
+    leftovers = torch.full((50_000,), -7, dtype=torch.int32)
+    del leftovers
+    with compiling_together():
+        like = torch.empty(50_000, dtype=torch.int32)
+        for memory in (like, torch.empty_like(like), like.new_empty(50_000)):
+            assert memory.count_nonzero() == 0
+            memory.fill_(-7)
+    assert torch.empty is not torch.zeros
+    assert torch.Tensor.new_empty is not torch.Tensor.new_zeros
