@@ -24,9 +24,9 @@ install:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(EDITABLE) '.$(EXTRAS)'
 
-# The kernels run through Triton's interpreter, in a process of their own: it is for all or none.
+# The kernels run through Triton's interpreter, in processes of their own: it is for all or none.
 test: $(READY)
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/engine/kernels tests/sampling/*_kernels.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto tests/engine/kernels tests/sampling/*_kernels.py
 	$(BIN)/python -m pytest
 
 # Minutes long: ten thousand requests with clients hanging up, a schema fuzzer.
@@ -45,10 +45,11 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# On a machine with a GPU whose python already has torch; the sampler suite runs both ways.
+# On a machine with a GPU whose python already has torch; the sampler suite runs both ways. Most of
+# the time kernels compile, on the host's cores.
 test-gpu:
-	TAILRACE_USE_FLASHINFER_SAMPLER=0 $(PYTHON) -m pytest -m gpu tests
-	TAILRACE_USE_FLASHINFER_SAMPLER=1 $(PYTHON) -m pytest -m gpu tests/sampling
+	TAILRACE_USE_FLASHINFER_SAMPLER=0 $(PYTHON) -m pytest -n 8 -m gpu tests/sampling tests/engine
+	TAILRACE_USE_FLASHINFER_SAMPLER=1 $(PYTHON) -m pytest -n 8 -m gpu tests/sampling
 
 # FlashInfer's modules, compiled into the image for the GPUs of FLASHINFER_CUDA_ARCH_LIST.
 kernels:

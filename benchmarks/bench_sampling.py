@@ -73,6 +73,9 @@ def model_like(num_rows: int, vocab_size: int) -> Tensor:
 
 NEUTRAL = SamplingParams(temperature=0.8, seed=1)
 K, P = SamplingParams(top_k=50, seed=1), SamplingParams(top_p=0.95, seed=1)
+REPORTED = SamplingParams(
+    temperature=0.8, seed=1, logprobs=20, logprob_token_ids=tuple(range(0, 1280, 10))
+)
 KPM = SamplingParams(top_k=50, top_p=0.95, min_p=0.02, seed=1)
 BIG, WIDE = (1024, 128256), (256, 151936)
 CASES = [
@@ -80,6 +83,7 @@ CASES = [
     Case("race, 256x151936", *WIDE, NEUTRAL, 1.5, spread),
     Case("race, bf16 1024x128256", *BIG, NEUTRAL, 1.8, spread, torch.bfloat16),
     Case("race, 1x151936", 1, 151936, NEUTRAL, 20.0, spread),
+    Case("race, chosen, rank, top-20, 128 ids, 1024x128256", *BIG, REPORTED, 3.0, spread),
     Case("top-k 50, top-p 0.95, min-p, 1024x128256", *BIG, KPM, 3.5, spread),
     Case("top-k 50, top-p 0.95, min-p, 256x151936", *WIDE, KPM, 3.5, spread),
     *(

@@ -20,14 +20,13 @@ import torch
 from benchmarks import bench_engine
 from benchmarks.bench_serving import Result, complete, measure, serving
 from benchmarks.peer import agreement, dummy_peer
-from benchmarks.shapes import weight_bytes, write_shape
+from benchmarks.shapes import BIG, weight_bytes, write_shape
 from benchmarks.workloads import make_workload
 
 PRODUCT_TFLOPS = 790
 """Of large bfloat16 products on an H200, measured with random data."""
 COPY_GB_PER_S = 4298
 VOCAB_SIZE = 151936
-BIG = "qwen3-8b"
 MUSTS = {"greedy": 60_000.0, "mixed": 25_000.0}
 """Tokens a second of 0.6B over HTTP."""
 WORKLOADS = (

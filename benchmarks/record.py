@@ -12,17 +12,29 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from benchmarks import bench_logprobs, bench_speculation, bench_verification
 from benchmarks.figures import Figure, engine_figures, serving_figures
 from benchmarks.sampling_figures import sampling_figures
+from benchmarks.scoring_figures import scoring_figures
+from benchmarks.shapes import BIG, SHAPES
 
 OUTPUT = Path(__file__).parent / "h200.json"
-PARTS = "sampling,qwen3-0.6b,qwen3-8b,serving:qwen3-0.6b,serving:qwen3-8b"
+PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "sampling": sampling_figures,
+    "verification": bench_verification.figures,
+    "logprobs": bench_logprobs.figures,
+    "speculation": partial(bench_speculation.figures, BIG),
+    **{shape: partial(engine_figures, shape) for shape in SHAPES},
+    **{f"serving:{shape}": partial(serving_figures, shape) for shape in SHAPES},
+    **{f"scoring:{shape}": partial(scoring_figures, shape) for shape in SHAPES},
+}
 PACKAGES = ("torch", "triton", "flashinfer-python", "transformers")
 
 
@@ -74,18 +86,10 @@ def report(made: list[Figure]) -> bool:
     return passed
 
 
-def measured(part: str) -> Iterator[Figure]:
-    """The figures of one part."""
-    if part == "sampling":
-        return sampling_figures()
-    kind, _, shape = part.rpartition(":")
-    return serving_figures(shape) if kind else engine_figures(shape)
-
-
 def main() -> int:
     """Measure the parts asked for; the exit status is 1 where a figure is not what it must be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default=PARTS)
+    parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--sampling-tree", help="git tree id, where there is no repository")
     parser.add_argument("--engine-tree", help="likewise")
@@ -93,7 +97,7 @@ def main() -> int:
     measured_on = trees(args)
     made: list[Figure] = []
     for part in args.parts.split(","):
-        for each in measured(part):
+        for each in PARTS[part]():
             made.append(each)
             write(args.output, made, measured_on)
     return 0 if report(made) else 1

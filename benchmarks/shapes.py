@@ -38,6 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+BIG = "qwen3-8b"
 
 
 def write_shape(name: str, folder: Path) -> Path:
