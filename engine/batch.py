@@ -233,6 +233,12 @@ class _LogitRows(NamedTuple):
 def _split(
     arrays: Sequence[npt.NDArray[np.integer[Any]]], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """The arrays on the device as int64, by one copy."""
-    joined = np.concatenate(arrays).astype(np.int64)
-    return torch.split(to_device(joined, device), [len(array) for array in arrays])
+    """The arrays on the device as int64, by one copy, each at an address of `ALIGNMENT`."""
+    sizes = [len(array) for array in arrays]
+    unit = ALIGNMENT // np.dtype(np.int64).itemsize
+    places = np.cumsum([0, *(-(-size // unit) * unit for size in sizes)])
+    joined = np.zeros(places[-1], dtype=np.int64)
+    for array, place in zip(arrays, places, strict=False):
+        joined[place : place + len(array)] = array
+    together = to_device(joined, device)
+    return tuple(together[place : place + size] for place, size in zip(places, sizes, strict=False))

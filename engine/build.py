@@ -115,6 +115,8 @@ def assemble(
     with _timed("warming up the sampler"):
         # Before memory is measured and graphs are captured.
         sampler.warm_up(max_rows, max_top=config.sampling.max_logprobs)
+        if speculation is not None:
+            speculation.warm_up(torch.float32)
     parts = _Parts(model, rows, sampling_rows, sampler, speculation, device)
     with _timed("measuring memory"):
         num_blocks, max_model_len = _size_cache(config, parts, max_model_len)

@@ -127,10 +127,11 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     before = torch.cuda.memory_allocated(device)
     large = [_full_step(limits), _scoring_step(limits)]
     small = [_small_step(limits, n) for n in NUM_ROWS]
+    decoding = [*_decode_steps(limits, SamplingParams()), *_decode_steps(limits, DEAREST)]
     with compiling_together():
-        _run(runner, [*large, *small, *_decode_steps(limits)])
+        _run(runner, large + small + decoding)
     step = _peak(runner, device, large + small)
-    decode = _peak(runner, device, _decode_steps(limits))
+    decode = _peak(runner, device, decoding)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return MemoryProfile(
@@ -143,10 +144,12 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
 
 
 def _peak(runner: ModelRunner, device: torch.device, plans: list[StepPlan]) -> int:
-    before = torch.cuda.memory_allocated(device)
+    """What the allocator takes from the device: more than tensors hold, for they leave gaps."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     _run(runner, plans)
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.cuda.max_memory_reserved(device) - before
 
 
 def _run(runner: ModelRunner, plans: list[StepPlan]) -> None:
@@ -191,10 +194,10 @@ def _small_step(limits: Limits, num_tokens: int) -> StepPlan:
     return _plan(limits, request, 1, count)
 
 
-def _decode_steps(limits: Limits) -> list[StepPlan]:
+def _decode_steps(limits: Limits, params: SamplingParams) -> list[StepPlan]:
     """Every row brings one token and draws; then it brings drafts too, and all are verified."""
     request = Request(
-        handle=0, prompt_token_ids=np.zeros(1, dtype=np.int32), params=DEAREST, max_tokens=1
+        handle=0, prompt_token_ids=np.zeros(1, dtype=np.int32), params=params, max_tokens=1
     )
     plain = _plan(limits, request, limits.max_rows, 1)
     if not limits.num_drafts:

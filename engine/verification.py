@@ -15,10 +15,12 @@ from engine.models.base import CausalLM
 from engine.models.decoder import Decoder
 from engine.plan import StepPlan
 from engine.speculation.base import Drafter, VerifiedStep
+from sampling.compiling import compiling_together
 from sampling.logprobs import LogprobsOutput
 from sampling.rejection import Drafts, Method, Verification, verify
 from sampling.rows import SamplingRows
 from sampling.sampler import SamplerOutput, SamplingBatch
+from sampling.warm_up import compile_verification
 
 
 class Drawn(NamedTuple):
@@ -117,6 +119,24 @@ class Speculation:
     sampling_rows: SamplingRows
     method: Method
     rates: torch.Tensor | None
+
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile what verification may need, on CUDA, before graphs are captured.
+
+        Args:
+            dtype: of the target's logits.
+        """
+        if self.rows.device.type != "cuda":
+            return
+        with compiling_together():
+            compile_verification(
+                self.sampling_rows,
+                dtype,
+                self.drafter.num_tokens,
+                self.drafter.draft_logits,
+                self.method,
+                self.rates,
+            )
 
     def drafts_of(self, batch: InputBatch) -> Drafts:
         """What a step's logit rows verify."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from sampling import triton_path
-from sampling.batch import SamplingBatch
+from sampling import triton_path, triton_verification
+from sampling.batch import Drafts, SamplingBatch
 from sampling.flashinfer import FlashInfer, scaled_logits
 from sampling.logit_kernels import Source
 from sampling.logprob_kernels import TOP_LANES
@@ -42,14 +44,9 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
     batch, rows = _batch(1, SamplingParams(), like)
     tops = TOP_LANES[: bisect.bisect_left(TOP_LANES, rounded_top(max_top)) + 1]
     logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
-    stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
-    for chosen in itertools.product((0, 1), repeat=len(stages)):
-        flags = RANDOM + sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
-        for num_top in (0, *tops) if chosen[-1] else (0,):
-            top = min(num_top, like.vocab_size)
-            needs = SamplingNeeds(flags, greedy=False, num_top=top, num_explicit=0)
-            wanted = SamplingBatch(batch.rows, batch.positions, batch.rows_np, needs)
-            triton_path.draw(logits, wanted, rows)
+    for flags in _stages(RANDOM):
+        for num_top in (0, *tops) if flags & LOGPROBS else (0,):
+            triton_path.draw(logits, _needing(batch, flags, min(num_top, like.vocab_size)), rows)
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=False, peaked=False, reported=False)
     for edited in (False, True):
@@ -57,6 +54,50 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
     for num_top in (0, *tops):
         target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
         prompt_kernels(logits, target_ids, num_top, None, normalized=True)
+
+
+def compile_verification(
+    like: SamplingRows,
+    dtype: torch.dtype,
+    num_drafts: int,
+    draft_logits: Tensor | None,
+    method: str,
+    rates: Tensor | None,
+) -> None:
+    """Launch every kernel that verifying drafts can need beside those of `compile_kernels`.
+
+    Args:
+        like, dtype: as for `compile_kernels`.
+        num_drafts: k.
+        draft_logits, method, rates: those of every step, as for `rejection.verify`.
+    """
+    width, device = 1 + num_drafts, like.device
+    batch, rows = _batch(width, SamplingParams(), like)
+    batch = dataclasses.replace(batch, depths=torch.zeros_like(batch.rows))
+    logits = torch.zeros(width, like.vocab_size, dtype=dtype, device=device)
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    drafts = Drafts(
+        starts=torch.zeros(1, dtype=torch.int64, device=device),
+        num_drafts=one,
+        token_ids=torch.zeros((1, num_drafts), dtype=torch.int32, device=device),
+        room=one,
+        logits=draft_logits,
+    )
+    for flags in itertools.chain(_stages(0), _stages(RANDOM)):
+        needing = _needing(batch, flags, num_top=0)
+        triton_verification.verify(logits, needing, rows, drafts, method, rates)
+
+
+def _stages(flags: int) -> Iterator[int]:
+    """The flags with those of every combination of what kernels are compiled apart for."""
+    stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
+    for chosen in itertools.product((0, 1), repeat=len(stages)):
+        yield flags | sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
+
+
+def _needing(batch: SamplingBatch, flags: int, num_top: int) -> SamplingBatch:
+    needs = SamplingNeeds(flags, greedy=False, num_top=num_top, num_explicit=0)
+    return dataclasses.replace(batch, needs=needs)
 
 
 def race_of_samplers(

@@ -13,6 +13,7 @@ from engine.build import build_engine
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.request import PromptLogprobsParams, Request
+from engine.speculation.config import SpeculativeConfig
 from sampling.compiling import compiling_together, on_compilation
 from sampling.params import SamplingParams
 
@@ -75,13 +76,25 @@ def serve(engine: Engine, waiting: list[Request], at_once: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("cuda_graphs", [True, False])
-def test_nothing_is_compiled_inside_a_request(cuda_graphs: bool, compiled: list[str]) -> None:
+@pytest.mark.parametrize("draft_sample_method", [None, "greedy", "gumbel"])
+def test_nothing_is_compiled_inside_a_request(
+    cuda_graphs: bool, draft_sample_method: str | None, compiled: list[str]
+) -> None:
+    speculation = None
+    if draft_sample_method is not None:
+        speculation = SpeculativeConfig(
+            method="eagle",
+            model=str(MODEL_FOLDER.parent / "eagle"),
+            num_speculative_tokens=3,
+            draft_sample_method=draft_sample_method,
+        )
     engine = build_engine(
         EngineConfig(
             model=ModelConfig(model=str(MODEL_FOLDER), dtype="bfloat16", max_model_len=512),
             cache=CacheConfig(num_blocks=2000),
             scheduler=SchedulerConfig(max_rows=MAX_ROWS, max_step_tokens=256),
             cuda_graphs=cuda_graphs,
+            speculation=speculation,
         )
     )
     on_compilation(compiled.append)
