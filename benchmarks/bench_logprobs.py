@@ -11,7 +11,6 @@ Prints a line a measurement; the last line is JSON.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bench_speculation import free_memory
 from benchmarks.peer import dummy_peer
 from benchmarks.shapes import QWEN3, SHAPES, write_shape
 from engine.build import build_engine
@@ -70,13 +70,6 @@ def make_engine(folder: str, **limits: Any) -> Engine:
             scheduler=SchedulerConfig(max_rows=64, max_step_tokens=8192),
         )
     )
-
-
-def free_memory() -> None:
-    """Of engines that nobody holds any more."""
-    gc.unfreeze()  # an engine freezes what was loaded
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def texts_of(num: int, length: int, seed: int) -> list[Int32Array]:

@@ -28,13 +28,13 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.engine import Engine
 from engine.models.base import CausalLM
 from engine.models.loader import load_model
-from engine.request import Int64Array, Request
+from engine.request import Int32Array, Int64Array, Request
 from engine.speculation.config import SpeculativeConfig
 from sampling.params import SamplingParams
 
 NUM_DRAFTS, LENGTH, DRAFT_VOCAB = 4, 3.0, 32_000
 PROMPT_TOKENS, NEW_TOKENS, MAX_LEN = 512, 240, 1024
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCHES = (1, 64, 256)
 MUSTS = {
     ("eagle", 1): 1.7,
@@ -78,27 +78,30 @@ def drafters(shape: str, folder: Path) -> dict[str, SpeculativeConfig | None]:
 
 
 def engine_of(
-    model: CausalLM, folder: str, speculation: SpeculativeConfig | None, max_rows: int
+    model: CausalLM, config: ModelConfig, speculation: SpeculativeConfig | None, max_rows: int
 ) -> Engine:
     """An engine around a model that is loaded."""
-    config = EngineConfig(
-        model=ModelConfig(model=folder, max_model_len=MAX_LEN, load_format="dummy"),
+    engine_config = EngineConfig(
+        model=config,
         cache=CacheConfig(num_blocks=max_rows * MAX_LEN // 16 + 2, prefix_caching=False),
         scheduler=SchedulerConfig(max_rows=max_rows, max_step_tokens=4096),
         speculation=speculation,
     )
-    return assemble(config, model, DEVICE)
+    return assemble(engine_config, model, DEVICE)
 
 
-def time_a_token(engine: Engine, batch: int, params: SamplingParams) -> float:
-    """Milliseconds between two tokens of a row while all `batch` rows decode."""
-    rng = np.random.default_rng(batch)
-    for handle in range(batch):
+def random_prompts(count: int) -> list[Int32Array]:
+    """Prompts of words that every vocabulary here has."""
+    rng = np.random.default_rng(count)
+    return list(rng.integers(2, 30_000, (count, PROMPT_TOKENS)).astype(np.int32))
+
+
+def time_a_token(engine: Engine, prompts: list[Int32Array], params: SamplingParams) -> float:
+    """Milliseconds between two tokens of a row while the rows of all prompts decode."""
+    batch = len(prompts)
+    for handle, prompt in enumerate(prompts):
         request = Request(
-            handle=handle,
-            prompt_token_ids=rng.integers(2, 30_000, PROMPT_TOKENS).astype(np.int32),
-            params=params,
-            max_tokens=NEW_TOKENS,
+            handle=handle, prompt_token_ids=prompt, params=params, max_tokens=NEW_TOKENS
         )
         engine.submit(b"", request)
     num_new = np.zeros(batch, dtype=np.int64)
@@ -120,6 +123,13 @@ def _step(engine: Engine, num_new: Int64Array) -> None:
         np.add.at(num_new, output.handles, output.num_new)
 
 
+def free_memory() -> None:
+    """Of engines that nobody holds any more."""
+    gc.unfreeze()  # an engine freezes what was loaded
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def measurements(shape: str, batches: list[int]) -> Iterator[dict[str, Any]]:
     """A row for each drafter and batch; those of plain decoding come first."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -128,10 +138,11 @@ def measurements(shape: str, batches: list[int]) -> Iterator[dict[str, Any]]:
         model = load_model(config, DEVICE)
         plain: dict[int, float] = {}
         for name, speculation in drafters(shape, Path(temporary)).items():
-            engine = engine_of(model, folder, speculation, max(batches))
+            engine = engine_of(model, config, speculation, max(batches))
             for batch in batches:
-                time_a_token(engine, batch, SamplingParams())
-                per_token = time_a_token(engine, batch, SamplingParams())
+                prompts = random_prompts(batch)
+                time_a_token(engine, prompts, SamplingParams())
+                per_token = time_a_token(engine, prompts, SamplingParams())
                 plain.setdefault(batch, per_token)
                 stats = engine.stats().drafts
                 length = 1 + stats.num_accepted / max(stats.num_drafts, 1) if stats else 1.0
@@ -143,9 +154,7 @@ def measurements(shape: str, batches: list[int]) -> Iterator[dict[str, Any]]:
                     "tokens_per_step": round(length, 2),
                 }
             del engine
-            gc.unfreeze()  # an engine freezes what was loaded
-            gc.collect()
-            torch.cuda.empty_cache()
+            free_memory()
 
 
 def figures(shape: str) -> Iterator[dict[str, Any]]:
