@@ -11,20 +11,21 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 
-from engine import build, client, process
+from engine import client, process
 from engine.config import EngineConfig, EngineInfo
 from engine.engine import Engine
 from engine.models.folder import model_folder, read_json
 from engine.plan import StepPlan, StepResult
 from engine.request import LogprobArrays
+from engine.scoring_plan import ScoringPlan, ScoringResult
 from server import cli
 
-DECODE_S, MIXED_S = 2.9e-3, 7e-3
-NUM_BLOCKS, NUM_TOP = 40_000, 5
+DECODE_S, MIXED_S, TOKEN_S = 2.9e-3, 7e-3, 1.7e-6
+NUM_BLOCKS = 40_000
 
 
 @dataclass
@@ -35,9 +36,30 @@ class _Step:
     def wait(self, timeout_s: float | None = None) -> StepResult:
         time.sleep(max(self.ends_at - time.perf_counter(), 0.0))
         count = int(self.plan.samples.sum())
-        ids = np.random.randint(1000, 100_000, count, dtype=np.int32)
-        reported = any(choice.request.params.logprobs for choice in self.plan.choices)
-        return StepResult(ids, np.zeros(count, np.bool_), _logprobs(ids) if reported else None, [])
+        ids = np.random.randint(1000, 100_000, (count, 1), dtype=np.int32)
+        params = [choice.request.params for choice in self.plan.choices]
+        num_top = max((each.logprobs or 0 for each in params), default=0)
+        num_explicit = max((len(each.logprob_token_ids or ()) for each in params), default=0)
+        return StepResult(
+            token_ids=ids,
+            num_new=np.ones(count, dtype=np.int32),
+            bad=np.zeros(count, dtype=np.bool_),
+            num_offered=None,
+            num_accepted=None,
+            logprobs=_logprobs(count, num_top, num_explicit) if num_top or num_explicit else None,
+            scores=[],
+        )
+
+
+@dataclass
+class _ScoringStep:
+    plan: ScoringPlan
+    ends_at: float
+
+    def wait(self, timeout_s: float | None = None) -> ScoringResult:
+        time.sleep(max(self.ends_at - time.perf_counter(), 0.0))
+        values = -5 - 10 * np.random.rand(*self.plan.id_lists.shape).astype(np.float32)
+        return ScoringResult(values, np.full(len(values), -0.1, dtype=np.float32))
 
 
 class _Runner:
@@ -48,20 +70,26 @@ class _Runner:
         self._ends_at = 0.0
 
     def launch(self, plan: StepPlan) -> _Step:
-        seconds = DECODE_S if plan.is_decode else MIXED_S
+        return _Step(plan, self._end(int(plan.num_query.sum()), DECODE_S if plan.is_decode else 0))
+
+    def launch_scoring(self, plan: ScoringPlan) -> _ScoringStep:
+        return _ScoringStep(plan, self._end(len(plan.token_ids)))
+
+    def _end(self, num_tokens: int, seconds: float = 0.0) -> float:
+        seconds = seconds or max(MIXED_S, num_tokens * TOKEN_S)
         self._ends_at = max(self._ends_at, time.perf_counter()) + seconds
-        return _Step(plan, self._ends_at)
+        return self._ends_at
 
 
-def _logprobs(ids: np.ndarray[Any, Any]) -> LogprobArrays:
-    tops = np.random.randint(1000, 100_000, (len(ids), NUM_TOP), dtype=np.int32)
-    values = -np.random.rand(len(ids), NUM_TOP).astype(np.float32)
+def _logprobs(count: int, num_top: int, num_explicit: int) -> LogprobArrays:
+    """Values as those of random weights are: small, and the chosen one hardly ever at the top."""
+    values = -5 - 10 * np.random.rand(count, 1 + num_top + num_explicit).astype(np.float32)
     return LogprobArrays(
         chosen=values[:, 0],
-        ranks=np.ones(len(ids), dtype=np.int32),
-        top_ids=tops,
-        top_logprobs=values,
-        explicit=np.zeros((len(ids), 0), dtype=np.float32),
+        ranks=np.random.randint(1, 100_000, count, dtype=np.int32),
+        top_ids=np.random.randint(1000, 100_000, (count, num_top), dtype=np.int32),
+        top_logprobs=np.sort(values[:, 1 : 1 + num_top])[:, ::-1],
+        explicit=values[:, 1 + num_top :],
     )
 
 
@@ -84,9 +112,10 @@ def main() -> int:
     """The server, or where the server starts it as such, its engine process."""
     if sys.argv[1] == "--engine":
         sys.argv.pop(1)
-        build.build_engine = _engine
+        # In the place of the module that imports torch.
+        sys.modules["engine.build"] = SimpleNamespace(build_engine=_engine)  # type: ignore[assignment]
         return process.main()
-    client.COMMAND = (sys.executable, "-m", "benchmarks.modelless", "--engine")
+    client.COMMAND = (sys.executable, "-m", "benchmarks.modelless", "--engine")  # type: ignore[assignment]
     return cli.main(["serve", *sys.argv[1:]])
 
 

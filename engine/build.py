@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from msgspec import structs
 
 from engine.attention.base import AttentionBackend, AttentionSpec, KVCache
 from engine.attention.cuda import CudaAttention
@@ -103,6 +104,8 @@ def assemble(
     Args:
         wrap: given the runner, the runner the engine is to use.
     """
+    if device.type == "cuda":
+        config = structs.replace(config, scheduler=config.scheduler.on_gpu())
     max_model_len = _max_model_len(config, model)
     block_size, max_rows = config.cache.block_size, config.scheduler.max_rows
     drafting = draft_rules(config.speculation)
@@ -116,17 +119,19 @@ def assemble(
         # Before memory is measured and graphs are captured.
         sampler.warm_up(max_rows, max_top=config.sampling.max_logprobs)
         if speculation is not None:
-            speculation.warm_up(torch.float32)
+            speculation.warm_up(torch.float32, config.sampling.max_logprobs)
     parts = _Parts(model, rows, sampling_rows, sampler, speculation, device)
     with _timed("measuring memory"):
         num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
-    if not config.scheduler.chunked_prefill and config.scheduler.max_step_tokens < max_model_len:
+    if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
         raise ConfigError(
             f"without chunked prefill max-num-batched-tokens must be at least the context length "
-            f"({max_model_len}), got {config.scheduler.max_step_tokens}"
+            f"({max_model_len}), got {config.scheduler.step_tokens}"
         )
     with _timed("capturing steps"):
         runner = parts.runner(parts.cache(num_blocks), with_graphs=config.cuda_graphs)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what only the preparations needed
     info = EngineInfo(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
@@ -272,7 +277,7 @@ def _cache_bytes(config: EngineConfig, parts: _Parts, max_model_len: int) -> int
     scheduler = config.scheduler
     limits = Limits(
         scheduler.max_rows,
-        scheduler.max_step_tokens,
+        scheduler.step_tokens,
         max_model_len,
         config.cache.block_size,
         parts.rows.drafts.shape[1],

@@ -46,6 +46,10 @@ SILENCE_S = 10.0
 CLOSE_S = 5.0
 """How long a closing engine may take before it is killed."""
 
+MAX_HELD = 8
+"""Requests of one turn of the event loop that go in one message; the engine begins on these while
+a burst of hundreds is still being read."""
+
 
 class EngineHandle(Protocol):
     """An engine, as the server sees it.
@@ -137,7 +141,10 @@ class EngineClient:
     def submit(self, request: Request) -> Ticket:
         """Send a request, never blocking; raises `EngineDeadError` if the engine is gone."""
         ticket = self._new_ticket(request.handle, request.n)
-        self._outgoing().submit.append(request)
+        message = self._outgoing()
+        message.submit.append(request)
+        if len(message.submit) == MAX_HELD:
+            self._send()
         return ticket
 
     def score(self, request: ScoringRequest) -> Ticket:
@@ -184,14 +191,15 @@ class EngineClient:
 
     def _outgoing(self) -> FrontendMessage:
         """The message of this turn of the event loop, to be added to; its first use sends it."""
-        message = self._message
-        if not (message.submit or message.score or message.abort):
+        if not _has_content(self._message):
             asyncio.get_running_loop().call_soon(self._send)
-        return message
+        return self._message
 
     def _send(self) -> None:
+        """Send what there is; it may have gone already."""
         message, self._message = self._message, FrontendMessage()
-        self._socket.send(encode(message))
+        if _has_content(message):
+            self._socket.send(encode(message))
 
     async def _receive(self) -> None:
         while True:
@@ -214,6 +222,10 @@ class EngineClient:
         for ticket in self._tickets.values():
             ticket.fail(EngineDeadError(self._died))
         self._tickets.clear()
+
+
+def _has_content(message: FrontendMessage) -> bool:
+    return bool(message.submit or message.score or message.abort)
 
 
 async def _handshake(process: Process) -> EngineInfo:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from engine.errors import ConfigError as ConfigError  # speculation's config raises it too
 from engine.speculation.config import SpeculativeConfig
@@ -57,20 +58,35 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
 
 
+CPU_STEP_TOKENS, GPU_STEP_TOKENS = 2048, 8192
+
+
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Who runs and how many tokens a step.
 
     Attributes:
         max_rows: choices running at once (`--max-num-seqs`).
-        max_step_tokens: token budget of a step (`--max-num-batched-tokens`).
+        max_step_tokens: token budget of a step (`--max-num-batched-tokens`); None is the device's.
         chunked_prefill: split prompts over steps; off, a prompt needs a step that holds it.
         policy: "priority" orders by (priority, arrival); "fcfs" by arrival.
     """
 
     max_rows: int = 256
-    max_step_tokens: int = 2048
+    max_step_tokens: int | None = None
     chunked_prefill: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
+
+    @property
+    def step_tokens(self) -> int:
+        """The token budget of a step."""
+        if self.max_step_tokens is not None:
+            return self.max_step_tokens
+        return max(CPU_STEP_TOKENS, self.max_rows)
+
+    def on_gpu(self) -> SchedulerConfig:
+        """The same with a GPU's budget where none was given: its steps cost more to launch."""
+        budget = max(GPU_STEP_TOKENS, self.max_rows)
+        return structs.replace(self, max_step_tokens=self.max_step_tokens or budget)
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,16 +125,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("max-num-seqs", self.scheduler.max_rows, 1)
-        _at_least("max-num-batched-tokens", self.scheduler.max_step_tokens, 1)
+        _at_least("max-num-batched-tokens", self.scheduler.step_tokens, 1)
         _at_least("block-size", self.cache.block_size, 1)
-        if self.scheduler.max_step_tokens < self.scheduler.max_rows:
+        if self.scheduler.step_tokens < self.scheduler.max_rows:
             raise ConfigError(
-                f"max-num-batched-tokens ({self.scheduler.max_step_tokens}) must be at least "
+                f"max-num-batched-tokens ({self.scheduler.step_tokens}) must be at least "
                 f"max-num-seqs ({self.scheduler.max_rows}), one token a row"
             )
         if self.speculation is not None:
             num_drafts = self.speculation.num_speculative_tokens
-            _at_least("max-num-batched-tokens", self.scheduler.max_step_tokens, 1 + num_drafts)
+            _at_least("max-num-batched-tokens", self.scheduler.step_tokens, 1 + num_drafts)
         if self.cache.num_blocks is not None:
             _at_least("num-gpu-blocks-override", self.cache.num_blocks, 2)
         if not 0.0 < self.cache.memory_utilization <= 1.0:

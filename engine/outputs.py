@@ -25,7 +25,7 @@ from engine.request import (
 from engine.rows import Choice
 from engine.settle import Settled
 
-DEPTH = 16
+DEPTH = 32
 """The largest emit_interval that has an effect."""
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)

@@ -71,7 +71,7 @@ class Scheduler:
         may_draw = table.num_known[rows] + table.num_drawing[rows] < table.limit[rows]
         prefill = table.prefill_end[rows] - table.num_computed[rows]
         pending = np.where(decodes, (1 + num_drafts) * may_draw, prefill)
-        left = self._config.max_step_tokens - (np.cumsum(pending) - pending)
+        left = self._config.step_tokens - (np.cumsum(pending) - pending)
         counts = np.where(decodes & (left < pending), 0, np.clip(left, 0, pending))
         missing = self._missing_blocks(rows, counts)
         epochs = table.epoch[rows]
@@ -80,7 +80,7 @@ class Scheduler:
                 self._make_room(int(rows[i]), int(missing[i]))
         kept = (table.epoch[rows] == epochs) & (counts > 0)
         rows, counts = rows[kept], counts[kept]
-        admitted = self._admit(self._config.max_step_tokens - int(counts.sum()))
+        admitted = self._admit(self._config.step_tokens - int(counts.sum()))
         rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
         counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
         return self._build(rows, counts, num_drafts) if len(rows) else None

@@ -70,7 +70,7 @@ class Scoring:
         num_promised: Callable[[], int],
         report: Callable[[bytes, ItemScores], None],
     ) -> None:
-        self._max_tokens = config.max_step_tokens
+        self._max_tokens = config.step_tokens
         self._by_priority = config.policy == "priority"
         self._block_size = cache.block_size
         self._prefix_caching = cache.prefix_caching

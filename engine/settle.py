@@ -79,9 +79,11 @@ def _finish(
     first = ended.argmax(axis=1)
     ends = ended.any(axis=1)
     num_new = np.where(ends, first + 1, num_drawn)
-    conditions = [ends & stopped[np.arange(len(rows)), first], ends, failed]
-    finish = np.select(conditions, [Finish.STOP, Finish.LENGTH, Finish.NAN], Finish.RUNNING)
-    return finish.astype(np.uint8), num_new
+    finish = np.full(len(rows), Finish.RUNNING, dtype=np.uint8)
+    finish[failed] = Finish.NAN
+    finish[ends] = Finish.LENGTH
+    finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP
+    return finish, num_new
 
 
 def _enter(table: RowTable, rows: Int32Array, tokens: Int32Array, num_new: Int64Array) -> None:

@@ -120,11 +120,12 @@ class Speculation:
     method: Method
     rates: torch.Tensor | None
 
-    def warm_up(self, dtype: torch.dtype) -> None:
+    def warm_up(self, dtype: torch.dtype, max_top: int) -> None:
         """Compile what verification may need, on CUDA, before graphs are captured.
 
         Args:
             dtype: of the target's logits.
+            max_top: top tokens a request may ask for.
         """
         if self.rows.device.type != "cuda":
             return
@@ -132,6 +133,7 @@ class Speculation:
             compile_verification(
                 self.sampling_rows,
                 dtype,
+                max_top,
                 self.drafter.num_tokens,
                 self.drafter.draft_logits,
                 self.method,

@@ -1,26 +1,30 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: rows the head left over.
-
-The wanted cut is the highest value v such that the measure of the tokens at or above v, a count
-for top-k and a mass for top-p, reaches a target. Here a sample of the row brackets v;
-`scan_kernels` then finds it with one more pass over the logits.
-"""
+"""Min-p, top-k and top-p in Triton without sorting the vocabulary: a sample brackets the cut."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
-from torch import Tensor
 
+from sampling.brackets import (
+    AGAIN,
+    FIRST,
+    NOTED,
+    Brackets,
+    floor_order,
+    higher,
+    lower,
+    opened,
+    reopened,
+    row_top,
+)
 from sampling.filter_kernels import (
-    LAST_ID,
     LOG_MIN_P,
     TEMPERATURE,
     TOP_K,
     TOP_P,
     Scratch,
     order,
+    value_of,
 )
 from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, Source, load_raw, processed
 from sampling.race import MASS_ERROR
@@ -28,76 +32,17 @@ from sampling.race_kernels import Cuts
 from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
-SAMPLED = 8192  # tokens of a row looked at to place the bracket
+SAMPLED = 4096  # tokens of a row looked at to place the bracket
 
 _SAMPLED, _MASS_ERROR = constexpr(SAMPLED), constexpr(MASS_ERROR)
-LOWEST_ORDER = constexpr(-2139095040)  # of the lowest finite float32
-_SPREAD = constexpr(5.0)  # standard deviations between the sample's estimate and the bracket
+_GROUP, _PILOTS = constexpr(8), constexpr(SAMPLED // 8)  # a group shares a sector of memory
+_GOLDEN = constexpr(40503)  # 2^16 over the golden ratio
+_FILLED = constexpr(NOTED * 6 // 10)  # of the room: what a bracket holds varies by a fifth
+_SPREAD = constexpr(4.0)  # standard deviations between the sample's estimate and the bracket
+_FEW_EQUAL = constexpr(16)  # samples equal to the bracket's ends; of more the row may hold too many
 
 
-class Brackets(NamedTuple):
-    """Where each row's cut lies, as `order`s, and what may be kept at all."""
-
-    low: Tensor  # int32 [n]
-    high: Tensor  # int32 [n]; below `low` where everything down to the limit is kept
-    limit: Tensor  # int32 [n], nothing lower is kept
-    limit_id: Tensor  # int32 [n], of the tokens equal to the limit the last one kept
-
-
-class Row(NamedTuple):
-    """Scalars of a row and its bracket."""
-
-    by_mass: Any
-    low: Any
-    high: Any
-    limit: Any
-    limit_id: Any
-    temperature: Any
-    top_k: Any
-    top_p: Any
-
-
-@jit
-def load_row(source, brackets, i, second: tl.constexpr):
-    row = tl.load(source.rows + i).to(tl.int64)
-    floats = source.floats + row * NUM_FLOATS
-    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
-    return Row(
-        (top_k == 0) | second,
-        tl.load(brackets.low + i),
-        tl.load(brackets.high + i),
-        tl.load(brackets.limit + i),
-        tl.load(brackets.limit_id + i),
-        tl.load(floats + TEMPERATURE),
-        top_k,
-        tl.load(floats + TOP_P),
-    )
-
-
-@jit
-def under_min_p(row, second: tl.constexpr):
-    """Whether the mass of what the limit allows must be measured."""
-    return (row.limit > LOWEST_ORDER) & (second == 0)
-
-
-@jit
-def floor_order(top, temperature, log_min_p):
-    """The order of the lowest finite float32 that min-p keeps."""
-    floor = top + temperature * log_min_p
-    nearest = floor.to(tl.float32)
-    lowest = order(nearest) + (nearest.to(tl.float64) < floor).to(tl.int32)
-    return tl.maximum(lowest, LOWEST_ORDER)
-
-
-@jit
-def row_top(stats, i, num_tiles, padded_tiles: tl.constexpr):
-    """The row's maximum."""
-    tiles = tl.arange(0, padded_tiles)
-    at = i * num_tiles + tiles
-    return tl.max(tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf")), 0)
-
-
-@jit
+@jit(do_not_specialize=["turn"])
 def _bracket_kernel(
     source,
     stats,
@@ -105,141 +50,157 @@ def _bracket_kernel(
     scratch,
     brackets,
     num_tiles,
+    turn,
     padded_tiles: tl.constexpr,
     complete: tl.constexpr,
     edited: tl.constexpr,
-    second: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    if tl.load(scratch.undecided + i) != second + 1:
+    state = tl.load(scratch.undecided + i)
+    if state == 0:
         return
     row = tl.load(source.rows + i).to(tl.int64)
     floats = source.floats + row * NUM_FLOATS
     temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
     top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
     top = row_top(stats, i, num_tiles, padded_tiles)
-    limit = floor_order(top, temperature, tl.load(floats + LOG_MIN_P))
-    limit_id = tl.full((), 0, tl.int32) + LAST_ID
-    if second:
-        limit = order(tl.load(cuts.thresholds + i))
-        limit_id = tl.load(cuts.last_ids + i)
-    by_mass = (top_k == 0) | second
-    low, high = limit, limit - 1
-    if (top_p < 1.0) | (by_mass == 0):
-        low, high = _bracket(
-            source, stats, i, by_mass, top_k, top_p, limit, top, temperature, num_tiles,
-            padded_tiles, complete, edited, second,
+    by_mass = (top_k == 0) | (state % 2 == 0)
+    if state > AGAIN:
+        wanted = reopened(brackets, i, by_mass)
+    else:
+        lowest = floor_order(top, temperature, tl.load(floats + LOG_MIN_P))
+        wanted = opened(
+            source, stats, cuts, i, state, lowest, top, temperature, top_k, top_p, num_tiles,
+            padded_tiles,
         )  # fmt: skip
-        low = tl.maximum(low, limit)
-        high = tl.maximum(tl.minimum(high, order(top)), low)
+        tl.store(brackets.limit + i, wanted.limit)
+        tl.store(brackets.limit_id + i, wanted.limit_id)
+        tl.store(brackets.floor + i, wanted.floor)
+        tl.store(brackets.ceiling + i, wanted.ceiling)
+    low, high, tied = wanted.limit, lower(wanted.limit), tl.full((), 0, tl.int32)
+    if (top_p < 1.0) | (by_mass == 0):
+        hidden = tl.where((state == FIRST) & by_mass, 1.0 - top_p, 0.0)
+        low, high, tied = _bracket(
+            source, i, wanted, hidden, top, temperature, num_tiles, turn, complete, edited
+        )
     tl.store(brackets.low + i, low)
     tl.store(brackets.high + i, high)
-    tl.store(brackets.limit + i, limit)
-    tl.store(brackets.limit_id + i, limit_id)
+    tl.store(brackets.tied + i, tied)
+    tl.store(brackets.num_noted + i, 0)
 
 
 @jit
-def _sample(source, i, num_tiles, complete: tl.constexpr, edited: tl.constexpr):
-    """Processed logits of `SAMPLED` tokens, eight neighbours at a time all over the row."""
+def _sample(source, i, num_tiles, turn, complete: tl.constexpr, edited: tl.constexpr):
+    """Orders of `SAMPLED` tokens, a group from each stretch of the row; elsewhere each turn."""
     slot = tl.arange(0, _SAMPLED)
     token_ids = slot
     if not complete:
-        token_ids = slot // 8 * (source.vocab_size // 8) // (_SAMPLED // 8) * 8 + slot % 8
+        stretch, groups = slot // _GROUP, source.vocab_size // _GROUP
+        first, end = stretch * groups // _PILOTS, (stretch + 1) * groups // _PILOTS
+        jitter = (stretch + turn * _PILOTS) * _GOLDEN % 65536
+        token_ids = (first + (jitter * (end - first) >> 16)) * _GROUP + slot % _GROUP
     values = load_raw(source, i, token_ids, token_ids >= 0)
     if edited:
         values = processed(values, token_ids, source, i, 0, num_tiles)
-    return values
+    return order(values)
 
 
 @jit
 def _bracket(
     source,
-    stats,
     i,
-    by_mass,
-    top_k,
-    top_p,
-    limit,
+    wanted,
+    hidden,
     top,
     temperature,
     num_tiles,
-    padded_tiles: tl.constexpr,
+    turn,
     complete: tl.constexpr,
     edited: tl.constexpr,
-    second: tl.constexpr,
 ):
-    """Two orders between which the cut probably lies.
+    """Low and high, between which the cut probably lies, and whether many values equal them.
 
-    The variance of a sum of weights sampled at a low rate is the sum of their squares. By mass,
-    the sum is of what lies below the cut, since light tokens make a steady estimate; by count, of
-    what lies at and above it. How far the sample may be off is judged at its own cut.
+    One of each group, sorted, are the pilots: the bracket's ends are pilots some ranks away from
+    the sample's own cut, so that it can hold neither too many values nor, where the logits have
+    few different ones, anything but those between its ends.
     """
-    values = _sample(source, i, num_tiles, complete, edited)
+    orders = _sample(source, i, num_tiles, turn, complete, edited)
     scale = scale_of(temperature)
-    inside = order(values) >= limit
-    weights = tl.where(by_mass, tl.exp2((values - top) * scale), 1.0)
+    weights = tl.where(wanted.by_mass, tl.exp2((value_of(orders) - top) * scale), 1.0)
     rate = 1.0
     if not complete:
         rate = 1.0 * _SAMPLED / source.vocab_size
-    mass = _row_mass(stats, i, top, temperature, num_tiles, padded_tiles).to(tl.float32) * rate
-    if not second:  # what the limit forbids is in the masses still
-        mass -= tl.sum(tl.where(inside, 0.0, weights), 0)
-    wanted = tl.where(by_mass, (1.0 - top_p).to(tl.float32) * mass, top_k.to(tl.float32) * rate)
-    weights = tl.where(inside, weights, 0.0)
-    below = tl.where(by_mass, wanted, tl.sum(weights, 0) - wanted)
-    bottom = tl.min(tl.where(inside, values, top), 0)
-    value = _own_cut(values, weights, below, bottom, top)
-    spread = tl.where(by_mass, below, wanted) * _MASS_ERROR
-    if not complete:
-        squares = tl.sum(tl.where(values < value, weights * weights, 0.0), 0)
-        weight = tl.where(by_mass, tl.exp2((value - top) * scale), 1.0)
-        spread = _SPREAD * tl.sqrt(tl.where(by_mass, squares, wanted)) + 3.0 * weight
-    spread += tl.where(by_mass, 0.0, 0.5)
-    return _widened(values, weights, value, below - spread, below + spread, bottom, top)
+    left = wanted.left * rate
+    # What min-p forbids is in the masses still.
+    left -= hidden * tl.sum(tl.where(orders < wanted.limit, weights, 0.0), 0)
+    left = left.to(tl.float32)
+    outside = (orders < wanted.floor) | (orders > wanted.ceiling)
+    weights = tl.where(outside, 0.0, weights)
+    below = tl.where(wanted.from_above, tl.sum(weights, 0) - left, left)
+    pilots = tl.reshape(orders, (_PILOTS, _GROUP))
+    # Another place in each group: masks may have a period.
+    place = tl.arange(0, _PILOTS) * 5 // _GROUP % _GROUP
+    chosen = tl.arange(0, _GROUP)[None, :] == place[:, None]
+    pilots = tl.sum(tl.where(chosen, pilots, 0), 1)
+    pilots = tl.sort(tl.minimum(tl.maximum(pilots, wanted.floor), wanted.ceiling))
+    rank = _own_rank(orders, weights, pilots, below)
+    value, after = _pilot(pilots, rank, wanted), _pilot(pilots, rank + 1, wanted)
+    region = tl.where(wanted.from_above, orders >= value, orders < after)
+    spread = _SPREAD * tl.sqrt(tl.sum(tl.where(region, weights * weights, 0.0), 0))
+    if complete:  # only rounding can mislead
+        spread = left * _MASS_ERROR + tl.where(wanted.by_mass, 0.0, 0.5)
+    weight = tl.where(wanted.by_mass, tl.exp2((value_of(value) - top) * scale), 1.0)
+    most = tl.maximum(_FILLED * _SAMPLED // (2 * _GROUP) // source.vocab_size, 1)
+    if complete:
+        most = _FILLED // (2 * _GROUP)
+    steps = spread / tl.maximum(_GROUP * weight, 1.0e-30)
+    steps = 1 + tl.minimum(steps, most - 1.0).to(tl.int32)
+    low = _end(orders, weights, pilots, wanted, rank, -steps, -most, below - spread)
+    high = _end(orders, weights, pilots, wanted, rank, steps, most, below + spread)
+    equal = tl.sum(((orders == low) | (orders == high)).to(tl.int32), 0)
+    return low, high, ((low == high) | (equal > _FEW_EQUAL)).to(tl.int32)
 
 
 @jit
-def _own_cut(values, weights, below, bottom, top):
-    """The sample's cut: where `below` of its weight lies below it, nearly."""
-    low, high = bottom, top
-    for _ in range(10):
-        value = low + 0.5 * (high - low)
-        under = tl.sum(tl.where(values < value, weights, 0.0), 0) <= below
-        low, high = tl.where(under, value, low), tl.where(under, high, value)
-    return low
+def _pilot(pilots, rank, wanted):
+    """The pilot of a rank; beyond them, what is proved."""
+    ranks = tl.arange(0, _PILOTS)
+    inner = tl.sum(tl.where(ranks == rank, pilots, 0), 0)
+    return tl.where(rank < 0, wanted.floor, tl.where(rank < _PILOTS, inner, wanted.ceiling))
 
 
 @jit
-def _widened(values, weights, value, least, most, bottom, top):
-    """Orders of two values, one with at most `least` of the weight below it, one with at least
-    `most`, or the ends; not much further from `value` than they must be."""
-    step = tl.maximum((top - bottom) / 512.0, 1.0e-30)
-    low, high = value, value
-    low_step, high_step = step, step
-    under, over = step < 0.0, step < 0.0
-    while ((low > bottom) & (under == 0)) | ((high < top) & (over == 0)):
-        step *= 2.0
-        low_step, high_step = tl.where(under, low_step, step), tl.where(over, high_step, step)
-        low, high = tl.maximum(value - low_step, bottom), tl.minimum(value + high_step, top)
-        under = tl.sum(tl.where(values < low, weights, 0.0), 0) <= least
-        over = tl.sum(tl.where(values < high, weights, 0.0), 0) >= most
-    for _ in tl.static_range(2):  # the last steps may have been too long by half
-        low_step, high_step = 0.5 * low_step, 0.5 * high_step
-        higher, lower = low + 0.5 * low_step, high - 0.5 * high_step
-        under = tl.sum(tl.where(values < higher, weights, 0.0), 0) <= least
-        over = tl.sum(tl.where(values < lower, weights, 0.0), 0) >= most
-        low, high = tl.where(under, higher, low), tl.where(over, lower, high)
-    return order(low), order(high)
+def _own_rank(orders, weights, pilots, below):
+    """The last pilot with at most `below` of the sample's weight below it; the first if none."""
+    ranks = tl.arange(0, _PILOTS)
+    first, last = tl.full((), 0, tl.int32), tl.full((), _PILOTS - 1, tl.int32)
+    while first < last:
+        middle = (first + last + 1) // 2
+        pivot = tl.sum(tl.where(ranks == middle, pilots, 0), 0)
+        under = tl.sum(tl.where(orders < pivot, weights, 0.0), 0) <= below
+        first, last = tl.where(under, middle, first), tl.where(under, last, middle - 1)
+    return first
 
 
 @jit
-def _row_mass(stats, i, top, temperature, num_tiles, padded_tiles: tl.constexpr):
-    """Sum of the masses relative to the row's maximum, float64."""
-    tiles = tl.arange(0, padded_tiles)
-    at = i * num_tiles + tiles
-    maxima = tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf"))
-    masses = tl.load(stats.masses + at, mask=tiles < num_tiles, other=0.0)
-    return tl.sum(masses * tl.exp((maxima - top).to(tl.float64) / temperature), 0)
+def _end(orders, weights, pilots, wanted, rank, steps, most, bound):
+    """The nearest pilot `steps` or more from `rank`, at most `most`, that has no more than `bound`
+    of the weight below it, where `steps` is negative, or no less up to it."""
+    one = tl.where(steps < 0, -1, 1)
+    end = _pilot(pilots, rank + steps, wanted)
+    short = _is_short(orders, weights, end, one, bound)
+    while short & (steps != most) & (rank + steps >= 0) & (rank + steps < _PILOTS):
+        steps += one
+        end = _pilot(pilots, rank + steps, wanted)
+        short = _is_short(orders, weights, end, one, bound)
+    return end
+
+
+@jit
+def _is_short(orders, weights, end, one, bound):
+    beyond = tl.where(one < 0, end, higher(end))
+    under = tl.sum(tl.where(orders < beyond, weights, 0.0), 0)
+    return tl.where(one < 0, under > bound, under < bound)
 
 
 def bracket(
@@ -247,20 +208,26 @@ def bracket(
     stats: TileStats,
     cuts: Cuts,
     scratch: Scratch,
+    brackets: Brackets | None = None,
     *,
+    turn: int,
     edited: bool,
-    second: bool,
 ) -> Brackets:
     """Bracket the cuts of undecided rows; other rows' brackets are left undefined.
 
     Args:
         source, stats, cuts, scratch: as `head` took and gave them.
+        brackets: of the last turn, None in the first; brought up to date in place.
+        turn: how many there were before.
         edited: as for `tile_pass`.
-        second: bracket the top-p of the rows whose top-k a first bracket has cut.
     """
     num_rows, num_tiles = stats.maxima.shape
-    like = scratch.undecided
-    brackets = Brackets(*(torch.empty_like(like) for _ in Brackets._fields))
+    if brackets is None:
+        like = scratch.undecided
+        brackets = Brackets._make(
+            torch.empty_like(like, dtype=torch.float64 if name == "left" else torch.int32)
+            for name in Brackets._fields
+        )
     _bracket_kernel[(num_rows,)](
         source,
         stats,
@@ -268,12 +235,12 @@ def bracket(
         scratch,
         brackets,
         num_tiles,
+        turn,
         padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
         complete=source.vocab_size <= SAMPLED,
         edited=edited,
-        second=second,
-        num_warps=8,
-        maxnreg=128,  # two programs a multiprocessor
+        num_warps=4,
+        maxnreg=128,  # four programs a multiprocessor
         enable_fp_fusion=False,
     )
     return brackets

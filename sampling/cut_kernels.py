@@ -2,17 +2,31 @@
 """Min-p, top-k and top-p in Triton without sorting the vocabulary: the cut within a bracket.
 
 It is found among the values that `scan_kernels` has noted. The measures prove the bracket right:
-where it was wrong, or a tile holds too many values of it, the row stays undecided for
-`search_kernels`.
+where it was wrong, or held more values than there is room for, the row stays undecided, and what
+is known of it now goes to the next turn.
+
+Tiles note their values in no certain order, so sums over a row's notes are of integers: results do
+not depend on who came first.
 """
 
 from __future__ import annotations
 
-from sampling.bracket_kernels import Brackets, load_row, under_min_p
-from sampling.filter_kernels import LAST_ID, Scratch, order, value_of
-from sampling.logit_kernels import TILE, Source, load_raw, processed
+from sampling.brackets import (
+    AGAIN,
+    SECOND,
+    Brackets,
+    first_inside,
+    higher,
+    last_inside,
+    load_row,
+    lower,
+    under_min_p,
+)
+from sampling.filter_kernels import Scratch, order, value_of
+from sampling.kept_kernels import keep, leave, scanned_tiles
+from sampling.logit_kernels import Source
 from sampling.race_kernels import Cuts
-from sampling.scan_kernels import NOTED, scan
+from sampling.scan_kernels import scan
 from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
@@ -20,17 +34,16 @@ _NOTHING = constexpr(-2147483647)  # the order of a NaN, below all others
 
 
 @jit
-def _measured(
-    scan, stats, row, i, factors, num_tiles, padded_tiles: tl.constexpr, second: tl.constexpr
-):
+def _measured(scan, stats, row, i, tiles, top, num_tiles, padded_tiles: tl.constexpr):
     """The measure above the bracket, and the target."""
-    tiles = tl.arange(0, padded_tiles)
-    mask = tiles < num_tiles
-    at = i * num_tiles + tiles
+    tile = tl.arange(0, padded_tiles)
+    mask = tile < num_tiles
+    at = i * num_tiles + tile
     if row.by_mass:
-        above = tl.sum(tl.load(scan.mass_above + at, mask=mask, other=0.0) * factors, 0)
+        factors = tl.exp((tiles.maxima - top).to(tl.float64) / row.temperature)
+        above = tl.sum(tiles.mass_above * factors, 0)
         masses = tl.load(stats.masses + at, mask=mask, other=0.0)
-        if under_min_p(row, second):
+        if under_min_p(row):
             masses = tl.load(scan.mass_allowed + at, mask=mask, other=0.0)
         target = row.top_p * tl.sum(masses * factors, 0)
     else:
@@ -41,43 +54,66 @@ def _measured(
 
 
 @jit
-def _noted(scan, row, i, peak, scale, num_tiles, padded_tiles: tl.constexpr, room: tl.constexpr):
-    """The orders noted, flat, and their measures relative to the highest there may be."""
-    slot = tl.arange(0, padded_tiles * room)
-    tile = slot // room
-    num_inside = tl.load(scan.num_inside + i * num_tiles + tile, mask=tile < num_tiles, other=0)
-    noted = slot % room < tl.where(row.low < row.high, num_inside, 0)
-    at = scan.noted + i * num_tiles * room + slot
-    orders = tl.where(noted, order(tl.load(at, mask=noted, other=0.0)), _NOTHING)
-    return orders, tl.where(noted, tl.exp2((value_of(orders) - peak) * scale), 0.0)
+def _relative(row, orders, peak, scale):
+    """The measures of tokens relative to that of a token at `peak`."""
+    return tl.where(row.by_mass, tl.exp2((value_of(orders) - peak) * scale), 1.0)
 
 
 @jit
-def _noted_cut(orders, weights, low, high, missing):
-    """The highest order, not below `low`, at which the noted weights reach what is missing, and
-    what is missing then of the tokens equal to it."""
-    while low < high:
-        middle = (low.to(tl.int64) + (high.to(tl.int64) - low + 1) // 2).to(tl.int32)
-        reached = tl.sum(tl.where(orders >= middle, weights, 0.0), 0) >= missing
-        low = tl.where(reached, middle, low)
-        high = tl.where(reached, high, middle - 1)
-    return low, missing - tl.sum(tl.where(orders > low, weights, 0.0), 0)
+def _among_noted(scan, row, i, num_noted, wanted, peak, scale, room, size: tl.constexpr):
+    """Where the noted values, from the highest, reach the measure wanted.
+
+    Returns their measure, the order, and how many of the values equal to it are needed. Measures
+    are integers here, scaled so that all sum to 2^30 at most; each is off by less than one, which
+    for all is 2^-17 of their sum.
+    """
+    slot = tl.arange(0, size)
+    mask = slot < num_noted
+    orders = order(tl.load(scan.noted + i * room + slot, mask=mask, other=0.0))
+    orders = tl.where(mask, orders, _NOTHING)
+    weights = tl.where(mask, _relative(row, orders, peak, scale), 0.0)
+    coarse = tl.sum((weights * 131072.0).to(tl.int32) + 1, 0).to(tl.float32) / 131072.0
+    unit = tl.where(row.by_mass, 1073741824.0 / coarse, 1.0)
+    shares = (weights * unit).to(tl.int32)
+    total = tl.sum(shares, 0)
+    goal = tl.ceil(tl.minimum(tl.maximum(wanted * unit, 0.0), total)).to(tl.int32)
+    low, high = first_inside(row), last_inside(row)
+    quarters = tl.arange(0, 4).to(tl.int64)
+    while (low < high) & (total > 0):
+        span = high.to(tl.int64) - low
+        pivots = (low + (quarters * span + 3) // 4).to(tl.int32)
+        above = tl.sum(tl.where(orders[None, :] >= pivots[:, None], shares[None, :], 0), 1)
+        reached = tl.sum((above >= goal).to(tl.int32), 0)  # of the four; the first is `low`
+        end = (low + (reached * span + 3) // 4 - 1).to(tl.int32)
+        high = tl.where(reached < 4, end, high)
+        low = (low + ((reached - 1) * span + 3) // 4).to(tl.int32)
+    goal -= tl.sum(tl.where(orders > low, shares, 0), 0)
+    share = tl.maximum(tl.max(tl.where(orders == low, shares, 0), 0), 1)
+    return total.to(tl.float64) / unit, low, (goal + share - 1) // share
 
 
 @jit
-def _keep_equal(
-    source, row, i, cut, needed, num_equal, padded_tiles: tl.constexpr, edited: tl.constexpr
-):
-    """Keep the first `needed` tokens equal to the cut: how many in each tile, and the last id."""
-    tiles = tl.arange(0, padded_tiles)
-    ends = tl.cumsum(num_equal, 0)
-    kept = tl.minimum(tl.maximum(needed - (ends - num_equal), 0.0), num_equal)
-    last_id = tl.where(cut == row.limit, row.limit_id, LAST_ID)
-    if needed < tl.max(ends, 0):
-        tile = tl.min(tl.where(ends >= needed, tiles, padded_tiles - 1), 0)
-        rank = tl.sum(tl.where(tiles == tile, kept, 0.0), 0)
-        last_id = _equal_id(source, i, tile, cut, rank, edited)
-    return kept.to(tl.float32), last_id
+def _among(scan, row, i, num_noted, wanted, peak, scale, room: tl.constexpr):
+    """`_among_noted` with as many lanes as are needed."""
+    if num_noted <= room // 2:
+        inside, cut, needed = _among_noted(
+            scan, row, i, num_noted, wanted, peak, scale, room, room // 2
+        )
+    else:
+        num_noted = tl.minimum(num_noted, room)
+        inside, cut, needed = _among_noted(scan, row, i, num_noted, wanted, peak, scale, room, room)
+    return inside, cut, needed
+
+
+@jit
+def _decide(row, num_high, num_low, inside, noted_cut, noted_needed, wanted, low_weight):
+    """The cut and how many tokens equal to it are needed, where the bracket holds it."""
+    at_high = wanted <= num_high
+    among = wanted <= num_high + inside
+    cut = tl.where(at_high, row.high, tl.where(among, noted_cut, row.low))
+    at_low = tl.ceil((wanted - num_high - inside) / low_weight)
+    needed = tl.where(at_high, tl.ceil(wanted), tl.where(among, noted_needed, at_low))
+    return cut, needed
 
 
 @jit
@@ -92,72 +128,60 @@ def _finish_kernel(
     padded_tiles: tl.constexpr,
     room: tl.constexpr,
     edited: tl.constexpr,
-    second: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    if tl.load(scratch.undecided + i) != second + 1:
+    state = tl.load(scratch.undecided + i)
+    if state == 0:
         return
-    row = load_row(source, brackets, i, second)
-    tiles = tl.arange(0, padded_tiles)
-    mask = tiles < num_tiles
-    at = i * num_tiles + tiles
-    maxima = tl.load(stats.maxima + at, mask=mask, other=float("-inf"))
-    masses = tl.load(scan.mass_above + at, mask=mask, other=0.0)
-    num_inside = tl.load(scan.num_inside + at, mask=mask, other=0)
+    row = load_row(source, brackets, i, state)
+    tiles = scanned_tiles(scan, stats, row, i, num_tiles, padded_tiles)
     if row.low > row.high:  # min-p alone: all is above
-        tl.store(stats.masses + at, masses, mask=mask)
-        _decide(cuts, scratch, i, row.limit, row.limit_id, 0)
+        leave(stats, cuts, i, row.limit, row.limit_id, tiles.mass_above, num_tiles, padded_tiles)
+        tl.store(scratch.undecided + i, 0)
         return
-    wide = row.low < row.high
-    top, peak = tl.max(maxima, 0), value_of(row.high)
-    factors = tl.exp((maxima - top).to(tl.float64) / row.temperature)
-    above, target = _measured(scan, stats, row, i, factors, num_tiles, padded_tiles, second)
+    top, peak, scale = tl.max(tiles.maxima, 0), value_of(row.high), scale_of(row.temperature)
+    above, target = _measured(scan, stats, row, i, tiles, top, num_tiles, padded_tiles)
     unit = tl.exp((peak - top).to(tl.float64) / row.temperature)
     unit = tl.where(row.by_mass, unit, 1.0)
-    scale = tl.where(row.by_mass, scale_of(row.temperature), 0.0)
-    orders, weights = _noted(scan, row, i, peak, scale, num_tiles, padded_tiles, room)
-    inside = tl.where(wide, tl.sum(weights, 0), tl.sum(num_inside, 0).to(tl.float32))
-    most = above + inside * unit
-    if row.low <= row.limit:  # nothing lower may be kept
-        target = tl.minimum(target, most)
-    crowded = (tl.max(num_inside, 0) > room) & wide
-    if (target <= above) | (target > most) | crowded:
-        tl.store(scratch.undecided + i, 1)
+    wanted = (target - above) / unit  # of the bracket, in tokens at its high end
+    num_noted = tl.sum(tiles.num_inside, 0)
+    num_high = tl.sum(tiles.num_high, 0).to(tl.float64)
+    inside, noted_cut, noted_needed = _among(
+        scan, row, i, num_noted, wanted - num_high, peak, scale, room
+    )
+    low_weight = _relative(row, row.low, peak, scale)
+    num_low = tl.sum(tiles.num_low, 0).to(tl.float64)
+    most = num_high + inside + num_low * low_weight
+    crowded = (num_noted > room) & (wanted > num_high)
+    short = wanted > 0.0
+    if (row.low <= row.limit) & (crowded == 0):  # nothing lower may be kept
+        wanted = tl.minimum(wanted, most)
+    if (short == 0) | ((wanted > most) | crowded):
+        known = tl.where(crowded, num_high, tl.where(short, most, 0.0)) * unit
+        left = tl.abs(target - above - known)
+        _reopen(scratch, brackets, row, i, state, left, short, crowded)
         return
-
-    cut, missing = _noted_cut(orders, weights, row.low, row.high, (target - above) / unit)
-    needed = tl.ceil(missing / tl.exp2((value_of(cut) - peak) * scale))
-    num_equal = tl.reshape((orders == cut).to(tl.int32), (padded_tiles, room))
-    num_equal = tl.where(wide, tl.sum(num_equal, 1), num_inside)
-    kept_equal, last_id = _keep_equal(source, row, i, cut, needed, num_equal, padded_tiles, edited)
-    scale = scale_of(row.temperature)
-    if row.by_mass == 0:  # they weighed 1 each
-        weights = tl.exp2((value_of(orders) - peak) * scale)
-    weights = tl.where(orders > cut, weights, 0.0)
-    kept = tl.sum(tl.reshape(weights, (padded_tiles, room)), 1)
-    kept += kept_equal * tl.exp2((value_of(cut) - peak) * scale)
-    masses += tl.where(kept > 0, kept * tl.exp2((peak - maxima) * scale), 0.0)
-    tl.store(stats.masses + at, masses, mask=mask)
-    _decide(cuts, scratch, i, cut, last_id, tl.where(row.by_mass | (row.top_p >= 1.0), 0, 2))
+    cut, needed = _decide(
+        row, num_high, num_low, inside, noted_cut, noted_needed, wanted, low_weight
+    )
+    masses, last_id = keep(
+        source, scan, row, i, tiles, cut, needed, scale, room, padded_tiles, edited
+    )
+    leave(stats, cuts, i, cut, last_id, masses, num_tiles, padded_tiles)
+    again = (row.by_mass == 0) & (row.top_p < 1.0)
+    tl.store(scratch.undecided + i, tl.where(again, SECOND, 0))
 
 
 @jit
-def _equal_id(source, i, tile, cut, rank, edited: tl.constexpr):
-    """The id of a tile's `rank`-th token equal to the cut."""
-    token_ids = tl.arange(0, TILE) + tile * TILE
-    values = load_raw(source, i, token_ids, token_ids >= 0)
-    if edited:
-        values = processed(values, token_ids, source, i, tile, tile + 1)
-    equal = order(values) == cut
-    found = equal & (tl.cumsum(equal.to(tl.int32), 0) == rank.to(tl.int32))
-    return tl.min(tl.where(found, token_ids, LAST_ID), 0)
-
-
-@jit
-def _decide(cuts, scratch, i, cut, last_id, undecided):
-    tl.store(cuts.thresholds + i, value_of(cut))
-    tl.store(cuts.last_ids + i, last_id)
-    tl.store(scratch.undecided + i, undecided)
+def _reopen(scratch, brackets, row, i, state, left, from_above, crowded):
+    """Tell the next turn on which side of what the cut lies, and how much lies between."""
+    if from_above:
+        tl.store(brackets.ceiling + i, tl.where(crowded, last_inside(row), lower(row.low)))
+    else:
+        tl.store(brackets.floor + i, higher(row.high))
+    tl.store(brackets.left + i, left)
+    tl.store(brackets.from_above + i, from_above.to(tl.int32))
+    tl.store(scratch.undecided + i, tl.where(state > AGAIN, state, state + AGAIN))
 
 
 def cut_within(
@@ -168,18 +192,16 @@ def cut_within(
     brackets: Brackets,
     *,
     edited: bool,
-    second: bool,
 ) -> None:
     """Find the cuts of bracketed rows in place and leave the masses of what they keep.
 
     Args:
         source, stats, cuts, scratch: as `head` took and gave them.
-        brackets: as `bracket` gave them.
-        edited, second: as for `bracket`.
+        brackets: as `bracket` gave them; of rows still undecided they learn where the cut is not.
+        edited: as for `bracket`.
     """
     num_rows, num_tiles = stats.maxima.shape
-    found = scan(source, stats, scratch, brackets, edited=edited, second=second)
-    padded_tiles, room = max(2, triton.next_power_of_2(num_tiles)), found.noted.shape[2]
+    found = scan(source, stats, scratch, brackets, edited=edited)
     _finish_kernel[(num_rows,)](
         source,
         stats,
@@ -188,11 +210,10 @@ def cut_within(
         brackets,
         found,
         num_tiles,
-        padded_tiles=padded_tiles,
-        room=room,
+        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        room=found.noted.shape[1],
         edited=edited,
-        second=second,
-        num_warps=16,
-        maxnreg=64 if padded_tiles * room <= NOTED else 128,  # two programs a multiprocessor
+        num_warps=8,
+        maxnreg=128,  # two programs a multiprocessor
         enable_fp_fusion=False,
     )

@@ -27,7 +27,7 @@ from sampling.logit_kernels import (
 )
 from sampling.race import NO_LAST
 from sampling.race_kernels import Cuts
-from sampling.tile_kernels import PEAK, TileStats
+from sampling.tile_kernels import PEAK, TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
 HEAD = rows.LARGE_TOP_K  # peaks looked at where top-k does not ask for fewer
@@ -45,6 +45,7 @@ _HEAD, _BLOCKS, _CANDIDATES = (
     constexpr(MAX_CANDIDATES),
 )
 _GROUP = constexpr(8)  # blocks read at once
+_HIDDEN = constexpr(2.0)  # mass of candidates over that of the peaks among them, at most likely
 _LOWEST_KEY, _HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
 
 
@@ -95,9 +96,11 @@ def _threshold(peaks, top, wanted):
 
 
 @jit
-def _select(source, stats, scratch, i, top, floor, wanted, num_tiles, padded_tiles: tl.constexpr):
+def _select(
+    stats, scratch, i, top, floor, temperature, wanted, num_tiles, padded_tiles: tl.constexpr
+):
     """Write the blocks that can hold the `wanted` highest; return their threshold, their number
-    and which tiles have none."""
+    and the mass of their peaks."""
     ids = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)
     num_peaks = num_tiles * BLOCKS_PER_TILE
     peaks = tl.load(stats.peaks + i * num_peaks + ids, mask=ids < num_peaks, other=float("-inf"))
@@ -105,8 +108,8 @@ def _select(source, stats, scratch, i, top, floor, wanted, num_tiles, padded_til
     selected = (peaks >= threshold) & (peaks > float("-inf")) & (peaks.to(tl.float64) >= floor)
     slot = tl.cumsum(selected.to(tl.int32), 0) - 1
     tl.store(scratch.blocks + i * _BLOCKS + slot, ids, mask=selected & (slot < _BLOCKS))
-    in_tile = tl.sum(tl.reshape(selected.to(tl.int32), (padded_tiles, BLOCKS_PER_TILE)), 1)
-    return threshold, tl.sum(selected.to(tl.int32), 0), in_tile == 0
+    weights = tl.where(selected, tl.exp2((peaks - top) * scale_of(temperature)), 0.0)
+    return threshold, tl.sum(selected.to(tl.int32), 0), tl.sum(weights, 0)
 
 
 @jit
@@ -210,8 +213,8 @@ def _head_kernel(
     floor = top + temperature * tl.load(floats + LOG_MIN_P)
 
     wanted = tl.minimum(top_k, _HEAD)
-    threshold, num_blocks, missed = _select(
-        source, stats, scratch, i, top, floor, wanted, num_tiles, padded_tiles
+    threshold, num_blocks, peak_mass = _select(
+        stats, scratch, i, top, floor, temperature, wanted, num_tiles, padded_tiles
     )
     # The candidates are all that top-k and min-p leave, or a lone top-p may end among them.
     closed = (top_k <= _HEAD) | (floor >= threshold.to(tl.float64))
@@ -219,8 +222,8 @@ def _head_kernel(
     tl.store(scratch.undecided + i, 1)
     weights = masses * tl.exp((maxima - top).to(tl.float64) / temperature)
     all_mass = tl.sum(weights, 0)
-    # A top-p that wants more than the tiles with candidates hold needs no look at them.
-    open_top_p = open_top_p & (tl.sum(tl.where(missed, weights, 0.0), 0) < (1 - top_p) * all_mass)
+    # Most candidates are peaks: a top-p that wants much more mass than theirs would look in vain.
+    open_top_p = open_top_p & (_HIDDEN * peak_mass > top_p * all_mass)
     if ((closed | open_top_p) == 0) | (num_blocks > _BLOCKS):
         return
     tl.debug_barrier()  # blocks were written by other threads

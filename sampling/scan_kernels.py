@@ -13,17 +13,21 @@ import torch
 from torch import Tensor
 
 from sampling import noise
-from sampling.bracket_kernels import Brackets, load_row, under_min_p
-from sampling.filter_kernels import Scratch, value_of
+from sampling.brackets import (
+    NOTED,
+    Brackets,
+    first_inside,
+    higher,
+    last_inside,
+    load_row,
+    under_min_p,
+)
+from sampling.filter_kernels import LAST_ID, Scratch, value_of
 from sampling.logit_kernels import TILE, Source, load_raw, processed
 from sampling.tile_kernels import TileStats, scale_of
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.triton_support import jit, tl, triton
 
-NOTED = 8192  # room for values inside a row's bracket, in equal shares a tile
-LEAST_NOTED = 64
-SCANNED_TILES = 8  # a program's share of the pass
-
-_SCANNED_TILES = constexpr(SCANNED_TILES)
+PROGRAMS = 4096  # about as many of one warp as run at once
 
 
 class Scan(NamedTuple):
@@ -32,11 +36,14 @@ class Scan(NamedTuple):
     mass_above: Tensor  # float32 [n, tiles]
     num_above: Tensor  # int32 [n, tiles], of rows cut by count
     mass_allowed: Tensor  # float32 [n, tiles], of rows under a min-p
+    num_high: Tensor  # int32 [n, tiles], of tied rows: how many equal the bracket's high
+    num_low: Tensor  # int32 [n, tiles], and its low, if that is another
     num_inside: Tensor  # int32 [n, tiles]
-    noted: Tensor  # float32 [n, tiles, share of NOTED], the values inside the bracket
+    starts: Tensor  # int32 [n, tiles], where the first of them stands in `noted`
+    noted: Tensor  # float32 [n, room], the values inside the bracket, tile by tile
 
 
-@jit
+@jit(do_not_specialize=["share"])
 def _scan_kernel(
     source,
     stats,
@@ -44,45 +51,66 @@ def _scan_kernel(
     brackets,
     scan,
     num_tiles,
+    share,
     room: tl.constexpr,
     in_a_row: tl.constexpr,
     edited: tl.constexpr,
-    second: tl.constexpr,
 ):
-    programs = tl.cdiv(num_tiles, _SCANNED_TILES)  # a row
+    programs = tl.cdiv(num_tiles, share)  # a row
     i = (tl.program_id(0) // programs).to(tl.int64)
-    if tl.load(scratch.undecided + i) != second + 1:
+    state = tl.load(scratch.undecided + i)
+    if state == 0:
         return
-    row = load_row(source, brackets, i, second)
+    row = load_row(source, brackets, i, state)
     scale = scale_of(row.temperature)
-    low, high = value_of(row.low), value_of(row.high)
-    first = tl.program_id(0) % programs * _SCANNED_TILES
-    for tile in range(first, tl.minimum(first + _SCANNED_TILES, num_tiles)):
+    first = tl.program_id(0) % programs * share
+    for tile in range(first, tl.minimum(first + share, num_tiles)):
         token_ids = tl.arange(0, TILE) + tile * TILE
-        values = load_raw(source, i, token_ids, token_ids >= 0)
+        values = load_raw(source, i, token_ids, token_ids < source.vocab_size)
         if edited:
             values = processed(values, token_ids, source, i, tile, tile + 1)
-        above = values > high
-        inside = (values >= low) & (values <= high)
-        if second:  # of the tokens equal to the limit, some are out
-            allowed = (values > value_of(row.limit)) | (token_ids <= row.limit_id)
-            above, inside = above & allowed, inside & allowed
         at = i * num_tiles + tile
         top = tl.load(stats.maxima + at)
-        weights = tl.exp2((values - tl.where(top == float("-inf"), 0.0, top)) * scale)
-        tl.store(scan.mass_above + at, tl.sum(tl.where(above, weights, 0.0), 0))
-        if row.by_mass == 0:
-            tl.store(scan.num_above + at, tl.sum(above.to(tl.int32), 0))
-        if under_min_p(row, second):
-            allowed_weights = tl.where(values >= value_of(row.limit), weights, 0.0)
-            tl.store(scan.mass_allowed + at, tl.sum(allowed_weights, 0))
-        words = _pack(inside, in_a_row)
-        count = _num_bits(words)
-        tl.store(scan.num_inside + at, tl.sum(count, 0))
-        if row.low < row.high:
-            slot = tl.cumsum(count, 0) - count
-            to = scan.noted + at * room
-            _note(source, i, tile, words, slot, to, room, in_a_row, edited)
+        if row.limit_id != LAST_ID:  # of the tokens equal to the limit, some are out
+            allowed = (values != value_of(row.limit)) | (token_ids <= row.limit_id)
+            values = tl.where(allowed, values, float("-inf"))
+        inside = _measure(scan, row, values, top, scale, at)
+        if first_inside(row) <= last_inside(row):
+            words = _pack(inside, in_a_row)
+            count = _num_bits(words)
+            total = tl.sum(count, 0)
+            tl.store(scan.num_inside + at, total)
+            if total > 0:
+                start = tl.atomic_add(brackets.num_noted + i, total, sem="relaxed")
+                tl.store(scan.starts + at, start)
+                slot = tl.cumsum(count, 0) - count + start
+                to = scan.noted + i * room
+                _note(source, i, tile, words, slot, to, room, in_a_row, edited)
+
+
+@jit
+def _measure(scan, row, values, top, scale, at):
+    """Leave a tile's measures; which of its values lie inside the bracket.
+
+    What few rows need is computed anew, in other words than the rest, since a compiler that sees
+    the same twice would keep it in 32 registers for all rows.
+    """
+    low, high = value_of(row.low), value_of(row.high)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    weights = tl.exp2((values - top) * scale)
+    tl.store(scan.mass_above + at, tl.sum(tl.where(values > high, weights, 0.0), 0))
+    if row.by_mass == 0:
+        num_above = tl.sum((values >= value_of(higher(row.high))).to(tl.int32), 0)
+        tl.store(scan.num_above + at, num_above)
+    if under_min_p(row):
+        weights = tl.exp2((top - values) * -scale)
+        allowed_weights = tl.where(values >= value_of(row.limit), weights, 0.0)
+        tl.store(scan.mass_allowed + at, tl.sum(allowed_weights, 0))
+    if row.tied:
+        num_low = tl.sum((values == low).to(tl.int32), 0)
+        tl.store(scan.num_low + at, tl.where(low < high, num_low, 0))
+        tl.store(scan.num_high + at, tl.sum((values == high).to(tl.int32), 0))
+    return (values >= value_of(first_inside(row))) & (values <= value_of(last_inside(row)))
 
 
 @jit
@@ -114,6 +142,7 @@ def _note(
     They are read once more: for the few there are, that is a third of the work of a running
     count over the tile.
     """
+    words = tl.where(slot < room, words, 0)
     while tl.max((words != 0).to(tl.int32), 0) != 0:
         lowest = words & -words
         place = _num_bits(lowest - 1)
@@ -144,38 +173,47 @@ def scan(
     brackets: Brackets,
     *,
     edited: bool,
-    second: bool,
 ) -> Scan:
     """Measure and note what the bracketed rows hold; other rows are left undefined.
+
+    The tiles of a row note their values in no certain order, each its own together and always in
+    the same.
 
     Args:
         source, stats, scratch: as `head` took and gave them.
         brackets: as `bracket` gave them.
-        edited, second: as for `bracket`.
+        edited: as for `tile_pass`.
     """
     num_rows, num_tiles = stats.maxima.shape
 
-    def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(num_rows, num_tiles, *shape, dtype=dtype, device=stats.maxima.device)
+    def buffer(dtype: torch.dtype, columns: int = num_tiles) -> Tensor:
+        return torch.empty((num_rows, columns), dtype=dtype, device=stats.maxima.device)
 
-    def masses(*shape: int) -> Tensor:
-        return buffer(*shape, dtype=torch.float32)
-
-    padded_tiles = max(2, triton.next_power_of_2(num_tiles))
-    room = min(noise.TILE, max(LEAST_NOTED, NOTED // padded_tiles))
-    found = Scan(masses(), buffer(), masses(), buffer(), masses(room))
-    _scan_kernel[(triton.cdiv(num_tiles, SCANNED_TILES) * num_rows,)](
+    room = min(NOTED, max(2, triton.next_power_of_2(num_tiles)) * noise.TILE)
+    found = Scan(
+        mass_above=buffer(torch.float32),
+        num_above=buffer(torch.int32),
+        mass_allowed=buffer(torch.float32),
+        num_high=buffer(torch.int32),
+        num_low=buffer(torch.int32),
+        num_inside=buffer(torch.int32),
+        starts=buffer(torch.int32),
+        noted=buffer(torch.float32, room),
+    )
+    share = triton.cdiv(num_tiles, max(1, PROGRAMS // num_rows))  # tiles a program
+    _scan_kernel[(triton.cdiv(num_tiles, share) * num_rows,)](
         source,
         stats,
         scratch,
         brackets,
         found,
         num_tiles,
+        share,
         room=room,
         in_a_row=16 // source.logits.element_size(),  # a lane's share of one load
         edited=edited,
-        second=second,
         num_warps=1,
+        maxnreg=128 if edited else 64,  # 64: as many programs as a multiprocessor takes
         enable_fp_fusion=False,
     )
     return found

@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Min-p, top-k and top-p in Triton without sorting the vocabulary: the last resort.
 
-Rows that neither the head nor a bracket could decide, by an unlucky sample or a crowd of close
-values in one tile. One program bisects one row's values, a scan of the row a step: slow, and
+Rows that neither the head nor any turn over a bracket could decide, which takes samples that
+mislead time and again. One program bisects one row's values, a scan of the row a step: slow, and
 always right.
 """
 
 from __future__ import annotations
 
-from sampling.bracket_kernels import floor_order, row_top
+from sampling.brackets import floor_order, row_top
 from sampling.filter_kernels import (
     LAST_ID,
     LOG_MIN_P,

@@ -18,6 +18,8 @@ from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
 from sampling.search_kernels import search
 from sampling.tile_kernels import TileStats, tile_pass
 
+TURNS = 2  # over a bracket: one decides almost every row, the next what its sample misjudged
+
 
 def draw(
     logits: Tensor,
@@ -78,8 +80,9 @@ def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int =
     """Where the filters cut; each stage does the rows the one before left undecided."""
     edited = needs.edited
     cuts, scratch = head(source, stats, edited=edited, elsewhere=elsewhere)
-    for second in range(2 if needs.twice_filtered else 1):
-        brackets = bracket(source, stats, cuts, scratch, edited=edited, second=bool(second))
-        cut_within(source, stats, cuts, scratch, brackets, edited=edited, second=bool(second))
+    brackets = None
+    for turn in range(TURNS + needs.twice_filtered):
+        brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=edited)
+        cut_within(source, stats, cuts, scratch, brackets, edited=edited)
     search(source, stats, cuts, scratch, edited=edited)
     return cuts

@@ -42,16 +42,14 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
         max_top: top tokens a request may ask for.
     """
     batch, rows = _batch(1, SamplingParams(), like)
-    tops = TOP_LANES[: bisect.bisect_left(TOP_LANES, rounded_top(max_top)) + 1]
     logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
-    for flags in _stages(RANDOM):
-        for num_top in (0, *tops) if flags & LOGPROBS else (0,):
-            triton_path.draw(logits, _needing(batch, flags, min(num_top, like.vocab_size)), rows)
+    for needs in _each_needs(like, max_top):
+        triton_path.draw(logits, dataclasses.replace(batch, needs=needs), rows)
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=False, peaked=False, reported=False)
     for edited in (False, True):
         scaled_logits(source, stats, batch.positions, edited=edited)
-    for num_top in (0, *tops):
+    for num_top in _tops(like, max_top):
         target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
         prompt_kernels(logits, target_ids, num_top, None, normalized=True)
 
@@ -59,6 +57,7 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
 def compile_verification(
     like: SamplingRows,
     dtype: torch.dtype,
+    max_top: int,
     num_drafts: int,
     draft_logits: Tensor | None,
     method: str,
@@ -67,7 +66,7 @@ def compile_verification(
     """Launch every kernel that verifying drafts can need beside those of `compile_kernels`.
 
     Args:
-        like, dtype: as for `compile_kernels`.
+        like, dtype, max_top: as for `compile_kernels`.
         num_drafts: k.
         draft_logits, method, rates: those of every step, as for `rejection.verify`.
     """
@@ -83,21 +82,25 @@ def compile_verification(
         room=one,
         logits=draft_logits,
     )
-    for flags in itertools.chain(_stages(0), _stages(RANDOM)):
-        needing = _needing(batch, flags, num_top=0)
-        triton_verification.verify(logits, needing, rows, drafts, method, rates)
+    for needs in _each_needs(like, max_top):
+        for flags in (needs.flags, needs.flags & ~RANDOM):
+            needing = dataclasses.replace(batch, needs=dataclasses.replace(needs, flags=flags))
+            triton_verification.verify(logits, needing, rows, drafts, method, rates)
 
 
-def _stages(flags: int) -> Iterator[int]:
-    """The flags with those of every combination of what kernels are compiled apart for."""
+def _each_needs(like: SamplingRows, max_top: int) -> Iterator[SamplingNeeds]:
+    """Of random rows, every combination of what kernels are compiled apart for."""
     stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
     for chosen in itertools.product((0, 1), repeat=len(stages)):
-        yield flags | sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
+        flags = RANDOM + sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
+        for num_top in _tops(like, max_top) if flags & LOGPROBS else (0,):
+            yield SamplingNeeds(flags, greedy=False, num_top=num_top, num_explicit=0)
 
 
-def _needing(batch: SamplingBatch, flags: int, num_top: int) -> SamplingBatch:
-    needs = SamplingNeeds(flags, greedy=False, num_top=num_top, num_explicit=0)
-    return dataclasses.replace(batch, needs=needs)
+def _tops(like: SamplingRows, max_top: int) -> list[int]:
+    """Lengths of top lists, none and one for each of the kernels that make them."""
+    lanes = TOP_LANES[: bisect.bisect_left(TOP_LANES, rounded_top(max_top)) + 1]
+    return [0, *(min(num_top, like.vocab_size) for num_top in lanes)]
 
 
 def race_of_samplers(

@@ -73,6 +73,11 @@ class Choice:
         self._num_kept: int | None = None
         self._first = True
 
+    @property
+    def num_waiting(self) -> int:
+        """Tokens fed and not given out."""
+        return len(self._waiting) + len(self._token_ids) - self._num_tokens_taken
+
     def feed(self, entry: Entry) -> bool:
         """Take in what the engine reports; whether the choice has ended.
 

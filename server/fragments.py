@@ -36,8 +36,8 @@ class TokenFragments:
     """Names, keys and bytes of every id as JSON."""
 
     def __init__(self, texts: Sequence[str], raw: Sequence[bytes]) -> None:
-        self._names = list(map(encode_basestring_ascii, texts))  # ASCII joins fastest
-        self._keys = [f",{name}:" for name in self._names]
+        # ASCII joins fastest. One table for names too: finding a string in memory is what costs.
+        self._keys = [encode_basestring_ascii(text) + ":" for text in texts]
         self._bytes = [orjson.dumps(list(piece)).decode() for piece in raw]
         known: dict[str, int] = {}
         classes = np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
@@ -48,7 +48,7 @@ class TokenFragments:
         """JSON strings."""
         if as_ids:
             return [f'"token_id:{token_id}"' for token_id in token_ids]
-        return list(map(self._names.__getitem__, token_ids))
+        return [key[:-1] for key in map(self._keys.__getitem__, token_ids)]
 
     def byte_lists(self, token_ids: Sequence[int]) -> list[str]:
         """JSON lists."""
@@ -57,17 +57,17 @@ class TokenFragments:
     def keys(
         self, token_ids: Int64Array, values: Float32Array, rows: Int64Array, *, as_ids: bool
     ) -> list[str]:
-        """`,"name":` of each id; of a row's ids with one name the best has it, others go by id."""
+        """`"name":` of each id; of a row's ids with one name the best has it, others go by id."""
         if as_ids:
-            return [f',"token_id:{token_id}":' for token_id in token_ids.tolist()]
+            return [f'"token_id:{token_id}":' for token_id in token_ids.tolist()]
         keys = list(map(self._keys.__getitem__, token_ids.tolist()))
-        doubtful = np.flatnonzero(self._is_ambiguous[token_ids])
+        (doubtful,) = self._is_ambiguous[token_ids].nonzero()
         if len(doubtful):
             names = rows[doubtful] * len(self._classes) + self._classes[token_ids[doubtful]]
             order = np.lexsort((doubtful, -values[doubtful], names))
             taken = np.flatnonzero(np.diff(names[order]) == 0) + 1
             for i in doubtful[order[taken]].tolist():
-                keys[i] = f',"token_id:{token_ids[i]}":'
+                keys[i] = f'"token_id:{token_ids[i]}":'
         return keys
 
 
@@ -84,15 +84,16 @@ def objects_of(keys: list[str], values: list[list[str]], starts: list[int]) -> s
     """Objects with commas between: each of `keys` with a piece of every one of `values`.
 
     Args:
-        keys: `,"name":`, overwritten. starts: where each object begins, not empty ones.
+        keys: `"name":`. starts: where each object begins, not empty ones.
     """
     if not keys:
         return ""
+    before = [","] * len(keys)
     for i in starts:
-        keys[i] = "},{" + keys[i][1:]
-    keys[0] = keys[0][2:]
-    width = 1 + len(values)
+        before[i] = "},{"
+    before[0] = "{"
+    width = 2 + len(values)
     pieces = [""] * (width * len(keys))
-    for column, texts in enumerate([keys, *values]):
+    for column, texts in enumerate([before, keys, *values]):
         pieces[column::width] = texts
     return "".join(pieces) + "}"

@@ -20,7 +20,7 @@ from server.schema.fields import StreamOptions
 from server.tokenizer import Tokenizer
 
 INLINE_BAD_WORDS, INLINE_IDS = 16, 4096
-NON_STREAM_INTERVAL, STOP_STRING_INTERVAL = 16, 4
+NON_STREAM_INTERVAL, STOP_STRING_INTERVAL = 32, 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,27 +41,26 @@ class Shown:
         num_top: int,
         explicit_ids: tuple[int, ...] = (),
     ) -> None:
+        columns: dict[int, int] = {}
+        for i, token_id in enumerate(explicit_ids):
+            columns.setdefault(token_id, i)
         top_ids = arrays.top_ids[:, :num_top]
-        num_rows, num_explicit = len(chosen_ids), len(explicit_ids)
-        explicit = np.broadcast_to(np.array(explicit_ids, np.int32), (num_rows, num_explicit))
-        ids = np.concatenate([top_ids, chosen_ids[:, None], explicit], axis=1)
-        values = np.concatenate(
-            [
-                arrays.top_logprobs[:, :num_top],
-                arrays.chosen[:, None],
-                arrays.explicit[:, :num_explicit],
-            ],
-            axis=1,
-        )
-        keep = np.ones(ids.shape, dtype=np.bool_)
         k = top_ids.shape[1]
-        for column in range(k, ids.shape[1]):
-            keep[:, column] = (ids[:, :column] != ids[:, column : column + 1]).all(axis=1)
-        self.token_ids: Int64Array = ids[keep].astype(np.int64)
-        self.values: Float32Array = values[keep]
-        counts = keep.sum(axis=1)
-        self.rows: Int64Array = np.repeat(np.arange(num_rows), counts)
-        self.starts: list[int] = (np.cumsum(counts) - counts).tolist()
+        ids = np.empty((len(chosen_ids), k + 1 + len(columns)), dtype=np.int32)
+        ids[:, :k], ids[:, k], ids[:, k + 1 :] = top_ids, chosen_ids, list(columns)
+        values = np.empty(ids.shape, dtype=np.float32)
+        values[:, :k], values[:, k] = arrays.top_logprobs[:, :k], arrays.chosen
+        keep = np.ones(ids.shape, dtype=np.bool_)
+        keep[:, k] = (top_ids != ids[:, k, None]).all(axis=1)
+        if columns:
+            values[:, k + 1 :] = arrays.explicit[:, list(columns.values())]
+            keep[:, k + 1 :] = (ids[:, k + 1 :, None] != ids[:, None, : k + 1]).all(axis=2)
+        (kept,) = keep.reshape(-1).nonzero()
+        self.token_ids: Int64Array = ids.reshape(-1)[kept].astype(np.int64)
+        self.values: Float32Array = values.reshape(-1)[kept]
+        self.rows: Int64Array = kept // ids.shape[1]
+        # The first of a row is always kept.
+        self.starts: list[int] = (kept % ids.shape[1] == 0).nonzero()[0].tolist()
         self.id_rows = id_rows(ids, keep)
 
 
@@ -120,7 +119,7 @@ class LogprobWriter:
         keep[:, 0] = True
         shown_ids: list[int] = ids[keep].tolist()
         counts = keep.sum(axis=1)
-        keys = [f',"{token_id}":{{"logprob":' for token_id in shown_ids]
+        keys = [f'"{token_id}":{{"logprob":' for token_id in shown_ids]
         shown_ranks = [',"rank":' + rank for rank in texts_of(all_ranks[keep])]
         names = self._fragments.names(shown_ids, as_ids=self._as_ids)
         texts = [f',"decoded_token":{name}}}' for name in names]

@@ -26,6 +26,9 @@ from server.tokenizer import Tokenizer
 _NO_VALUES = np.zeros(0, dtype=np.float32)
 INLINE_VALUES = 512
 """Replies with fewer values are rendered on the event loop: many may be due in one turn of it."""
+PART_TOKENS = 96
+"""Logprobs are written in parts of so many tokens while a choice still grows: requests that began
+together end together, and whoever waits then waits for the rest only."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,14 @@ def _decode_each(
     return whole, [max(start - stripped, 0) for start in starts]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece with its logprobs as text, those of an echoed prompt first."""
+
+    piece: Piece
+    columns: list[Columns]
+
+
 class Renderer:
     """Writes the choices of one request.
 
@@ -83,6 +94,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._writer = LogprobWriter(tokenizer.fragments, as_ids=job.form.tokens_as_ids)
         self._echoes: dict[int, Echo] = {}
+        self._parts: dict[int, list[Part]] = {}
 
     def _echo(self, prompt_idx: int) -> Echo:
         if prompt_idx not in self._echoes:
@@ -91,45 +103,70 @@ class Renderer:
         return self._echoes[prompt_idx]
 
     def choice(self, index: int, prompt_idx: int, piece: Piece) -> dict[str, Any]:
-        """A choice object of a reply or a chunk."""
+        """A choice object of a reply or a chunk: the piece after those written ahead."""
         form = self._form
-        text = piece.text
-        if piece.first and form.echo:
+        parts = [*self._parts.pop(index, ()), Part(piece, self._columns(prompt_idx, piece))]
+        first, last = parts[0].piece, parts[-1].piece
+        text = "".join(part.piece.text for part in parts)
+        if first.first and form.echo:
             text = self._echo(prompt_idx).text + text
         body: dict[str, Any] = {"index": index, "text": text, "logprobs": None}
         if form.num_top is not None:
-            body["logprobs"] = self._logprobs(prompt_idx, piece)
-        body["finish_reason"] = piece.finish_reason
-        body["stop_reason"] = piece.stop_reason
+            body["logprobs"] = {**self._logprobs(prompt_idx, parts), "mode": form.mode}
+        body["finish_reason"] = last.finish_reason
+        body["stop_reason"] = last.stop_reason
         if form.explicit_ids is not None:
-            width = len(form.explicit_ids)
-            explicit = _NO_VALUES if piece.logprobs is None else piece.logprobs.explicit
-            rows = value_rows(explicit.reshape(-1, width), form.packed)
-            body["logprob_token_ids"] = {"token_ids": form.explicit_ids, "logprobs": rows}
+            arrays = [part.piece.logprobs for part in parts]
+            explicit = [_NO_VALUES, *(a.explicit.reshape(-1) for a in arrays if a is not None)]
+            rows = np.concatenate(explicit).reshape(-1, len(form.explicit_ids))
+            values = value_rows(rows, form.packed)
+            body["logprob_token_ids"] = {"token_ids": form.explicit_ids, "logprobs": values}
         if form.return_token_ids:
-            body["token_ids"] = piece.token_ids
-        if piece.first:
+            body["token_ids"] = [token_id for part in parts for token_id in part.piece.token_ids]
+        if first.first:
             body |= self._prompt_fields(prompt_idx)
         return body
 
-    def _logprobs(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:
+    def due(self, choices: list[Choice]) -> list[Choice]:
+        """Those of the choices of a whole reply that have enough to be written ahead."""
+        if self._form.num_top is None or self._form.packed:
+            return []
+        return [c for c in choices if c.finish_reason is None and c.num_waiting >= PART_TOKENS]
+
+    def write_ahead(self, choices: list[Choice]) -> None:
+        """Write what these choices can give out."""
+        for choice in choices:
+            if (piece := choice.take()) is not None:
+                part = Part(piece, self._columns(choice.prompt_idx, piece))
+                self._parts.setdefault(choice.index, []).append(part)
+
+    def _logprobs(self, prompt_idx: int, parts: list[Part]) -> dict[str, Any]:
+        if self._form.packed:
+            [part] = parts  # nothing is written ahead
+            return self._packed(prompt_idx, part.piece)
+        return join_columns([columns for part in parts for columns in part.columns])
+
+    def _starts(self, prompt_idx: int, piece: Piece) -> list[int]:
+        """Where the tokens of a piece begin, the echoed text included."""
+        if not self._form.echo:
+            return piece.starts
+        offset = len(self._echo(prompt_idx).text)
+        return [offset + start for start in piece.starts]
+
+    def _columns(self, prompt_idx: int, piece: Piece) -> list[Columns]:
         """The positions of a piece, after the echoed ones where it is the first."""
-        form, offset = self._form, 0
-        if form.echo:
-            offset = len(self._echo(prompt_idx).text)
+        form = self._form
+        if form.num_top is None or form.packed:
+            return []
         token_ids = np.array(piece.token_ids, dtype=np.int32)
-        starts = [offset + start for start in piece.starts]
-        echoed = piece.first and form.echo
-        if form.packed:
-            return self._packed(prompt_idx, piece, token_ids, starts, echoed) | {"mode": form.mode}
-        num_top, explicit = form.num_top or 0, form.explicit_ids or ()
-        parts = self._echoed(prompt_idx) if echoed else []
+        parts = self._echoed(prompt_idx) if piece.first and form.echo else []
         if piece.logprobs is not None and piece.token_ids:
-            values = piece.logprobs
-            parts.append(self._writer.scored(token_ids, starts, values, num_top, explicit))
+            starts, explicit = self._starts(prompt_idx, piece), form.explicit_ids or ()
+            shown = (token_ids, starts, piece.logprobs, form.num_top, explicit)
+            parts.append(self._writer.scored(*shown))
         else:
             parts.append(self._writer.unscored(token_ids[:0], []))
-        return {**join_columns(parts), "mode": form.mode}
+        return parts
 
     def _echoed(self, prompt_idx: int) -> list[Columns]:
         """Columns of the prompt's tokens: unscored ones, then scored ones."""
@@ -143,18 +180,13 @@ class Renderer:
             parts.append(self._writer.scored(*shown))
         return parts
 
-    def _packed(
-        self,
-        prompt_idx: int,
-        piece: Piece,
-        token_ids: Int32Array,
-        starts: list[int],
-        echoed: bool,
-    ) -> dict[str, Any]:
+    def _packed(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:
         start, parts = 0, [] if piece.logprobs is None else [piece.logprobs]
         if not piece.token_ids:
             parts = []
-        if echoed:
+        token_ids = np.array(piece.token_ids, dtype=np.int32)
+        starts = self._starts(prompt_idx, piece)
+        if piece.first and self._form.echo:
             prompt = self._job.prompts[prompt_idx].token_ids
             scores = self.prompt_scores[prompt_idx]
             start = len(prompt) if scores is None else scores.start
@@ -201,7 +233,6 @@ class Renderer:
     ) -> bytes:
         """The whole reply, once every choice has ended."""
         job = self._job
-        pieces = [(choice, choice.take()) for choice in choices]
         body: dict[str, Any] = {
             "id": job.reply_id,
             "object": "text_completion",
@@ -209,8 +240,8 @@ class Renderer:
             "model": job.model,
             "choices": [
                 self.choice(choice.index, choice.prompt_idx, piece)
-                for choice, piece in pieces
-                if piece is not None
+                for choice in choices
+                if (piece := choice.take()) is not None
             ],
             "usage": usage,
             "system_fingerprint": job.fingerprint,
@@ -219,14 +250,13 @@ class Renderer:
             body["metrics"] = metrics
         return orjson.dumps(body)
 
-    @property
-    def is_big(self) -> bool:
-        """Whether a whole reply is to be rendered off the event loop."""
-        job, form = self._job, self._form
-        per_token = 0 if form.num_top is None else 2 + form.num_top
-        per_token += len(form.explicit_ids or ())
-        generated = sum(prompt.max_tokens for prompt in job.prompts) * job.n
-        return generated * per_token > INLINE_VALUES or self.prompt_is_big
+    def is_big(self, choices: list[Choice]) -> bool:
+        """Whether what is left to write of a whole reply is to be written off the event loop."""
+        form = self._form
+        num_values = sum(choice.num_generated for choice in choices) * len(form.explicit_ids or ())
+        if form.num_top is not None:
+            num_values += sum(choice.num_waiting for choice in choices) * (2 + form.num_top)
+        return num_values > INLINE_VALUES or self.prompt_is_big
 
     @property
     def prompt_is_big(self) -> bool:

@@ -111,7 +111,9 @@ class Settings(BaseSettings):
     block_size: int = Field(16, ge=1, description="Tokens a block.")
     enable_prefix_caching: bool = Field(True, description="Reuse blocks of equal prefixes.")
     max_num_seqs: Count = Field(256, ge=1, description="Choices running at once.")
-    max_num_batched_tokens: Count = Field(2048, ge=1, description="Tokens a step.")
+    max_num_batched_tokens: Count | None = Field(
+        None, ge=1, description="Tokens a step; 8192 by default on a GPU, 2048 on a CPU."
+    )
     enable_chunked_prefill: bool = Field(True, description="Split prompts over steps.")
     scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="Who runs first.")
     num_threads: int | None = Field(None, ge=1, description="Threads of the engine on CPU.")

@@ -58,11 +58,12 @@ async def _plain_reply(generation: Generation, request: Request, context: Contex
     async with cancel_on_disconnect(request.receive):
         with generation:
             generation.submit()
-            async for _ in generation.updates():
-                pass
+            async for changed in generation.updates():
+                if due := generation.renderer.due(changed):
+                    await context.worker.run(generation.renderer.write_ahead, due)
         reply = generation.renderer.reply
         ends = generation.choices, generation.usage(), generation.metrics()
-        if generation.renderer.is_big:
+        if generation.renderer.is_big(generation.choices):
             return json_response(await context.worker.run(reply, *ends))
         return json_response(reply(*ends))
 

@@ -25,10 +25,15 @@ def id_array(value: Any) -> Int32Array:
     for kind in set(map(type, value)) - {int}:
         odd = next(item for item in value if type(item) is kind)
         raise ValueError(f"must hold integers only, got {shown(odd)}")
-    if value and not (min(value) >= 0 and max(value) <= ID_MAX):
+    try:
+        token_ids = np.array(value, dtype=np.int32)
+        fits = not (token_ids < 0).any()
+    except OverflowError:
+        fits = False
+    if not fits:
         odd = next(item for item in value if not 0 <= item <= ID_MAX)
         raise ValueError(f"must hold ids in [0, {ID_MAX}], got {shown(odd)}")
-    return np.array(value, dtype=np.int32)
+    return token_ids
 
 
 TokenIdArray = Annotated[Int32Array, PlainValidator(id_array, json_schema_input_type=list[TokenId])]

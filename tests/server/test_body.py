@@ -141,7 +141,6 @@ async def test_big_replies_are_rendered_off_the_event_loop() -> None:
                 admission=context.admission,
                 metrics=context.metrics,
             )
-            assert generation.renderer.is_big
             choice = generation.choices[0]
             scores = score(value_row(0), 97, 50, ())
             output = StepOutput(
@@ -155,6 +154,7 @@ async def test_big_replies_are_rendered_off_the_event_loop() -> None:
                 stats=NO_STATS,
             )
             choice.feed(Entry(output, 0, 0))
+            assert generation.renderer.is_big([choice])
             raw = await context.worker.run(generation.renderer.reply, [choice], {}, None)
             return httpx.Response(200, content=raw)
 

@@ -68,7 +68,7 @@ class TestToTheEngine:
     @pytest.mark.parametrize(
         ("body", "interval"),
         [
-            ({}, 16),
+            ({}, 32),
             ({"stop": "x"}, 4),
             ({"stream": True}, 2),
             ({"stream": True, "stream_interval": 5}, 5),

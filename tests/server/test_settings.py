@@ -164,6 +164,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "logprobs_mode": "raw_logits",
         "gpu_memory_utilization": 0.5,
         "cpu_kvcache_space": 2.5,
+        "max_num_batched_tokens": 999,
         "speculative_config": SPECULATION,
     }
 

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from server.choice import Choice
+from server.render import Renderer
 from tests.fakes import EOS, FakeEngine, Script
 from tests.server.conftest import Site, chunks_of, in_process
 
@@ -99,6 +101,31 @@ async def test_a_joined_stream_equals_the_plain_reply(
     body["min_tokens"] = min(body.get("min_tokens", 0), body["max_tokens"])
     async with in_process(FakeEngine(writes(tokens))) as site:
         await check_equal(site, body)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"echo": True, "logprob_token_ids": [98, 5], "return_token_ids": True},
+        {"n": 2, "stop": ["ab!"], "return_tokens_as_token_ids": True},
+    ],
+)
+async def test_logprobs_written_ahead_join_the_rest(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[Choice] = []
+    write_ahead = Renderer.write_ahead
+
+    def noting(renderer: Renderer, choices: list[Choice]) -> None:
+        parts.extend(choices)
+        write_ahead(renderer, choices)
+
+    monkeypatch.setattr(Renderer, "write_ahead", noting)
+    tokens = [97, 0xC3, 0xA9, 98, 258, 0xFF] * 35 + [97, 98, 33]
+    async with in_process(FakeEngine(writes(tokens))) as site:
+        await check_equal(site, {"prompt": "ab", "max_tokens": 240, "logprobs": 2, **options})
+    assert len(parts) >= 2
 
 
 @pytest.mark.parametrize("include", [False, True])
