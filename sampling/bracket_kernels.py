@@ -38,7 +38,7 @@ _SAMPLED, _MASS_ERROR = constexpr(SAMPLED), constexpr(MASS_ERROR)
 _GROUP, _PILOTS = constexpr(8), constexpr(SAMPLED // 8)  # a group shares a sector of memory
 _GOLDEN = constexpr(40503)  # 2^16 over the golden ratio
 _FILLED = constexpr(NOTED * 6 // 10)  # of the room: what a bracket holds varies by a fifth
-_SPREAD = constexpr(4.0)  # standard deviations between the sample's estimate and the bracket
+_SPREAD = constexpr(3.7)  # standard deviations between the sample's estimate and the bracket
 _FEW_EQUAL = constexpr(16)  # samples equal to the bracket's ends; of more the row may hold too many
 
 
@@ -154,7 +154,7 @@ def _bracket(
     if complete:
         most = _FILLED // (2 * _GROUP)
     steps = spread / tl.maximum(_GROUP * weight, 1.0e-30)
-    steps = 1 + tl.minimum(steps, most - 1.0).to(tl.int32)
+    steps = tl.maximum(tl.minimum(steps, most).to(tl.int32), 1)
     low = _end(orders, weights, pilots, wanted, rank, -steps, -most, below - spread)
     high = _end(orders, weights, pilots, wanted, rank, steps, most, below + spread)
     equal = tl.sum(((orders == low) | (orders == high)).to(tl.int32), 0)

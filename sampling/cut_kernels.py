@@ -78,15 +78,10 @@ def _among_noted(scan, row, i, num_noted, wanted, peak, scale, room, size: tl.co
     total = tl.sum(shares, 0)
     goal = tl.ceil(tl.minimum(tl.maximum(wanted * unit, 0.0), total)).to(tl.int32)
     low, high = first_inside(row), last_inside(row)
-    quarters = tl.arange(0, 4).to(tl.int64)
     while (low < high) & (total > 0):
-        span = high.to(tl.int64) - low
-        pivots = (low + (quarters * span + 3) // 4).to(tl.int32)
-        above = tl.sum(tl.where(orders[None, :] >= pivots[:, None], shares[None, :], 0), 1)
-        reached = tl.sum((above >= goal).to(tl.int32), 0)  # of the four; the first is `low`
-        end = (low + (reached * span + 3) // 4 - 1).to(tl.int32)
-        high = tl.where(reached < 4, end, high)
-        low = (low + ((reached - 1) * span + 3) // 4).to(tl.int32)
+        middle = (low.to(tl.int64) + (high.to(tl.int64) - low + 1) // 2).to(tl.int32)
+        reached = tl.sum(tl.where(orders >= middle, shares, 0), 0) >= goal
+        low, high = tl.where(reached, middle, low), tl.where(reached, high, middle - 1)
     goal -= tl.sum(tl.where(orders > low, shares, 0), 0)
     share = tl.maximum(tl.max(tl.where(orders == low, shares, 0), 0), 1)
     return total.to(tl.float64) / unit, low, (goal + share - 1) // share

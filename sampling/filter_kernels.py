@@ -45,7 +45,7 @@ _HEAD, _BLOCKS, _CANDIDATES = (
     constexpr(MAX_CANDIDATES),
 )
 _GROUP = constexpr(8)  # blocks read at once
-_HIDDEN = constexpr(2.0)  # mass of candidates over that of the peaks among them, at most likely
+_HIDDEN = constexpr(1.25)  # mass of candidates over that of the peaks among them, at most likely
 _LOWEST_KEY, _HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
 
 

@@ -93,15 +93,18 @@ class FlashInferPrefill:
         self._step = 0
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         kinds = {self._kinds[i] for i in self.layers}
-        for kind in kinds:
-            _load_kernels(kind, dtype, device)
-        self._wrappers = {kind: [_wrapper(workspace) for _ in range(IN_FLIGHT)] for kind in kinds}
-        self._shared = {
-            kind: [_wrapper(workspace) for _ in range(IN_FLIGHT)]
-            for kind in kinds
-            if kind.sliding_window is None
-        }
+        backend = _backend(device)
+        self._wrappers = {kind: _wrappers(workspace, backend) for kind in kinds}
+        shareable = [kind for kind in kinds if kind.sliding_window is None]
+        self._shared = {kind: _wrappers(workspace, backend) for kind in shareable}
+        # What rows keep apart is short: FA3 would fill a quarter of its tiles of 128 queries.
+        self._own = {kind: _wrappers(workspace, "fa2") for kind in shareable}
         self._num_shared = 0
+        for kind in kinds:
+            _load_kernels(kind, backend, dtype, device)
+        for kind in shareable:
+            _load_kernels(kind, "fa2", dtype, device)
+            _compile_merging(kind, dtype, device)
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Plan for the step's rows; their `seq_lens_np` must be exact."""
@@ -112,10 +115,11 @@ class FlashInferPrefill:
         if inputs.num_shared:
             own_lens = inputs.seq_lens_np - inputs.num_shared * self._cache.block_size
             own = self._pages(inputs.block_tables[:, inputs.num_shared :], own_lens)
-        for kind, wrappers in self._wrappers.items():
-            pages = own if self._is_shared(kind) else whole
-            query_starts, longest = inputs.query_starts_np, inputs.max_query_len
-            self._plan(wrappers[self._step], kind, pages, query_starts, longest, causal=True)
+        for kind in self._wrappers:
+            shares = self._is_shared(kind)
+            wrapper = (self._own if shares else self._wrappers)[kind][self._step]
+            pages, query_starts = own if shares else whole, inputs.query_starts_np
+            self._plan(wrapper, kind, pages, query_starts, inputs.max_query_len, causal=True)
         if inputs.num_shared:
             self._begin_shared(inputs)
 
@@ -176,23 +180,30 @@ class FlashInferPrefill:
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of q [T, num_q_heads, D] over stored keys, into `out` of the same shape."""
-        kind, cache = self._kinds[layer], self._cache.layers[layer]
-        wrapper = self._wrappers[kind][self._step]
+        kind, cache, step = self._kinds[layer], self._cache.layers[layer], self._step
         if not self._is_shared(kind):
-            wrapper.run(q, cache, out=out)
+            self._wrappers[kind][step].run(q, cache, out=out)
             return
-        own, own_log = wrapper.run(q, cache, return_lse=True)
-        shared, shared_log = self._shared[kind][self._step].run(q, cache, return_lse=True)
+        own, shared = torch.empty_like(out), torch.empty_like(out)
+        _, own_log = self._own[kind][step].run(q, cache, out=own, return_lse=True)
+        _, shared_log = self._shared[kind][step].run(q, cache, out=shared, return_lse=True)
         merge_states(own, own_log, shared, shared_log, out)
 
 
-def _load_kernels(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:
+def _compile_merging(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:
+    """What the first request that shares a query would else compile."""
+    states = torch.zeros((3, 1, kind.num_q_heads, kind.head_dim), dtype=dtype, device=device)
+    logs = torch.zeros((2, 1, kind.num_q_heads), device=device)
+    merge_states(states[0], logs[0], states[1], logs[1], states[2])
+
+
+def _load_kernels(kind: Kind, backend: str, dtype: torch.dtype, device: torch.device) -> None:
     """What `plan` would else load, or build, in the first step."""
     from flashinfer.prefill import get_batch_prefill_module  # slow to import
 
     no_positions, no_fp16_sums = 0, False
     get_batch_prefill_module(
-        _backend(device),
+        backend,
         dtype,
         dtype,
         dtype,
@@ -206,8 +217,9 @@ def _load_kernels(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:
     )
 
 
-def _wrapper(workspace: torch.Tensor) -> Any:
+def _wrappers(workspace: torch.Tensor, backend: str) -> list[Any]:
+    """One for each step in flight."""
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
-    backend = _backend(workspace.device)
-    return BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend)
+    make = BatchPrefillWithPagedKVCacheWrapper
+    return [make(workspace, "NHD", backend=backend) for _ in range(IN_FLIGHT)]

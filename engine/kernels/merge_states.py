@@ -39,7 +39,7 @@ def merge_states_torch(
     out.copy_((a.float() * weight_a + b.float() * weight_b) / (weight_a + weight_b))
 
 
-@jit
+@jit(do_not_specialize=["num_rows"])
 def _merge_states_kernel(
     a_ptr,
     log_a_ptr,

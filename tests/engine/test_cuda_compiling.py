@@ -12,7 +12,7 @@ from demo import MODEL_FOLDER
 from engine.build import build_engine
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import PromptLogprobsParams, Request
+from engine.request import Finish, PromptLogprobsParams, Request, ScoringRequest
 from engine.speculation.config import SpeculativeConfig
 from sampling.compiling import compiling_together, on_compilation
 from sampling.params import SamplingParams
@@ -72,6 +72,39 @@ def serve(engine: Engine, waiting: list[Request], at_once: int) -> None:
         for _, output in engine.step():
             assert not output.errors, output.errors
             running -= set(output.handles[output.finish > 0].tolist())
+
+
+@pytest.mark.gpu
+def test_nothing_is_compiled_for_items_that_share_a_query(compiled: list[str]) -> None:
+    engine = build_engine(
+        EngineConfig(
+            model=ModelConfig(model=str(MODEL_FOLDER), dtype="bfloat16", max_model_len=512),
+            cache=CacheConfig(num_blocks=2000),
+            scheduler=SchedulerConfig(max_rows=MAX_ROWS, max_step_tokens=256),
+        )
+    )
+    on_compilation(compiled.append)
+    rng = np.random.default_rng(4)
+    for handle, (num_items, item_len, query_len) in enumerate(
+        [(40, 9, 100), (1, 3, 0), (7, 1, 33)]
+    ):
+        query, items = (
+            rng.integers(3, 8000, size).astype(np.int32)
+            for size in (query_len, num_items * item_len)
+        )
+        request = ScoringRequest(
+            handle=handle,
+            query_token_ids=query,
+            item_token_ids=items,
+            item_lens=np.full(num_items, item_len, dtype=np.int32),
+            num_read=np.ones(num_items, dtype=np.int32),
+            id_lists=np.array([[50, 60]], dtype=np.int32),
+        )
+        engine.score(b"", request)
+        while engine.has_work:
+            for _, output in engine.step():
+                assert [scores.finish for scores in output.item_scores] in ([], [Finish.LENGTH])
+    assert sorted(set(compiled)) == []
 
 
 @pytest.mark.gpu

@@ -78,7 +78,9 @@ class Wrapper:
 def test_shared_blocks_change_nothing(
     monkeypatch: pytest.MonkeyPatch, window: int | None, num_shared: int
 ) -> None:
-    monkeypatch.setattr(flashinfer, "_wrapper", lambda workspace: Wrapper())
+    made = flashinfer.IN_FLIGHT
+    monkeypatch.setattr(flashinfer, "_wrappers", lambda *args: [Wrapper() for _ in range(made)])
+    monkeypatch.setattr(flashinfer, "_backend", lambda device: "fa3")
     monkeypatch.setattr(flashinfer, "_load_kernels", lambda *args: None)
     torch.manual_seed(0)
     spec = replace(SPEC, sliding_window=window)
