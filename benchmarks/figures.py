@@ -29,10 +29,8 @@ COPY_GB_PER_S = 4298
 VOCAB_SIZE = 151936
 MUSTS = {"greedy": 60_000.0, "mixed": 25_000.0}
 """Tokens a second of 0.6B over HTTP."""
-WORKLOADS = (
-    *("single", "greedy", "mixed", "poisson", "topkp", "temp", "sampled", "logprobs", "burst"),
-    *("score", "score-lp", "score-prefix"),
-)
+WORKLOADS = ("single", "greedy", "mixed", "poisson", "topkp", "sampled", "burst")
+"""Logprobs and scores have figures of their own: `benchmarks.scoring_figures`."""
 SERVER_FLAGS = (
     *("--load-format", "dummy", "--max-num-batched-tokens", "8192"),
     *("--gpu-memory-utilization", "0.6", "--disable-uvicorn-access-log"),
@@ -103,17 +101,20 @@ def _figures_of(shape: str, name: str, row: dict[str, Any]) -> Iterator[Figure]:
 
 
 def serving_figures(shape: str) -> Iterator[Figure]:
-    """One shape behind HTTP with random weights: starts without and with a Triton cache, loads."""
+    """One shape behind HTTP with random weights; how the small one starts, without and with a Triton
+    cache."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_shape(shape, Path(folder) / "model"))
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
         made_by = {"command": f"python -m benchmarks.record --parts serving:{shape}"}
         started = time.monotonic()
-        with serving(model, *SERVER_FLAGS):
-            yield _start(shape, "cold", time.monotonic() - started) | made_by
+        if shape != BIG:
+            with serving(model, *SERVER_FLAGS):
+                yield _start(shape, "cold", time.monotonic() - started) | made_by
         started = time.monotonic()
         with serving(model, *SERVER_FLAGS) as url:
-            yield _start(shape, "warm", time.monotonic() - started) | made_by
+            if shape != BIG:
+                yield _start(shape, "warm", time.monotonic() - started) | made_by
             made_by["check"] = _check_over_http(url, model)
             for name in WORKLOADS if shape != BIG else ("single", "greedy"):
                 passes = [asyncio.run(measure(url, name, VOCAB_SIZE, i)) for i in range(2)]
@@ -125,7 +126,7 @@ def serving_figures(shape: str) -> Iterator[Figure]:
 
 def _start(shape: str, name: str, seconds: float) -> Figure:
     print("start", shape, name, round(seconds, 1), flush=True)
-    most = {"cold": 60.0, "warm": 20.0}[name] if shape != BIG else None
+    most = {"cold": 60.0, "warm": 20.0}[name]
     what = f"{shape}, start until ready, {name}"
     made = figure(what, round(seconds, 1), "s", "<=", most, None)
     return made | {"check": "the server answered /ready"}
@@ -162,9 +163,6 @@ def _figures_over_http(shape: str, name: str, best: Result) -> Iterator[Figure]:
         for key in ("first_token", "token", "longest_gap"):
             what = f"{shape}, `poisson`: 99th percentile, {key.replace('_', ' ')}"
             yield figure(what, round(best[f"{key}_p99_s"] * 1e3, 1), "ms", "<=", None, None)
-    elif name.startswith("score"):
-        what, value = f"{shape}, `{name}` over HTTP", best["requests_per_s"]
-        yield figure(what, value, "requests/s", ">=", None, None)
     else:
         must = MUSTS.get(name) if shape != BIG else None
         what, value = f"{shape}, `{name}` over HTTP", best["output_tokens_per_s"]
