@@ -101,8 +101,7 @@ def _figures_of(shape: str, name: str, row: dict[str, Any]) -> Iterator[Figure]:
 
 
 def serving_figures(shape: str) -> Iterator[Figure]:
-    """One shape behind HTTP with random weights; how the small one starts, without and with a Triton
-    cache."""
+    """One shape behind HTTP with random weights; of the small one, starts too, cold and warm."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_shape(shape, Path(folder) / "model"))
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")

@@ -30,6 +30,7 @@ from sampling.scan_kernels import scan
 from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton
 
+_HALVINGS = constexpr(12)  # after as many, few of 8,192 spread values are left
 _NOTHING = constexpr(-2147483647)  # the order of a NaN, below all others
 
 
@@ -78,10 +79,17 @@ def _among_noted(scan, row, i, num_noted, wanted, peak, scale, room, size: tl.co
     total = tl.sum(shares, 0)
     goal = tl.ceil(tl.minimum(tl.maximum(wanted * unit, 0.0), total)).to(tl.int32)
     low, high = first_inside(row), last_inside(row)
+    halvings = 0
     while (low < high) & (total > 0):
         middle = (low.to(tl.int64) + (high.to(tl.int64) - low + 1) // 2).to(tl.int32)
         reached = tl.sum(tl.where(orders >= middle, shares, 0), 0) >= goal
         low, high = tl.where(reached, middle, low), tl.where(reached, high, middle - 1)
+        halvings += 1
+        if halvings >= _HALVINGS:  # the highest value left may well be the cut, and the only one
+            highest = tl.maximum(tl.max(tl.where(orders <= high, orders, low), 0), low)
+            reached = tl.sum(tl.where(orders >= highest, shares, 0), 0) >= goal
+            low = tl.where(reached, highest, low)
+            high = tl.where(reached, highest, highest - 1)
     goal -= tl.sum(tl.where(orders > low, shares, 0), 0)
     share = tl.maximum(tl.max(tl.where(orders == low, shares, 0), 0), 1)
     return total.to(tl.float64) / unit, low, (goal + share - 1) // share
