@@ -216,7 +216,10 @@ _FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR))
 def failure_of(finish: Finish, message: str | None) -> ApiError:
     """What clients are told of a request that the engine ended."""
     if finish == Finish.NAN:
-        words = "the model's logits had NaN, +Inf or no finite value"
+        words = (
+            "no token could be drawn: the model's logits had NaN or +Inf, or none finite was left, "
+            "which contradicting masks do too"
+        )
         return ApiError(500, words, code="nan_logits")
     if finish == Finish.ERROR:
         return ApiError(500, message or "the engine's step failed", code="engine_error")

@@ -89,7 +89,8 @@ def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], 
         inside = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
         spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
         if not inside:
-            raise bad_request("bad_words", f"bad_words holds {word!r}, which has no tokens")
+            reason = "which has no tokens: white space before a word does not count"
+            raise bad_request("bad_words", f"bad_words holds {word!r}, {reason}")
         found[inside] = None
         if spaced and spaced[0] != inside[0] and len(spaced) == len(inside):
             found[spaced] = None

@@ -89,7 +89,7 @@ class SamplingFields(WireModel):
         None, description="The only ids that may be drawn."
     )
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)] | None = Field(
-        None, description="Texts never generated, alone or after a space."
+        None, description="Never generated, alone or after a space; leading white space is cut."
     )
 
 
