@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import tempfile
 import time
@@ -25,6 +24,7 @@ import aiohttp
 import numpy as np
 
 from benchmarks.bench_serving import load, serving
+from benchmarks.bench_speculation import free_memory
 from benchmarks.shapes import BIG, QWEN3, SHAPES, write_shape
 from benchmarks.workloads import Body, make_workload
 from demo import MODEL_FOLDER
@@ -136,9 +136,8 @@ def without_http(model: str, sizes: Sizes) -> dict[str, float]:
     found["scoring_s"] = round(min(scoring_s(engine, sizes, i) for i in range(REPEAT + 1)), 4)
     plain = found[f"prefill_prompts_of_{sizes.prompt_len}_s"]
     found["scoring_over_prefill"] = round(found["scoring_s"] / plain, 3)
-    engine = None  # type: ignore[assignment]
-    gc.unfreeze()  # the memory is the server's now
-    gc.collect()
+    del engine
+    free_memory()  # it is the server's now
     return found
 
 

@@ -50,6 +50,18 @@ def compiled() -> Iterator[list[str]]:
     on_compilation(None)
 
 
+def make_engine(cuda_graphs: bool = True, speculation: SpeculativeConfig | None = None) -> Engine:
+    return build_engine(
+        EngineConfig(
+            model=ModelConfig(model=str(MODEL_FOLDER), dtype="bfloat16", max_model_len=512),
+            cache=CacheConfig(num_blocks=2000),
+            scheduler=SchedulerConfig(max_rows=MAX_ROWS, max_step_tokens=256),
+            cuda_graphs=cuda_graphs,
+            speculation=speculation,
+        )
+    )
+
+
 def requests(count: int, rng: np.random.Generator) -> Iterator[Request]:
     for handle in range(count):
         scores = PROMPT_SCORES[rng.integers(len(PROMPT_SCORES))]
@@ -76,13 +88,7 @@ def serve(engine: Engine, waiting: list[Request], at_once: int) -> None:
 
 @pytest.mark.gpu
 def test_nothing_is_compiled_for_items_that_share_a_query(compiled: list[str]) -> None:
-    engine = build_engine(
-        EngineConfig(
-            model=ModelConfig(model=str(MODEL_FOLDER), dtype="bfloat16", max_model_len=512),
-            cache=CacheConfig(num_blocks=2000),
-            scheduler=SchedulerConfig(max_rows=MAX_ROWS, max_step_tokens=256),
-        )
-    )
+    engine = make_engine()
     on_compilation(compiled.append)
     rng = np.random.default_rng(4)
     for handle, (num_items, item_len, query_len) in enumerate(
@@ -121,15 +127,7 @@ def test_nothing_is_compiled_inside_a_request(
             num_speculative_tokens=3,
             draft_sample_method=draft_sample_method,
         )
-    engine = build_engine(
-        EngineConfig(
-            model=ModelConfig(model=str(MODEL_FOLDER), dtype="bfloat16", max_model_len=512),
-            cache=CacheConfig(num_blocks=2000),
-            scheduler=SchedulerConfig(max_rows=MAX_ROWS, max_step_tokens=256),
-            cuda_graphs=cuda_graphs,
-            speculation=speculation,
-        )
-    )
+    engine = make_engine(cuda_graphs, speculation)
     on_compilation(compiled.append)
     rng = np.random.default_rng(3)
     for at_once in (1, 2, 5, 40):
