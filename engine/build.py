@@ -6,26 +6,20 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 import torch
 from msgspec import structs
 
-from engine.attention.base import AttentionBackend, AttentionSpec, KVCache
-from engine.attention.cuda import CudaAttention
-from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig, SamplingConfig
-from engine.cuda_graphs import DecodeGraphs
 from engine.drafting import draft_rules
 from engine.engine import Engine
 from engine.memory import Limits, measure
-from engine.model_runner import ModelRunner
 from engine.models.base import CausalLM
 from engine.models.loader import eos_token_ids, load_model
+from engine.parts import Parts, make_attention, step_buffers
 from engine.plan import Runner
-from engine.speculation.cache import MakeAttention
 from engine.speculation.load import load_drafter
 from engine.verification import Speculation
 from sampling.compiling import on_compilation
@@ -33,7 +27,6 @@ from sampling.flashinfer import UnavailableError
 from sampling.logprob_kernels import MAX_TOP
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
-from sampling.triton_support import kernels_run_on
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +113,10 @@ def assemble(
         sampler.warm_up(max_rows, max_top=config.sampling.max_logprobs)
         if speculation is not None:
             speculation.warm_up(torch.float32, config.sampling.max_logprobs)
-    parts = _Parts(model, rows, sampling_rows, sampler, speculation, device)
+    buffers = None
+    if config.cuda_graphs:
+        buffers = step_buffers(model, config.scheduler.step_tokens, speculation)
+    parts = Parts(model, rows, sampling_rows, sampler, speculation, device, buffers)
     with _timed("measuring memory"):
         num_blocks, max_model_len = _size_cache(config, parts, max_model_len)
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
@@ -148,19 +144,6 @@ def assemble(
     return Engine(config, info, wrap(runner), drafting)
 
 
-def make_attention(rows: RequestRows) -> MakeAttention:
-    """How attention is made on the rows' device, for the target and for a drafter."""
-    if rows.device.type != "cuda" or not kernels_run_on(rows.device):
-        return PlainAttention
-    # A draft model's first forward has the newest token beside those that were verified.
-    max_decode_len = rows.drafts.shape[1] + 2 if rows.drafts.shape[1] else 1
-
-    def on_cuda(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
-        return CudaAttention(specs, cache, rows.scratch_row, max_decode_len)
-
-    return on_cuda
-
-
 def load_speculation(
     config: EngineConfig, target: CausalLM, rows: RequestRows, sampling_rows: SamplingRows
 ) -> Speculation | None:
@@ -179,64 +162,6 @@ def load_speculation(
     )
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What a runner is made of besides its cache."""
-
-    model: CausalLM
-    rows: RequestRows
-    sampling_rows: SamplingRows
-    sampler: Sampler
-    speculation: Speculation | None
-    device: torch.device
-
-    @property
-    def bytes_per_block(self) -> int:
-        """Bytes a block takes in all layers, the drafter's included."""
-        specs = list(self.model.attention_specs)
-        if self.speculation is not None:
-            specs += self.speculation.drafter.attention_specs
-        return KVCache.bytes_per_block(specs, self.rows.block_size, self.model.dtype)
-
-    def cache(self, num_blocks: int) -> KVCache:
-        """A cache for the model's layers, and another for the drafter's in its hands."""
-        model, block_size = self.model, self.rows.block_size
-        if self.speculation is not None:
-            self.speculation.drafter.allocate(num_blocks)
-        return KVCache(model.attention_specs, num_blocks, block_size, model.dtype, self.device)
-
-    def runner(self, cache: KVCache, *, with_graphs: bool) -> ModelRunner:
-        """A runner over `cache`, its decode steps captured where that is possible."""
-        attention = make_attention(self.rows)(self.model.attention_specs, cache)
-        with_graphs = with_graphs and isinstance(attention, CudaAttention)
-        return ModelRunner(
-            self.model,
-            attention,
-            self.rows,
-            self.sampling_rows,
-            self.sampler,
-            self._graphs(attention) if with_graphs else None,
-            self.speculation,
-        )
-
-    def _graphs(self, attention: AttentionBackend) -> DecodeGraphs | None:
-        graphs = DecodeGraphs(
-            self.model,
-            attention,
-            self.rows,
-            self.sampling_rows,
-            self.sampler,
-            self.speculation,
-        )
-        try:
-            graphs.capture()
-        except RuntimeError as error:  # modelling code that looks at values on the host
-            reason = str(error).strip().split("\n", 1)[0]
-            logger.warning("decode steps run without CUDA graphs: %s", reason)
-            return None
-        return graphs
-
-
 def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
     asked = config.model.max_model_len
     if asked is None:
@@ -250,7 +175,7 @@ def _max_model_len(config: EngineConfig, model: CausalLM) -> int:
     return asked
 
 
-def _size_cache(config: EngineConfig, parts: _Parts, max_model_len: int) -> tuple[int, int]:
+def _size_cache(config: EngineConfig, parts: Parts, max_model_len: int) -> tuple[int, int]:
     """Number of blocks, and the context length they can hold."""
     block_size = config.cache.block_size
     per_block = parts.bytes_per_block
@@ -271,7 +196,7 @@ def _size_cache(config: EngineConfig, parts: _Parts, max_model_len: int) -> tupl
     return num_blocks, fits
 
 
-def _cache_bytes(config: EngineConfig, parts: _Parts, max_model_len: int) -> int:
+def _cache_bytes(config: EngineConfig, parts: Parts, max_model_len: int) -> int:
     if parts.device.type == "cpu":
         return config.cache.cpu_bytes
     scheduler = config.scheduler
@@ -281,6 +206,7 @@ def _cache_bytes(config: EngineConfig, parts: _Parts, max_model_len: int) -> int
         max_model_len,
         config.cache.block_size,
         parts.rows.drafts.shape[1],
+        0 if parts.buffers is None else len(parts.buffers.slots),
     )
     cache = parts.cache(limits.num_blocks)
     profile = measure(parts.runner(cache, with_graphs=False), cache, limits)

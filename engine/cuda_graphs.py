@@ -5,8 +5,9 @@ each common `SamplingNeeds`; rarer needs run the same code eagerly. With a draft
 that verify drafts and make the next ones, and steps of rows that do without. A batch between two
 sizes is padded with the scratch row, which reads and writes nothing of anyone's.
 
-All graphs share one memory pool: only one runs at a time, so each may use the memory that the
-others use in between. What must outlive a graph's run is held here.
+All graphs share one memory pool, those of `engine.piecewise_graphs` too: only one runs at a time,
+so each may use the memory that the others use in between. What must outlive a graph's run is held
+here.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from engine.attention.base import AttentionBackend
 from engine.batch import RequestRows
 from engine.buffers import to_device
 from engine.decode_step import DecodeStep, StepRows
+from engine.forward import Hidden
 from engine.models.base import CausalLM
 from engine.plan import StepPlan
 from engine.request import Int32Array
-from engine.verification import Drawn, Hidden, Speculation
+from engine.verification import Drawn, Speculation
 from sampling import rows as flags
 from sampling.rows import SamplingNeeds, SamplingRows
 from sampling.sampler import Sampler
@@ -107,16 +109,12 @@ class DecodeGraphs:
     # -- capture ----------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def capture(self) -> None:
-        """Capture every size, the largest first so that the others fit into its memory."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.stream(stream), _no_collection():
+    def capture(self, pool: Any) -> None:
+        """Capture every size into a memory pool, the largest first so that the others fit."""
+        with capturing_stream():
             for step in reversed(self._steps.values()):
                 for size in reversed(self.sizes):
                     self._capture(step, size, pool)
-        torch.cuda.current_stream().wait_stream(stream)
 
     def _capture(self, step: DecodeStep, size: int, pool: Any) -> None:
         warm = step.forward(size)  # compiles kernels and makes library handles
@@ -182,11 +180,15 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """A collection during a capture could free a tensor, which a capture does not allow."""
+def capturing_stream() -> Iterator[None]:
+    """A stream to capture on, and no collection: it could free a tensor, which is not allowed."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
     gc.collect()
     gc.disable()
     try:
-        yield
+        with torch.cuda.stream(stream):
+            yield
     finally:
         gc.enable()
+    torch.cuda.current_stream().wait_stream(stream)

@@ -11,6 +11,7 @@ import torch
 
 from engine.attention.base import AttentionBackend, AttentionInputs
 from engine.batch import RequestRows
+from engine.forward import Hidden, forward
 from engine.kernels.decode_steps import (
     DecodeInputs,
     Entered,
@@ -21,7 +22,7 @@ from engine.kernels.decode_steps import (
 )
 from engine.models.base import CausalLM
 from engine.speculation.base import VerifiedStep
-from engine.verification import Drawn, Hidden, Speculation, forward
+from engine.verification import Drawn, Speculation
 from sampling.rejection import Drafts
 from sampling.rows import SamplingNeeds
 from sampling.sampler import Sampler, SamplingBatch
@@ -61,6 +62,7 @@ class DecodeStep:
         self._model, self._attention = model, attention
         self._rows, self._sampler = rows, sampler
         self._step_rows, self._speculation = step_rows, speculation
+        self._feature_layers = () if speculation is None else speculation.feature_layers
         self._state = RowState(
             rows.token_ids, rows.num_computed, rows.limits, rows.drafts, rows.block_tables
         )
@@ -81,9 +83,8 @@ class DecodeStep:
         ids = self._step_rows.ids[:size]
         gather_decode_inputs(ids, self._state, inputs, self._rows.block_size)
         self._attention.begin(self._attention_inputs(size))
-        return forward(
-            self._model, inputs.input_ids, inputs.positions, self._attention, self._speculation
-        )
+        ids, positions = inputs.input_ids, inputs.positions
+        return forward(self._model, ids, positions, self._attention, self._feature_layers)
 
     def _attention_inputs(self, size: int) -> AttentionInputs:
         inputs = self._inputs.of_rows(size)

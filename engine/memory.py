@@ -2,12 +2,14 @@
 
 The largest steps a scheduler could plan are run through the engine's own runner over a small
 cache: a full token budget with every row drawing under the dearest sampling parameters, a prompt
-scored to its last position, and a decode step, whose peak the graphs will hold for themselves.
-Before, the same steps compile what a server must not compile inside a request.
+scored to its last position, and what the graphs will hold for themselves: a decode step, and the
+forward of the largest step that is captured. Before, the same steps compile what a server must not
+compile inside a request.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,7 @@ from engine.model_runner import ModelRunner
 from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
 from engine.request import PromptLogprobsParams, Request
 from engine.rows import Choice
+from engine.scoring_plan import Rows, ScoringPlan, make_plan
 from sampling.compiling import compiling_together
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
@@ -35,6 +38,7 @@ DEAREST = SamplingParams(
     logprob_token_ids=(0,) * MAX_LOGPROB_TOKEN_IDS,
     logprobs_mode="processed_logprobs",
 )
+Plan = StepPlan | ScoringPlan
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Limits:
     Attributes:
         max_rows, max_step_tokens: of a step. max_model_len: tokens of a row.
         num_drafts: k, 0 without a drafter.
+        captured_tokens: of the largest step whose forward is captured in pieces, 0 for none.
     """
 
     max_rows: int
@@ -51,6 +56,7 @@ class Limits:
     max_model_len: int
     block_size: int
     num_drafts: int = 0
+    captured_tokens: int = 0
 
     @property
     def max_verified_rows(self) -> int:
@@ -128,10 +134,11 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     large = [_full_step(limits), _scoring_step(limits)]
     small = [_small_step(limits, n) for n in NUM_ROWS]
     decoding = [*_decode_steps(limits, SamplingParams()), *_decode_steps(limits, DEAREST)]
+    forwards = [_forward_step(limits)] if limits.captured_tokens else []
     with compiling_together():
-        _run(runner, large + small + decoding)
+        _run(runner, [*large, *small, *decoding, *forwards])
     step = _peak(runner, device, large + small)
-    decode = _peak(runner, device, decoding)
+    graphs = _peak(runner, device, decoding) + _peak(runner, device, forwards)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return MemoryProfile(
@@ -139,11 +146,11 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
         foreign=total - free - torch.cuda.memory_reserved(device),
         fixed=before - sum(layer.nbytes for layer in cache.layers),
         step=step,
-        graphs=decode + GRAPH_BYTES * (2 if limits.num_drafts else 1),
+        graphs=graphs + GRAPH_BYTES * (2 if limits.num_drafts else 1),
     )
 
 
-def _peak(runner: ModelRunner, device: torch.device, plans: list[StepPlan]) -> int:
+def _peak(runner: ModelRunner, device: torch.device, plans: Sequence[Plan]) -> int:
     """What the allocator takes from the device: more than tensors hold, for they leave gaps."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
@@ -152,10 +159,13 @@ def _peak(runner: ModelRunner, device: torch.device, plans: list[StepPlan]) -> i
     return torch.cuda.max_memory_reserved(device) - before
 
 
-def _run(runner: ModelRunner, plans: list[StepPlan]) -> None:
+def _run(runner: ModelRunner, plans: Sequence[Plan]) -> None:
     for plan in plans:
-        runner.launch(plan).wait()
-        runner.forget(plan.rows)
+        if isinstance(plan, ScoringPlan):
+            runner.launch_scoring(plan).wait()
+        else:
+            runner.launch(plan).wait()
+            runner.forget(plan.rows)
 
 
 def _full_step(limits: Limits) -> StepPlan:
@@ -192,6 +202,24 @@ def _small_step(limits: Limits, num_tokens: int) -> StepPlan:
         max_tokens=1,
     )
     return _plan(limits, request, 1, count)
+
+
+def _forward_step(limits: Limits) -> ScoringPlan:
+    """Hardly more than a forward: rows that hold nothing, in the same blocks, one position read."""
+    each = min(limits.captured_tokens, limits.tokens_alone)
+    num_rows = -(-limits.captured_tokens // each)
+    blocks = np.arange(1, -(-each // limits.block_size) + 1, dtype=np.int32)
+    num_read = np.zeros(num_rows, dtype=np.int64)
+    num_read[-1] = 1
+    rows = Rows(
+        token_ids=np.zeros(num_rows * each, dtype=np.int32),
+        counts=np.full(num_rows, each),
+        starts=np.zeros(num_rows, dtype=np.int64),
+        tables=np.tile(blocks, (num_rows, 1)),
+        num_read=num_read,
+        id_lists=np.zeros((1, 1), dtype=np.int32),
+    )
+    return make_plan([rows], limits.block_size)
 
 
 def _decode_steps(limits: Limits, params: SamplingParams) -> list[StepPlan]:

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.base import AttentionBackend
 from engine.batch import InputBatch, RequestRows, make_batch
 from engine.buffers import HostCopy, HostStream, InlineLauncher, is_device_lost
 from engine.cuda_graphs import DecodeGraphs
+from engine.forward import Forward
 from engine.models.base import CausalLM
 from engine.plan import PromptSpan, RunnerLostError, StepPlan, StepResult
 from engine.request import Int32Array, LogprobArrays
 from engine.scoring_plan import ScoringPlan
 from engine.scoring_runner import LaunchedScoring, issue_scoring
-from engine.verification import Drawn, Speculation, forward, num_offered
+from engine.verification import Drawn, Speculation, num_offered
 from sampling.logprobs import LogprobsOutput
 from sampling.prompt_logprobs import PromptScorer
 from sampling.rows import SamplingRows
@@ -64,14 +64,15 @@ class ModelRunner:
     """Runs plans against a model, its cache and its rows, in the order they are launched.
 
     Args:
-        graphs: captured, for steps in which every row decodes; None runs those eagerly too.
+        forward: of the model. It serves every step the graphs do not.
+        graphs: captured, for steps in which every row decodes.
         speculation: None where nothing is drafted.
     """
 
     def __init__(
         self,
         model: CausalLM,
-        attention: AttentionBackend,
+        forward: Forward,
         rows: RequestRows,
         sampling_rows: SamplingRows,
         sampler: Sampler,
@@ -79,7 +80,7 @@ class ModelRunner:
         speculation: Speculation | None = None,
     ) -> None:
         self._model = model
-        self._attention = attention
+        self._forward = forward
         self._rows = rows
         self._sampling_rows = sampling_rows
         self._sampler = sampler
@@ -93,7 +94,7 @@ class ModelRunner:
 
     def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
         """Issue a step of scoring behind what was issued before."""
-        work = (plan, self._model, self._attention, self._rows.device)
+        work = (plan, self._model, self._forward, self._rows.device)
         return LaunchedScoring(self._launcher(issue_scoring, *work))
 
     def forget(self, rows: Int32Array) -> None:
@@ -113,10 +114,7 @@ class ModelRunner:
         if self._graphs is not None and plan.is_decode:
             return HostCopy(_results(self._graphs.replay(plan)))
         batch = make_batch(plan, self._rows)
-        self._attention.begin(batch.attention)
-        hidden = forward(
-            self._model, batch.input_ids, batch.positions, self._attention, self._speculation
-        )
+        hidden = self._forward(batch.input_ids, batch.positions, batch.attention)
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):
             results |= _named(self._score(plan, span, batch, hidden.final), f"{i}/")

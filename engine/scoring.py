@@ -142,7 +142,7 @@ class Scoring:
         self._turn += 1
         self._launched = None
         if rows:
-            plan = make_plan(rows, self._block_size, self._num_shared(parts, rows))
+            plan = make_plan(rows, self._block_size)
             self.num_tokens += len(plan.token_ids)
             self._launched = _Step(self._runner.launch_scoring(plan), parts)
         self._pool.release(borrowed)
@@ -303,9 +303,3 @@ class Scoring:
         borrowed += granted
         rows.append(work.item_rows(count, block_tables(own + granted, num_blocks)))
         return int(lens[:count].sum())
-
-    def _num_shared(self, parts: list[_Part], rows: list[Rows]) -> int:
-        """Blocks that every row's table begins with: items of one request, no part of its query."""
-        if len(parts) > 1 or len(rows) > 1 or not parts[0].count:
-            return 0
-        return len(parts[0].work.blocks)

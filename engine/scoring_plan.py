@@ -15,6 +15,7 @@ import numpy as np
 from engine.blocks import NULL_BLOCK
 from engine.request import Float32Array, Int32Array, Int64Array
 from engine.rows import NO_TOKEN
+from engine.sharing import Sharing, pays_to_share
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class ScoringPlan:
         seq_lens: int32 [R], keys a row's last token sees, itself included.
         block_tables: int32 [R, B], padded with `NULL_BLOCK`.
         slots: int64 [T], block * block_size + offset where a token's key and value go.
-        num_shared: leading blocks that the tables of all rows have in common, computed before.
+        sharing: rows that begin with the same blocks, if any do; some of these may be computed by
+            rows of this step.
         read_tokens: int64 [P], tokens whose hidden state goes through the head.
         id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
     """
@@ -38,7 +40,7 @@ class ScoringPlan:
     seq_lens: Int32Array
     block_tables: Int32Array
     slots: Int64Array
-    num_shared: int
+    sharing: Sharing | None
     read_tokens: Int64Array
     id_lists: Int32Array
 
@@ -78,6 +80,7 @@ class Rows(NamedTuple):
         tables: int32 [n, B], each row's blocks, padded with `NULL_BLOCK`.
         num_read: int64 [n], how many of its last positions are read.
         id_lists: int32 [num_read.sum(), J], of the positions read.
+        num_shared: leading blocks that all tables have in common and every token sees whole.
     """
 
     token_ids: Int32Array
@@ -86,31 +89,48 @@ class Rows(NamedTuple):
     tables: Int32Array
     num_read: Int64Array
     id_lists: Int32Array
+    num_shared: int = 0
 
 
-def make_plan(parts: Sequence[Rows], block_size: int, num_shared: int) -> ScoringPlan:
-    """A step of all these rows, in order."""
-    counts = np.concatenate([part.counts for part in parts])
-    starts = np.concatenate([part.starts for part in parts])
-    num_read = np.concatenate([part.num_read for part in parts])
-    tables = _stacked([part.tables for part in parts], NULL_BLOCK)
+def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
+    """A step of all these rows, those that share blocks last; positions are read in their order.
+
+    What rows share may be computed by others of the step: a layer stores keys before it attends.
+    """
+    shares = [pays_to_share(part.counts, part.num_shared * block_size) for part in parts]
+    sizes = [len(part.counts) for part in parts]
+    ordered = [parts[i] for i in np.argsort(shares, kind="stable")]
+    counts = np.concatenate([part.counts for part in ordered])
+    starts = np.concatenate([part.starts for part in ordered])
+    tables = _stacked([part.tables for part in ordered], NULL_BLOCK)
     ends = np.cumsum(counts)
     rows = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(len(rows)) + (starts + counts - ends)[rows]
     blocks = tables[rows, positions // block_size].astype(np.int64)
-    # The last position that is read of a row is its last token.
-    read_shift = np.repeat(ends - np.cumsum(num_read), num_read)
+    # Where the rows of `parts` came to lie. The last position read of a row is its last token.
+    places = np.argsort(np.argsort(np.repeat(shares, sizes), kind="stable"))
+    num_read = np.concatenate([part.num_read for part in parts])
+    read_shift = np.repeat(ends[places] - np.cumsum(num_read), num_read)
     return ScoringPlan(
-        token_ids=np.concatenate([part.token_ids for part in parts]),
+        token_ids=np.concatenate([part.token_ids for part in ordered]),
         positions=positions,
         query_starts=np.concatenate([[0], ends]).astype(np.int32),
         seq_lens=(starts + counts).astype(np.int32),
         block_tables=tables,
         slots=blocks * block_size + positions % block_size,
-        num_shared=num_shared,
+        sharing=_sharing(ordered, sum(shares)),
         read_tokens=np.arange(len(read_shift)) + read_shift,
         id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
     )
+
+
+def _sharing(parts: Sequence[Rows], num_groups: int) -> Sharing | None:
+    """What the rows of the last `num_groups` parts share."""
+    if not num_groups:
+        return None
+    row_starts = np.cumsum([0, *(len(part.counts) for part in parts)])
+    num_blocks = np.array([part.num_shared for part in parts[-num_groups:]], dtype=np.int32)
+    return Sharing(row_starts[-num_groups - 1 :], num_blocks)
 
 
 def _stacked(parts: Sequence[Int32Array], padding: int) -> Int32Array:

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionInputs
+from engine.attention.base import AttentionInputs
 from engine.buffers import HostCopy, to_device
+from engine.forward import Forward
 from engine.models.base import CausalLM
 from engine.plan import RunnerLostError
 from engine.scoring_plan import ScoringPlan, ScoringResult
@@ -34,25 +35,23 @@ class LaunchedScoring:
 
 @torch.inference_mode()
 def issue_scoring(
-    plan: ScoringPlan, model: CausalLM, attention: AttentionBackend, device: torch.device
+    plan: ScoringPlan, model: CausalLM, forward: Forward, device: torch.device
 ) -> HostCopy:
     """Compute a plan's rows and read what it reads."""
     query_starts = to_device(plan.query_starts, device)
-    attention.begin(
-        AttentionInputs(
-            query_starts=query_starts,
-            query_starts_np=plan.query_starts,
-            seq_lens=to_device(plan.seq_lens, device),
-            block_tables=to_device(plan.block_tables, device),
-            slots=to_device(plan.slots, device),
-            seq_lens_np=plan.seq_lens,
-            max_query_len=int(np.diff(plan.query_starts).max()),
-            decode_len=0,  # no row decodes, however short
-            num_shared=plan.num_shared,
-        )
+    inputs = AttentionInputs(
+        query_starts=query_starts,
+        query_starts_np=plan.query_starts,
+        seq_lens=to_device(plan.seq_lens, device),
+        block_tables=to_device(plan.block_tables, device),
+        slots=to_device(plan.slots, device),
+        seq_lens_np=plan.seq_lens,
+        max_query_len=int(np.diff(plan.query_starts).max()),
+        decode_len=0,  # no row decodes, however short
+        sharing=plan.sharing,
     )
     token_ids, positions = to_device(plan.token_ids, device), to_device(plan.positions, device)
-    hidden = model.forward(token_ids, positions, attention)
+    hidden = forward(token_ids, positions, inputs).final
     read = hidden[to_device(plan.read_tokens, device)]
     id_lists = to_device(plan.id_lists, device)
     chunk = max(1, LOGITS_BYTES // (4 * model.vocab_size))

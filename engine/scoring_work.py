@@ -135,6 +135,7 @@ class ScoringWork:
             tables=np.hstack([np.broadcast_to(shared, (count, len(shared))), own]),
             num_read=num_read,
             id_lists=self._take_lists(int(num_read.sum())),
+            num_shared=len(shared),
         )
 
     def _take_lists(self, count: int) -> Int32Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import NamedTuple
 
 from engine.request import (
@@ -21,43 +22,34 @@ class EngineDeadError(Exception):
     """The engine process is gone or hung; nothing can be served."""
 
 
+_FINISHES = tuple(Finish)
+
+
 class Entry(NamedTuple):
-    """One entry of a step's output: a view, sliced when asked.
+    """One entry of a step's output; arrays are views, sliced when asked.
 
     Attributes:
         output: the step's output.
         entry_idx: of this entry in it.
         start: of this entry's tokens in it.
+        num_new: tokens in this entry.
+        choice: index of the choice within its request.
+        finish: RUNNING, or why the choice ended with this entry.
+        num_cached: prompt tokens served from the prefix cache.
     """
 
     output: StepOutput
     entry_idx: int
     start: int
-
-    @property
-    def choice(self) -> int:
-        """Index of the choice within its request."""
-        return int(self.output.choices[self.entry_idx])
-
-    @property
-    def num_new(self) -> int:
-        """Tokens in this entry."""
-        return int(self.output.num_new[self.entry_idx])
+    num_new: int
+    choice: int
+    finish: Finish
+    num_cached: int
 
     @property
     def token_ids(self) -> Int32Array:
         """int32 [num_new]."""
         return self.output.token_ids[self.start : self.start + self.num_new]
-
-    @property
-    def finish(self) -> Finish:
-        """RUNNING, or why the choice ended with this entry."""
-        return Finish(int(self.output.finish[self.entry_idx]))
-
-    @property
-    def num_cached(self) -> int:
-        """Prompt tokens served from the prefix cache."""
-        return int(self.output.num_cached[self.entry_idx])
 
     @property
     def drafts(self) -> Int64Array | None:
@@ -92,16 +84,19 @@ class Ticket:
     Entries that arrived since the last look come together, so a slow reader coalesces.
     `prompt_scores` is set before the first entry of choice 0 is seen. A scoring request's ticket
     is of one choice without entries: `item_scores` is set when the iteration ends.
+
+    Attributes:
+        arrived: set when there is something to read; who reads several may let them share one.
     """
 
     def __init__(self, handle: int, num_choices: int) -> None:
         self.handle = handle
+        self.arrived = asyncio.Event()
         self.prompt_scores: PromptScores | None = None
         self.item_scores: ItemScores | None = None
         self._unfinished = num_choices
         self._entries: list[Entry] = []
         self._failure: EngineDeadError | None = None
-        self._arrived = asyncio.Event()
 
     @property
     def finished(self) -> bool:
@@ -111,34 +106,52 @@ class Ticket:
     def deliver(self, entry: Entry) -> None:
         """Append an entry; called by the client for each one."""
         self._entries.append(entry)
-        if entry.output.finish[entry.entry_idx]:
+        if entry.finish != Finish.RUNNING:
             self._unfinished -= 1
-        self._arrived.set()
+        self.arrived.set()
 
     def deliver_scores(self, scores: ItemScores) -> None:
         """End a scoring request; called by the client."""
         self.item_scores = scores
         self._unfinished = 0
-        self._arrived.set()
+        self.arrived.set()
 
     def fail(self, failure: EngineDeadError) -> None:
         """Let the reader raise `failure`; nothing more will come."""
         self._failure = failure
-        self._arrived.set()
+        self.arrived.set()
 
     def __aiter__(self) -> Ticket:
         return self
 
     async def __anext__(self) -> list[Entry]:
-        while not self._entries:
-            if self._failure is not None:
-                raise self._failure
+        while not (entries := self.take()):
             if self._unfinished == 0:
                 raise StopAsyncIteration
-            self._arrived.clear()
-            await self._arrived.wait()
+            self.arrived.clear()
+            await self.arrived.wait()
+        return entries
+
+    def take(self) -> list[Entry]:
+        """What arrived since the last look; raises the failure where nothing more will come."""
+        if not self._entries and self._failure is not None:
+            raise self._failure
         entries, self._entries = self._entries, []
         return entries
+
+
+def entries_of(output: StepOutput) -> list[Entry]:
+    """A step's entries. Plain numbers are taken out of the arrays for all of them at once."""
+    counts = output.num_new.tolist()
+    columns = zip(
+        accumulate(counts, initial=0),
+        counts,
+        output.choices.tolist(),
+        map(_FINISHES.__getitem__, output.finish.tolist()),
+        output.num_cached.tolist(),
+        strict=False,  # the starts have one more
+    )
+    return [Entry(output, index, *numbers) for index, numbers in enumerate(columns)]
 
 
 def deliver_output(output: StepOutput, tickets: Mapping[int, Ticket]) -> list[int]:
@@ -151,12 +164,9 @@ def deliver_output(output: StepOutput, tickets: Mapping[int, Ticket]) -> list[in
         if ticket := tickets.get(ended_scores.handle):
             ticket.deliver_scores(ended_scores)
             ended.append(ended_scores.handle)
-    start = 0
-    counts = output.num_new.tolist()
-    for index, handle in enumerate(output.handles.tolist()):
+    for handle, entry in zip(output.handles.tolist(), entries_of(output), strict=True):
         if ticket := tickets.get(handle):
-            ticket.deliver(Entry(output, index, start))
+            ticket.deliver(entry)
             if ticket.finished:
                 ended.append(handle)
-        start += counts[index]
     return ended

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionBackend
 from engine.batch import InputBatch, RequestRows
 from engine.buffers import to_device
-from engine.models.base import CausalLM
-from engine.models.decoder import Decoder
+from engine.forward import Hidden
 from engine.plan import StepPlan
 from engine.speculation.base import Drafter, VerifiedStep
 from sampling.compiling import compiling_together
@@ -79,33 +78,6 @@ def num_offered(drafts: Drafts) -> torch.Tensor:
     return ((drafts.token_ids >= 0) & (depths < ends[:, None])).sum(1, dtype=torch.int32)
 
 
-class Hidden(NamedTuple):
-    """What a target's forward leaves.
-
-    Attributes:
-        final: [T, hidden_size], after the final norm.
-        features: [T, F], outputs of the layers a drafter reads; None where it reads none.
-    """
-
-    final: torch.Tensor
-    features: torch.Tensor | None
-
-
-def forward(
-    model: CausalLM,
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    attention: AttentionBackend,
-    speculation: Speculation | None,
-) -> Hidden:
-    """The target's forward over token ids int32 [T] at positions int64 [T]."""
-    layers = () if speculation is None else speculation.drafter.feature_layers
-    if not layers:
-        return Hidden(model.forward(input_ids, positions, attention), None)
-    assert isinstance(model, Decoder), "heads that read layers are refused for other targets"
-    return Hidden(*model.forward_with_features(input_ids, positions, attention, layers))
-
-
 @dataclass(frozen=True)
 class Speculation:
     """A drafter and how its drafts are verified.
@@ -119,6 +91,11 @@ class Speculation:
     sampling_rows: SamplingRows
     method: Method
     rates: torch.Tensor | None
+
+    @property
+    def feature_layers(self) -> Sequence[int]:
+        """The target's layers whose outputs the drafter reads."""
+        return self.drafter.feature_layers
 
     def warm_up(self, dtype: torch.dtype, max_top: int) -> None:
         """Compile what verification may need, on CUDA, before graphs are captured.

@@ -55,8 +55,7 @@ def _module_specs() -> Iterator[Any]:
     if not archs:
         raise ConfigError("no GPU, and FLASHINFER_CUDA_ARCH_LIST names none")
     backends = {"fa3" if major == 9 else "fa2" for major, _ in archs}
-    # Without a window FA2 serves what rows that share a query keep apart.
-    kinds = sorted({*itertools.product(backends, (False, True)), ("fa2", False)})
+    kinds = sorted(itertools.product(backends, (False, True)))
     no_position, no_softcap, no_fp16_sums = 0, False, False
     for (backend, window), dtype, head_dim in itertools.product(kinds, DTYPES, HEAD_DIMS):
         yield gen_batch_prefill_module(

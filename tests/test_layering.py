@@ -24,6 +24,7 @@ NO_TORCH = [
     "engine/scoring_plan.py",
     "engine/scoring_work.py",
     "engine/settle.py",
+    "engine/sharing.py",
     "engine/ticket.py",
     "sampling/params.py",
 ]

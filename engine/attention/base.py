@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.sharing import Sharing
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -55,8 +57,8 @@ class AttentionInputs:
         max_query_len: largest number of query tokens of a row.
         decode_len: query tokens of a decoding row, 1 + drafts to be verified. The leading rows
             that bring so many decode, the others prefill; 0 for none.
-        num_shared: leading blocks that all tables have in common and every token sees whole, so
-            that a backend may read them once; a backend may also pass over it.
+        sharing: rows that begin with the same blocks, so that a backend may read these once for all
+            of them; it may also pass over it. None decodes.
     """
 
     query_starts: torch.Tensor
@@ -67,7 +69,7 @@ class AttentionInputs:
     seq_lens_np: npt.NDArray[np.int32]
     max_query_len: int
     decode_len: int = 1
-    num_shared: int = 0
+    sharing: Sharing | None = None
 
     @property
     def num_decode_rows(self) -> int:
@@ -92,7 +94,7 @@ class AttentionInputs:
             seq_lens_np=self.seq_lens_np[count:],
             max_query_len=self.max_query_len,
             decode_len=self.decode_len,
-            num_shared=self.num_shared,
+            sharing=self.sharing and self.sharing.after(count),
         )
 
 
@@ -134,26 +136,24 @@ class Cells(NamedTuple):
 
     Attributes:
         tensor: [num_blocks * 2 * block_size, kv_heads, head_dim]; the layer's cache, a view.
-        key_rows, value_rows: int64 [T]; a token's rows of it.
-        values_after: value_rows - key_rows.
+        key_rows: int64 [T]; the row of it where a token's key goes.
+        values_after: rows from a token's key to its value.
+        queries: [T, num_q_heads, head_dim], where the queries go; None leaves it to who makes them.
     """
 
     tensor: torch.Tensor
     key_rows: torch.Tensor
-    value_rows: torch.Tensor
     values_after: int
+    queries: torch.Tensor | None = None
 
     def store(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k, v [T, kv_heads, head_dim]."""
         self.tensor.index_copy_(0, self.key_rows, k)
-        self.tensor.index_copy_(0, self.value_rows, v)
+        self.tensor.index_copy_(0, self.key_rows + self.values_after, v)
 
 
-class AttentionBackend(Protocol):
-    """Writes this step's keys and values into the cache and attends over the paged context."""
-
-    def begin(self, inputs: AttentionInputs) -> None:
-        """Take the step's inputs; called once before the layers run."""
+class LayerAttention(Protocol):
+    """What a model's layers see: keys and values are stored, the paged context is attended to."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k, v in the layer's cells, then attend causally.
@@ -174,3 +174,10 @@ class AttentionBackend(Protocol):
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """`attend` for keys and values that are in the layer's cells already."""
         ...
+
+
+class AttentionBackend(LayerAttention, Protocol):
+    """The attention of steps, one after another."""
+
+    def begin(self, inputs: AttentionInputs) -> None:
+        """Take the step's inputs; called once before the layers run."""

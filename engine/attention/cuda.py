@@ -50,14 +50,10 @@ class CudaAttention:
         self._plain = PlainAttention(specs, cache) if all_layers - by_flashinfer else None
         self._num_decode = 0  # tokens
         self._inputs: AttentionInputs
-        self._key_rows = self._value_rows = torch.empty(0, dtype=torch.int64)
+        self._key_rows = torch.empty(0, dtype=torch.int64)
 
     def begin(self, inputs: AttentionInputs) -> None:
-        block_size = self._cache.block_size
-        # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
-        blocks = inputs.slots.div(block_size, rounding_mode="floor")
-        self._key_rows = torch.add(inputs.slots, blocks, alpha=block_size)
-        self._value_rows = self._key_rows + block_size
+        self._key_rows = self.key_rows(inputs.slots)
         self._inputs = inputs
         num_rows = inputs.num_decode_rows
         self._num_decode = num_rows * inputs.decode_len
@@ -73,12 +69,28 @@ class CudaAttention:
         self.cells(layer).store(k, v)
         return self.attend_stored(layer, q)
 
+    def key_rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """Where keys of tokens go for slots int64 [T], as in `Cells`."""
+        block_size = self._cache.block_size
+        # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
+        blocks = slots.div(block_size, rounding_mode="floor")
+        return torch.add(slots, blocks, alpha=block_size)
+
     def cells(self, layer: int) -> Cells:
-        return Cells(self._cells[layer], self._key_rows, self._value_rows, self._cache.block_size)
+        return self.cells_at(layer, self._key_rows)
+
+    def cells_at(self, layer: int, key_rows: torch.Tensor) -> Cells:
+        """`cells` of other tokens than the step's: those whose keys go to `key_rows`."""
+        return Cells(self._cells[layer], key_rows, self._cache.block_size)
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        count, inputs = self._num_decode, self._inputs
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        self.attend_into(layer, q, out)
+        return out
+
+    def attend_into(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
+        """`attend_stored`, into `out` of q's shape; both contiguous."""
+        count, inputs = self._num_decode, self._inputs
         if count:
             paged_decode(
                 self._specs[layer],
@@ -96,7 +108,6 @@ class CudaAttention:
             else:
                 assert self._plain is not None
                 out[count:] = self._plain.attend_stored(layer, q[count:])
-        return out
 
 
 def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> FlashInferPrefill | None:

@@ -16,7 +16,8 @@ import torch
 
 from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.buffers import to_device
-from engine.kernels.merge_states import merge_states
+from engine.kernels.item_attention import item_attention, item_tiles
+from engine.sharing import Sharing
 
 WORKSPACE_BYTES = 256 << 20
 MIN_CAPABILITY = 8
@@ -41,6 +42,11 @@ class Kind(NamedTuple):
     def of(cls, spec: AttentionSpec) -> Kind:
         return cls(*(getattr(spec, name) for name in cls._fields))
 
+    @property
+    def group(self) -> int:
+        """Query heads a key head."""
+        return self.num_q_heads // self.num_kv_heads
+
 
 class Pages(NamedTuple):
     """Blocks of R rows, one row's after the other's.
@@ -53,6 +59,11 @@ class Pages(NamedTuple):
     starts: npt.NDArray[np.int32]
     blocks: torch.Tensor
     last_lens: npt.NDArray[np.int32]
+
+    def of_rows(self, count: int) -> Pages:
+        """Of the first `count` rows."""
+        starts = self.starts[: count + 1]
+        return Pages(starts, self.blocks[: int(starts[-1])], self.last_lens[:count])
 
 
 def is_installed() -> bool:
@@ -95,53 +106,64 @@ class FlashInferPrefill:
         kinds = {self._kinds[i] for i in self.layers}
         backend = _backend(device)
         self._wrappers = {kind: _wrappers(workspace, backend) for kind in kinds}
-        shareable = [kind for kind in kinds if kind.sliding_window is None]
+        # Of rows that share blocks; a window would see some of these in part.
+        shareable = {kind for kind in kinds if kind.sliding_window is None}
         self._shared = {kind: _wrappers(workspace, backend) for kind in shareable}
-        # What rows keep apart is short: FA3 would fill a quarter of its tiles of 128 queries.
-        self._own = {kind: _wrappers(workspace, "fa2") for kind in shareable}
-        self._num_shared = 0
+        self._num_alone = 0  # tokens of the rows that share nothing
+        self._tables: torch.Tensor
+        self._tiles: dict[int, torch.Tensor] = {}  # by query heads a key head
         for kind in kinds:
             _load_kernels(kind, backend, dtype, device)
         for kind in shareable:
-            _load_kernels(kind, "fa2", dtype, device)
-            _compile_merging(kind, dtype, device)
+            _compile_items(kind, cache.layers[self._kinds.index(kind)])
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Plan for the step's rows; their `seq_lens_np` must be exact."""
         self._step = (self._step + 1) % IN_FLIGHT
-        self._num_shared = inputs.num_shared
-        whole = self._pages(inputs.block_tables, inputs.seq_lens_np)
-        own = whole
-        if inputs.num_shared:
-            own_lens = inputs.seq_lens_np - inputs.num_shared * self._cache.block_size
-            own = self._pages(inputs.block_tables[:, inputs.num_shared :], own_lens)
-        for kind in self._wrappers:
-            shares = self._is_shared(kind)
-            wrapper = (self._own if shares else self._wrappers)[kind][self._step]
-            pages, query_starts = own if shares else whole, inputs.query_starts_np
-            self._plan(wrapper, kind, pages, query_starts, inputs.max_query_len, causal=True)
-        if inputs.num_shared:
-            self._begin_shared(inputs)
+        num_rows, sharing = len(inputs.seq_lens_np), inputs.sharing
+        num_alone = num_rows if sharing is None else int(sharing.starts[0])
+        self._num_alone = int(inputs.query_starts_np[num_alone])
+        counts = {kind: num_alone if kind in self._shared else num_rows for kind in self._wrappers}
+        if most := max(counts.values()):
+            pages = self._pages(inputs.block_tables, np.arange(most), inputs.seq_lens_np[:most])
+        for kind, count in counts.items():
+            if count:
+                query_starts = inputs.query_starts_np[: count + 1]
+                wrapper, longest = self._wrappers[kind][self._step], inputs.max_query_len
+                self._plan(wrapper, kind, pages.of_rows(count), query_starts, longest, causal=True)
+        if sharing is not None and self._shared:
+            self._begin_shared(inputs, sharing)
 
-    def _begin_shared(self, inputs: AttentionInputs) -> None:
-        """All tokens as one row over the blocks that every row begins with."""
-        num_tokens, block_size = len(inputs.slots), self._cache.block_size
-        pages = Pages(
-            np.array([0, inputs.num_shared], dtype=np.int32),
-            inputs.block_tables[0, : inputs.num_shared],
-            np.array([block_size], dtype=np.int32),
-        )
-        query_starts = np.array([0, num_tokens], dtype=np.int32)
+    def _begin_shared(self, inputs: AttentionInputs, sharing: Sharing) -> None:
+        """Each group as one row over its blocks, then its rows over what they have beyond."""
+        tables, block_size = inputs.block_tables, self._cache.block_size
+        pages = self._pages(tables, sharing.starts[:-1], sharing.num_blocks * block_size)
+        group_starts = inputs.query_starts_np[sharing.starts] - self._num_alone
+        longest = int(np.diff(group_starts).max())
         for kind, wrappers in self._shared.items():
-            self._plan(wrappers[self._step], kind, pages, query_starts, num_tokens, causal=False)
+            self._plan(wrappers[self._step], kind, pages, group_starts, longest, causal=False)
+        rows = np.arange(*sharing.starts[[0, -1]])
+        num_shared = np.repeat(sharing.num_blocks, np.diff(sharing.starts))
+        query_starts = inputs.query_starts_np[rows[0] :] - self._num_alone
+        own_lens = inputs.seq_lens_np[rows] - num_shared * block_size
+        own_tables = rows * tables.shape[1] + num_shared
+        self._tables = tables
+        for group in {kind.group for kind in self._shared}:
+            tiles = item_tiles(query_starts, own_lens, own_tables, group)
+            self._tiles[group] = to_device(tiles, tables.device)
 
-    def _pages(self, block_tables: torch.Tensor, lengths: npt.NDArray[np.int32]) -> Pages:
-        """The first blocks of tables int32 [R, B] that hold `lengths` [R] tokens."""
+    def _pages(
+        self,
+        block_tables: torch.Tensor,
+        rows: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int32],
+    ) -> Pages:
+        """The first blocks of `rows` [R] of the tables that hold `lengths` [R] tokens."""
         block_size = self._cache.block_size
         num_blocks = -(-lengths // block_size)
         block_starts = np.concatenate([[0], np.cumsum(num_blocks)]).astype(np.int32)
         # Where each row's blocks are in the flattened tables, row after row.
-        row_starts = np.arange(len(lengths)) * block_tables.shape[1] - block_starts[:-1]
+        row_starts = rows * block_tables.shape[1] - block_starts[:-1]
         places = np.repeat(row_starts, num_blocks) + np.arange(block_starts[-1])
         blocks = block_tables.flatten()[to_device(places, block_tables.device)]
         return Pages(block_starts, blocks, lengths - (num_blocks - 1) * block_size)
@@ -174,27 +196,31 @@ class FlashInferPrefill:
             max_token_per_sequence=longest,
         )
 
-    def _is_shared(self, kind: Kind) -> bool:
-        """Whether the step's shared blocks are attended to apart from the rows' own."""
-        return self._num_shared > 0 and kind in self._shared
-
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attention of q [T, num_q_heads, D] over stored keys, into `out` of the same shape."""
         kind, cache, step = self._kinds[layer], self._cache.layers[layer], self._step
-        if not self._is_shared(kind):
-            self._wrappers[kind][step].run(q, cache, out=out)
+        alone = self._num_alone if kind in self._shared else len(q)
+        if alone:
+            self._wrappers[kind][step].run(q[:alone], cache, out=out[:alone])
+        if alone == len(q):
             return
-        own, shared = torch.empty_like(out), torch.empty_like(out)
-        _, own_log = self._own[kind][step].run(q, cache, out=own, return_lse=True)
-        _, shared_log = self._shared[kind][step].run(q, cache, out=shared, return_lse=True)
-        merge_states(own, own_log, shared, shared_log, out)
+        q, out = q[alone:], out[alone:]
+        _, log = self._shared[kind][step].run(q, cache, out=out, return_lse=True)
+        tables, tiles = self._tables, self._tiles[kind.group]
+        item_attention(out, log, q, cache, tables, tiles, kind.scale, kind.softcap)
 
 
-def _compile_merging(kind: Kind, dtype: torch.dtype, device: torch.device) -> None:
-    """What the first request that shares a query would else compile."""
-    states = torch.zeros((3, 1, kind.num_q_heads, kind.head_dim), dtype=dtype, device=device)
-    logs = torch.zeros((2, 1, kind.num_q_heads), device=device)
-    merge_states(states[0], logs[0], states[1], logs[1], states[2])
+def _compile_items(kind: Kind, pages: torch.Tensor) -> None:
+    """What the first request that shares a query would else compile, tried on the null block."""
+    device = pages.device
+    shape = (1, kind.num_q_heads, kind.head_dim)
+    q, out = torch.zeros((2, *shape), dtype=pages.dtype, device=device)
+    log, tables = torch.zeros(shape[:2], device=device), torch.zeros((1, 1), device=device)
+    one = np.ones(1, dtype=np.int64)
+    tiles = to_device(
+        item_tiles(np.array([0, 1], dtype=np.int32), one, 0 * one, kind.group), device
+    )
+    item_attention(out, log, q, pages, tables.int(), tiles, kind.scale, kind.softcap)
 
 
 def _load_kernels(kind: Kind, backend: str, dtype: torch.dtype, device: torch.device) -> None:

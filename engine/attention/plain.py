@@ -30,14 +30,13 @@ class PlainAttention:
         self._with_distance = any(spec.alibi_slopes is not None for spec in specs)
         self._groups: list[tuple[Group, dict[int | None, Context]]] = []
         self._one_group = False
-        self._key_rows = self._value_rows = torch.empty(0, dtype=torch.int64)
+        self._key_rows = torch.empty(0, dtype=torch.int64)
 
     def begin(self, inputs: AttentionInputs) -> None:
         # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
         blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
         self._clear(inputs.slots, blocks)
         self._key_rows = inputs.slots + blocks * self._block_size
-        self._value_rows = self._key_rows + self._block_size
         self._groups = [(group, self._contexts(group)) for group in split_rows(inputs)]
         self._one_group = (
             len(self._groups) == 1
@@ -50,7 +49,7 @@ class PlainAttention:
         return self.attend_stored(layer, q)
 
     def cells(self, layer: int) -> Cells:
-        return Cells(self._cells[layer], self._key_rows, self._value_rows, self._block_size)
+        return Cells(self._cells[layer], self._key_rows, self._block_size)
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         spec, pages = self._specs[layer], self._pages[layer]

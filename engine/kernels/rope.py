@@ -66,7 +66,7 @@ def rope_and_store(
     Norms are rounded to qkv's dtype, rotations computed in float32 and rounded once.
 
     Returns:
-        Queries [T, num_q, D].
+        Queries [T, num_q, D], `cells.queries` where there is such a place.
     """
     if qkv.is_cuda:
         return rope_and_store_triton(qkv, heads, rotation, cells)
@@ -83,7 +83,9 @@ def rope_and_store_torch(
         turned = rms_norm(turned, heads.norm, heads.eps)
     turned = rope(turned, rotation)
     cells.store(turned[:, heads.num_q :], split[:, num_turned:])
-    return turned[:, : heads.num_q]
+    if cells.queries is None:
+        return turned[:, : heads.num_q]
+    return cells.queries.copy_(turned[:, : heads.num_q])
 
 
 def rope(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -154,12 +156,14 @@ def _rope_and_store_kernel(
 def rope_and_store_triton(
     qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
 ) -> torch.Tensor:
-    """qkv, the rotation and the cells contiguous."""
+    """qkv, the rotation, the cells and the place for queries contiguous."""
     head_dim = cells.tensor.shape[-1]
     num_heads = heads.num_q + 2 * heads.num_kv
     assert qkv.is_contiguous()
     assert qkv.shape[1] == num_heads * head_dim
-    q = torch.empty((len(qkv), heads.num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
+    q = cells.queries
+    if q is None:
+        q = torch.empty((len(qkv), heads.num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     _rope_and_store_kernel[(len(qkv), triton.cdiv(num_heads, HEADS))](
         qkv,
         rotation.cos,
@@ -176,7 +180,7 @@ def rope_and_store_triton(
         HALF=head_dim // 2,
         HEADS=HEADS,
         BLOCK=triton.next_power_of_2(head_dim // 2),
-        num_warps=2,
+        num_warps=4,
         **overlap_of(qkv),
     )
     return q

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionSpec
+from engine.attention.base import AttentionSpec, LayerAttention
 from engine.models.errors import ModelError
 
 __all__ = ["CausalLM", "ModelError"]
@@ -31,7 +31,7 @@ class CausalLM(Protocol):
     dtype: torch.dtype
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
         """Hidden states after the final norm.
 

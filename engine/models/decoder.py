@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.attention.base import AttentionBackend, AttentionSpec
+from engine.attention.base import AttentionSpec, LayerAttention
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.rope import rope_table, rotation_at
 from engine.models.decoder_config import DecoderConfig, attention_specs
@@ -26,6 +26,9 @@ class Decoder:
 
     Args:
         num_positions: positions 0 to num_positions - 1 may be asked for.
+
+    Attributes:
+        num_weights: of the layers' products, each a multiplication for every token.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Decoder:
         self.hidden_size = config.hidden_size
         self.max_position = config.max_position
         self.dtype = dtype
+        self.device = device
         self.attention_specs: Sequence[AttentionSpec] = attention_specs(config)
         self._eps = config.norm_eps
         self._rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
@@ -47,13 +51,14 @@ class Decoder:
         self._embedding, self._head = weights.embedding_and_head()
         self._layers = [weights.layer(index) for index in range(len(config.windows))]
         self._final_norm = weights.final_norm()
+        self.num_weights = weights.num_in_layers
         source.finish()
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return F.embedding(input_ids, self._embedding)
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
         return self.forward_with_features(input_ids, positions, attention, ())[0]
 
@@ -61,7 +66,7 @@ class Decoder:
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        attention: AttentionBackend,
+        attention: LayerAttention,
         feature_layers: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """`forward`, and outputs of layers as a head's features.

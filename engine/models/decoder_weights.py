@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import AttentionBackend
+from engine.attention.base import LayerAttention
 from engine.kernels.linear import Linear, linear, logits_linear
 from engine.kernels.normed import NormedProduct
 from engine.kernels.rope import Heads, Rotation, rope_and_store
@@ -28,7 +28,7 @@ class Body(NamedTuple):
         qkv: torch.Tensor,
         residual: torch.Tensor,
         rotation: Rotation,
-        attention: AttentionBackend,
+        attention: LayerAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's output is the sum of the two returned, [T, hidden] each.
 
@@ -49,7 +49,11 @@ class Layer(NamedTuple):
 
 
 class DecoderWeights:
-    """Reads tensors by their transformers names, fusing as they arrive."""
+    """Reads tensors by their transformers names, fusing as they arrive.
+
+    Attributes:
+        num_in_layers: weights of the products read so far.
+    """
 
     def __init__(
         self, config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
@@ -58,6 +62,7 @@ class DecoderWeights:
         self._source = source
         self._dtype = dtype
         self._device = device
+        self.num_in_layers = 0
 
     def embedding_and_head(self) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab, hidden], and the product that makes float32 logits."""
@@ -124,6 +129,7 @@ class DecoderWeights:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias of the named projections of the same input, output after output."""
         weight = self._empty((sum(widths.values()), fan_in))
+        self.num_in_layers += weight.numel()
         bias = self._empty((len(weight),)) if has_bias else None
         start = 0
         for name, width in widths.items():

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.attention.base import AttentionBackend, AttentionSpec
+from engine.attention.base import AttentionSpec, LayerAttention
 from engine.config import ModelConfig
 from engine.models.errors import ModelError
 from engine.models.fallback_adapters import install_adapters, serving_inputs
@@ -92,7 +92,7 @@ class FallbackModel:
         self.hidden_size: int = module.config.get_text_config(decoder=True).hidden_size
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
         self._hook.backend = attention
         return self._run(input_ids, positions, **self._serving_inputs)

@@ -1,4 +1,4 @@
-"""Routes the attention of transformers' modules into an AttentionBackend.
+"""Routes the attention of transformers' modules into an LayerAttention.
 
 Modules that look their attention up in transformers' AttentionInterface find ours there; the
 others get a replacement from `fallback_adapters`. Either way a call ends in the hook attached to
@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from engine.attention.base import AttentionBackend, AttentionSpec
+from engine.attention.base import AttentionSpec, LayerAttention
 from engine.models.errors import ModelError
 from engine.models.fallback_masks import describe_mask, window_of
 
@@ -101,7 +101,7 @@ class PagedHook:
 
     def __init__(self, layers: dict[nn.Module, int]) -> None:
         self._layers = layers
-        self.backend: AttentionBackend | None = None
+        self.backend: LayerAttention | None = None
 
     def attend(
         self,

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from engine import sharing
 from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.plan import RunnerLostError
 from engine.request import Finish, ItemScores, ScoringRequest
-from engine.scoring_plan import ScoringPlan, ScoringResult
+from engine.scoring_plan import Rows, ScoringPlan, ScoringResult, make_plan
 from tests.engine.paged_fake import VOCAB, PagedFake, context_hash
 from tests.engine.test_engine import Inbox, prompts, request
 
@@ -49,9 +50,7 @@ class ScoringFake(PagedFake):
             return Handle(error)
         assert (plan.slots >= self.block_size).all(), "a row computes into the null block"
         assert len(set(plan.slots.tolist())) == len(plan.slots), "two tokens share a cell"
-        if plan.num_shared:
-            assert (plan.block_tables[:, : plan.num_shared] == plan.block_tables[0, 0:]
-                    [: plan.num_shared]).all()  # fmt: skip
+        self._check_sharing(plan)
         contexts = np.zeros(len(plan.token_ids), dtype=np.int64)
         for row, begin in enumerate(plan.query_starts[:-1].tolist()):
             for token in range(begin, int(plan.query_starts[row + 1])):
@@ -66,6 +65,20 @@ class ScoringFake(PagedFake):
         others = np.array([value(int(c), -7) for c in read], dtype=np.float32)
         others[read == self.bad_context] = np.nan
         return Handle(ScoringResult(values, others))
+
+    def _check_sharing(self, plan: ScoringPlan) -> None:
+        if plan.sharing is None:
+            return
+        starts, num_blocks = plan.sharing
+        assert len(starts) == len(num_blocks) + 1
+        assert starts[-1] == len(plan.block_tables)
+        assert (np.diff(starts) > 1).all()
+        num_before = plan.seq_lens - np.diff(plan.query_starts)
+        for first, end, count in zip(starts[:-1], starts[1:], num_blocks, strict=True):
+            assert count > 0
+            shared = plan.block_tables[first:end, :count]
+            assert (shared == shared[0]).all()
+            assert (num_before[first:end] >= count * self.block_size).all(), "seen in part"
 
     def _key(self, table: np.ndarray, position: int) -> int:
         key = int(self.keys[table[position // self.block_size] * self.block_size
@@ -156,9 +169,10 @@ def sequence(rng: random.Random, low: int, high: int) -> list[int]:
 @pytest.mark.parametrize("budget", [4, 16, 64])  # items and queries are split at 4 and 16
 @pytest.mark.parametrize("seed", range(4))
 def test_random_traffic_equals_whole_sequences(
-    prefix_caching: bool, num_blocks: int, budget: int, seed: int
+    prefix_caching: bool, num_blocks: int, budget: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside choices that share prompts with the queries, in as few blocks as can be."""
+    monkeypatch.setattr(sharing, "MIN_SAVED", 12)
     rng = random.Random(seed)
     engine, _ = make_engine(num_blocks=num_blocks, budget=budget, prefix_caching=prefix_caching)
     inbox, asked = Scores(), []
@@ -192,8 +206,72 @@ def test_one_query_is_computed_once_and_items_hold_nothing() -> None:
     assert sum(len(plan.token_ids) for plan in runner.plans) == 32 + 500 * 4
     assert len(runner.plans) == -(-(32 + 500 * 4) // 64)
     assert most == 8 + 1, "the query's blocks, and one for the longest item"
-    assert [plan.num_shared for plan in runner.plans] == [0] + [8] * (len(runner.plans) - 1)
     assert engine.stats().kv_blocks_used == 0
+
+
+def test_items_share_their_query_from_the_step_that_computes_it() -> None:
+    rng = random.Random(5)
+    engine, runner = make_engine(num_blocks=200, budget=256)
+    asked = scoring(1, sequence(rng, 33, 33), [sequence(rng, 4, 4) for _ in range(100)])
+    engine.score(FRONTEND, asked)
+    inbox = Scores()
+    inbox.run(engine)
+    np.testing.assert_array_equal(inbox.ended[1].values, wanted(asked))
+    sharings = [plan.sharing for plan in runner.plans]
+    # 4 tokens and the rest of the query each: 44 behind the query's 32, then 51, too few are left.
+    assert [s and (s.starts.tolist(), s.num_blocks.tolist()) for s in sharings] == [
+        ([1, 45], [8]),
+        ([0, 51], [8]),
+        None,
+    ]
+
+
+def test_rows_that_share_blocks_come_last_and_positions_are_read_in_order() -> None:
+    def rows(first_id: int, counts: list[int], num_read: list[int], num_shared: int) -> Rows:
+        start = num_shared * 4
+        return Rows(
+            token_ids=np.arange(first_id, first_id + sum(counts), dtype=np.int32),
+            counts=np.array(counts),
+            starts=np.full(len(counts), start),
+            tables=np.arange(len(counts) * (num_shared + 2), dtype=np.int32).reshape(
+                len(counts), -1
+            ),
+            num_read=np.array(num_read),
+            id_lists=np.full((sum(num_read), 1), first_id, dtype=np.int32),
+            num_shared=num_shared,
+        )
+
+    many = [2] * 200
+    plan = make_plan(
+        [
+            rows(1000, many, [2] * 200, num_shared=2),
+            rows(100, [3, 4], [1, 2], num_shared=2),  # too few for it to pay
+            rows(2000, many, [1] * 200, num_shared=3),
+            rows(200, [8], [0], num_shared=0),
+        ],
+        block_size=4,
+    )
+    tokens = [*range(100, 107), *range(200, 208), *range(1000, 1400), *range(2000, 2400)]
+    assert plan.token_ids.tolist() == tokens
+    read = plan.token_ids[plan.read_tokens]
+    assert read.tolist() == [*range(1000, 1400), 102, 105, 106, *range(2001, 2400, 2)]
+    assert (plan.id_lists[:, 0] == read // 100 * 100)[400:403].all()
+    assert plan.seq_lens[[0, 1, 2, 3, 203]].tolist() == [11, 12, 8, 10, 14]
+    assert plan.sharing is not None
+    assert plan.sharing.starts.tolist() == [3, 203, 403]
+    assert plan.sharing.num_blocks.tolist() == [2, 3]
+
+
+def test_sharing_pays_where_rows_leave_tiles_idle() -> None:
+    def pays(counts: list[int], num_keys: int) -> bool:
+        return sharing.pays_to_share(np.array(counts), num_keys)
+
+    assert pays([32] * 256, 1024)
+    assert pays([1] * 10, 128)
+    assert not pays([32] * 256, 0)
+    assert not pays([32] * 4, 128)  # three tiles less
+    assert not pays([5000], 10**6)
+    assert not pays([128] * 64, 10**6)
 
 
 def test_a_known_query_is_not_computed_again() -> None:

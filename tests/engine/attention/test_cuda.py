@@ -17,6 +17,7 @@ from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.attention.cuda import CudaAttention
 from engine.attention.flashinfer import is_expressible
 from engine.attention.plain import PlainAttention
+from engine.sharing import Sharing
 from tests.engine.kernels.where import DEVICES
 
 BLOCK_SIZE = 16
@@ -126,7 +127,8 @@ def test_shared_blocks_are_read_once_and_change_nothing(window: int | None) -> N
     spec = replace(SPEC, head_dim=128, sliding_window=window)
     step = Step(spec, (0, rows), torch.bfloat16, "cuda")
     step.inputs.block_tables[:, :4] = step.inputs.block_tables[0, :4]
-    step.inputs = replace(step.inputs, num_shared=4)
+    sharing = Sharing(np.array([0, len(rows)]), np.array([4], dtype=np.int32))
+    step.inputs = replace(step.inputs, sharing=sharing)
     wanted = step.twin()
     # The two parts are rounded before they are joined.
     torch.testing.assert_close(step.attend().float(), wanted, rtol=2**-6, atol=2**-6)

@@ -25,7 +25,7 @@ def cells_of(slots: list[int], num_kv: int, head_dim: int, like: torch.Tensor) -
     tensor = like.new_zeros((NUM_BLOCKS * 2 * BLOCK_SIZE, num_kv, head_dim))
     rows = torch.tensor(slots, device=like.device)
     key_rows = rows + rows // BLOCK_SIZE * BLOCK_SIZE
-    return Cells(tensor, key_rows, key_rows + BLOCK_SIZE, BLOCK_SIZE)
+    return Cells(tensor, key_rows, BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("head_dim", [2, 6, 64])

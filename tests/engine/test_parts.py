@@ -1,4 +1,4 @@
-"""Building an engine: what it says of what it cannot do."""
+"""Making a runner: what is said of what cannot be captured."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine import build
+from engine import parts
 
 
 class _Uncapturable:
@@ -15,17 +15,16 @@ class _Uncapturable:
     def __init__(self, *parts: Any) -> None:
         pass
 
-    def capture(self) -> None:
+    def capture(self, pool: Any) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nand much more")
 
 
 def test_steps_that_cannot_be_captured_are_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "DecodeGraphs", _Uncapturable)
+    monkeypatch.setattr(parts, "DecodeGraphs", _Uncapturable)
     part: Any = None
-    parts = build._Parts(part, part, part, part, part, part)
-    assert parts._graphs(part) is None
+    assert parts.Parts(*[part] * 7)._graphs(part, part) is None
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == (
