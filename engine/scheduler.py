@@ -150,20 +150,27 @@ class Scheduler:
     def _admit(self, budget: int) -> dict[int, int]:
         """Rows given to waiting choices, in order of rank, and the tokens each computes first."""
         admitted: dict[int, int] = {}
+        room = self._pool.num_free - self.num_promised() if self._waiting else 0
         while self._waiting and budget > 0 and self._table.num_vacant:
             choice = self._waiting[0][1]
             if not choice.ended:
-                count = self._admit_one(choice, budget)
-                if count is None:
+                taken = self._admit_one(choice, budget, room)
+                if taken is None:
                     break
+                count, num_blocks = taken
                 assert choice.row is not None
                 admitted[choice.row] = count
                 budget -= count
+                room -= num_blocks
             heapq.heappop(self._waiting)
         return admitted
 
-    def _admit_one(self, choice: Choice, budget: int) -> int | None:
-        """Give a choice a row and its first chunk; None where budget or blocks are too few."""
+    def _admit_one(self, choice: Choice, budget: int, room: int) -> tuple[int, int] | None:
+        """Give a choice a row and its first chunk; None where budget or blocks are too few.
+
+        `room` are free blocks that nobody counts on. Returns the chunk's tokens, and how much of
+        the room the choice will take.
+        """
         pinned = self._drafting.pins(choice.request)
         shared = self._shared_blocks(choice, pinned)
         num_cached = len(shared) * self._block_size
@@ -175,7 +182,8 @@ class Scheduler:
         # be preempted before its first token.
         limit = self._table.limit_of(choice)
         need = int(self._num_blocks(len(choice.token_ids), limit)) - len(shared)
-        if need > self._pool.num_free - self._pool.num_idle(shared) - self.num_promised():
+        need += self._pool.num_idle(shared)
+        if need > room:
             return None
         self._pool.share(shared)
         row = self._table.claim(choice, num_cached, end, is_pinned=pinned)
@@ -196,7 +204,7 @@ class Scheduler:
         blocks = self._pool.grant(int(self._num_blocks(num_cached + count, limit)) - len(shared))
         assert blocks is not None, "blocks were counted before admission"
         self._append_blocks(row, blocks)
-        return count
+        return count, need
 
     def num_promised(self) -> int:
         """Blocks that admitted choices still need for tokens they already have."""
@@ -251,9 +259,13 @@ class Scheduler:
 
     def _register(self, row: int, num_full: int) -> None:
         table, size = self._table, self._block_size
+        known = self._hashes(table.choice(row))
         for block_idx in range(int(table.num_hashed[row]) // size, num_full):
-            part = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
-            table.parent_hash[row] = chain_hash(table.parent_hash[row], part)
+            if block_idx < len(known):
+                table.parent_hash[row] = known[block_idx]
+            else:
+                part = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
+                table.parent_hash[row] = chain_hash(table.parent_hash[row], part)
             self._pool.register(
                 table.blocks[row][block_idx],
                 table.parent_hash[row],

@@ -7,10 +7,13 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from engine.client import EngineHandle
 from server.config import ServerConfig
@@ -28,6 +31,18 @@ _DESCRIPTION = "An OpenAI-compatible inference server whose sampler is exact to 
 CLIENT_GONE = 499
 
 
+class _App(FastAPI):
+    """Without FastAPI's own middleware, whose work `Accounts` and `PlainRoute` do or leave out."""
+
+    __call__ = Starlette.__call__  # without its telemetry
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = ExceptionMiddleware(self.router, self.exception_handlers)
+        for middleware in reversed(self.user_middleware):
+            app = middleware.cls(app, *middleware.args, **middleware.kwargs)
+        return app
+
+
 def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig) -> FastAPI:
     """The application; the engine is its owner's to close."""
     context = make_context(engine, tokenizer, config)
@@ -38,7 +53,7 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
         context.bodies.close()
         context.worker.close()
 
-    app = FastAPI(
+    app = _App(
         title="tailrace",
         version=VERSION,
         description=_DESCRIPTION,
@@ -46,8 +61,9 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
         redirect_slashes=False,
     )
     app.state.context = context
-    for routes in (completions, scoring, models, tokens, health):
-        app.include_router(routes.router)
+    # As they are: `include_router` would wrap each. Looked through in order, the docs' own last.
+    modules = (completions, scoring, models, tokens, health)
+    app.router.routes[:0] = [route for each in modules for route in each.router.routes]
     _add_error_replies(app)
     add_openapi(app, engine.info.vocab_size)
     _add_middleware(app, context)

@@ -20,6 +20,7 @@ from starlette.types import Receive
 from server.disconnect import ClientGoneError
 from server.errors import ApiError
 from server.schema.base import Wire, decode
+from server.visit import header
 
 INLINE_BYTES = 512 << 10
 DRAINED_BYTES = 256 << 20
@@ -35,8 +36,8 @@ class BodyReader:
 
     async def read(self, request: Request, wire: type[Wire]) -> Wire:
         """The body as `wire`; raises `ApiError` for whatever is wrong with it."""
-        _check_content_type(request.headers.get("content-type"))
-        raw = await self._receive(request.receive, request.headers.get("content-length"))
+        _check_content_type(header(request.scope, b"content-type"))
+        raw = await self._receive(request.receive, header(request.scope, b"content-length"))
         if len(raw) <= INLINE_BYTES:
             return decode(wire, raw)
         return await self._decode_elsewhere(wire, raw)

@@ -8,7 +8,8 @@ stop string that is found drops every token that begins at or after the cut.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.request import Finish, Int64Array, LogprobArrays
 from engine.ticket import Entry
@@ -20,8 +21,7 @@ from server.stop import StopMatcher
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """A part of a choice's reply.
 
     Attributes:

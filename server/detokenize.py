@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
@@ -57,23 +58,28 @@ class ByteDetokenizer:
     def __init__(self, raw: Sequence[bytes]) -> None:
         self.length = 0
         self._raw = raw
-        self._decode = _utf8_decoder("replace").decode
+        self._decoder = _utf8_decoder("replace")
 
     def feed(self, token_ids: Sequence[int], starts: list[int] | None = None) -> str:
-        raw = self._raw
+        pieces = [self._raw[i] for i in token_ids]
+        whole = b"".join(pieces)
         if starts is None:
-            text = self._decode(b"".join([raw[i] for i in token_ids]))
-            self.length += len(text)
-            return text
+            return self._count(whole)
+        if whole.isascii() and not self._decoder.getstate()[0]:  # a character a byte
+            starts += accumulate(map(len, pieces), initial=self.length)
+            self.length = starts.pop()
+            return whole.decode("ascii")
         parts = []
-        for token_id in token_ids:
+        for piece in pieces:
             starts.append(self.length)
-            parts.append(part := self._decode(raw[token_id]))
-            self.length += len(part)
+            parts.append(self._count(piece))
         return "".join(parts)
 
     def flush(self) -> str:
-        text = self._decode(b"", final=True)
+        return self._count(b"", final=True)
+
+    def _count(self, raw: bytes, final: bool = False) -> str:
+        text = self._decoder.decode(raw, final)
         self.length += len(text)
         return text
 

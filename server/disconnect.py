@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
 
 from starlette.types import Receive
 
@@ -13,29 +12,34 @@ class ClientGoneError(Exception):
     """The client went away; there is nobody to answer."""
 
 
-@asynccontextmanager
-async def cancel_on_disconnect(receive: Receive) -> AsyncIterator[None]:
-    """Cancel the block when the client disconnects; it then ends in `ClientGoneError`.
+class CancelOnDisconnect:
+    """Cancels the block when the client disconnects; it then ends in `ClientGoneError`.
 
     The request's body must have been read: `receive` then has only the disconnect to tell.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
 
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
             pass
-        gone = True
-        task.cancel()
+        self._gone = True
+        self._task.cancel()
 
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watcher.cancel()
+        if self._gone and kind is asyncio.CancelledError and self._task.uncancel() == 0:
             raise ClientGoneError from None
-        raise
-    finally:
-        watcher.cancel()

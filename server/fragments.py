@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from engine.request import Float32Array, Int64Array
+from engine.request import Float32Array, Int32Array, Int64Array
 from server.packed import check_finite
 
 MINUS_INFINITY = -9999.0
@@ -55,15 +55,20 @@ class TokenFragments:
         return list(map(self._bytes.__getitem__, token_ids))
 
     def keys(
-        self, token_ids: Int64Array, values: Float32Array, rows: Int64Array, *, as_ids: bool
+        self, token_ids: Int32Array, values: Float32Array, starts: Int64Array, *, as_ids: bool
     ) -> list[str]:
-        """`"name":` of each id; of a row's ids with one name the best has it, others go by id."""
+        """`"name":` of each id; of a row's ids with one name the best has it, others go by id.
+
+        Args:
+            starts: where each row begins.
+        """
         if as_ids:
             return [f'"token_id:{token_id}":' for token_id in token_ids.tolist()]
         keys = list(map(self._keys.__getitem__, token_ids.tolist()))
         (doubtful,) = self._is_ambiguous[token_ids].nonzero()
         if len(doubtful):
-            names = rows[doubtful] * len(self._classes) + self._classes[token_ids[doubtful]]
+            rows = np.searchsorted(starts, doubtful, side="right")
+            names = rows * len(self._classes) + self._classes[token_ids[doubtful]]
             order = np.lexsort((doubtful, -values[doubtful], names))
             taken = np.flatnonzero(np.diff(names[order]) == 0) + 1
             for i in doubtful[order[taken]].tolist():

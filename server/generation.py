@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Any
 
@@ -59,6 +57,7 @@ class Generation:
         ]
         self._num_unfinished = len(self.choices)
         self._tickets: list[Ticket] = []
+        self._arrived = asyncio.Event()
 
     def _choice(self, prompt_idx: int, i: int, tokenizer: Tokenizer) -> Choice:
         form = self.job.form
@@ -75,6 +74,7 @@ class Generation:
         try:
             for prompt in self.job.prompts:
                 ticket = self._engine.submit(self._request(prompt))
+                ticket.arrived = self._arrived
                 self._tickets.append(ticket)
                 self._admission.enter(ticket)
         except EngineDeadError as error:
@@ -94,21 +94,28 @@ class Generation:
             cache_salt=job.cache_salt,
         )
 
-    async def updates(self) -> AsyncGenerator[list[Choice], None]:
-        """Choices that got something, batch by batch, until all have ended; raises `ApiError`."""
-        try:
-            async with contextlib.aclosing(_merged(self._tickets)) as batches:
-                async for prompt_idx, entries in batches:
-                    yield self._absorb(prompt_idx, entries)
-                    if self.failure is not None:
-                        raise self.failure
-                    if self.ended:
-                        return
-        except EngineDeadError as error:
-            raise lost(error) from error
+    async def update(self) -> list[Choice]:
+        """Choices that got something since the last call, none once all have ended.
 
-    def _absorb(self, prompt_idx: int, entries: list[Entry]) -> list[Choice]:
-        ticket = self._tickets[prompt_idx]
+        Raises `ApiError`.
+        """
+        while not self.ended:
+            if self.failure is not None:
+                raise self.failure
+            self._arrived.clear()
+            changed: list[Choice] = []
+            try:
+                for prompt_idx, ticket in enumerate(self._tickets):
+                    if entries := ticket.take():
+                        changed += self._absorb(prompt_idx, ticket, entries)
+            except EngineDeadError as error:
+                raise lost(error) from error
+            if changed:
+                return changed
+            await self._arrived.wait()
+        return []
+
+    def _absorb(self, prompt_idx: int, ticket: Ticket, entries: list[Entry]) -> list[Choice]:
         if ticket.prompt_scores is not None:
             self.renderer.prompt_scores[prompt_idx] = ticket.prompt_scores
         changed: dict[int, Choice] = {}
@@ -224,35 +231,3 @@ def failure_of(finish: Finish, message: str | None) -> ApiError:
     if finish == Finish.ERROR:
         return ApiError(500, message or "the engine's step failed", code="engine_error")
     return ApiError(500, "the engine ended the request", code="aborted")
-
-
-async def _merged(tickets: list[Ticket]) -> AsyncGenerator[tuple[int, list[Entry]], None]:
-    """Batches of every ticket as they come, with the ticket's index."""
-    if len(tickets) == 1:
-        async for entries in tickets[0]:
-            yield 0, entries
-        return
-    queue: asyncio.Queue[tuple[int, list[Entry]] | Exception | None] = asyncio.Queue()
-
-    async def pump(index: int, ticket: Ticket) -> None:
-        try:
-            async for entries in ticket:
-                queue.put_nowait((index, entries))
-        except EngineDeadError as error:
-            queue.put_nowait(error)
-        queue.put_nowait(None)
-
-    pumps = [asyncio.create_task(pump(i, ticket)) for i, ticket in enumerate(tickets)]
-    try:
-        running = len(pumps)
-        while running:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                running -= 1
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from dataclasses import dataclass
 from functools import partial
+
+import msgspec
 
 from engine.config import EngineInfo
 from engine.request import PromptLogprobsParams
@@ -23,8 +24,7 @@ INLINE_BAD_WORDS, INLINE_IDS = 16, 4096
 NON_STREAM_INTERVAL, STOP_STRING_INTERVAL = 32, 4
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyForm:
+class ReplyForm(msgspec.Struct, frozen=True):
     """What the reply carries.
 
     Attributes:
@@ -84,8 +84,7 @@ class ReplyForm:
         return self.echo or self.scoring is not None or self.return_token_ids
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """Everything known before the engine is asked.
 
     Attributes:

@@ -30,7 +30,7 @@ class Shown:
 
     Attributes:
         token_ids, values: [S], position after position, each id of a position once.
-        rows: int64 [S], which position. starts: where each begins.
+        starts: where each position begins.
         id_rows: the ids as JSON lists.
     """
 
@@ -47,20 +47,21 @@ class Shown:
         top_ids = arrays.top_ids[:, :num_top]
         k = top_ids.shape[1]
         ids = np.empty((len(chosen_ids), k + 1 + len(columns)), dtype=np.int32)
-        ids[:, :k], ids[:, k], ids[:, k + 1 :] = top_ids, chosen_ids, list(columns)
+        ids[:, :k], ids[:, k] = top_ids, chosen_ids
         values = np.empty(ids.shape, dtype=np.float32)
         values[:, :k], values[:, k] = arrays.top_logprobs[:, :k], arrays.chosen
-        keep = np.ones(ids.shape, dtype=np.bool_)
-        keep[:, k] = (top_ids != ids[:, k, None]).all(axis=1)
         if columns:
+            ids[:, k + 1 :] = list(columns)
             values[:, k + 1 :] = arrays.explicit[:, list(columns.values())]
-            keep[:, k + 1 :] = (ids[:, k + 1 :, None] != ids[:, None, : k + 1]).all(axis=2)
-        (kept,) = keep.reshape(-1).nonzero()
-        self.token_ids: Int64Array = ids.reshape(-1)[kept].astype(np.int64)
-        self.values: Float32Array = values.reshape(-1)[kept]
-        self.rows: Int64Array = kept // ids.shape[1]
+        # Top ids differ from each other, and so do explicit ones.
+        known = ids[:, k:, None] == ids[:, None, : k + 1]
+        known[:, 0, k] = False  # the chosen token is itself
+        keep = np.ones(ids.shape, dtype=np.bool_)
+        np.logical_not(known.any(axis=2), out=keep[:, k:])
+        self.token_ids: Int32Array = ids[keep]
+        self.values: Float32Array = values[keep]
         # The first of a row is always kept.
-        self.starts: list[int] = (kept % ids.shape[1] == 0).nonzero()[0].tolist()
+        self.starts: Int64Array = keep.reshape(-1).cumsum()[:: ids.shape[1]] - 1
         self.id_rows = id_rows(ids, keep)
 
 
@@ -91,10 +92,12 @@ class LogprobWriter:
     ) -> Columns:
         """Positions with values; see `Shown` for the top lists."""
         shown = Shown(token_ids, arrays, num_top, explicit_ids)
-        keys = self._fragments.keys(shown.token_ids, shown.values, shown.rows, as_ids=self._as_ids)
+        keys = self._fragments.keys(
+            shown.token_ids, shown.values, shown.starts, as_ids=self._as_ids
+        )
         return self._tokens(token_ids, offsets) | {
             "token_logprobs": dump(arrays.chosen)[1:-1],
-            "top_logprobs": objects_of(keys, [texts_of(shown.values)], shown.starts),
+            "top_logprobs": objects_of(keys, [texts_of(shown.values)], shown.starts.tolist()),
             "ranks": dump(arrays.ranks)[1:-1],
             "top_token_ids": shown.id_rows,
         }

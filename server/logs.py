@@ -36,5 +36,8 @@ def configure_logging(settings: Settings) -> None:
             },
         }
     )
+    # What no line shows need not be found out for each: a system call and a walk up the stack.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None
     hidden = settings.disable_access_log_for_endpoints
     logging.getLogger("uvicorn.access").addFilter(_PathFilter(hidden))

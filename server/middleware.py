@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from server.errors import ApiError, shutting_down
 from server.lifecycle import Lifecycle
 from server.metrics import Metrics
-from server.visit import Visit, attach
+from server.visit import Visit, attach, header
 
 logger = logging.getLogger("tailrace")
 
@@ -43,7 +43,7 @@ class Accounts:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        visit = Visit(request_id=_header(scope, b"x-request-id"))
+        visit = Visit(request_id=header(scope, b"x-request-id"))
         if visit.request_id is None and self._echo_request_id:
             visit.request_id = secrets.token_hex(16)
         attach(scope, visit)
@@ -112,7 +112,7 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _check_key(self, scope: Scope) -> None:
-        kind, _, given = (_header(scope, b"authorization") or "").partition(" ")
+        kind, _, given = (header(scope, b"authorization") or "").partition(" ")
         raw = given.strip().encode("latin-1")
         known = [hmac.compare_digest(raw, key) for key in self._keys]
         if kind.lower() != "bearer" or not any(known):
@@ -126,14 +126,6 @@ def route_path(scope: Scope) -> str:
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path.removeprefix(root) if path.startswith(f"{root}/") else path
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    for key, value in scope["headers"]:
-        if key == name:
-            text: str = value.decode("latin-1")
-            return text
-    return None
 
 
 def _outcome(status: int) -> str:

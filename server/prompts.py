@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from engine.config import EngineInfo
@@ -18,8 +19,7 @@ INLINE_CHARS = 4096
 """Shorter texts are tokenised on the event loop, a millisecond or two at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt.
 
     Attributes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import orjson
 
@@ -25,10 +26,11 @@ from server.tokenizer import Tokenizer
 
 _NO_VALUES = np.zeros(0, dtype=np.float32)
 INLINE_VALUES = 512
-"""Replies with fewer values are rendered on the event loop: many may be due in one turn of it."""
-PART_TOKENS = 96
-"""Logprobs are written in parts of so many tokens while a choice still grows: requests that began
-together end together, and whoever waits then waits for the rest only."""
+"""Parts and replies of fewer values are rendered on the event loop: many may be due in one turn of
+it, but to hand each of them to a thread and back takes as long."""
+PART_TOKENS = 32
+"""Logprobs are written in parts of so many tokens while a choice still grows, at each report of the
+engine: requests that began together end together, and who waits then waits for the rest only."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,7 @@ def _decode_each(
     return whole, [max(start - stripped, 0) for start in starts]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A piece with its logprobs as text, those of an echoed prompt first."""
 
     piece: Piece

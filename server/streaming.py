@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import orjson
@@ -12,7 +11,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.choice import Choice, Piece
-from server.disconnect import ClientGoneError, cancel_on_disconnect
+from server.disconnect import CancelOnDisconnect, ClientGoneError
 from server.errors import ApiError
 from server.generation import Generation
 from server.metrics import Metrics
@@ -88,11 +87,10 @@ async def stream_reply(
 ) -> StreamingResponse:
     """Submit and wait for the engine's first result, so that early failures are HTTP errors."""
     began = time.perf_counter()
-    updates = generation.updates()
     try:
-        async with cancel_on_disconnect(receive):
+        with CancelOnDisconnect(receive):
             generation.submit()
-            first: list[Choice] = await anext(updates, [])
+            first = await generation.update()
             if generation.failure is not None:
                 raise generation.failure
             writer = ChunkWriter(generation)
@@ -101,11 +99,10 @@ async def stream_reply(
             else:
                 frames = writer.chunks(first)
     except BaseException as error:
-        await updates.aclose()
         generation.close("abort" if isinstance(error, ClientGoneError) else "error")
         raise
     metrics.first_token.observe(time.perf_counter() - began)
-    return EventStream(generation, updates, writer, frames, metrics)
+    return EventStream(generation, writer, frames, metrics)
 
 
 class EventStream(StreamingResponse):
@@ -114,14 +111,12 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         generation: Generation,
-        updates: AsyncGenerator[list[Choice], None],
         writer: ChunkWriter,
         frames: bytes,
         metrics: Metrics,
     ) -> None:
         super().__init__((), headers=_HEADERS, media_type="text/event-stream")
         self._generation = generation
-        self._updates = updates
         self._writer = writer
         self._frames = frames
         self._metrics = metrics
@@ -130,17 +125,14 @@ class EventStream(StreamingResponse):
         """Write until all choices have ended, an error comes, or the client goes."""
         visit = visit_of(scope)
         try:
-            async with cancel_on_disconnect(receive):
-                with self._generation:
-                    headers = self.raw_headers
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                    error = await self._write(send)
+            with CancelOnDisconnect(receive), self._generation:
+                headers = self.raw_headers
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                error = await self._write(send)
             if error is not None:
                 visit.outcome = "server_error"
         except ClientGoneError:
             visit.outcome = "abort"
-        finally:
-            await self._updates.aclose()
 
     async def _write(self, send: Send) -> ApiError | None:
         """Everything after the headers; returns the error that ended it."""
@@ -148,7 +140,7 @@ class EventStream(StreamingResponse):
         try:
             await self._send(send, self._frames)
             last = time.perf_counter()
-            async for changed in self._updates:
+            while changed := await self._generation.update():
                 await self._send(send, self._writer.chunks(changed))
                 now = time.perf_counter()
                 self._metrics.inter_token.observe(now - last)

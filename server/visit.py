@@ -34,3 +34,12 @@ def visit_of(scope: Scope) -> Visit:
     """The request's visit; a blank one where no middleware attached any."""
     visit: Any = scope.get(_KEY)
     return visit if isinstance(visit, Visit) else Visit()
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that name, in lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            text: str = value.decode("latin-1")
+            return text
+    return None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.choice import Choice
 from server.context import Context, context_of
-from server.disconnect import cancel_on_disconnect
+from server.disconnect import CancelOnDisconnect
 from server.errors import ApiError, json_response
 from server.generation import Generation
 from server.job import Job, make_job
@@ -22,6 +25,8 @@ from server.visit import visit_of
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
 logger = logging.getLogger("tailrace")
+
+T = TypeVar("T")
 
 
 @router.post("/v1/completions", **describes(CompletionRequest, CompletionReply, stream=True))
@@ -55,17 +60,21 @@ async def create_completion(request: Request) -> Response:
 
 async def _plain_reply(generation: Generation, request: Request, context: Context) -> Response:
     """The whole reply at once."""
-    async with cancel_on_disconnect(request.receive):
+    renderer = generation.renderer
+
+    async def render(choices: list[Choice], write: Callable[..., T], *args: Any) -> T:
+        if renderer.is_big(choices):
+            return await context.worker.run(write, choices, *args)
+        return write(choices, *args)
+
+    with CancelOnDisconnect(request.receive):
         with generation:
             generation.submit()
-            async for changed in generation.updates():
-                if due := generation.renderer.due(changed):
-                    await context.worker.run(generation.renderer.write_ahead, due)
-        reply = generation.renderer.reply
-        ends = generation.choices, generation.usage(), generation.metrics()
-        if generation.renderer.is_big(generation.choices):
-            return json_response(await context.worker.run(reply, *ends))
-        return json_response(reply(*ends))
+            while changed := await generation.update():
+                if due := renderer.due(changed):
+                    await render(due, renderer.write_ahead)
+        ends = generation.usage(), generation.metrics()
+        return json_response(await render(generation.choices, renderer.reply, *ends))
 
 
 def _log(job: Job, context: Context) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from engine.request import Finish, ItemScores
 from engine.ticket import EngineDeadError
 from server.context import Context, context_of
-from server.disconnect import cancel_on_disconnect
+from server.disconnect import CancelOnDisconnect
 from server.errors import json_response
 from server.generation import failure_of, lost
 from server.openapi import describes
@@ -63,7 +63,7 @@ async def _answer(
         tokenizer=context.tokenizer,
         request_id=visit_of(request.scope).request_id,
     )
-    async with cancel_on_disconnect(request.receive):
+    with CancelOnDisconnect(request.receive):
         scores = await _run(job, context)
         if scores.finish != Finish.LENGTH:
             raise failure_of(scores.finish, scores.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,18 +23,37 @@ def id_array(value: Any) -> Int32Array:
     """int32 [len]; raises `ValueError` unless `value` is a list of integers in [0, 2**31)."""
     if not isinstance(value, list):
         raise ValueError(f"must be a list of token ids, got {shown(value)}")
+    token_ids = good_ids(value)
+    if token_ids is None:
+        raise _refusal(value)
+    return token_ids
+
+
+def good_ids(values: list[Any]) -> Int32Array | None:
+    """int32 [len]; None unless all are integers in [0, 2**31).
+
+    `struct` takes integers in range only, but booleans too: those come out as 0 and 1, so only
+    what did is looked at.
+    """
+    try:
+        packed = struct.Struct(f"{len(values)}i").pack(*values)
+    except struct.error:
+        return None
+    token_ids = np.frombuffer(packed, dtype=np.int32)
+    least = token_ids.min(initial=2)
+    if least < 2:
+        doubtful = np.flatnonzero(token_ids < 2).tolist()
+        if least < 0 or set(map(type, map(values.__getitem__, doubtful))) != {int}:
+            return None
+    return token_ids
+
+
+def _refusal(value: list[Any]) -> ValueError:
     for kind in set(map(type, value)) - {int}:
         odd = next(item for item in value if type(item) is kind)
-        raise ValueError(f"must hold integers only, got {shown(odd)}")
-    try:
-        token_ids = np.array(value, dtype=np.int32)
-        fits = not (token_ids < 0).any()
-    except OverflowError:
-        fits = False
-    if not fits:
-        odd = next(item for item in value if not 0 <= item <= ID_MAX)
-        raise ValueError(f"must hold ids in [0, {ID_MAX}], got {shown(odd)}")
-    return token_ids
+        return ValueError(f"must hold integers only, got {shown(odd)}")
+    odd = next(item for item in value if not 0 <= item <= ID_MAX)
+    return ValueError(f"must hold ids in [0, {ID_MAX}], got {shown(odd)}")
 
 
 TokenIdArray = Annotated[Int32Array, PlainValidator(id_array, json_schema_input_type=list[TokenId])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from itertools import chain
 from typing import Annotated, Any, NamedTuple
 
@@ -13,7 +12,7 @@ from engine.request import Int32Array
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from server.schema.base import WireModel, shown
 from server.schema.fields import Accepted, ModelName, PackedFormat, Priority, RequestId
-from server.schema.ids import TokenId, id_array
+from server.schema.ids import TokenId, good_ids, id_array
 
 MAX_LABEL_TOKENS = 64
 MAX_ITEMS = 1 << 16
@@ -37,25 +36,10 @@ def id_lists(value: list[Any]) -> IdLists:
     lens = np.fromiter(map(len, value), dtype=np.int32, count=len(value))
     if not lens.all():
         raise ValueError(f"must not be empty, got an empty list at [{int(lens.argmin())}]")
-    token_ids = _plain_ids(list(chain.from_iterable(value)))
+    token_ids = good_ids(list(chain.from_iterable(value)))
     if token_ids is None:
         token_ids = np.concatenate([_ids_at(at, item) for at, item in enumerate(value)])
     return IdLists(token_ids, lens)
-
-
-def _plain_ids(flat: list[Any]) -> Int32Array | None:
-    """What `id_array` makes of good ids, in a third of its time; None for what it refuses.
-
-    `struct` takes integers in range only, but booleans too: those come out as 0 and 1, so only
-    what did is looked at.
-    """
-    try:
-        packed = struct.Struct(f"{len(flat)}i").pack(*flat)
-    except struct.error:
-        return None
-    token_ids = np.frombuffer(packed, dtype=np.int32)
-    doubtful = np.flatnonzero(token_ids < 2).tolist()
-    return token_ids if all(type(flat[at]) is int and flat[at] >= 0 for at in doubtful) else None
 
 
 def _ids_at(at: int, item: Any) -> Int32Array:

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from engine.request import Finish, StepOutput
-from engine.ticket import Entry
+from engine.ticket import entries_of
 from server.body import INLINE_BYTES
 from server.generation import Generation
 from server.job import make_job
@@ -153,7 +153,7 @@ async def test_big_replies_are_rendered_off_the_event_loop() -> None:
                 logprobs=join([scores] * 1000),
                 stats=NO_STATS,
             )
-            choice.feed(Entry(output, 0, 0))
+            choice.feed(*entries_of(output))
             assert generation.renderer.is_big([choice])
             raw = await context.worker.run(generation.renderer.reply, [choice], {}, None)
             return httpx.Response(200, content=raw)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.choice import Choice
-from server.render import Renderer
+from server.render import PART_TOKENS, Renderer
 from tests.fakes import EOS, FakeEngine, Script
 from tests.server.conftest import Site, chunks_of, in_process
 
@@ -126,6 +126,12 @@ async def test_logprobs_written_ahead_join_the_rest(
     async with in_process(FakeEngine(writes(tokens))) as site:
         await check_equal(site, {"prompt": "ab", "max_tokens": 240, "logprobs": 2, **options})
     assert len(parts) >= 2
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1, PART_TOKENS])
+async def test_a_reply_may_end_at_a_part(site: Site, over: int) -> None:
+    body = {"prompt": "hello", "max_tokens": PART_TOKENS + over, "logprobs": 2}
+    await check_equal(site, body)
 
 
 @pytest.mark.parametrize("include", [False, True])
