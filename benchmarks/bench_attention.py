@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from engine.attention.base import AttentionSpec, KVCache
-from engine.kernels.decode_attention import DecodeScratch, paged_decode
+from engine.kernels.decode_attention import paged_decode
+from engine.kernels.decode_shares import DecodeScratch
 
 DEVICE = torch.device("cuda")
 HEADS = {"16 q, 8 kv": (16, 8), "32 q, 8 kv": (32, 8)}

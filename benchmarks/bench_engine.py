@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
 from benchmarks.workloads import Body, make_workload
@@ -194,21 +195,6 @@ def check(bench: Bench, engine: Engine) -> Row:
     return row
 
 
-def copy_gb_per_s() -> float:
-    """Bytes read and written a second by a large copy on the device."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE).random_()
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(12):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        target.copy_(source)
-        after.record()
-        torch.cuda.synchronize()
-        times.append(before.elapsed_time(after))
-    return round(2 * source.nbytes / statistics.median(times) / 1e6, 1)
-
-
 def bound_ms(shape: str, rows: int, context: int, gb_per_s: float) -> float:
     """Reading the weights once and every row's keys and values once."""
     num_bytes = weight_bytes(shape) + rows * context * cache_bytes_per_token(shape)
@@ -219,7 +205,7 @@ def measurements(shape: str, workloads: list[str], repeat: int) -> Iterator[tupl
     """Everything about one shape, named."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(shape, Path(folder))
-        gb_per_s = copy_gb_per_s()
+        gb_per_s = round(copy_gb_per_s(), 1)
         yield "copy", {"gb_per_s": gb_per_s}
         started = time.perf_counter()
         engine, timed = bench.engine()

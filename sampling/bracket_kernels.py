@@ -17,16 +17,9 @@ from sampling.brackets import (
     reopened,
     row_top,
 )
-from sampling.filter_kernels import (
-    LOG_MIN_P,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    Scratch,
-    order,
-    value_of,
-)
+from sampling.filter_kernels import LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, Scratch
 from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, Source, load_raw, processed
+from sampling.order_kernels import order, value_of
 from sampling.race import MASS_ERROR
 from sampling.race_kernels import Cuts
 from sampling.tile_kernels import TileStats, scale_of

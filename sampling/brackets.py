@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sampling.filter_kernels import LAST_ID, TEMPERATURE, TOP_K, TOP_P, order
+from sampling.filter_kernels import LAST_ID, TEMPERATURE, TOP_K, TOP_P
 from sampling.logit_kernels import NUM_FLOATS, NUM_INTS
+from sampling.order_kernels import order
 from sampling.triton_support import constexpr, jit, tl
 
 NOTED = 8192  # room for the values inside a row's bracket

@@ -22,9 +22,10 @@ from sampling.brackets import (
     lower,
     under_min_p,
 )
-from sampling.filter_kernels import Scratch, order, value_of
+from sampling.filter_kernels import Scratch
 from sampling.kept_kernels import keep, leave, scanned_tiles
 from sampling.logit_kernels import Source
+from sampling.order_kernels import order, value_of
 from sampling.race_kernels import Cuts
 from sampling.scan_kernels import scan
 from sampling.tile_kernels import TileStats, scale_of

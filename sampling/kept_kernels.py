@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sampling.brackets import first_inside, last_inside
-from sampling.filter_kernels import LAST_ID, order, value_of
+from sampling.filter_kernels import LAST_ID
 from sampling.logit_kernels import TILE, load_raw, processed
+from sampling.order_kernels import order, value_of
 from sampling.triton_support import constexpr, jit, tl
 
 _RANKS = constexpr(16)  # notes of every tile looked at together

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling import rows
-from sampling.filter_kernels import order, rank_key, value_of
-from sampling.logit_kernels import FLAGS, NUM_FLOATS, NUM_INTS, TILE, Source, load_raw, processed
+from sampling.logit_kernels import TILE, Source
 from sampling.noise import TILE as TILE_WIDTH
+from sampling.order_kernels import order, rank_key, value_of
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from sampling.race_kernels import Cuts
+from sampling.report_kernels import flags_of, is_wanted, reported_values, scaled, tile_maxima
 from sampling.tile_kernels import TileStats
 from sampling.triton_support import constexpr, jit, tl, triton
 
@@ -34,8 +34,6 @@ GIVEN_LANES = 2 * MAX_LOGPROB_TOKEN_IDS
 
 _CHUNK, _CHUNKS = constexpr(CHUNK), constexpr(TILE_WIDTH // CHUNK)
 _PIECE, _PIECES = constexpr(PIECE), constexpr(CHUNK // PIECE)
-_LOGPROBS, _PROCESSED = constexpr(rows.LOGPROBS), constexpr(rows.PROCESSED)
-_NORMALIZED, _TEMPERATURE = constexpr(rows.NORMALIZED), constexpr(rows.TEMPERATURE)
 _NOTHING = constexpr(-(2**63))
 
 
@@ -77,57 +75,6 @@ def _first(values, ids, some, k, size: tl.constexpr, padded_k: tl.constexpr):
     return found
 
 
-@jit
-def _flags_of(source, i):
-    return tl.load(source.ints + tl.load(source.rows + i).to(tl.int64) * NUM_INTS + FLAGS)
-
-
-@jit
-def _values(source, i, token_ids, mask, flags, first_tile, last_tile, edited: tl.constexpr):
-    """What row i reports, before scaling; both zeros are 0.0."""
-    values = load_raw(source, i, token_ids, mask)
-    if edited:  # noqa: SIM102 - known to the compiler, the flags are not
-        if (flags & _PROCESSED) != 0:
-            values = processed(values, token_ids, source, i, first_tile, last_tile)
-    return tl.where(values == 0.0, 0.0, values)
-
-
-@jit
-def _maxima(work, at, mask, flags):
-    """Tile maxima of what a row reports; both zeros are 0.0."""
-    if (flags & _PROCESSED) != 0:
-        maxima = tl.load(work.maxima + at, mask=mask, other=float("-inf"))
-    else:
-        maxima = tl.load(work.raw_maxima + at, mask=mask, other=float("-inf"))
-    return tl.where(maxima == 0.0, 0.0, maxima)
-
-
-@jit
-def _report(values, token_ids, source, work, i, flags, filtered, padded_tiles: tl.constexpr):
-    """float32((value - base) / T - offset), -inf beyond the cut; raw rows have base 0, T 1."""
-    scaled = values.to(tl.float64)
-    kept = values > float("-inf")  # -inf - -inf would be NaN where a row is all -inf
-    if (flags & _PROCESSED) != 0:
-        row = tl.load(source.rows + i).to(tl.int64)
-        temperature = tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE)
-        if (flags & _NORMALIZED) != 0:
-            num_tiles, tile = tl.cdiv(source.vocab_size, TILE), tl.arange(0, padded_tiles)
-            scaled -= tl.max(_maxima(work, i * num_tiles + tile, tile < num_tiles, flags), 0)
-        scaled = scaled / tl.where(temperature == 0.0, 1.0, temperature)
-        scaled = tl.minimum(scaled, 3.4028234663852886e38)  # float32's largest
-        if filtered != 0:
-            cut = tl.load(work.cut_values + i)
-            last = tl.load(work.cut_ids + i)
-            kept = kept & ((values > cut) | ((values == cut) & (token_ids <= last)))
-    return tl.where(kept, scaled - tl.load(work.offsets + i), float("-inf")).to(tl.float32)
-
-
-@jit
-def _is_wanted(work, i, flags):
-    """Whether row i reports and has a token to report."""
-    return ((flags & _LOGPROBS) != 0) & (tl.load(work.token_ids + i) >= 0)
-
-
 @jit(do_not_specialize=["k", "num_given", "given_stride", "filtered"])
 def _given_kernel(
     source,
@@ -142,26 +89,26 @@ def _given_kernel(
 ):
     """The values of ids given from outside, and which tiles the top list needs."""
     i = tl.program_id(0).to(tl.int64)
-    flags, num_tiles = _flags_of(source, i), tl.cdiv(source.vocab_size, TILE)
+    flags, num_tiles = flags_of(source, i), tl.cdiv(source.vocab_size, TILE)
     lane = tl.arange(0, lanes)  # the chosen token, then the explicit ids
     is_given = (lane >= 1) & (lane <= num_given)
     given = tl.load(work.given_ids + i * given_stride + lane - 1, mask=is_given, other=-1)
     ids = tl.where(lane == 0, tl.load(work.token_ids + i), given).to(tl.int32)
     inside = (ids >= 0) & (ids < source.vocab_size)
-    values = _values(source, i, ids, inside, flags, 0, num_tiles, edited)
+    values = reported_values(source, i, ids, inside, flags, 0, num_tiles, edited)
     values = tl.where(inside, values, float("-inf"))
-    reported = _report(values, ids, source, work, i, flags, filtered, padded_tiles)
+    reported = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
     tl.store(work.chosen + i + lane, reported, mask=lane == 0)
     tl.store(work.explicit + i * num_given + lane - 1, reported, mask=is_given)
     tl.store(work.ranks + i, 1)
-    wanted = _is_wanted(work, i, flags)
+    wanted = is_wanted(work, i, flags)
     chosen = tl.max(tl.where(lane == 0, values, float("-inf")), 0)
     tl.store(work.threshold + i, tl.where(wanted, chosen, float("inf")))
 
     tile = tl.arange(0, padded_tiles)
     slots = tl.zeros((padded_tiles,), tl.int32) + k
     if wanted:
-        maxima = _maxima(work, i * num_tiles + tile, tile < num_tiles, flags)
+        maxima = tile_maxima(work, i * num_tiles + tile, tile < num_tiles, flags)
         keys = tl.where(tile < num_tiles, rank_key(order(maxima), tile), _NOTHING)
         for j in range(0, tl.minimum(k, num_tiles)):
             best = tl.max(keys, 0)
@@ -175,13 +122,13 @@ def _tile_kernel(source, work, k, edited: tl.constexpr):
     """One tile: how many of its tokens come before the chosen one, and its chunks' maxima."""
     num_tiles = tl.cdiv(source.vocab_size, TILE)
     i, tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
-    flags, at = _flags_of(source, i), i * num_tiles + tile
+    flags, at = flags_of(source, i), i * num_tiles + tile
     slot = tl.load(work.slots + at)
     threshold = tl.load(work.threshold + i)
-    reaches = _maxima(work, at, True, flags) >= threshold
+    reaches = tile_maxima(work, at, True, flags) >= threshold
     if reaches | (slot < k):
         ids = tile * TILE + tl.arange(0, TILE)
-        values = _values(source, i, ids, ids >= 0, flags, tile, tile + 1, edited)
+        values = reported_values(source, i, ids, ids >= 0, flags, tile, tile + 1, edited)
         if reaches:
             chosen = tl.load(work.token_ids + i)
             before = (values > threshold) | ((values == threshold) & (ids < chosen))
@@ -204,8 +151,8 @@ def _top_kernel(
 ):
     """The top list, from the chunks of the chosen tiles."""
     i = tl.program_id(0).to(tl.int64)
-    flags = _flags_of(source, i)
-    if _is_wanted(work, i, flags):
+    flags = flags_of(source, i)
+    if is_wanted(work, i, flags):
         num_tiles, tile = tl.cdiv(source.vocab_size, TILE), tl.arange(0, padded_tiles)
         slots = tl.load(work.slots + i * num_tiles + tile, mask=tile < num_tiles, other=k)
         lane = tl.arange(0, padded_k)[:, None]
@@ -220,7 +167,7 @@ def _top_kernel(
         # A chunk's pieces likewise, then their tokens: two short searches beat a long one.
         ids = _key_id(chunks) * _CHUNK + tl.arange(0, _CHUNK)[None, :]
         some = (chunks != _NOTHING) & (ids < source.vocab_size)
-        values = _values(source, i, ids, some, flags, 0, num_tiles, edited)
+        values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
         maxima = tl.max(tl.reshape(values, (padded_k, _PIECES, _PIECE)), 2)
         piece = _key_id(chunks) * _PIECES + tl.arange(0, _PIECES)[None, :]
         some = (chunks != _NOTHING) & (piece * _PIECE < source.vocab_size)
@@ -228,10 +175,10 @@ def _top_kernel(
 
         ids = _key_id(pieces) * _PIECE + tl.arange(0, _PIECE)[None, :]
         some = (pieces != _NOTHING) & (ids < source.vocab_size)
-        values = _values(source, i, ids, some, flags, 0, num_tiles, edited)
+        values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
         top = _first(values, ids, some, k, padded_k * _PIECE, padded_k)
         ids, values = _key_id(top), value_of((top >> 32).to(tl.int32))
-        values = _report(values, ids, source, work, i, flags, filtered, padded_tiles)
+        values = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
         lane = tl.arange(0, padded_k)
         tl.store(work.top_ids + i * k + lane, ids, mask=lane < k)
         tl.store(work.top_logprobs + i * k + lane, values, mask=lane < k)

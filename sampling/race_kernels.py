@@ -6,7 +6,7 @@ See `sampling.race` for why two levels are exact and how far a tile's float32 ma
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,6 +48,15 @@ class Picked(NamedTuple):
     offsets: Tensor  # float64 [n], see `store_offset`
 
 
+class RowTiles(NamedTuple):
+    """What the tile pass has left of a logit row; values within the kernels."""
+
+    maxima: Any  # [padded_tiles], -inf beyond the tiles
+    masses: Any  # [padded_tiles], 0 beyond the tiles
+    top: Any  # the highest logit
+    bad: Any  # whether no token can be drawn from it
+
+
 @jit
 def _first(condition, index, axis: tl.constexpr):
     """The lowest index at which a condition holds, a large number if nowhere."""
@@ -64,7 +73,7 @@ def log_sum(maxima, masses, temperature):
 
 @jit
 def load_tiles(stats, i, num_tiles, padded_tiles: tl.constexpr):
-    """Maxima and masses of logit row i, its highest logit and whether it is bad."""
+    """`RowTiles` of logit row i."""
     tile_ids = tl.arange(0, padded_tiles)
     inside = tile_ids < num_tiles
     at = i * num_tiles + tile_ids
@@ -73,7 +82,7 @@ def load_tiles(stats, i, num_tiles, padded_tiles: tl.constexpr):
     broken = (masses != masses) | (maxima == float("inf"))
     top = tl.max(tl.where(broken, float("-inf"), maxima), 0)
     bad = (tl.max(broken.to(tl.int32), 0) != 0) | (top == float("-inf"))
-    return maxima, masses, top, bad
+    return RowTiles(maxima, masses, top, bad)
 
 
 @jit
@@ -111,33 +120,32 @@ def draw_token(
     source,
     cuts,
     i,
-    maxima,
-    masses,
-    top,
+    tiles,
     random,
     num_tiles,
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """The target's draw at logit row i, given what `load_tiles` leaves; any token where bad."""
+    """The target's draw at logit row i, given its `RowTiles`; any token where bad."""
     rate = 1.0 / load_temperature(source, i)
     rate = tl.minimum(rate, 1.7976931348623157e308)  # finite, for gaps of zero
     seed, choice, position = noise_key(source, i)
     noise = exponential_range(0, position, choice, _TILE_STREAM, seed, padded_tiles // 2)
     if random:
-        keys = noise * tl.exp((top - maxima).to(tl.float64) * rate)  # inf for a masked tile
-        keys = tl.where(masses > 0, keys / masses, float("inf"))
+        gaps = (tiles.top - tiles.maxima).to(tl.float64)
+        keys = noise * tl.exp(gaps * rate)  # inf for a masked tile
+        keys = tl.where(tiles.masses > 0, keys / tiles.masses, float("inf"))
         tile = _first(keys == tl.min(keys, 0), tl.arange(0, padded_tiles), 0)
         tile = tl.minimum(tile, num_tiles - 1)  # a bad row must read its own
         token = _race(source, cuts, tile, rate, i, position, choice, seed, edited, filtered)
     else:
-        token = highest_token(source, maxima, top, i, edited)
+        token = highest_token(source, tiles, i, edited)
     return token
 
 
 @jit
-def store_offset(source, stats, offsets, i, maxima, masses, num_tiles, padded_tiles: tl.constexpr):
+def store_offset(source, stats, offsets, i, tiles, num_tiles, padded_tiles: tl.constexpr):
     """What logprobs subtract from the logits of row i: a log-sum-exp, or 0 in the logits modes."""
     row = tl.load(source.rows + i).to(tl.int64)
     flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
@@ -148,7 +156,7 @@ def store_offset(source, stats, offsets, i, maxima, masses, num_tiles, padded_ti
     raw_top, offset = log_sum(raw_maxima, raw_masses, 1.0)
     offset += raw_top
     if (flags & _PROCESSED) != 0:
-        _, offset = log_sum(maxima, masses, load_temperature(source, i))
+        _, offset = log_sum(tiles.maxima, tiles.masses, load_temperature(source, i))
     offset = tl.where((flags & _NORMALIZED) != 0, offset, 0.0)
     tl.store(offsets + i, offset)
 
@@ -169,14 +177,12 @@ def _pick_kernel(
     i = tl.program_id(0).to(tl.int64)
     flags = tl.load(source.ints + tl.load(source.rows + i).to(tl.int64) * NUM_INTS + FLAGS)
     random = ((flags & _RANDOM) != 0) & ((flags & elsewhere) == 0)
-    maxima, masses, top, bad = load_tiles(stats, i, num_tiles, padded_tiles)
-    token = draw_token(
-        source, cuts, i, maxima, masses, top, random, num_tiles, padded_tiles, edited, filtered
-    )
-    tl.store(picked.token_ids + i, tl.where(bad, 0, token))
-    tl.store(picked.bad + i, bad)
+    tiles = load_tiles(stats, i, num_tiles, padded_tiles)
+    token = draw_token(source, cuts, i, tiles, random, num_tiles, padded_tiles, edited, filtered)
+    tl.store(picked.token_ids + i, tl.where(tiles.bad, 0, token))
+    tl.store(picked.bad + i, tiles.bad)
     if reported:
-        store_offset(source, stats, picked.offsets, i, maxima, masses, num_tiles, padded_tiles)
+        store_offset(source, stats, picked.offsets, i, tiles, num_tiles, padded_tiles)
 
 
 @jit
@@ -208,15 +214,15 @@ def _race(
 
 
 @jit
-def highest_token(source, maxima, top, i, edited: tl.constexpr):
+def highest_token(source, tiles, i, edited: tl.constexpr):
     """The lowest id among the highest logits."""
-    tile = _first(maxima == top, tl.arange(0, maxima.shape[0]), 0)
+    tile = _first(tiles.maxima == tiles.top, tl.arange(0, tiles.maxima.shape[0]), 0)
     tile = tl.minimum(tile, tl.cdiv(source.vocab_size, TILE) - 1)
     token_ids = tile * TILE + tl.arange(0, TILE)
     values = load_raw(source, i, token_ids, token_ids >= 0)
     if edited:
         values = processed(values, token_ids, source, i, tile, tile + 1)
-    return tl.minimum(_first(values == top, token_ids, 0), source.vocab_size - 1)
+    return tl.minimum(_first(values == tiles.top, token_ids, 0), source.vocab_size - 1)
 
 
 def padded(num_tiles: int) -> int:

@@ -31,6 +31,14 @@ from sampling.race_kernels import (
     padded,
     winner,
 )
+from sampling.ratio_kernels import (
+    draft_logits,
+    draft_slot,
+    log_ratio,
+    minus_expm1,
+    minus_expm1_f32,
+    target_logits,
+)
 from sampling.tile_kernels import TileStats
 from sampling.triton_support import constexpr, jit, tl, triton
 from sampling.verification_kernels import (
@@ -41,42 +49,10 @@ from sampling.verification_kernels import (
     STOP,
     DraftStats,
     Verdicts,
-    draft_logits,
-    draft_slot,
-    target_logits,
 )
 
 _RESIDUAL_TILE = constexpr(stream(Purpose.RESIDUAL, LEVEL_TILE))
 _RESIDUAL_TOKEN = constexpr(stream(Purpose.RESIDUAL, LEVEL_TOKEN))
-
-
-@jit
-def _minus_expm1(d):
-    """1 - exp(d) of float64 d < 0, to 2^-50; as `noise.exponential` (Goldberg 1991)."""
-    w = tl.exp(d)
-    ratio = (1.0 - w) / tl.where(w == 1.0, 1.0, tl.log(w))
-    return tl.where(w == 1.0, -d, tl.where(w == 0.0, 1.0, ratio * d))
-
-
-@jit
-def _minus_expm1_f32(d):
-    """The same of float32 d, to 2^-22: Taylor's series above -1/2."""
-    series = 1.0 + d * (1.0 / 8)
-    series = 1.0 + d * (1.0 / 7) * series
-    series = 1.0 + d * (1.0 / 6) * series
-    series = 1.0 + d * (1.0 / 5) * series
-    series = 1.0 + d * (1.0 / 4) * series
-    series = 1.0 + d * (1.0 / 3) * series
-    series = 1.0 + d * (1.0 / 2) * series
-    return tl.where(d > -0.5, -d * series, 1.0 - tl.exp(d))
-
-
-@jit
-def _log_ratio(values, drafts, scalars, inverse):
-    """log p and log q - log p, float64; 0 for the latter where p is 0."""
-    log_p = (values - tl.load(scalars)) * inverse - tl.load(scalars + 1)
-    log_q = (drafts - tl.load(scalars + 2)) - tl.load(scalars + 3)
-    return log_p, tl.where(values > float("-inf"), log_q - log_p, 0.0)
 
 
 @jit
@@ -110,8 +86,8 @@ def _residual_kernel(
         values = target_logits(source, cuts, i, ids, tile, tile + 1, edited, filtered)
         drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
         scalars = work.scalars + (r * work.k + depth) * 4
-        log_p, gap = _log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
-        weights = tl.exp(log_p.to(tl.float32)) * _minus_expm1_f32(gap.to(tl.float32))
+        log_p, gap = log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
+        weights = tl.exp(log_p.to(tl.float32)) * minus_expm1_f32(gap.to(tl.float32))
         mass = tl.sum(tl.where(gap < 0.0, weights, 0.0), 0)
         tl.store(masses + r * num_tiles + tile, mass)
 
@@ -137,40 +113,23 @@ def _last_token_kernel(
     start = tl.load(work.starts + r).to(tl.int64)
     i, token = start + depth, tl.full((), 0, tl.int32)
     if (verdict == DRAW) | (verdict == RECOVER):
-        maxima, weights, top, _bad = load_tiles(stats, i, num_tiles, padded_tiles)
+        tiles = load_tiles(stats, i, num_tiles, padded_tiles)
         if verdict == DRAW:
             token = draw_token(
-                source,
-                cuts,
-                i,
-                maxima,
-                weights,
-                top,
-                is_random(source, i),
-                num_tiles,
-                padded_tiles,
-                edited,
+                source, cuts, i, tiles, is_random(source, i), num_tiles, padded_tiles, edited,
                 filtered,
-            )
+            )  # fmt: skip
         else:
             token = _recovered(
-                source,
-                cuts,
-                draft,
-                work,
-                masses,
-                r,
-                i,
-                depth,
-                maxima,
-                weights,
-                top,
-                num_tiles,
-                padded_tiles,
-                has_draft_logits,
-                edited,
-                filtered,
-            )
+                source, cuts, draft, work, masses, r, i, depth, tiles, num_tiles, padded_tiles,
+                has_draft_logits, edited, filtered,
+            )  # fmt: skip
+    _store_outcome(outcome, work, r, start, depth, verdict, token, lanes)
+
+
+@jit
+def _store_outcome(outcome, work, r, start, depth, verdict, token, lanes: tl.constexpr):
+    """The drafts that stand, `depth` of them, and the token behind them if there is one."""
     num_new = depth + ((verdict == DRAW) | (verdict == RECOVER)).to(tl.int32)
     tl.store(outcome.num_new + r, num_new)
     tl.store(outcome.num_accepted + r, depth)
@@ -193,9 +152,7 @@ def _recovered(
     r,
     i,
     depth,
-    maxima,
-    target_masses,
-    top,
+    tiles,
     num_tiles,
     padded_tiles: tl.constexpr,
     has_draft_logits: tl.constexpr,
@@ -204,9 +161,9 @@ def _recovered(
 ):
     """The token in place of a refused draft of a random row."""
     temperature = load_temperature(source, i)
-    inverse, top = 1.0 / temperature, top.to(tl.float64)
+    inverse, top = 1.0 / temperature, tiles.top.to(tl.float64)
     tile = tl.arange(0, padded_tiles)
-    target_masses = target_masses * tl.exp((maxima - top) / temperature)
+    target_masses = tiles.masses * tl.exp((tiles.maxima - top) / temperature)
     x = tl.load(work.token_ids + r * work.k + depth).to(tl.int32)
     scalars = work.scalars + (r * work.k + depth) * 4
     if has_draft_logits:
@@ -228,8 +185,8 @@ def _recovered(
     values = target_logits(source, cuts, i, ids, won, won + 1, edited, filtered)
     if has_draft_logits:
         drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
-        log_p, gap = _log_ratio(values, drafts, scalars, inverse)
-        weights = tl.where(gap < 0.0, tl.exp(log_p) * _minus_expm1(gap), 0.0)
+        log_p, gap = log_ratio(values, drafts, scalars, inverse)
+        weights = tl.where(gap < 0.0, tl.exp(log_p) * minus_expm1(gap), 0.0)
         nothing = nothing | (tl.max(weights, 0) <= 0.0)
         weights = tl.where(nothing, tl.exp(log_p), weights)
     else:

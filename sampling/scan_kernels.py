@@ -22,8 +22,9 @@ from sampling.brackets import (
     load_row,
     under_min_p,
 )
-from sampling.filter_kernels import LAST_ID, Scratch, value_of
+from sampling.filter_kernels import LAST_ID, Scratch
 from sampling.logit_kernels import TILE, Source, load_raw, processed
+from sampling.order_kernels import value_of
 from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import jit, tl, triton
 

@@ -9,17 +9,9 @@ always right.
 from __future__ import annotations
 
 from sampling.brackets import floor_order, row_top
-from sampling.filter_kernels import (
-    LAST_ID,
-    LOG_MIN_P,
-    TEMPERATURE,
-    TOP_K,
-    TOP_P,
-    Scratch,
-    order,
-    value_of,
-)
+from sampling.filter_kernels import LAST_ID, LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, Scratch
 from sampling.logit_kernels import NUM_FLOATS, NUM_INTS, TILE, Source, load_raw, processed
+from sampling.order_kernels import order, value_of
 from sampling.race_kernels import Cuts
 from sampling.tile_kernels import TileStats, scale_of
 from sampling.triton_support import constexpr, jit, tl, triton

@@ -2,20 +2,19 @@
 """What becomes of each draft, in Triton: a program a row and depth.
 
 The target p comes as the race's kernels leave it (source, tile statistics, cuts) and is processed
-on the way; the draft q is float32 logits, stored after temperature and masks. No softmax of
-either is written anywhere: kernels work on log p_x = (x - max) / T - log mass, in float64.
-`residual_kernels` draws the token behind the last accepted draft.
+on the way; the draft q is float32 logits, stored after temperature and masks. `ratio_kernels` says
+how the two are read, `residual_kernels` draws the token behind the last accepted draft.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sampling.batch import Drafts
-from sampling.logit_kernels import TILE, Source, load_raw, processed
+from sampling.logit_kernels import TILE, Source
 from sampling.noise import Purpose, philox_words, stream, uniform_from_words
 from sampling.race_kernels import (
     Cuts,
@@ -29,6 +28,7 @@ from sampling.race_kernels import (
     padded,
     store_offset,
 )
+from sampling.ratio_kernels import draft_logits, draft_slot, target_logits
 from sampling.tile_kernels import TileStats, block_mass
 from sampling.triton_support import constexpr, jit, tl
 
@@ -63,40 +63,13 @@ class DraftStats(NamedTuple):
     masses: Tensor  # float32 [R * k, tiles], at T = 1
 
 
-@jit
-def target_logits(
-    source,
-    cuts,
-    i,
-    token_ids,
-    first_tile,
-    last_tile,
-    edited: tl.constexpr,
-    filtered: tl.constexpr,
-):
-    """Processed logits, -inf beyond the cut, float64."""
-    values = load_raw(source, i, token_ids, token_ids >= 0)
-    if edited:
-        values = processed(values, token_ids, source, i, first_tile, last_tile)
-    if filtered:
-        cut, last = tl.load(cuts.thresholds + i), tl.load(cuts.last_ids + i)
-        kept = (values > cut) | ((values == cut) & (token_ids <= last))
-        values = tl.where(kept, values, float("-inf"))
-    return values.to(tl.float64)
+class _Draft(NamedTuple):
+    """A draft; values within the kernels."""
 
-
-@jit
-def draft_logits(source, logits, slot, token_ids):
-    """float64; `slot` counts sampling rows times draft steps."""
-    inside = (token_ids >= 0) & (token_ids < source.vocab_size)
-    at = logits + slot * source.vocab_size + token_ids
-    return tl.load(at, mask=inside, other=float("-inf")).to(tl.float64)
-
-
-@jit
-def draft_slot(source, i, k, depth):
-    """Where the draft logits of a depth lie, for the sampling row of logit row i."""
-    return tl.load(source.rows + i).to(tl.int64) * k + depth
+    token_id: Any
+    row: Any  # of R
+    depth: Any
+    i: Any  # logit row
 
 
 @jit
@@ -147,57 +120,60 @@ def _verdict_kernel(
     verdict = tl.full((), STOP, tl.int32)
     if (depth <= tl.load(work.num_drafts + r)) & (depth < tl.load(work.room + r)):
         i = tl.load(work.starts + r).to(tl.int64) + depth
-        maxima, masses, top, bad = load_tiles(stats, i, num_tiles, padded_tiles)
+        tiles = load_tiles(stats, i, num_tiles, padded_tiles)
         if reported:
-            store_offset(source, stats, work.offsets, i, maxima, masses, num_tiles, padded_tiles)
+            store_offset(source, stats, work.offsets, i, tiles, num_tiles, padded_tiles)
         x, given = _draft_at(source, work, r, depth)
-        verdict = tl.where(bad, BAD, DRAW)
-        if given & (bad == 0):
-            random = is_random(source, i)
-            if coupled:
-                token = draw_token(
-                    source,
-                    cuts,
-                    i,
-                    maxima,
-                    masses,
-                    top,
-                    random,
-                    num_tiles,
-                    padded_tiles,
-                    edited,
-                    filtered,
-                )
-                verdict = tl.where(x == token, ACCEPT, DRAW)
-            elif random:
-                ratio = _log_ratio(
-                    source,
-                    cuts,
-                    draft,
-                    work,
-                    x,
-                    i,
-                    r,
-                    depth,
-                    maxima,
-                    masses,
-                    num_tiles,
-                    padded_tiles,
-                    has_draft_logits,
-                    edited,
-                    filtered,
-                )
-                if synthetic:
-                    accepted = _is_below(source, i, depth, tl.load(rates + depth))
-                else:
-                    accepted = _is_below(source, i, depth, tl.exp(ratio))
-                verdict = tl.where(accepted, ACCEPT, RECOVER)
-            elif synthetic:
-                accepted = _is_below(source, i, depth, tl.load(rates + depth))
-                verdict = tl.where(accepted, ACCEPT, DRAW)
-            else:
-                verdict = tl.where(x == highest_token(source, maxima, top, i, edited), ACCEPT, DRAW)
+        verdict = tl.where(tiles.bad, BAD, DRAW)
+        if given & (tiles.bad == 0):
+            verdict = _verdict(
+                source, cuts, draft, rates, work, _Draft(x, r, depth, i), tiles, num_tiles,
+                padded_tiles, synthetic, coupled, has_draft_logits, edited, filtered,
+            )  # fmt: skip
     tl.store(work.verdicts + r * (work.k + 1) + depth, verdict)
+
+
+@jit
+def _verdict(
+    source,
+    cuts,
+    draft,
+    rates,
+    work,
+    at,
+    tiles,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    synthetic: tl.constexpr,
+    coupled: tl.constexpr,
+    has_draft_logits: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """What becomes of a `_Draft` that there is, beside good logits."""
+    random = is_random(source, at.i)
+    if coupled:
+        token = draw_token(
+            source, cuts, at.i, tiles, random, num_tiles, padded_tiles, edited, filtered
+        )
+        verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
+    elif random:
+        ratio = _log_ratio(
+            source, cuts, draft, work, at, tiles, num_tiles, padded_tiles, has_draft_logits,
+            edited, filtered,
+        )  # fmt: skip
+        if synthetic:
+            accepted = _is_below(source, at, tl.load(rates + at.depth))
+        else:
+            accepted = _is_below(source, at, tl.exp(ratio))
+        verdict = tl.where(accepted, ACCEPT, RECOVER)
+    elif synthetic:
+        accepted = _is_below(source, at, tl.load(rates + at.depth))
+        verdict = tl.where(accepted, ACCEPT, DRAW)
+    else:
+        token = highest_token(source, tiles, at.i, edited)
+        verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
+    return verdict
 
 
 @jit
@@ -206,31 +182,28 @@ def _log_ratio(
     cuts,
     draft,
     work,
-    x,
-    i,
-    r,
-    depth,
-    maxima,
-    masses,
+    at,
+    tiles,
     num_tiles,
     padded_tiles: tl.constexpr,
     has_draft_logits: tl.constexpr,
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """log p(x), less log q(x) where there are draft logits, float64."""
-    temperature = load_temperature(source, i)
-    top, mass = log_sum(maxima, masses, temperature)
+    """log p(x) of a `_Draft` x, less log q(x) where there are draft logits, float64."""
+    temperature = load_temperature(source, at.i)
+    top, mass = log_sum(tiles.maxima, tiles.masses, temperature)
+    x = at.token_id
     ids = x + tl.zeros((2,), tl.int32)  # two lanes alike: a block must not be one token
-    values = target_logits(source, cuts, i, ids, x // TILE, x // TILE + 1, edited, filtered)
+    values = target_logits(source, cuts, at.i, ids, x // TILE, x // TILE + 1, edited, filtered)
     ratio = (values - top) / temperature - mass
     if has_draft_logits:
-        at = r * work.k + depth
-        maxima, masses, _top, _bad = load_tiles(draft, at, num_tiles, padded_tiles)
-        draft_top, draft_mass = log_sum(maxima, masses, 1.0)
-        slot = draft_slot(source, i, work.k, depth)
+        index = at.row * work.k + at.depth
+        draft_tiles = load_tiles(draft, index, num_tiles, padded_tiles)
+        draft_top, draft_mass = log_sum(draft_tiles.maxima, draft_tiles.masses, 1.0)
+        slot = draft_slot(source, at.i, work.k, at.depth)
         ratio -= draft_logits(source, draft.logits, slot, ids) - draft_top - draft_mass
-        scalars = work.scalars + at * 4
+        scalars = work.scalars + index * 4
         tl.store(scalars, top.to(tl.float64))
         tl.store(scalars + 1, mass)
         tl.store(scalars + 2, draft_top.to(tl.float64))
@@ -239,11 +212,11 @@ def _log_ratio(
 
 
 @jit
-def _is_below(source, i, depth, probability):
-    """u < probability, of the acceptance's own stream."""
-    seed, choice, position = noise_key(source, i)
-    stream_id = _ACCEPT_STREAM + (depth << _DEPTH_SHIFT)
-    w0, w1, _, _ = philox_words(tl.arange(0, 2), position - depth, choice, stream_id, seed)
+def _is_below(source, at, probability):
+    """u < probability, of the acceptance's own stream at a `_Draft`."""
+    seed, choice, position = noise_key(source, at.i)
+    stream_id = _ACCEPT_STREAM + (at.depth << _DEPTH_SHIFT)
+    w0, w1, _, _ = philox_words(tl.arange(0, 2), position - at.depth, choice, stream_id, seed)
     u = tl.where(tl.arange(0, 2) == 0, uniform_from_words(w0, w1), 1.0)  # index 0 of 0 and 2
     return tl.min(u, 0) < probability
 

@@ -19,7 +19,8 @@ from engine.attention.flashinfer import (
     is_installed,
 )
 from engine.attention.plain import PlainAttention
-from engine.kernels.decode_attention import DecodeScratch, paged_decode
+from engine.kernels.decode_attention import paged_decode
+from engine.kernels.decode_shares import DecodeScratch
 
 logger = logging.getLogger(__name__)
 

@@ -12,55 +12,23 @@ at least 16 for the matrix units), D head_dim (padded to a power of two), N keys
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.attention.base import AttentionSpec
+from engine.kernels.decode_shares import DecodeScratch, Shared, add_shares, leave, rescale
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import constexpr, jit, tl, triton
-
-MAX_SHARES = 16
-"""Programs a row and key head at most."""
-MIN_DOT = 16
-_LOG2E = constexpr(1.4426950408889634)
-
-
-class DecodeScratch:
-    """What the shares of a row leave for the last of them; one owner for all layers.
-
-    Attributes:
-        sums: float32, room for the shares' weighted values.
-        stats: float32, room for their maxima and sums of weights.
-        arrivals: int32, shares that have come, 0 between launches.
-        max_query_len: query tokens a row may bring.
-    """
-
-    def __init__(
-        self,
-        specs: list[AttentionSpec],
-        max_rows: int,
-        device: torch.device,
-        max_query_len: int = 1,
-    ) -> None:
-        properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-        self.num_programs = 2 * properties.multi_processor_count if properties else 8
-        heads = max(spec.num_q_heads for spec in specs)
-        kv_heads = min(spec.num_kv_heads for spec in specs)
-        # shares > 1 only while rows * kv_heads * shares <= num_programs
-        shared_rows = max(1, self.num_programs // kv_heads)
-        self.max_query_len = max_query_len
-        width = shared_rows * heads * max_query_len
-        self.sums = torch.empty(
-            width * max(spec.head_dim for spec in specs), dtype=torch.float32, device=device
-        )
-        self.stats = torch.empty(width * 2, dtype=torch.float32, device=device)
-        most = max(spec.num_kv_heads for spec in specs)
-        self.arrivals = torch.zeros(max_rows * most, dtype=torch.int32, device=device)
-
-    def num_shares(self, num_rows: int, kv_heads: int) -> int:
-        """How many programs share a row and key head, so that together they fill the GPU."""
-        return max(1, min(MAX_SHARES, self.num_programs // (num_rows * kv_heads)))
+from engine.kernels.pages import (
+    LOG2E,
+    MIN_DOT,
+    AttentionShape,
+    capped,
+    cells_of,
+    load_keys,
+    load_values,
+)
+from sampling.triton_support import jit, tl, triton
 
 
 class _Paged(NamedTuple):
@@ -69,14 +37,6 @@ class _Paged(NamedTuple):
     pages: torch.Tensor
     tables: torch.Tensor
     seq_lens: torch.Tensor
-
-
-class _Shared(NamedTuple):
-    """The pointers of `DecodeScratch`; one kernel argument."""
-
-    sums: torch.Tensor
-    stats: torch.Tensor
-    arrivals: torch.Tensor
 
 
 class _Rules(NamedTuple):
@@ -89,50 +49,105 @@ class _Rules(NamedTuple):
     sinks: torch.Tensor | None
 
 
-@jit
-def _scores(q, keys, distance, slopes, rules, precision: tl.constexpr):
-    """Scores of q [M, D] against keys [D, N] in units of log2, -inf outside the window.
+class _Tile(NamedTuple):
+    """A row's queries of one key head; values within the kernel."""
 
-    `distance` [M or 1, N] is key position - query position.
-    """
-    scores = tl.dot(q, keys, input_precision=precision) * rules.scale
-    if rules.softcap is not None:  # c * tanh(s / c)
-        scores = rules.softcap * (2.0 * tl.sigmoid(2.0 * scores / rules.softcap) - 1.0)
+    queries: Any  # [M, D]
+    at: Any  # [M, D], where they lie in q, and what comes of them in out
+    mask: Any  # [M, D], of those there are
+    inside: Any  # [M], likewise
+    heads: Any  # [M]
+    positions: Any  # [M]
+
+
+@jit
+def _share_of(seq_len, num_shares, rules, shape: tl.constexpr):
+    """The first key any query sees, keys a share, and how many shares have any."""
+    first = 0
+    if rules.window is not None:
+        first = tl.maximum(seq_len - shape.query_len + 1 - rules.window, 0)
+        first = first // shape.block * shape.block
+    per_share = tl.cdiv(tl.cdiv(seq_len - first, num_shares), shape.block) * shape.block
+    return first, per_share, tl.cdiv(seq_len - first, per_share)
+
+
+@jit
+def _load_tile(q, row, head, seq_len, shape: tl.constexpr):
+    """The queries of a row and key head."""
+    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
+    inside = m < shape.query_len * shape.group
+    token, heads = m // shape.group, head * shape.group + m % shape.group
+    mask = inside[:, None] & (d < shape.head_dim)[None, :]
+    at_token = (row * shape.query_len + token) * shape.kv_heads * shape.group
+    at = (at_token + heads)[:, None] * shape.head_dim + d[None, :]
+    queries = tl.load(q + at, mask=mask, other=0.0)
+    return _Tile(queries, at, mask, inside, heads, seq_len - shape.query_len + token)
+
+
+@jit
+def _distances(tile, n, inside, seq_len, shape: tl.constexpr):
+    """Key position - query position [M or 1, N], and which of the keys n [N] a query sees."""
+    if shape.query_len == 1:  # a comparison for each key instead of each score
+        distance = (n - seq_len + 1)[None, :]
+        seen = inside[None, :]
+    else:
+        distance = n[None, :] - tile.positions[:, None]
+        seen = inside[None, :] & (distance <= 0)
+    return distance, seen
+
+
+@jit
+def _scores(q, keys, distance, slopes, rules, shape: tl.constexpr):
+    """Scores of q [M, D] against keys [D, N] in units of log2, -inf outside the window."""
+    scores = tl.dot(q, keys, input_precision=shape.precision) * rules.scale
+    scores = capped(scores, rules.softcap)
     if rules.alibi_slopes is not None:
         scores += slopes[:, None] * distance.to(tl.float32)
-    scores *= _LOG2E
+    scores *= LOG2E
     if rules.window is not None:
         scores = tl.where(distance > -rules.window, scores, float("-inf"))
     return scores
 
 
 @jit
-def _rescale(top, higher):
-    """What weights taken against `top` are worth against `higher`; nothing seen yet is -inf."""
-    return tl.exp2(top - tl.where(higher == float("-inf"), 0.0, higher))
-
-
-@jit
-def _add_others(sums, stats, active, cell, m, inside, mask, M: tl.constexpr, D: tl.constexpr):  # noqa: N803
-    """Maxima, sums of weights and weighted values of all shares, in their order."""
-    top = tl.full((mask.shape[0],), float("-inf"), tl.float32)
-    total = tl.zeros((mask.shape[0],), tl.float32)
-    acc = tl.zeros(mask.shape, tl.float32)
-    for share in range(active):
-        # Past the first-level cache, which may hold what was there before.
-        stat = stats + ((cell + share) * M + m) * 2
-        other_top = tl.load(stat, mask=inside, other=float("-inf"), cache_modifier=".cg")
-        other_total = tl.load(stat + 1, mask=inside, other=0.0, cache_modifier=".cg")
-        other = tl.load(sums + (cell + share) * M * D, mask=mask, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(top, other_top)
-        mine, theirs = _rescale(top, higher), _rescale(other_top, higher)
-        total = total * mine + other_total * theirs
-        acc = acc * mine[:, None] + other * theirs[:, None]
+def _attend(tile, pages, table, head, start, end, seq_len, rules, shape: tl.constexpr):
+    """Maxima, sums of weights and weighted values over the keys from start to end."""
+    slopes = None
+    if rules.alibi_slopes is not None:
+        slopes = tl.load(rules.alibi_slopes + tile.heads, mask=tile.inside, other=0.0)
+    top = tl.full((shape.padded_queries,), float("-inf"), tl.float32)
+    total = tl.full((shape.padded_queries,), 0.0, tl.float32)
+    acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
+    for at in range(start, end, shape.block):
+        n = at + tl.arange(0, shape.block)
+        inside = n < end
+        block_ids = tl.load(table + n // shape.page, mask=inside, other=0)
+        cells = cells_of(block_ids, n, head, shape)
+        keys = load_keys(pages, cells, inside, shape)
+        distance, seen = _distances(tile, n, inside, seq_len, shape)
+        scores = _scores(tile.queries, keys, distance, slopes, rules, shape)
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = rescale(scores, higher[:, None])
+        shrink = rescale(top, higher)
+        total = total * shrink + tl.sum(weights, 1)
+        values = load_values(pages, cells, inside, shape)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=shape.precision)
         top = higher
     return top, total, acc
 
 
 @jit
+def _add_sinks(tile, top, total, acc, sinks):
+    """Weights that no value has."""
+    sink = tl.load(sinks + tile.heads, mask=tile.inside, other=float("-inf")) * LOG2E
+    higher = tl.maximum(top, sink)
+    shrink = rescale(top, higher)
+    return total * shrink + rescale(sink, higher), acc * shrink[:, None]
+
+
+@jit(do_not_specialize=["table_stride", "num_shares"])
 def _decode_kernel(
     q,
     out,
@@ -141,110 +156,38 @@ def _decode_kernel(
     shared,
     num_shares,
     rules,
-    kv_heads: tl.constexpr,
-    group: tl.constexpr,
-    query_len: tl.constexpr,
-    head_dim: tl.constexpr,
-    page: tl.constexpr,
-    padded_queries: tl.constexpr,
-    padded_dim: tl.constexpr,
-    block: tl.constexpr,
-    precision: tl.constexpr,
+    shape: tl.constexpr,
     overlap: tl.constexpr,
 ):
     begin_next(overlap)
     head, row, share = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     seq_len = tl.load(paged.seq_lens + row)
-    first = 0
-    if rules.window is not None:
-        first = tl.maximum(seq_len - query_len + 1 - rules.window, 0) // block * block
-    per_share = tl.cdiv(tl.cdiv(seq_len - first, num_shares), block) * block
-    active = tl.cdiv(seq_len - first, per_share)
+    first, per_share, active = _share_of(seq_len, num_shares, rules, shape)
     wait_for_last(overlap)
     if share >= active:
         return
 
-    m, d = tl.arange(0, padded_queries), tl.arange(0, padded_dim)
-    in_queries, in_head = m < query_len * group, d < head_dim
-    token, q_heads = m // group, head * group + m % group
-    mask = in_queries[:, None] & in_head[None, :]
-    at_token = (row * query_len + token) * kv_heads * group
-    at_heads = (at_token + q_heads)[:, None] * head_dim + d[None, :]
-    queries = tl.load(q + at_heads, mask=mask, other=0.0)
-    positions = seq_len - query_len + token
-    slopes = None
-    if rules.alibi_slopes is not None:
-        slopes = tl.load(rules.alibi_slopes + q_heads, mask=in_queries, other=0.0)
-
+    tile = _load_tile(q, row, head, seq_len, shape)
     table = paged.tables + row * table_stride
-    page_stride: tl.constexpr = 2 * page * kv_heads * head_dim
-    top = tl.full((padded_queries,), float("-inf"), tl.float32)
-    total = tl.zeros((padded_queries,), tl.float32)
-    acc = tl.zeros((padded_queries, padded_dim), tl.float32)
     start = first + share * per_share
     end = tl.minimum(start + per_share, seq_len)
-    for at in range(start, end, block):
-        n = at + tl.arange(0, block)
-        inside = n < end
-        block_ids = tl.load(table + n // page, mask=inside, other=0).to(tl.int64)
-        cells = block_ids * page_stride + (n % page * kv_heads + head) * head_dim
-        key_mask = inside[None, :] & in_head[:, None]
-        keys = tl.load(paged.pages + cells[None, :] + d[:, None], mask=key_mask, other=0.0)
-        if query_len == 1:  # a comparison for each key instead of each score
-            distance = (n - seq_len + 1)[None, :]
-            seen = inside[None, :]
-        else:
-            distance = n[None, :] - positions[:, None]
-            seen = inside[None, :] & (distance <= 0)
-        scores = _scores(queries, keys, distance, slopes, rules, precision)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = _rescale(top, higher)
-        total = total * shrink + tl.sum(weights, 1)
-        values = tl.load(
-            paged.pages + page * kv_heads * head_dim + cells[:, None] + d[None, :],
-            mask=inside[:, None] & in_head[None, :],
-            other=0.0,
-        )
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=precision)
-        top = higher
+    top, total, acc = _attend(tile, paged.pages, table, head, start, end, seq_len, rules, shape)
 
     is_last = True
     if active > 1:
-        cell = (row * kv_heads + head) * num_shares
-        count: tl.constexpr = query_len * group
-        stat = shared.stats + ((cell + share) * count + m) * 2
-        tl.store(stat, top, mask=in_queries)
-        tl.store(stat + 1, total, mask=in_queries)
-        sums = shared.sums + m[:, None] * head_dim + d[None, :]
-        tl.store(sums + (cell + share) * count * head_dim, acc, mask=mask)
+        cell = (row * shape.kv_heads + head) * num_shares
+        leave(shared, cell + share, tile, top, total, acc, shape)
         tl.debug_barrier()  # all threads' stores before the arrival is announced
-        arrivals = shared.arrivals + row * kv_heads + head
+        arrivals = shared.arrivals + row * shape.kv_heads + head
         is_last = tl.atomic_add(arrivals, 1) == active - 1
         if is_last:
             tl.store(arrivals, 0)
-            top, total, acc = _add_others(
-                sums, shared.stats, active, cell, m, in_queries, mask, count, head_dim
-            )
+            top, total, acc = add_shares(shared, cell, active, tile, shape)
     if is_last:
         if rules.sinks is not None:
-            sink = tl.load(rules.sinks + q_heads, mask=in_queries, other=float("-inf")) * _LOG2E
-            higher = tl.maximum(top, sink)
-            shrink = _rescale(top, higher)
-            total = total * shrink + _rescale(sink, higher)
-            acc = acc * shrink[:, None]
+            total, acc = _add_sinks(tile, top, total, acc, rules.sinks)
         total = tl.where(total == 0.0, 1.0, total)  # padded queries
-        tl.store(out + at_heads, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
-
-
-_decode = (
-    triton.jit(_decode_kernel.fn, do_not_specialize=["table_stride", "num_shares"])
-    if triton is not None
-    else _decode_kernel
-)
+        tl.store(out + tile.at, (acc / total[:, None]).to(out.dtype.element_ty), mask=tile.mask)
 
 
 def paged_decode(
@@ -274,14 +217,7 @@ def paged_decode(
     shares = scratch.num_shares(num_rows, kv_heads)
     group = spec.num_q_heads // kv_heads
     padded_queries = max(MIN_DOT, triton.next_power_of_2(query_len * group))
-    _decode[(kv_heads, num_rows, shares)](
-        q.contiguous(),
-        out,
-        _Paged(pages, block_tables, seq_lens),
-        block_tables.stride(0),
-        _Shared(scratch.sums, scratch.stats, scratch.arrivals),
-        shares,
-        _Rules(spec.scale, spec.softcap, spec.sliding_window, spec.alibi_slopes, spec.sinks),
+    shape = AttentionShape(
         kv_heads=kv_heads,
         group=group,
         query_len=query_len,
@@ -291,6 +227,16 @@ def paged_decode(
         padded_dim=max(MIN_DOT, triton.next_power_of_2(head_dim)),
         block=64,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
+    )
+    _decode_kernel[(kv_heads, num_rows, shares)](
+        q.contiguous(),
+        out,
+        _Paged(pages, block_tables, seq_lens),
+        block_tables.stride(0),
+        Shared(scratch.sums, scratch.stats, scratch.arrivals),
+        shares,
+        _Rules(spec.scale, spec.softcap, spec.sliding_window, spec.alibi_slopes, spec.sinks),
+        shape=shape,
         # Page ids are loaded ahead of keys, so five stages are two blocks of keys in flight.
         num_warps=2 if padded_queries <= 32 else 4,
         num_stages=5,

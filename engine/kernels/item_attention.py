@@ -21,11 +21,22 @@ head_dim (padded to a power of two), N keys a block.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.pages import (
+    LOG2E,
+    MIN_DOT,
+    AttentionShape,
+    capped,
+    cells_of,
+    load_keys,
+    load_values,
+)
 from sampling.triton_support import constexpr, jit, tl, triton
 
 TILE_QUERIES = 64
@@ -37,8 +48,6 @@ NUM_WARPS = 4
 """Of a program up to D = 128, twice as many above: sums are M * D float32 in registers."""
 NUM_STAGES = 2
 """Beyond one, keys and values go to shared memory without passing through registers."""
-MIN_DOT = 16
-_LOG2E = constexpr(1.4426950408889634)
 _COLUMNS = constexpr(4)
 
 
@@ -77,6 +86,65 @@ def item_tiles(
     return np.stack(columns, axis=1)
 
 
+class _Tile(NamedTuple):
+    """A row of `item_tiles`; values within the kernel."""
+
+    table: Any  # where the blocks of its own keys are
+    first_token: Any
+    num_tokens: Any
+    num_before: Any  # own keys before the first token
+    end: Any  # own keys up to the last
+
+
+@jit
+def _load_tile(tables, tiles, i):
+    tile_ptr = tiles + i.to(tl.int64) * _COLUMNS
+    table = tables + tl.load(tile_ptr)
+    first_token = tl.load(tile_ptr + 1)
+    num_tokens = tl.load(tile_ptr + 2).to(tl.int32)
+    num_before = tl.load(tile_ptr + 3).to(tl.int32)
+    return _Tile(table, first_token, num_tokens, num_before, num_before + num_tokens)
+
+
+@jit
+def _load_block_ids(tile, n, shape: tl.constexpr):
+    """The pages of own keys n [N]."""
+    return tl.load(tile.table + n // shape.page, mask=n < tile.end, other=0)
+
+
+@jit
+def _go_on(top, acc, queries, tile, block_ids, pages, head, scale, softcap, shape: tl.constexpr):
+    """The sum of weights and the weighted values over all keys, from those over the shared ones.
+
+    Args:
+        top: [M], log2 of the sum of the shared keys' weights.
+        acc: [M, D], what attention over them gave.
+        block_ids: [N], pages of the first keys.
+    """
+    n = tl.arange(0, shape.block)
+    positions = tile.num_before + tl.arange(0, shape.padded_queries) // shape.group
+    total = tl.full((shape.padded_queries,), 1.0, tl.float32)
+    for _ in range(0, tile.end, shape.block):  # keys past the tile's last token are not looked at
+        inside = n < tile.end
+        cells = cells_of(block_ids, n, head, shape)
+        keys = load_keys(pages, cells, inside, shape)
+        values = load_values(pages, cells, inside, shape)
+        scores = tl.dot(queries, keys, input_precision=shape.precision) * scale
+        scores = capped(scores, softcap)
+        seen = n[None, :] <= positions[:, None]
+        n += shape.block
+        block_ids = _load_block_ids(tile, n, shape)
+        scores = tl.where(seen, scores * LOG2E, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=shape.precision)
+        top = higher
+    return total, acc
+
+
 @jit
 def _item_attention_kernel(
     out,
@@ -87,68 +155,28 @@ def _item_attention_kernel(
     tiles,
     scale,
     softcap,
-    kv_heads: tl.constexpr,
-    group: tl.constexpr,
-    head_dim: tl.constexpr,
-    page: tl.constexpr,
-    padded_queries: tl.constexpr,
-    padded_dim: tl.constexpr,
-    block: tl.constexpr,
-    precision: tl.constexpr,
+    shape: tl.constexpr,
     overlap: tl.constexpr,
 ):
     begin_next(overlap)
     # Programs of one tile are neighbours: their heads lie side by side in memory.
-    head, tile = tl.program_id(0) % kv_heads, tl.program_id(0) // kv_heads
+    head, i = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
     wait_for_last(overlap)
-    tile_ptr = tiles + tile.to(tl.int64) * _COLUMNS
-    table = tables + tl.load(tile_ptr)
-    first_token = tl.load(tile_ptr + 1)
-    num_tokens = tl.load(tile_ptr + 2).to(tl.int32)
-    num_before = tl.load(tile_ptr + 3).to(tl.int32)
-
-    end = num_before + num_tokens
-    n = tl.arange(0, block)
+    tile = _load_tile(tables, tiles, i)
     # Asked for ahead of queries and outputs, which take as long to come.
-    block_ids = tl.load(table + n // page, mask=n < end, other=0)
+    block_ids = _load_block_ids(tile, tl.arange(0, shape.block), shape)
 
-    m, d = tl.arange(0, padded_queries), tl.arange(0, padded_dim)
-    token, in_head = m // group, d < head_dim
-    in_tile = token < num_tokens
-    mask = in_tile[:, None] & in_head[None, :]
-    q_heads = ((first_token + token) * kv_heads + head) * group + m % group
-    at = q_heads[:, None] * head_dim + d[None, :]
+    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
+    token = m // shape.group
+    in_tile = token < tile.num_tokens
+    mask = in_tile[:, None] & (d < shape.head_dim)[None, :]
+    q_heads = (tile.first_token + token) * shape.kv_heads + head
+    q_heads = q_heads * shape.group + m % shape.group
+    at = q_heads[:, None] * shape.head_dim + d[None, :]
     queries = tl.load(q + at, mask=mask, other=0.0)
     top = tl.load(log + q_heads, mask=in_tile, other=0.0)
     acc = tl.load(out + at, mask=mask, other=0.0).to(tl.float32)
-    total = tl.full((padded_queries,), 1.0, tl.float32)
-
-    page_stride: tl.constexpr = 2 * page * kv_heads * head_dim
-    positions = num_before + token
-    for _ in range(0, end, block):  # keys past the tile's last token are not looked at
-        inside = n < end
-        cells = block_ids.to(tl.int64) * page_stride + (n % page * kv_heads + head) * head_dim
-        key_mask = inside[None, :] & in_head[:, None]
-        keys = tl.load(pages + cells[None, :] + d[:, None], mask=key_mask, other=0.0)
-        values = tl.load(
-            pages + page * kv_heads * head_dim + cells[:, None] + d[None, :],
-            mask=inside[:, None] & in_head[None, :],
-            other=0.0,
-        )
-        scores = tl.dot(queries, keys, input_precision=precision) * scale
-        if softcap is not None:  # c * tanh(s / c)
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
-        seen = n[None, :] <= positions[:, None]
-        n += block
-        block_ids = tl.load(table + n // page, mask=n < end, other=0)
-        scores = tl.where(seen, scores * _LOG2E, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(top - higher)
-        total = total * shrink + tl.sum(weights, 1)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=precision)
-        top = higher
+    total, acc = _go_on(top, acc, queries, tile, block_ids, pages, head, scale, softcap, shape)
     tl.store(out + at, (acc / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
@@ -180,6 +208,17 @@ def item_attention(
     head_dim, kv_heads, page = q.shape[2], pages.shape[3], pages.shape[2]
     group = q.shape[1] // kv_heads
     padded_dim = max(MIN_DOT, triton.next_power_of_2(head_dim))
+    shape = AttentionShape(
+        kv_heads=kv_heads,
+        group=group,
+        query_len=0,
+        head_dim=head_dim,
+        page=page,
+        padded_queries=max(TILE_QUERIES, triton.next_power_of_2(group)),
+        padded_dim=padded_dim,
+        block=BLOCK_KEYS,
+        precision="ieee" if q.dtype == torch.float32 else "tf32",
+    )
     _item_attention_kernel[(len(tiles) * kv_heads,)](
         out,
         log,
@@ -189,14 +228,7 @@ def item_attention(
         tiles,
         scale,
         softcap,
-        kv_heads=kv_heads,
-        group=group,
-        head_dim=head_dim,
-        page=page,
-        padded_queries=max(TILE_QUERIES, triton.next_power_of_2(group)),
-        padded_dim=padded_dim,
-        block=BLOCK_KEYS,
-        precision="ieee" if q.dtype == torch.float32 else "tf32",
+        shape=shape,
         num_warps=NUM_WARPS if padded_dim <= 128 else 2 * NUM_WARPS,
         num_stages=NUM_STAGES,
         **overlap_of(q),

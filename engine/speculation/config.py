@@ -103,8 +103,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return tuple(rate / last if last else 0.0 for rate, last in zip(joint, before, strict=True))
 
 
-def parse_speculative_config(text: str, *, own_head: str | None = None) -> SpeculativeConfig:
-    """The object a JSON text holds.
+def parse_speculative_config(text: str, *, own_head: str | None = None) -> SpeculativeConfig | None:
+    """The object a JSON text holds; None for null, which turns off what a file has set.
 
     Args:
         own_head: EAGLE head that ships with the target, for an object that names none.
@@ -116,8 +116,10 @@ def parse_speculative_config(text: str, *, own_head: str | None = None) -> Specu
         fields = json.loads(text)
     except ValueError as error:
         raise _error(f"not JSON: {error}") from None
+    if fields is None:
+        return None
     if not isinstance(fields, dict):
-        raise _error(f"must be a JSON object, got {text.strip()[:60]}")
+        raise _error(f"must be a JSON object or null, got {text.strip()[:60]}")
     _check_names(fields)
     if own_head is not None and fields["method"] == "eagle":
         fields.setdefault("model", own_head)
@@ -151,7 +153,7 @@ def _check_names(fields: dict[str, Any]) -> None:
 def _check_method(config: SpeculativeConfig) -> None:
     lookup = config.prompt_lookup_min, config.prompt_lookup_max
     if config.method != "ngram":
-        if config.model is None:
+        if not config.model:
             raise _error(f"method {config.method!r} needs a model (folder or hub id)")
         if lookup != (None, None):
             raise _error(f"prompt_lookup_min and _max are for ngram, not {config.method}")

@@ -9,7 +9,7 @@ import torch
 
 from sampling import triton_path
 from sampling.brackets import NOTED
-from sampling.filter_kernels import MAX_BLOCKS, MAX_CANDIDATES
+from sampling.candidate_kernels import MAX_BLOCKS, MAX_CANDIDATES
 from sampling.logprob_kernels import CHUNK
 from sampling.noise import TILE
 from tests.sampling.test_flashinfer_kernels import make_batch

@@ -15,7 +15,9 @@ SYNTHETIC = NGRAM | {"rejection_sample_method": "synthetic"}
 
 
 def parse(fields: dict[str, object]) -> SpeculativeConfig:
-    return parse_speculative_config(json.dumps(fields))
+    config = parse_speculative_config(json.dumps(fields))
+    assert config is not None
+    return config
 
 
 @pytest.mark.parametrize(
@@ -34,8 +36,10 @@ def parse(fields: dict[str, object]) -> SpeculativeConfig:
         (EAGLE | {"draft_sample_method": "probabilistic"}, '"draft_sample_method": "gumbel"'),
         (EAGLE | {"draft_sample_method": ["greedy"]}, "must be one of greedy, gumbel"),
         (EAGLE | {"model": None}, "method 'eagle' needs a model"),
+        (EAGLE | {"model": ""}, "method 'eagle' needs a model"),
         (EAGLE | {"prompt_lookup_max": 3}, "are for ngram, not eagle"),
         (NGRAM | {"model": "x"}, "takes no model"),
+        (NGRAM | {"model": ""}, "takes no model"),
         (NGRAM | {"draft_sample_method": "gumbel"}, "no draft logits"),
         (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "got 4, 3"),
         (NGRAM | {"prompt_lookup_min": 0}, "at least 1"),
@@ -63,6 +67,10 @@ def test_bad_settings_are_one_line_that_names_them(
     assert expected in message
     assert message.startswith("speculative-config: ")
     assert "\n" not in message
+
+
+def test_null_turns_speculation_off() -> None:
+    assert parse_speculative_config(" null ") is None
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "eagle", '"eagle"', ""])

@@ -1,0 +1,109 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""A row's keys shared among several programs of the decode kernel: what each leaves, and the sum.
+
+The last share to arrive adds up what the others left, in the order of the shares: the sum does not
+depend on who came last. Letters in comments as in `decode_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.attention.base import AttentionSpec
+from sampling.triton_support import jit, tl
+
+MAX_SHARES = 16
+"""Programs a row and key head at most."""
+
+
+class DecodeScratch:
+    """What the shares of a row leave for the last of them; one owner for all layers.
+
+    Attributes:
+        sums: float32, room for the shares' weighted values.
+        stats: float32, room for their maxima and sums of weights.
+        arrivals: int32, shares that have come, 0 between launches.
+        max_query_len: query tokens a row may bring.
+    """
+
+    def __init__(
+        self,
+        specs: list[AttentionSpec],
+        max_rows: int,
+        device: torch.device,
+        max_query_len: int = 1,
+    ) -> None:
+        properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+        self.num_programs = 2 * properties.multi_processor_count if properties else 8
+        heads = max(spec.num_q_heads for spec in specs)
+        kv_heads = min(spec.num_kv_heads for spec in specs)
+        # shares > 1 only while rows * kv_heads * shares <= num_programs
+        shared_rows = max(1, self.num_programs // kv_heads)
+        self.max_query_len = max_query_len
+        width = shared_rows * heads * max_query_len
+        self.sums = torch.empty(
+            width * max(spec.head_dim for spec in specs), dtype=torch.float32, device=device
+        )
+        self.stats = torch.empty(width * 2, dtype=torch.float32, device=device)
+        most = max(spec.num_kv_heads for spec in specs)
+        self.arrivals = torch.zeros(max_rows * most, dtype=torch.int32, device=device)
+
+    def num_shares(self, num_rows: int, kv_heads: int) -> int:
+        """How many programs share a row and key head, so that together they fill the GPU."""
+        return max(1, min(MAX_SHARES, self.num_programs // (num_rows * kv_heads)))
+
+
+class Shared(NamedTuple):
+    """The pointers of `DecodeScratch`; one kernel argument."""
+
+    sums: torch.Tensor
+    stats: torch.Tensor
+    arrivals: torch.Tensor
+
+
+@jit
+def rescale(top, higher):
+    """What weights taken against `top` are worth against `higher`; nothing seen yet is -inf."""
+    return tl.exp2(top - tl.where(higher == float("-inf"), 0.0, higher))
+
+
+@jit
+def leave(shared, cell, tile, top, total, acc, shape: tl.constexpr):
+    """Leave a share's sums in its cell of the scratch."""
+    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
+    count: tl.constexpr = shape.query_len * shape.group
+    stat = shared.stats + (cell * count + m) * 2
+    tl.store(stat, top, mask=tile.inside)
+    tl.store(stat + 1, total, mask=tile.inside)
+    sums = shared.sums + m[:, None] * shape.head_dim + d[None, :]
+    tl.store(sums + cell * count * shape.head_dim, acc, mask=tile.mask)
+
+
+@jit
+def add_shares(shared, cell, active, tile, shape: tl.constexpr):
+    """Maxima, sums of weights and weighted values of all shares, in their order."""
+    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
+    count: tl.constexpr = shape.query_len * shape.group
+    sums = shared.sums + m[:, None] * shape.head_dim + d[None, :]
+    top = tl.full((shape.padded_queries,), float("-inf"), tl.float32)
+    total = tl.full((shape.padded_queries,), 0.0, tl.float32)
+    acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
+    for share in range(active):
+        # Past the first-level cache, which may hold what was there before.
+        stat = shared.stats + ((cell + share) * count + m) * 2
+        other_top = tl.load(stat, mask=tile.inside, other=float("-inf"), cache_modifier=".cg")
+        other_total = tl.load(stat + 1, mask=tile.inside, other=0.0, cache_modifier=".cg")
+        other = tl.load(
+            sums + (cell + share) * count * shape.head_dim,
+            mask=tile.mask,
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        higher = tl.maximum(top, other_top)
+        mine, theirs = rescale(top, higher), rescale(other_top, higher)
+        total = total * mine + other_total * theirs
+        acc = acc * mine[:, None] + other * theirs[:, None]
+        top = higher
+    return top, total, acc
