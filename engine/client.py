@@ -24,13 +24,13 @@ import zmq.asyncio
 from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.process import Beat, Failed, Ready, StatusLine
 from engine.request import (
-    EngineStats,
     FrontendMessage,
     Request,
     ScoringRequest,
     decode_output,
     encode,
 )
+from engine.stats import EngineStats
 from engine.ticket import EngineDeadError, Entry, Ticket, deliver_output
 
 __all__ = ["EngineClient", "EngineDeadError", "EngineHandle", "Entry", "Ticket", "deliver_output"]

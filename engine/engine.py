@@ -14,8 +14,6 @@ from engine.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.outputs import OutputRing
 from engine.plan import Runner, RunnerLostError, StepHandle, StepPlan, StepResult
 from engine.request import (
-    DraftStats,
-    EngineStats,
     Finish,
     LogprobArrays,
     PromptScores,
@@ -27,6 +25,8 @@ from engine.rows import Choice, RowTable
 from engine.scheduler import Scheduler
 from engine.scoring import Scoring
 from engine.settle import Settled, settle
+from engine.stats import DraftStats, EngineStats
+from engine.timings import Timings
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Engine:
             num_promised=self._scheduler.num_promised,
             report=self._ring.add_item_scores,
         )
+        self._timings = Timings()
         self._in_flight: StepHandle | None = None
         self._unfinished: dict[tuple[bytes, int], list[Choice]] = {}
         self._num_unfinished = 0
@@ -91,6 +92,7 @@ class Engine:
         choices = [
             Choice(frontend, request, i, seed, self._num_arrivals, prompt) for i in range(request.n)
         ]
+        self._timings.queued(choices)
         if request.prompt_logprobs is not None:
             choices[0].scores = []
         self._unfinished[frontend, request.handle] = choices
@@ -134,6 +136,7 @@ class Engine:
         return self._ring.collect(self.stats())
 
     def _launch(self, plan: StepPlan) -> StepHandle:
+        self._timings.started(admission.choice for admission in plan.admissions)
         for admission in plan.admissions:
             self._ring.open(admission.row, admission.choice)
             if self._drafts is not None:
@@ -156,7 +159,9 @@ class Engine:
             return
         self._num_steps += 1
         self._prompt_tokens_computed += plan.num_prompt_tokens
+        self._timings.stepped(int(plan.num_query.sum()))
         settled = settle(self._table, plan, result)
+        self._timings.drew(self._table.choices_of(settled.first_drawn))
         self._count_drafts(settled, result)
         self._keep_scores(plan, result)
         self._ring.push(settled, result.logprobs)
@@ -170,7 +175,9 @@ class Engine:
         failed = settled.finish == Finish.NAN
         self._nan_rows += int(failed.sum())
         self._scheduler.register_blocks(settled.rows[~failed])
-        for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
+        ended = settled.rows[settled.finish != Finish.RUNNING]
+        self._timings.ended(self._table.choices_of(ended))
+        for row in ended.tolist():
             self._forget(self._table.choice(row))
             self._scheduler.release(row)
 
@@ -259,6 +266,7 @@ class Engine:
             failed_steps=self._failed_steps + scoring.num_failed,
             sampler_rows=self._runner.rows_by_path,
             drafts=None if self._drafts is None else DraftStats.of(self._drafts.total),
+            timings=self._timings.stats(),
         )
 
     def check(self) -> None:

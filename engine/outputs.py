@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.request import (
-    EngineStats,
     Finish,
     Int32Array,
     Int64Array,
@@ -24,6 +23,7 @@ from engine.request import (
 )
 from engine.rows import Choice
 from engine.settle import Settled
+from engine.stats import EngineStats
 
 DEPTH = 32
 """The largest emit_interval that has an effect."""

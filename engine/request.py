@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from engine.stats import EngineStats
 from sampling.params import LogprobsMode, SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -160,58 +161,6 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
     values: Float32Array
     others: Float32Array
     error: str | None = None
-
-
-class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the drafts of a choice, or of all.
-
-    Attributes:
-        num_drafts: steps that verified any.
-        num_draft_tokens: drafts verified.
-        accepted_at: drafts kept by their place in the step, the first of k first.
-    """
-
-    num_drafts: int
-    num_draft_tokens: int
-    accepted_at: tuple[int, ...]
-
-    @classmethod
-    def of(cls, counts: Int64Array) -> DraftStats:
-        """From counts int64 [2 + k]."""
-        num_drafts, num_draft_tokens, *accepted_at = counts.tolist()
-        return cls(
-            num_drafts=num_drafts,
-            num_draft_tokens=num_draft_tokens,
-            accepted_at=tuple(accepted_at),
-        )
-
-    @property
-    def num_accepted(self) -> int:
-        """Drafts kept."""
-        return sum(self.accepted_at)
-
-    @property
-    def acceptance(self) -> list[float]:
-        """Share of the steps that kept the draft of each place."""
-        return [count / max(self.num_drafts, 1) for count in self.accepted_at]
-
-
-class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges after the step, and counters since the engine started."""
-
-    num_running: int
-    num_waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
-    num_steps: int
-    num_preemptions: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    prompt_tokens_computed: int
-    nan_rows: int
-    failed_steps: int = 0
-    sampler_rows: dict[str, int] = {}
-    drafts: DraftStats | None = None
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ back* by the steps in flight; both are kept apart here, and nothing is planned f
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,8 @@ class Choice:
         hashes: of token_ids' full blocks, computed when first needed.
         scores: prompt logprobs read back so far; None once they were reported.
         drafts: what became of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
+        queued_at, started_at, drew_at: when it was submitted, first got a row and drew its first
+            token, on the monotonic clock in seconds; 0 before.
     """
 
     frontend: bytes
@@ -49,6 +52,9 @@ class Choice:
     scores: list[LogprobArrays] | None = None
     drafts: Int64Array | None = None
     ended: bool = False
+    queued_at: float = 0.0
+    started_at: float = 0.0
+    drew_at: float = 0.0
 
     @property
     def prompt_len(self) -> int:
@@ -153,6 +159,10 @@ class RowTable:
         choice = self.choices[row]
         assert choice is not None, f"row {row} is vacant"
         return choice
+
+    def choices_of(self, rows: npt.NDArray[np.integer[Any]]) -> list[Choice]:
+        """The choices that hold running rows [n]."""
+        return [self.choice(row) for row in rows.tolist()]
 
     def _set_stop_ids(self, row: int, stop_ids: tuple[int, ...]) -> None:
         width = self.stop_ids.shape[1]

@@ -295,7 +295,7 @@ class Scheduler:
             starts=starts.astype(np.int32),
             samples=samples,
             epochs=table.epoch[rows],
-            choices=[table.choice(row) for row in rows.tolist()],
+            choices=table.choices_of(rows),
             num_prompt_tokens=int(np.clip(prompt_lens - starts, 0, counts).sum()),
             num_drafts=num_drafts,
             decodes=decodes,

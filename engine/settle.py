@@ -21,6 +21,7 @@ class Settled:
         logit_idx: int64 [S], where the result's logprobs hold each row's first token.
         finish: uint8 [S], `Finish` codes.
         result_idx: int64 [S], where the step's result holds each row.
+        first_drawn: int32, the rows among these that drew their choice's first token.
     """
 
     rows: Int32Array
@@ -29,6 +30,7 @@ class Settled:
     logit_idx: Int64Array
     finish: UInt8Array
     result_idx: Int64Array
+    first_drawn: Int32Array
 
 
 def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
@@ -44,6 +46,7 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     rows = plan.rows[drew]
     result_idx = (np.cumsum(plan.samples) - 1)[drew]
     tokens, num_drawn = result.token_ids[result_idx], result.num_new[result_idx].astype(np.int64)
+    first_drawn = rows[table.num_known[rows] == table.prompt_len[rows]]
     finish, num_new = _finish(table, rows, tokens, num_drawn, result.bad[result_idx])
     _enter(table, rows, tokens, num_new)
     table.num_drawing[rows] -= 1
@@ -52,7 +55,7 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
         num_logits = plan.num_logits
         logit_idx = (np.cumsum(num_logits) - num_logits)[drew]
         _take_back(table, rows, num_logits[drew] - num_drawn, plan.decodes[drew])
-    return Settled(rows, tokens, num_new, logit_idx, finish, result_idx)
+    return Settled(rows, tokens, num_new, logit_idx, finish, result_idx, first_drawn)
 
 
 def _take_back(table: RowTable, rows: Int32Array, refused: Int64Array, decoded: BoolArray) -> None:

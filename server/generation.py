@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from engine.client import EngineHandle
-from engine.request import DraftStats, Finish, PromptLogprobsParams, Request
+from engine.request import (
+    Finish,
+    PromptLogprobsParams,
+    Request,
+)
+from engine.stats import DraftStats
 from engine.ticket import EngineDeadError, Entry, Ticket
 from server.admission import Admission, ShutdownError
 from server.choice import Choice

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from engine.client import EngineHandle
-from engine.request import DraftStats, EngineStats
+from engine.stats import DraftStats, EngineStats, HistogramStats, TimingStats
+from engine.timings import SECONDS, STEP_TOKENS, Timings
 
 OUTCOMES = ("success", "client_error", "rejected", "server_error", "abort")
 FINISHES = ("stop", "length", "abort", "error")
@@ -25,10 +32,16 @@ NO_STATS = EngineStats(
     prefix_cache_hits=0,
     prompt_tokens_computed=0,
     nan_rows=0,
+    timings=Timings().stats(),
 )
 """Before the first step."""
 
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TIMES = {
+    "queue": "Until a choice got a row",
+    "prefill": "From there to its first token",
+    "decode": "From there to its last",
+    "inference": "From its row to its last token",
+}
 _TOKENS = tuple(10**e * m for e in range(6) for m in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -51,7 +64,7 @@ class Metrics:
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens").labels(**labels)
         self.generation_tokens = self._counter("generation_tokens", "Drawn tokens").labels(**labels)
 
-        seconds, tokens = self._histogram(_SECONDS), self._histogram(_TOKENS)
+        seconds, tokens = self._histogram(SECONDS), self._histogram(_TOKENS)
         self.e2e = seconds("e2e_request_latency_seconds", "Whole request")
         self.first_token = seconds("time_to_first_token_seconds", "Until a stream's first chunk")
         self.inter_token = seconds("inter_token_latency_seconds", "Between a stream's chunks")
@@ -65,7 +78,7 @@ class Metrics:
         )
         self._http_seconds = Histogram(
             *("http_request_duration_seconds", "HTTP requests", ["handler", "method"]),
-            buckets=_SECONDS,
+            buckets=SECONDS,
             registry=self.registry,
         )
 
@@ -111,6 +124,23 @@ class _EngineCollector(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", used)
         yield self._gauge("kv_blocks_used", "KV blocks in use", stats.kv_blocks_used)
         yield from self._counters(stats)
+        yield from self._timings(stats.timings)
+
+    def _timings(self, timings: TimingStats) -> Iterable[Metric]:
+        for name, words in _TIMES.items():
+            found: HistogramStats = getattr(timings, name)
+            yield self._histogram(f"request_{name}_time_seconds", words, SECONDS, found)
+        steps = "iteration_tokens_total", "Tokens of a step"
+        yield self._histogram(*steps, STEP_TOKENS, timings.step_tokens)
+
+    def _histogram(
+        self, name: str, words: str, bounds: Sequence[float], found: HistogramStats
+    ) -> Metric:
+        names = [*map(floatToGoString, bounds), "+Inf"]
+        buckets = list(zip(names, found.counts.cumsum().tolist(), strict=True))
+        family = HistogramMetricFamily(f"tailrace_{name}", words, labels=self._names)
+        family.add_metric(self._values, buckets, found.total)
+        return family
 
     def _gauge(self, name: str, words: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"tailrace_{name}", words, labels=self._names)

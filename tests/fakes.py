@@ -12,7 +12,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.config import EngineInfo
 from engine.request import (
-    EngineStats,
     Finish,
     Float32Array,
     ItemScores,
@@ -22,7 +21,9 @@ from engine.request import (
     ScoringRequest,
     StepOutput,
 )
+from engine.stats import EngineStats
 from engine.ticket import EngineDeadError, Ticket, deliver_output
+from engine.timings import Timings
 from server.pieces import _ALPHABET
 from server.tokenizer import FastTokenizer
 
@@ -142,6 +143,7 @@ class FakeEngine:
         self._failure: str | None = None
         self._loop: asyncio.Task[None] | None = None
         self._num_steps = 0
+        self._timings = Timings()
 
     # -- EngineHandle ------------------------------------------------------------------------
 
@@ -223,6 +225,7 @@ class FakeEngine:
         entries = ended + [(row, self._advance(row)) for row in self._running]
         self._running = [row for row, finish in entries if finish == Finish.RUNNING]
         self._num_steps += 1
+        self._timings.stepped(len(entries))
         due = [e for e in entries if e[1] or len(e[0].new) >= e[0].request.emit_interval]
         output = _output(due, prompt_scores, self._statistics())
         for row, _ in due:
@@ -260,6 +263,7 @@ class FakeEngine:
             prefix_cache_hits=0,
             prompt_tokens_computed=0,
             nan_rows=0,
+            timings=self._timings.stats(),
             sampler_rows={"native": self._num_steps},
         )
 

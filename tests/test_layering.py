@@ -24,8 +24,10 @@ NO_TORCH = [
     "engine/scoring_plan.py",
     "engine/scoring_work.py",
     "engine/settle.py",
+    "engine/stats.py",
     "engine/sharing.py",
     "engine/ticket.py",
+    "engine/timings.py",
     "sampling/params.py",
 ]
 MODULES = sorted(path for top in LEVELS for path in (ROOT / top).rglob("*.py"))

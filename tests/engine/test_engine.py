@@ -100,6 +100,12 @@ def test_random_traffic_equals_reference(
         assert finish == (Finish.STOP if wanted[key][-1] == 0 else Finish.LENGTH)
     if num_blocks == 18:
         assert engine.stats().num_preemptions > 0
+    timings = engine.stats().timings
+    phases = timings.queue, timings.prefill, timings.decode, timings.inference
+    assert all(phase.counts.sum() == len(wanted) for phase in phases)
+    assert all(phase.total > 0 for phase in phases[:2])
+    assert timings.inference.total == pytest.approx(timings.prefill.total + timings.decode.total)
+    assert timings.step_tokens.counts.sum() == engine.stats().num_steps
 
 
 def test_one_step_is_in_flight() -> None:

@@ -36,6 +36,7 @@ def settled(rows: list[int], tokens: list[int], finish: list[int] | None = None)
         logit_idx=np.arange(len(rows)),
         finish=codes,
         result_idx=np.arange(len(rows)),
+        first_drawn=np.zeros(0, dtype=np.int32),
     )
 
 

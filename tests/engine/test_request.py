@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from engine.request import (
-    EngineStats,
     FrontendMessage,
     LogprobArrays,
     PromptLogprobsParams,
@@ -18,6 +17,8 @@ from engine.request import (
     decode_output,
     encode,
 )
+from engine.stats import EngineStats
+from engine.timings import Timings
 from sampling.params import SamplingParams
 
 STATS = EngineStats(
@@ -31,6 +32,7 @@ STATS = EngineStats(
     prefix_cache_hits=8,
     prompt_tokens_computed=9,
     nan_rows=10,
+    timings=Timings().stats(),
     sampler_rows={"native": 3},
 )
 

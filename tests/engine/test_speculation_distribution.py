@@ -22,8 +22,11 @@ from engine import build
 from engine.build import build_engine
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import DraftStats, Request
+from engine.request import (
+    Request,
+)
 from engine.speculation.config import SpeculativeConfig
+from engine.stats import DraftStats
 from engine.verification import Speculation
 from sampling import draws
 from sampling.noise import Purpose

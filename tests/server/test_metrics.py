@@ -41,6 +41,11 @@ async def test_names_are_there_before_the_first_request(site: Site) -> None:
         "tailrace_request_params_n_bucket",
         "tailrace_request_params_max_tokens_bucket",
         "tailrace_nan_rows_total",
+        "tailrace_request_queue_time_seconds_bucket",
+        "tailrace_request_prefill_time_seconds_bucket",
+        "tailrace_request_decode_time_seconds_bucket",
+        "tailrace_request_inference_time_seconds_bucket",
+        "tailrace_iteration_tokens_total_bucket",
     }
 
 
@@ -70,3 +75,6 @@ async def test_the_engine_s_numbers(site: Site) -> None:
     assert site.metric("tailrace_sampler_rows_total", path="native") == 4
     assert site.metric("tailrace_num_requests_running") == 0
     assert site.metric("tailrace_engine_up") == 1
+    assert site.metric("tailrace_iteration_tokens_total_count") == 4
+    assert site.metric("tailrace_iteration_tokens_total_sum") == 4
+    assert site.metric("tailrace_iteration_tokens_total_bucket", le="1.0") == 4
