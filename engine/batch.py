@@ -70,11 +70,10 @@ class RequestRows:
             self.forget(np.array(plan.released))
         for admission in plan.admissions:
             self._token_writes.stage(admission.row, 0, admission.choice.token_ids)
-            num_computed = np.array([admission.num_computed], dtype=np.int64)
-            self._length_writes.stage(admission.row, 0, num_computed)
-            self._limit_writes.stage(admission.row, 0, np.array([admission.limit]))
+            self._length_writes.stage(admission.row, 0, (admission.num_computed,))
+            self._limit_writes.stage(admission.row, 0, (admission.limit,))
         for grant in plan.grants:
-            self._table_writes.stage(grant.row, grant.start, np.array(grant.blocks, np.int32))
+            self._table_writes.stage(grant.row, grant.start, grant.blocks)
         for writes in (
             self._token_writes,
             self._length_writes,

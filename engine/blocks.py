@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from itertools import chain
 
 from engine.request import Int32Array
 
@@ -22,10 +20,10 @@ NULL_BLOCK = 0
 
 def block_hashes(token_ids: Int32Array, block_size: int, salt: str = "") -> list[bytes]:
     """Chained hashes of the full blocks of int32 [num_tokens]."""
-    parent = root_hash(salt)
+    parent, raw, width = root_hash(salt), token_ids.tobytes(), block_size * token_ids.itemsize
     hashes = []
-    for start in range(0, len(token_ids) - block_size + 1, block_size):
-        parent = chain_hash(parent, token_ids[start : start + block_size])
+    for start in range(0, len(raw) - width + 1, width):
+        parent = chain_hash(parent, raw[start : start + width])
         hashes.append(parent)
     return hashes
 
@@ -35,9 +33,9 @@ def root_hash(salt: str = "") -> bytes:
     return hashlib.blake2b(salt.encode(), digest_size=16).digest()
 
 
-def chain_hash(parent: bytes, token_ids: Int32Array) -> bytes:
-    """Hash of a full block given its parent's."""
-    return hashlib.blake2b(parent + token_ids.tobytes(), digest_size=16).digest()
+def chain_hash(parent: bytes, token_ids: bytes) -> bytes:
+    """Hash of a full block, the bytes of its int32 ids, given its parent's."""
+    return hashlib.blake2b(parent + token_ids, digest_size=16).digest()
 
 
 class BlockPool:
@@ -45,7 +43,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._holders: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
+        self._holders = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict((b, None) for b in range(1, num_blocks))
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -135,10 +133,10 @@ class BlockPool:
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
         """Assert the books against every holder's blocks; for tests and idle moments."""
-        holders = np.zeros(self.num_blocks, dtype=np.int32)
-        for blocks in held:
-            np.add.at(holders, list(blocks), 1)
-        assert np.array_equal(holders, self._holders), "holder counts differ from the holders"
+        holders = [0] * self.num_blocks
+        for block in chain.from_iterable(held):
+            holders[block] += 1
+        assert holders == self._holders, "holder counts differ from the holders"
         free = {block for block in range(1, self.num_blocks) if holders[block] == 0}
         assert free == set(self._free), "free list differs from unheld blocks"
         assert holders[NULL_BLOCK] == 0, "the null block was granted"

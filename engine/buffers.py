@@ -20,7 +20,7 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 
 class StagedWrites:
-    """Scattered writes to a device tensor, gathered on the host and published by one copy each.
+    """Scattered writes of integers to a device tensor, gathered on the host, published by one copy.
 
     Later writes to one place within a flush are undefined; callers write a place once a step.
     """
@@ -28,25 +28,26 @@ class StagedWrites:
     def __init__(self, target: torch.Tensor) -> None:
         self.target = target
         self._flat = target.view(-1)
-        self._places: list[npt.NDArray[np.int64]] = []
-        self._values: list[npt.NDArray[Any]] = []
+        self._width = target.stride(0) if target.dim() > 1 else 1
+        self._firsts: list[int] = []
+        self._values: list[npt.NDArray[np.int64]] = []
 
-    def stage(self, row: int, start: int, values: npt.NDArray[Any]) -> None:
+    def stage(self, row: int, start: int, values: npt.ArrayLike) -> None:
         """Write `values` [n] to target[row, start : start + n] at the next flush."""
-        width = self.target.stride(0) if self.target.dim() > 1 else 1
-        first = row * width + start
-        self._places.append(np.arange(first, first + len(values), dtype=np.int64))
-        self._values.append(values)
+        self._firsts.append(row * self._width + start)
+        self._values.append(np.asarray(values, dtype=np.int64))
 
     def flush(self) -> None:
         """Publish what was staged, in stream order."""
-        if not self._places:
+        if not self._firsts:
             return
-        device = self.target.device
-        places = to_device(np.concatenate(self._places), device)
-        values = to_device(np.concatenate(self._values), device)
-        self._flat.index_copy_(0, places, values.to(self.target.dtype))
-        self._places.clear()
+        counts = np.array([len(values) for values in self._values])
+        ends = np.cumsum(counts)
+        places = np.arange(ends[-1]) + np.repeat(np.array(self._firsts) + counts - ends, counts)
+        together = to_device(np.concatenate([places, *self._values]), self.target.device)
+        values = together[len(places) :].to(self.target.dtype)
+        self._flat.index_copy_(0, together[: len(places)], values)
+        self._firsts.clear()
         self._values.clear()
 
 

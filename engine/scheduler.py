@@ -265,7 +265,7 @@ class Scheduler:
                 table.parent_hash[row] = known[block_idx]
             else:
                 part = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
-                table.parent_hash[row] = chain_hash(table.parent_hash[row], part)
+                table.parent_hash[row] = chain_hash(table.parent_hash[row], part.tobytes())
             self._pool.register(
                 table.blocks[row][block_idx],
                 table.parent_hash[row],
