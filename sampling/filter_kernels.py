@@ -89,12 +89,35 @@ def _load_filters(source, row, top):
 
 
 @jit
-def _select(stats, scratch, i, top, filters, num_tiles, padded_tiles: tl.constexpr):
+def _load_peaks(stats, i, num_tiles, padded_tiles: tl.constexpr):
+    ids = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)
+    num_peaks = num_tiles * BLOCKS_PER_TILE
+    return tl.load(stats.peaks + i * num_peaks + ids, mask=ids < num_peaks, other=float("-inf"))
+
+
+@jit
+def _is_lone_top_p(source, filters):
+    alone = (filters.top_k == source.vocab_size) & (filters.floor == float("-inf"))
+    return alone & (filters.top_p < 1.0)
+
+
+@jit
+def _is_hopeless(source, filters, peaks, top, all_mass):
+    """Whether a lone top-p wants much more mass than all peaks have, not to speak of the highest.
+
+    What `_select` would find out, without its search. With fewer peaks than it wants, the
+    candidates are all there is, and need not have any mass.
+    """
+    enough = tl.sum((peaks > float("-inf")).to(tl.int32), 0) >= _HEAD
+    mass = tl.sum(tl.exp2((peaks - top) * scale_of(filters.temperature)), 0)
+    return _is_lone_top_p(source, filters) & enough & (_HIDDEN * mass <= filters.top_p * all_mass)
+
+
+@jit
+def _select(scratch, i, peaks, top, filters, padded_tiles: tl.constexpr):
     """Write the blocks that can hold the highest tokens, `_HEAD` or top-k; return their threshold,
     their number and the mass of their peaks."""
     ids = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)
-    num_peaks = num_tiles * BLOCKS_PER_TILE
-    peaks = tl.load(stats.peaks + i * num_peaks + ids, mask=ids < num_peaks, other=float("-inf"))
     threshold = _threshold(peaks, top, tl.minimum(filters.top_k, _HEAD))
     selected = (peaks >= threshold) & (peaks > float("-inf"))
     selected = selected & (peaks.to(tl.float64) >= filters.floor)
@@ -109,8 +132,7 @@ def _prospects(source, filters, threshold):
     """Whether the candidates are all that top-k and min-p leave, and whether a lone top-p may end
     among them."""
     closed = (filters.top_k <= _HEAD) | (filters.floor >= threshold.to(tl.float64))
-    alone = (filters.top_k == source.vocab_size) & (filters.floor == float("-inf"))
-    return closed, alone & (filters.top_p < 1.0)
+    return closed, _is_lone_top_p(source, filters)
 
 
 @jit
@@ -146,14 +168,15 @@ def _head_kernel(
     if broken | ((flags & FILTERED) == 0) | ((flags & elsewhere) != 0):
         return  # a bad row keeps the masses that say so
     filters = _load_filters(source, row, top)
-
-    threshold, num_blocks, peak_mass = _select(
-        stats, scratch, i, top, filters, num_tiles, padded_tiles
-    )
-    closed, open_top_p = _prospects(source, filters, threshold)
+    peaks = _load_peaks(stats, i, num_tiles, padded_tiles)
     tl.store(scratch.undecided + i, 1)
     weights = masses * tl.exp((maxima - top).to(tl.float64) / filters.temperature)
     all_mass = tl.sum(weights, 0)
+    if _is_hopeless(source, filters, peaks, top, all_mass):
+        return
+
+    threshold, num_blocks, peak_mass = _select(scratch, i, peaks, top, filters, padded_tiles)
+    closed, open_top_p = _prospects(source, filters, threshold)
     # Most candidates are peaks: a top-p that wants much more mass than theirs would look in vain.
     open_top_p = open_top_p & (_HIDDEN * peak_mass > filters.top_p * all_mass)
     if ((closed | open_top_p) == 0) | (num_blocks > _BLOCKS):
