@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -26,7 +27,6 @@ from engine.client import EngineClient, EngineHandle
 from engine.config import ConfigError, EngineConfig
 from engine.ticket import EngineDeadError
 from server.admission import ShutdownError
-from server.app import create_app
 from server.config import ServerConfig
 from server.configure import engine_config, server_config
 from server.context import Context
@@ -106,7 +106,7 @@ async def _run(settings: Settings, config: EngineConfig, listener: socket.socket
 async def _start(
     settings: Settings, config: EngineConfig
 ) -> tuple[EngineHandle, Tokenizer, ServerConfig]:
-    """The engine and, in the meantime, the tokenizer."""
+    """The engine and, in the meantime, the tokenizer and what answers."""
     began = time.monotonic()
     model = config.model
     engine_task = asyncio.create_task(EngineClient.start(config))
@@ -120,6 +120,8 @@ async def _start(
     )
     tasks = (engine_task, tokenizer_task)
     try:
+        # Slow to import, and not needed before the engine is ready.
+        await asyncio.to_thread(importlib.import_module, "server.app")
         http = await asyncio.to_thread(server_config, settings, config)
         engine, tokenizer = await asyncio.gather(*tasks)
     except BaseException:
@@ -146,6 +148,8 @@ async def _answer(
     signalled: asyncio.Task[bool],
 ) -> int:
     """Answer until a signal or the engine's end; returns the exit status."""
+    from server.app import create_app  # imported while the engine started
+
     app = create_app(engine, tokenizer, http)
     context: Context = app.state.context
     server = _http_server(settings, app)
