@@ -6,8 +6,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-Int64Array = npt.NDArray[np.int64]
-
 
 class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the drafts of a choice, or of all.
@@ -23,7 +21,7 @@ class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
     accepted_at: tuple[int, ...]
 
     @classmethod
-    def of(cls, counts: Int64Array) -> DraftStats:
+    def of(cls, counts: npt.NDArray[np.int64]) -> DraftStats:
         """From counts int64 [2 + k]."""
         num_drafts, num_draft_tokens, *accepted_at = counts.tolist()
         return cls(
@@ -47,11 +45,11 @@ class HistogramStats(msgspec.Struct, frozen=True, kw_only=True):
     """A histogram over the bounds its maker knows.
 
     Attributes:
-        counts: int64 [len(bounds) + 1], values up to each bound and above the one before.
+        counts: values up to each bound and above the one before; the last, above all.
         total: sum of the values.
     """
 
-    counts: Int64Array
+    counts: tuple[int, ...]
     total: float
 
 

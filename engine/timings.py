@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
-from engine.request import (
-    Int64Array,
-)
 from engine.rows import Choice
 from engine.stats import HistogramStats, TimingStats
 
@@ -22,19 +17,18 @@ class Histogram:
     """Counts of values up to each of some bounds, ascending, and of those above all."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = np.array(bounds, dtype=np.float64)
-        self._counts: Int64Array = np.zeros(len(bounds) + 1, dtype=np.int64)
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
 
-    def add(self, values: npt.ArrayLike) -> None:
-        """Count values [n]."""
-        found = np.asarray(values, dtype=np.float64)
-        np.add.at(self._counts, np.searchsorted(self._bounds, found), 1)
-        self._total += float(found.sum())
+    def add(self, value: float) -> None:
+        """Count a value. A step has so few that arrays would cost it more."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
 
     def stats(self) -> HistogramStats:
         """The counts so far."""
-        return HistogramStats(counts=self._counts.copy(), total=self._total)
+        return HistogramStats(counts=tuple(self._counts), total=self._total)
 
 
 class Timings:
@@ -63,22 +57,18 @@ class Timings:
         for choice in choices:
             choice.drew_at = now
 
-    def ended(self, choices: Sequence[Choice]) -> None:
+    def ended(self, choices: Iterable[Choice]) -> None:
         """Choices that drew a token have ended."""
-        if not choices:
-            return
-        queued, started, drew = np.array(
-            [(choice.queued_at, choice.started_at, choice.drew_at) for choice in choices]
-        ).T
         now = time.monotonic()
-        self._queue.add(started - queued)
-        self._prefill.add(drew - started)
-        self._decode.add(now - drew)
-        self._inference.add(now - started)
+        for choice in choices:
+            self._queue.add(choice.started_at - choice.queued_at)
+            self._prefill.add(choice.drew_at - choice.started_at)
+            self._decode.add(now - choice.drew_at)
+            self._inference.add(now - choice.started_at)
 
     def stepped(self, num_tokens: int) -> None:
         """A step of so many tokens was read back."""
-        self._step_tokens.add([num_tokens])
+        self._step_tokens.add(num_tokens)
 
     def stats(self) -> TimingStats:
         """All histograms so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
@@ -137,7 +138,7 @@ class _EngineCollector(Collector):
         self, name: str, words: str, bounds: Sequence[float], found: HistogramStats
     ) -> Metric:
         names = [*map(floatToGoString, bounds), "+Inf"]
-        buckets = list(zip(names, found.counts.cumsum().tolist(), strict=True))
+        buckets = list(zip(names, accumulate(found.counts), strict=True))
         family = HistogramMetricFamily(f"tailrace_{name}", words, labels=self._names)
         family.add_metric(self._values, buckets, found.total)
         return family
