@@ -125,6 +125,9 @@ class Scoring:
 
     def launch(self) -> None:
         """Launch a step of whatever can be computed now."""
+        self._launched = None
+        if not self._unfinished:
+            return
         self._promised = self._num_promised()
         self._admit()
         rows: list[Rows] = []
@@ -140,7 +143,6 @@ class Scoring:
                 work.last_turn = self._turn
                 parts.append(_Part(work, first, work.num_planned - first))
         self._turn += 1
-        self._launched = None
         if rows:
             plan = make_plan(rows, self._block_size)
             self.num_tokens += len(plan.token_ids)
