@@ -29,7 +29,7 @@ class Uncaptured:
         steps = [
             DecodeStep(
                 runner._model,
-                runner._attention,
+                runner._forward._attention,
                 self._rows,
                 runner._sampler,
                 self._step_rows,
