@@ -175,9 +175,7 @@ class Engine:
         failed = settled.finish == Finish.NAN
         self._nan_rows += int(failed.sum())
         self._scheduler.register_blocks(settled.rows[~failed])
-        ended = settled.rows[settled.finish != Finish.RUNNING]
-        self._timings.ended(self._table.choices_of(ended))
-        for row in ended.tolist():
+        for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
             self._forget(self._table.choice(row))
             self._scheduler.release(row)
 
@@ -242,6 +240,7 @@ class Engine:
 
     def _forget(self, choice: Choice) -> None:
         choice.ended = True
+        self._timings.ended(choice)
         _keep_drafts(choice)
         self._num_unfinished -= 1
         key = (choice.frontend, choice.request.handle)

@@ -196,6 +196,11 @@ class OutputRing:
         return ring
 
 
+def empty_output(stats: EngineStats) -> StepOutput:
+    """An output without entries."""
+    return _step_output(_Mail(), stats)
+
+
 def _by_frontend(part: _Part) -> dict[bytes, _Part]:
     frontends = [choice.frontend for choice in part.choices]
     if len(set(frontends)) == 1:

@@ -22,11 +22,14 @@ import msgspec
 import zmq
 
 from engine.config import ConfigError, EngineConfig, EngineInfo
-from engine.request import decode_message, encode
+from engine.outputs import empty_output
+from engine.request import StepOutput, decode_message, encode
 
 logger = logging.getLogger(__name__)
 
 BEAT_S = 0.5
+STATS_S = 0.5
+"""A long prompt or a request of many items may take seconds without anything to report."""
 SWITCH_S = 50e-6
 """The stepping thread gets the interpreter back this soon; Python's own 5 ms is a CPU step."""
 EXIT_CONFIG, EXIT_HUNG, EXIT_FATAL = 2, 3, 4
@@ -85,6 +88,7 @@ class EngineLoop:
         self._socket.set_hwm(0)
         self._socket.bind(address)
         self._busy_since = math.inf
+        self._sent_at: dict[bytes, float] = {}
 
     @property
     def hung(self) -> bool:
@@ -99,8 +103,20 @@ class EngineLoop:
             self._busy_since = time.monotonic()
             self._receive()
             for frontend, output in self._engine.step():
-                self._socket.send_multipart([frontend, encode(output)])
+                self._send(frontend, output)
+            self._send_stats()
             self._busy_since = math.inf
+
+    def _send(self, frontend: bytes, output: StepOutput) -> None:
+        self._sent_at[frontend] = time.monotonic()
+        self._socket.send_multipart([frontend, encode(output)])
+
+    def _send_stats(self) -> None:
+        """How the engine stands, to frontends it has had nothing to say to for a while."""
+        now = time.monotonic()
+        for frontend, sent_at in self._sent_at.items():
+            if now - sent_at > STATS_S:
+                self._send(frontend, empty_output(self._engine.stats()))
 
     def _receive(self) -> None:
         while True:
@@ -108,6 +124,7 @@ class EngineLoop:
                 frontend, raw = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._sent_at.setdefault(frontend, time.monotonic())
             try:
                 message = decode_message(raw)
             except msgspec.DecodeError as error:

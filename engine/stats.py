@@ -54,7 +54,7 @@ class HistogramStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimingStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Histograms of choices that ended by themselves, and of steps.
+    """Histograms of choices that drew a token and have ended, and of their steps.
 
     Attributes:
         queue, prefill, decode, inference: seconds until a choice got a row, from there to its first

@@ -32,7 +32,7 @@ class Histogram:
 
 
 class Timings:
-    """Follows choices from submission to end; what did not end by itself is not counted."""
+    """Follows choices from submission to end, a stop string or a client's going included."""
 
     def __init__(self) -> None:
         self._queue, self._prefill = Histogram(SECONDS), Histogram(SECONDS)
@@ -57,14 +57,15 @@ class Timings:
         for choice in choices:
             choice.drew_at = now
 
-    def ended(self, choices: Iterable[Choice]) -> None:
-        """Choices that drew a token have ended."""
+    def ended(self, choice: Choice) -> None:
+        """A choice has ended; one that never drew a token is not counted."""
+        if not choice.drew_at:
+            return
         now = time.monotonic()
-        for choice in choices:
-            self._queue.add(choice.started_at - choice.queued_at)
-            self._prefill.add(choice.drew_at - choice.started_at)
-            self._decode.add(now - choice.drew_at)
-            self._inference.add(now - choice.started_at)
+        self._queue.add(choice.started_at - choice.queued_at)
+        self._prefill.add(choice.drew_at - choice.started_at)
+        self._decode.add(now - choice.drew_at)
+        self._inference.add(now - choice.started_at)
 
     def stepped(self, num_tokens: int) -> None:
         """A step of so many tokens was read back."""

@@ -71,9 +71,17 @@ class ByteDetokenizer:
             return whole.decode("ascii")
         parts = []
         for piece in pieces:
-            starts.append(self.length)
+            starts.append(self.length + self._breaks_off(piece))
             parts.append(self._count(piece))
         return "".join(parts)
+
+    def _breaks_off(self, piece: bytes) -> bool:
+        """Whether held bytes become a U+FFFD because `piece` does not go on with them."""
+        try:
+            codecs.utf_8_decode(self._decoder.getstate()[0] + piece[:1], "strict", False)
+        except UnicodeDecodeError as error:
+            return error.start == 0 and error.end == len(self._decoder.getstate()[0])
+        return False
 
     def flush(self) -> str:
         return self._count(b"", final=True)

@@ -199,8 +199,8 @@ def _check_prompts(wire: CompletionRequest, prompts: list[Prompt], form: ReplyFo
                 f"min_tokens must be at most max_tokens ({prompt.max_tokens}), "
                 f"got {form.min_tokens}",
             )
-        start, prompt_len = wire.prompt_logprob_start, len(prompt.token_ids)
-        if start is not None and start >= prompt_len:
+        start, prompt_len = wire.prompt_logprob_start or 1, len(prompt.token_ids)
+        if start > 1 and start >= prompt_len:  # 1 is what it is where none is given
             raise bad_request(
                 "prompt_logprob_start",
                 f"prompt_logprob_start must be below the prompt's {prompt_len} tokens, got {start}",

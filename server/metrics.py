@@ -131,7 +131,7 @@ class _EngineCollector(Collector):
         for name, words in _TIMES.items():
             found: HistogramStats = getattr(timings, name)
             yield self._histogram(f"request_{name}_time_seconds", words, SECONDS, found)
-        steps = "iteration_tokens_total", "Tokens of a step"
+        steps = "iteration_tokens_total", "Tokens of a step of generation"
         yield self._histogram(*steps, STEP_TOKENS, timings.step_tokens)
 
     def _histogram(

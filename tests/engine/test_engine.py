@@ -108,6 +108,18 @@ def test_random_traffic_equals_reference(
     assert sum(timings.step_tokens.counts) == engine.stats().num_steps
 
 
+def test_times_of_a_choice_that_its_frontend_ends_are_counted() -> None:
+    engine, _ = make_engine()
+    for handle in (1, 2):
+        engine.submit(FRONTEND, request(handle, [5, 6, 7], params=SamplingParams()))
+    engine.step()
+    engine.step()  # reads the first tokens back
+    engine.submit(FRONTEND, request(3, [5, 6], params=SamplingParams()))
+    engine.abort(FRONTEND, 1)
+    engine.abort(FRONTEND, 3)  # drew nothing
+    assert sum(engine.stats().timings.queue.counts) == 1
+
+
 def test_one_step_is_in_flight() -> None:
     engine, runner = make_engine()
     engine.submit(FRONTEND, request(1, [5, 6, 7], max_tokens=4, params=SamplingParams()))

@@ -20,7 +20,7 @@ from demo import MODEL_FOLDER
 from engine import client as client_module
 from engine.client import EngineClient, EngineDeadError, Ticket
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
-from engine.request import Finish, Request
+from engine.request import Finish, Request, ScoringRequest
 from sampling.params import SamplingParams
 
 CONFIG = EngineConfig(
@@ -71,6 +71,27 @@ async def test_answers_aborts_and_closes(client: EngineClient) -> None:
     assert client.failure() is None
     os.kill(client.pid, signal.SIGTERM)
     assert len((await read(submit(client)))[0]) == 8, "the engine leaves SIGTERM to the server"
+
+
+async def test_gauges_move_while_nobody_is_answered(client: EngineClient) -> None:
+    ticket = client.score(
+        ScoringRequest(
+            handle=client.new_handle(),
+            query_token_ids=np.arange(5, 105, dtype=np.int32),
+            item_token_ids=np.tile(np.arange(5, 55, dtype=np.int32), 1000),
+            item_lens=np.full(1000, 50, dtype=np.int32),
+            num_read=np.ones(1000, dtype=np.int32),
+            id_lists=np.array([[7, 8]], dtype=np.int32),
+        )
+    )
+    for _ in range(500):
+        if client.stats is not None:
+            break
+        await asyncio.sleep(0.02)
+    assert not ticket.finished
+    assert client.stats is not None
+    assert client.stats.num_running == 1
+    assert client.stats.kv_blocks_used > 0
 
 
 async def test_killed_engine_is_heard_at_once(client: EngineClient) -> None:

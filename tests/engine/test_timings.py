@@ -51,7 +51,7 @@ def test_each_phase_has_its_time(clock: Clock) -> None:
     timings.drew([one])
     clock.now += 20
     assert not any(timings.stats().queue.counts)  # it has not ended
-    timings.ended([one])
+    timings.ended(one)
     found = timings.stats()
     assert found.queue.total == pytest.approx(0.2)
     assert found.prefill.total == pytest.approx(3)
@@ -59,6 +59,15 @@ def test_each_phase_has_its_time(clock: Clock) -> None:
     assert found.inference.total == pytest.approx(23)
     ends = [only(each, SECONDS) for each in (found.queue, found.prefill, found.decode)]
     assert ends == [0.25, 5, 30]
+
+
+def test_who_never_drew_is_not_counted(clock: Clock) -> None:
+    timings, one = Timings(), choice()
+    timings.queued([one])
+    timings.ended(one)
+    timings.started([one])
+    timings.ended(one)
+    assert not any(timings.stats().queue.counts)
 
 
 def test_a_value_on_a_bound_is_counted_up_to_it() -> None:

@@ -59,6 +59,33 @@ utf8_ids = st.text(max_size=12).map(lambda text: list(text.encode()))
 byte_ids = st.lists(st.integers(0, SPECIAL), max_size=40) | utf8_ids
 
 
+def chars_of(raw: bytes) -> list[int]:
+    """The character of the replacing decode that each byte is in."""
+    chars: list[int] = []
+    count = 0
+    while raw:
+        try:
+            good, bad = raw.decode(), 0
+        except UnicodeDecodeError as error:
+            good, bad = raw[: error.start].decode(), error.end - error.start
+        for char in good:
+            chars += [count] * len(char.encode())
+            count += 1
+        chars += [count] * bad
+        count += bad > 0
+        raw = raw[len(good.encode()) + bad :]
+    return chars
+
+
+broken_utf8 = st.lists(st.sampled_from([*"a\né日😀".encode(), 0xE0, 0x80, 0xFF]), max_size=20)
+
+
+@given(broken_utf8, cut_lists)
+def test_a_token_starts_at_the_character_of_its_first_byte(ids: list[int], cuts: list[int]) -> None:
+    _, starts = fed(ByteDetokenizer([bytes([i]) for i in range(256)]), ids, cuts)
+    assert starts == chars_of(bytes(ids))
+
+
 @given(byte_ids, cut_lists, st.booleans())
 def test_byte_level_equals_a_full_decode(ids: list[int], cuts: list[int], skip: bool) -> None:
     text, starts = fed(BYTE.detokenizer(skip_special_tokens=skip), ids, cuts)

@@ -155,6 +155,8 @@ class TestEcho:
         logprobs = (await site.complete(**body))["choices"][0]["logprobs"]
         assert logprobs["token_logprobs"] == [None]
         assert site.engine.requests[-1].prompt_logprobs is None
+        with_default = await site.complete(**body, prompt_logprob_start=1)
+        assert with_default["choices"][0]["logprobs"] == logprobs
 
     async def test_scoring_from_a_position(self, site: Site) -> None:
         body = {"prompt": "abcd", "echo": True, "logprobs": 1, "max_tokens": 0}
