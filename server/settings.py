@@ -129,7 +129,7 @@ class Settings(BaseSettings):
         "neutral", description="auto takes sampling defaults from the model."
     )
     speculative_config: Json | None = Field(
-        None, description="JSON: who drafts tokens and how they are verified."
+        None, description="JSON: who drafts tokens and how they are verified; null: nobody drafts."
     )
     use_flashinfer_sampler: Literal["0", "1"] | None = Field(
         None, description="1 insists on FlashInfer's sampler, 0 refuses it."
