@@ -77,10 +77,13 @@ class ByteDetokenizer:
 
     def _breaks_off(self, piece: bytes) -> bool:
         """Whether held bytes become a U+FFFD because `piece` does not go on with them."""
+        held = self._decoder.getstate()[0]
+        if not held:
+            return False
         try:
-            codecs.utf_8_decode(self._decoder.getstate()[0] + piece[:1], "strict", False)
-        except UnicodeDecodeError as error:
-            return error.start == 0 and error.end == len(self._decoder.getstate()[0])
+            codecs.utf_8_decode(held + piece[:1], "strict", False)
+        except UnicodeDecodeError:
+            return True
         return False
 
     def flush(self) -> str:
