@@ -22,7 +22,7 @@ from engine.kernels.decode_steps import (
 )
 from engine.models.base import CausalLM
 from engine.speculation.base import VerifiedStep
-from engine.verification import Drawn, Speculation
+from engine.verification import Drawn, Speculation, feature_layers_of
 from sampling.rejection import Drafts
 from sampling.rows import SamplingNeeds
 from sampling.sampler import Sampler, SamplingBatch
@@ -62,7 +62,7 @@ class DecodeStep:
         self._model, self._attention = model, attention
         self._rows, self._sampler = rows, sampler
         self._step_rows, self._speculation = step_rows, speculation
-        self._feature_layers = () if speculation is None else speculation.feature_layers
+        self._feature_layers = feature_layers_of(speculation)
         self._state = RowState(
             rows.token_ids, rows.num_computed, rows.limits, rows.drafts, rows.block_tables
         )

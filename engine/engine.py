@@ -133,7 +133,7 @@ class Engine:
             self._read_back(self._in_flight)
         self._in_flight = launched
         self._scoring.read_back(self._timeout_s)
-        return self._ring.collect(self.stats())
+        return self._ring.collect(self.stats()) if self._ring.has_mail else []
 
     def _launch(self, plan: StepPlan) -> StepHandle:
         self._timings.started(admission.choice for admission in plan.admissions)

@@ -20,7 +20,7 @@ from engine.models.base import CausalLM
 from engine.models.decoder import Decoder
 from engine.piecewise_graphs import PiecewiseGraphs, StepBuffers
 from engine.speculation.cache import MakeAttention
-from engine.verification import Speculation
+from engine.verification import Speculation, feature_layers_of
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler
 from sampling.triton_support import kernels_run_on
@@ -51,11 +51,6 @@ def step_buffers(
     if not isinstance(model, Decoder) or model.device.type != "cuda":
         return None
     return StepBuffers.of(model, max_tokens, len(feature_layers_of(speculation)))
-
-
-def feature_layers_of(speculation: Speculation | None) -> Sequence[int]:
-    """The target's layers whose outputs its drafter reads."""
-    return () if speculation is None else speculation.feature_layers
 
 
 @dataclass(frozen=True)

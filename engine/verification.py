@@ -92,11 +92,6 @@ class Speculation:
     method: Method
     rates: torch.Tensor | None
 
-    @property
-    def feature_layers(self) -> Sequence[int]:
-        """The target's layers whose outputs the drafter reads."""
-        return self.drafter.feature_layers
-
     def warm_up(self, dtype: torch.dtype, max_top: int) -> None:
         """Compile what verification may need, on CUDA, before graphs are captured.
 
@@ -181,3 +176,8 @@ class Speculation:
             limits=rows.limits[row_ids],
             block_tables=rows.tables_of(row_ids, plan.max_seq_len),
         )
+
+
+def feature_layers_of(speculation: Speculation | None) -> Sequence[int]:
+    """The target's layers whose outputs its drafter reads."""
+    return () if speculation is None else speculation.drafter.feature_layers
