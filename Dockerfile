@@ -17,9 +17,7 @@ ARG TORCH_INDEX=
 WORKDIR /src
 COPY Makefile pyproject.toml README.md LICENSE ./
 # Dependencies first: this layer is kept while only our own code changes.
-RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models \
-        engine/speculation sampling demo \
-    && PIP_EXTRA_INDEX_URL=$TORCH_INDEX make install VENV=/opt/tailrace
+RUN make skeleton && PIP_EXTRA_INDEX_URL=$TORCH_INDEX make install VENV=/opt/tailrace
 COPY . .
 RUN make install VENV=/opt/tailrace
 
@@ -41,9 +39,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends \
     python3 python3-dev python3-venv make ninja-build && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY Makefile pyproject.toml README.md LICENSE ./
-RUN mkdir -p server/routes server/schema engine/attention engine/kernels engine/models \
-        engine/speculation sampling demo \
-    && make install VENV=/opt/tailrace EXTRAS='[cuda]'
+RUN make skeleton && make install VENV=/opt/tailrace EXTRAS='[cuda]'
 COPY . .
 RUN make install VENV=/opt/tailrace EXTRAS='[cuda]'
 # FlashInfer's modules for the GPUs named here are compiled now, never inside a request.

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from engine.attention.base import AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec, KVCache
 from engine.kernels.decode_attention import paged_decode
 from engine.kernels.decode_shares import DecodeScratch
 

@@ -22,7 +22,7 @@ from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.config import ModelConfig
 from engine.models.loader import load_model
 from engine.request import Int32Array
-from engine.speculation.config import SpeculativeConfig
+from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
 
 NUM_DRAFTS, PROMPT_TOKENS = 4, 256

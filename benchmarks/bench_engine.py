@@ -28,13 +28,13 @@ from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
 from benchmarks.workloads import Body, make_workload
-from engine.build import assemble
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.models.decoder import Decoder
-from engine.models.decoder_config import decoder_config
+from engine.models.fused.decoder import Decoder
+from engine.models.fused.decoder_config import decoder_config
 from engine.plan import Runner, StepHandle, StepPlan
 from engine.request import Request
+from engine.startup.build import assemble
 from sampling.params import SamplingParams
 
 MARGIN = 0.25

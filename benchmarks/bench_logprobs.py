@@ -23,10 +23,10 @@ import torch
 from benchmarks.bench_speculation import free_memory
 from benchmarks.peer import dummy_peer
 from benchmarks.shapes import QWEN3, SHAPES, write_shape
-from engine.build import build_engine
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.request import Float32Array, Int32Array, PromptLogprobsParams, Request
+from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 
 COMMAND = "python -m benchmarks.bench_logprobs"
@@ -108,7 +108,7 @@ def score(engine: Engine, texts: list[Int32Array], start: int, num_top: int = 0)
         for _, output in engine.step():
             if output.errors:
                 raise RuntimeError(str(output.errors))
-            found |= {each.handle: each.logprobs.chosen for each in output.prompt_scores}
+            found |= {each.handle: each.logprobs.chosen for each in output.prompt_logprobs}
     return np.stack([found[handle] for handle in range(len(texts))])
 
 

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling import flashinfer, torch_path, triton_path
 from sampling.batch import SamplingBatch
 from sampling.params import SamplingParams
+from sampling.paths import flashinfer, torch_path, triton_path
 from sampling.rows import SamplingRows
 
 COMMAND = "python -m benchmarks.bench_sampling"

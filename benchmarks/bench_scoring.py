@@ -28,10 +28,10 @@ from benchmarks.bench_speculation import free_memory
 from benchmarks.shapes import BIG, QWEN3, SHAPES, write_shape
 from benchmarks.workloads import Body, make_workload
 from demo import MODEL_FOLDER
-from engine.build import build_engine
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.request import Finish, ItemScores, Request, ScoringRequest
+from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 
 DEMO = "demo"

@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from benchmarks.shapes import QWEN3, SHAPES, write_shape
-from engine.build import assemble
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.contracts.model import CausalLM
 from engine.engine import Engine
-from engine.models.base import CausalLM
 from engine.models.loader import load_model
 from engine.request import Int32Array, Int64Array, Request
-from engine.speculation.config import SpeculativeConfig
+from engine.speculative_config import SpeculativeConfig
+from engine.startup.build import assemble
 from sampling.params import SamplingParams
 
 NUM_DRAFTS, LENGTH, DRAFT_VOCAB = 4, 3.0, 32_000

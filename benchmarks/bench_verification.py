@@ -29,8 +29,8 @@ from benchmarks.bench_sampling import (
 )
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
-from sampling.rejection import Method, verify
 from sampling.rows import SamplingRows
+from sampling.speculative.rejection import Method, verify
 
 COMMAND = "python -m benchmarks.bench_verification"
 NUM_ROWS, K, VOCAB = 256, 4, 151936

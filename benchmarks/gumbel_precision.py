@@ -8,7 +8,7 @@ methods are what other servers run: argmax(p / E) with float32 exponentials as t
 on CUDA, and argmax(logit - log(-log u)) with float32 u. They are counted draw by draw. So are
 ours, where that takes seconds (with --full: everywhere but at the recovered token's and the
 draft's tiles). The rest is replayed: the noise contract determines which draws of a fixed seed
-rare tokens win (`sampling.tails`), and every one of those is drawn.
+rare tokens win (`sampling.selftest.tails`), and every one of those is drawn.
 
 The last line is JSON.
 """
@@ -25,11 +25,21 @@ import torch
 from torch import Tensor
 
 from sampling.noise import Purpose
-from sampling.paths import Draws, race_draws
 from sampling.sampler import SamplerConfig
-from sampling.speculation_paths import PATHS
-from sampling.statistics import poisson
-from sampling.tails import ACCEPT_GAP, ACCEPTED, CASES, MANY, REFUSED, SEED, TOKENS, TailCase, wins
+from sampling.selftest.paths import Draws, race_draws
+from sampling.selftest.speculative_paths import PATHS
+from sampling.selftest.statistics import poisson
+from sampling.selftest.tails import (
+    ACCEPT_GAP,
+    ACCEPTED,
+    CASES,
+    MANY,
+    REFUSED,
+    SEED,
+    TOKENS,
+    TailCase,
+    wins,
+)
 
 CPU_FLOAT32_DRAWS = 2_500_000
 LOWEST = 2.0**-24

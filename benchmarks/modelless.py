@@ -17,11 +17,11 @@ import numpy as np
 
 from engine import client, process
 from engine.config import EngineConfig, EngineInfo
+from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.engine import Engine
-from engine.models.folder import model_folder, read_json
+from engine.models.checkpoint.folder import model_folder, read_json
 from engine.plan import StepPlan, StepResult
 from engine.request import LogprobArrays
-from engine.scoring_plan import ScoringPlan, ScoringResult
 from server import cli
 
 DECODE_S, MIXED_S, TOKEN_S = 2.9e-3, 7e-3, 1.7e-6
@@ -47,7 +47,7 @@ class _Step:
             num_offered=None,
             num_accepted=None,
             logprobs=_logprobs(count, num_top, num_explicit) if num_top or num_explicit else None,
-            scores=[],
+            prompt_logprobs=[],
         )
 
 
@@ -113,7 +113,7 @@ def main() -> int:
     if sys.argv[1] == "--engine":
         sys.argv.pop(1)
         # In the place of the module that imports torch.
-        sys.modules["engine.build"] = SimpleNamespace(build_engine=_engine)  # type: ignore[assignment]
+        sys.modules["engine.startup.build"] = SimpleNamespace(build_engine=_engine)  # type: ignore[assignment]
         return process.main()
     client.COMMAND = (sys.executable, "-m", "benchmarks.modelless", "--engine")  # type: ignore[assignment]
     return cli.main(["serve", *sys.argv[1:]])

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from benchmarks.workloads import Body
-from engine.models.decoder import Decoder
-from engine.models.decoder_config import decoder_config
-from engine.models.weights import DummyWeights
+from engine.models.checkpoint.weights import DummyWeights
+from engine.models.fused.decoder import Decoder
+from engine.models.fused.decoder_config import decoder_config
 
 
 class ModuleWeights:

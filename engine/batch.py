@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.base import AttentionInputs
 from engine.blocks import NULL_BLOCK
 from engine.buffers import StagedWrites, to_device
+from engine.contracts.attention import AttentionInputs
 from engine.plan import StepPlan
 from engine.request import Int32Array, Int64Array
 

@@ -31,9 +31,16 @@ from engine.request import (
     encode,
 )
 from engine.stats import EngineStats
-from engine.ticket import EngineDeadError, Entry, Ticket, deliver_output
+from engine.submission import EngineDeadError, Entry, Submission, deliver_output
 
-__all__ = ["EngineClient", "EngineDeadError", "EngineHandle", "Entry", "Ticket", "deliver_output"]
+__all__ = [
+    "EngineClient",
+    "EngineDeadError",
+    "EngineHandle",
+    "Entry",
+    "Submission",
+    "deliver_output",
+]
 
 _status_decoder: msgspec.json.Decoder[StatusLine] = msgspec.json.Decoder(StatusLine)
 
@@ -66,16 +73,16 @@ class EngineHandle(Protocol):
         """A request handle not in use."""
         ...
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> Submission:
         """Send a request, never blocking; raises `EngineDeadError` if the engine is gone."""
         ...
 
-    def score(self, request: ScoringRequest) -> Ticket:
+    def score(self, request: ScoringRequest) -> Submission:
         """Send a scoring request; as `submit`."""
         ...
 
     def abort(self, handle: int, choice: int = -1) -> None:
-        """End one choice, or all with -1. The ticket still sees each choice's end."""
+        """End one choice, or all with -1. The submission still sees each choice's end."""
         ...
 
     def failure(self) -> str | None:
@@ -95,7 +102,7 @@ class EngineClient:
         self.stats: EngineStats | None = None
         self._process = process
         self._folder = folder
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, Submission] = {}
         self._handles = itertools.count(1)
         self._message = FrontendMessage()
         self._beat_at = time.monotonic()
@@ -138,23 +145,23 @@ class EngineClient:
         """A request handle not in use."""
         return next(self._handles)
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> Submission:
         """Send a request, never blocking; raises `EngineDeadError` if the engine is gone."""
-        ticket = self._new_ticket(request.handle, request.n)
+        submission = self._new_ticket(request.handle, request.n)
         message = self._outgoing()
         message.submit.append(request)
         if len(message.submit) == MAX_HELD:
             self._send()
-        return ticket
+        return submission
 
-    def score(self, request: ScoringRequest) -> Ticket:
+    def score(self, request: ScoringRequest) -> Submission:
         """Send a scoring request; as `submit`."""
-        ticket = self._new_ticket(request.handle, 1)
+        submission = self._new_ticket(request.handle, 1)
         self._outgoing().score.append(request)
-        return ticket
+        return submission
 
     def abort(self, handle: int, choice: int = -1) -> None:
-        """End one choice, or all with -1. The ticket still sees each choice's end."""
+        """End one choice, or all with -1. The submission still sees each choice's end."""
         if handle in self._tickets and self._died is None:
             self._outgoing().abort.append((handle, choice))
 
@@ -183,11 +190,11 @@ class EngineClient:
 
     # -- wires ------------------------------------------------------------------------------
 
-    def _new_ticket(self, handle: int, num_choices: int) -> Ticket:
+    def _new_ticket(self, handle: int, num_choices: int) -> Submission:
         if self._died is not None:
             raise EngineDeadError(self._died)
-        ticket = self._tickets[handle] = Ticket(handle, num_choices)
-        return ticket
+        submission = self._tickets[handle] = Submission(handle, num_choices)
+        return submission
 
     def _outgoing(self) -> FrontendMessage:
         """The message of this turn of the event loop, to be added to; its first use sends it."""
@@ -219,8 +226,8 @@ class EngineClient:
                     reason = f": {message}"
         code = await self._process.wait()
         self._died = f"the engine process ended (status {code}){reason}"
-        for ticket in self._tickets.values():
-            ticket.fail(EngineDeadError(self._died))
+        for submission in self._tickets.values():
+            submission.fail(EngineDeadError(self._died))
         self._tickets.clear()
 
 

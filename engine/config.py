@@ -8,7 +8,7 @@ import msgspec
 from msgspec import structs
 
 from engine.errors import ConfigError as ConfigError  # speculation's config raises it too
-from engine.speculation.config import SpeculativeConfig
+from engine.speculative_config import SpeculativeConfig
 from sampling.params import LogprobsMode
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

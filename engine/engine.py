@@ -10,23 +10,23 @@ import numpy as np
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig, EngineInfo
-from engine.drafting import NO_DRAFTS, DraftCounts, DraftRules
-from engine.outputs import OutputRing
 from engine.plan import Runner, RunnerLostError, StepHandle, StepPlan, StepResult
+from engine.planning.drafting import NO_DRAFTS, DraftCounts, DraftRules
+from engine.planning.outputs import OutputRing
+from engine.planning.scheduler import Scheduler
+from engine.planning.settle import Settled, settle
+from engine.planning.timings import Timings
 from engine.request import (
     Finish,
     LogprobArrays,
-    PromptScores,
+    PromptLogprobs,
     Request,
     ScoringRequest,
     StepOutput,
 )
 from engine.rows import Choice, RowTable
-from engine.scheduler import Scheduler
-from engine.scoring import Scoring
-from engine.settle import Settled, settle
+from engine.scoring.queue import ScoringQueue
 from engine.stats import DraftStats, EngineStats
-from engine.timings import Timings
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Engine:
             drafting=drafting,
         )
         self._drafts = DraftCounts(info.max_rows, k) if (k := drafting.num_tokens) else None
-        self._scoring = Scoring(
+        self._scoring = ScoringQueue(
             config.scheduler,
             config.cache,
             self._pool,
@@ -94,7 +94,7 @@ class Engine:
         ]
         self._timings.queued(choices)
         if request.prompt_logprobs is not None:
-            choices[0].scores = []
+            choices[0].prompt_parts = []
         self._unfinished[frontend, request.handle] = choices
         self._num_unfinished += len(choices)
         if refusal := self._refusal(request):
@@ -163,7 +163,7 @@ class Engine:
         settled = settle(self._table, plan, result)
         self._timings.drew(self._table.choices_of(settled.first_drawn))
         self._count_drafts(settled, result)
-        self._keep_scores(plan, result)
+        self._keep_prompt_logprobs(plan, result)
         self._ring.push(settled, result.logprobs)
         self._ring.emit_due(settled)
         self._finish_rows(settled)
@@ -201,20 +201,25 @@ class Engine:
                 self._scheduler.enqueue(child)
         choice.children = []
 
-    def _keep_scores(self, plan: StepPlan, result: StepResult) -> None:
+    def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         live = self._table.epoch[plan.rows] == plan.epochs
-        for span, scores in zip(plan.spans, result.scores, strict=True):
+        for span, scores in zip(plan.spans, result.prompt_logprobs, strict=True):
             choice = span.choice
             wanted = choice.request.prompt_logprobs
-            if not live[span.row_idx] or choice.scores is None or wanted is None:
+            if not live[span.row_idx] or choice.prompt_parts is None or wanted is None:
                 continue
-            choice.scores.append(scores)
-            if sum(len(part.chosen) for part in choice.scores) == choice.prompt_len - wanted.start:
-                whole = _join(choice.scores)
-                choice.scores = None
-                self._ring.add_prompt_scores(
+            choice.prompt_parts.append(scores)
+            if (
+                sum(len(part.chosen) for part in choice.prompt_parts)
+                == choice.prompt_len - wanted.start
+            ):
+                whole = _join(choice.prompt_parts)
+                choice.prompt_parts = None
+                self._ring.add_prompt_logprobs(
                     choice,
-                    PromptScores(handle=choice.request.handle, start=wanted.start, logprobs=whole),
+                    PromptLogprobs(
+                        handle=choice.request.handle, start=wanted.start, logprobs=whole
+                    ),
                 )
 
     # -- ends -------------------------------------------------------------------------------

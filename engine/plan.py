@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.contracts.scoring import ScoringRunner
 from engine.request import Int32Array, Int64Array, LogprobArrays
 from engine.rows import BoolArray, Choice
-from engine.scoring_plan import ScoringRunner
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
     for row_idx in prefilling.tolist():
         choice = plan.choices[row_idx]
         scores = choice.request.prompt_logprobs
-        if choice.scores is None or scores is None:
+        if choice.prompt_parts is None or scores is None:
             continue
         start = int(plan.starts[row_idx])
         first = max(scores.start - 1 - start, 0)
@@ -135,7 +135,7 @@ class StepResult:
         bad: bool [L], rows whose logits were not usable behind those.
         num_offered, num_accepted: int32 [L], drafts verified and kept; None without drafts.
         logprobs: [N], where the batch asked for any.
-        scores: of the plan's spans, in order.
+        prompt_logprobs: of the plan's spans, in order.
     """
 
     token_ids: Int32Array
@@ -144,7 +144,7 @@ class StepResult:
     num_offered: Int32Array | None
     num_accepted: Int32Array | None
     logprobs: LogprobArrays | None
-    scores: list[LogprobArrays]
+    prompt_logprobs: list[LogprobArrays]
 
 
 class RunnerLostError(RuntimeError):

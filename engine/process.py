@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from engine.config import ConfigError, EngineConfig, EngineInfo
-from engine.outputs import empty_output
+from engine.planning.outputs import empty_output
 from engine.request import StepOutput, decode_message, encode
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ def main() -> int:
     threading.Thread(target=_follow_parent, daemon=True).start()
     started = time.monotonic()
     try:
-        from engine.build import build_engine  # torch, once the parent can be followed
+        from engine.startup.build import build_engine  # torch, once the parent can be followed
 
         logger.info("importing took %.1f s", time.monotonic() - started)
         loop = EngineLoop(config, sys.argv[1], engine := build_engine(config))

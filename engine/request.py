@@ -136,7 +136,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
     explicit: Float32Array
 
 
-class PromptScores(msgspec.Struct, frozen=True, kw_only=True):
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt logprobs of one request, complete: positions start .. prompt_len - 1."""
 
     handle: int
@@ -175,7 +175,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         token_ids: int32 [T], entry after entry. A stop token is included.
         logprobs: of the T tokens, where any entry asked for them; entries that did not
             hold undefined values.
-        prompt_scores: of the requests whose prompt was finished by this step.
+        prompt_logprobs: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
         errors: handle -> message for entries ended with `Finish.ERROR`.
         drafts: int64 [E, 2 + k], what became of the drafts of each entry's choice so far: as
@@ -190,7 +190,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_cached: Int32Array
     token_ids: Int32Array
     logprobs: LogprobArrays | None = None
-    prompt_scores: list[PromptScores] = []
+    prompt_logprobs: list[PromptLogprobs] = []
     item_scores: list[ItemScores] = []
     errors: dict[int, str] = {}
     drafts: Int64Array | None = None

@@ -33,7 +33,7 @@ class Choice:
         row: while running.
         num_cached: prompt tokens found computed at the first admission.
         hashes: of token_ids' full blocks, computed when first needed.
-        scores: prompt logprobs read back so far; None once they were reported.
+        prompt_parts: prompt logprobs read back so far; None once they were reported.
         drafts: what became of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
         queued_at, started_at, drew_at: when it was submitted, first got a row and drew its first
             token, on the monotonic clock in seconds; 0 before.
@@ -49,7 +49,7 @@ class Choice:
     row: int | None = None
     num_cached: int | None = None
     hashes: list[bytes] | None = None
-    scores: list[LogprobArrays] | None = None
+    prompt_parts: list[LogprobArrays] | None = None
     drafts: Int64Array | None = None
     ended: bool = False
     queued_at: float = 0.0

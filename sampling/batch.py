@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from sampling.rows import SamplingNeeds
-
-if TYPE_CHECKING:  # logprobs' kernels take a batch
-    from sampling.logprobs import LogprobsOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +29,16 @@ class SamplingBatch:
         depths = None if self.depths is None else self.depths[index]
         rows_np = self.rows_np[index.numpy()]
         return SamplingBatch(self.rows[index], self.positions[index], rows_np, self.needs, depths)
+
+
+class LogprobsOutput(NamedTuple):
+    """What is reported of N positions; the fields of `engine.request.LogprobArrays`."""
+
+    chosen: Tensor  # float32 [N], the chosen token's value
+    ranks: Tensor  # int32 [N], the chosen token's rank, 1 for the highest
+    top_ids: Tensor  # int32 [N, K], best first
+    top_logprobs: Tensor  # float32 [N, K]
+    explicit: Tensor  # float32 [N, J], in the order of the ids asked for
 
 
 class Drawn(NamedTuple):

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sampling import flashinfer, torch_path, triton_path, warm_up
-from sampling.batch import SamplingBatch
+from sampling import warm_up
+from sampling.batch import LogprobsOutput, SamplingBatch
 from sampling.compiling import compiling_together
-from sampling.logprob_kernels import MAX_TOP
-from sampling.logprobs import LogprobsOutput
+from sampling.kernels.logprobs import MAX_TOP
+from sampling.paths import flashinfer, torch_path, triton_path
 from sampling.rows import FLASHINFER, RANDOM, SamplingNeeds, SamplingRows
 from sampling.triton_support import kernels_run_on
 

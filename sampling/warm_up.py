@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling import triton_path, triton_verification
 from sampling.batch import Drafts, SamplingBatch
-from sampling.flashinfer import FlashInfer, scaled_logits
-from sampling.logit_kernels import Source
-from sampling.logprob_kernels import TOP_LANES
-from sampling.logprobs import prompt_kernels
+from sampling.kernels.logits import Source
+from sampling.kernels.logprobs import TOP_LANES
+from sampling.kernels.tile_pass import tile_pass
 from sampling.params import SamplingParams
+from sampling.paths import triton_path
+from sampling.paths.flashinfer import FlashInfer, scaled_logits
+from sampling.paths.logprobs import prompt_kernels
 from sampling.rows import (
     EDITED,
     FILTERED,
@@ -30,7 +31,7 @@ from sampling.rows import (
     SamplingRows,
     rounded_top,
 )
-from sampling.tile_kernels import tile_pass
+from sampling.speculative import triton_verification
 
 
 def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> None:

@@ -18,13 +18,13 @@ from starlette.types import ASGIApp
 from engine.client import EngineHandle
 from server.config import ServerConfig
 from server.context import Context, make_context
-from server.disconnect import ClientGoneError
 from server.errors import ApiError, bad_request
-from server.middleware import Accounts, Gate
-from server.openapi import add_openapi
+from server.http.disconnect import ClientGoneError
+from server.http.middleware import Accounts, Gate
 from server.routes import completions, health, models, scoring, tokens
 from server.schema.base import field_path
-from server.tokenizer import Tokenizer
+from server.schema.openapi import add_openapi
+from server.text.tokenizer import Tokenizer
 from server.version import VERSION
 
 _DESCRIPTION = "An OpenAI-compatible inference server whose sampler is exact to the tail."

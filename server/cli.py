@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, get_origin
 
 from engine.config import ConfigError
-from server.configure import engine_config
-from server.settings import ENVIRONMENT_ONLY, PREFIX, Settings, flag_of, load_settings
+from server.command.configure import engine_config
+from server.command.settings import ENVIRONMENT_ONLY, PREFIX, Settings, flag_of, load_settings
 from server.version import VERSION
 
 EXIT_USAGE, EXIT_FAILURE = 2, 1
@@ -51,7 +51,7 @@ def _settings(given: dict[str, Any]) -> Settings:
 def _serve(given: dict[str, Any]) -> int:
     """Serve until told to end."""
     settings = _settings(given)
-    from server.serve import serve  # slow to import, and not needed to say what is wrong
+    from server.command.serve import serve  # slow to import, and not needed to say what is wrong
 
     return serve(settings)
 
@@ -67,7 +67,7 @@ def _verify(given: dict[str, Any]) -> int:
     quick = given.pop("quick")
     with_model = not {"model", "model_flag"}.isdisjoint(given)
     config = engine_config(_settings(given))
-    from engine.verify import verify
+    from engine.startup.self_test import verify
 
     return verify(config, quick=quick, with_model=with_model, seed=None, out=sys.stdout)
 
@@ -82,7 +82,7 @@ def _warmup(given: dict[str, Any]) -> int:
     """Build ahead what a server of these settings would build when it starts."""
     kernels = given.pop("kernels")
     config = engine_config(_settings(given))
-    from engine.warmup import build_kernels, warm_up
+    from engine.startup.kernel_cache import build_kernels, warm_up
 
     if kernels:
         build_kernels()

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from engine.client import EngineHandle
-from server.admission import Admission
-from server.body import BodyReader
 from server.config import ServerConfig
-from server.lifecycle import Lifecycle
+from server.http.admission import AdmissionControl
+from server.http.body import BodyReader
+from server.http.lifecycle import Lifecycle
+from server.http.worker import Worker
 from server.metrics import Metrics
-from server.tokenizer import Tokenizer
-from server.worker import Worker
+from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Context:
     config: ServerConfig
     lifecycle: Lifecycle
     bodies: BodyReader
-    admission: Admission
+    admission: AdmissionControl
     metrics: Metrics
     worker: Worker
     seeds: random.Random | None
@@ -48,7 +48,7 @@ def make_context(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfi
         config=config,
         lifecycle=Lifecycle(),
         bodies=BodyReader(config.max_body_bytes),
-        admission=Admission(engine, config.max_waiting_requests),
+        admission=AdmissionControl(engine, config.max_waiting_requests),
         metrics=Metrics(config.model_names[0], engine),
         worker=Worker(),
         seeds=None if config.seed is None else random.Random(config.seed),

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.client import EngineHandle
+from engine.planning.timings import SECONDS, STEP_TOKENS, Timings
 from engine.stats import DraftStats, EngineStats, HistogramStats, TimingStats
-from engine.timings import SECONDS, STEP_TOKENS, Timings
 
 OUTCOMES = ("success", "client_error", "rejected", "server_error", "abort")
 FINISHES = ("stop", "length", "abort", "error")

@@ -11,21 +11,21 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.config import EngineInfo
+from engine.planning.timings import Timings
 from engine.request import (
     Finish,
     Float32Array,
     ItemScores,
     LogprobArrays,
-    PromptScores,
+    PromptLogprobs,
     Request,
     ScoringRequest,
     StepOutput,
 )
 from engine.stats import EngineStats
-from engine.ticket import EngineDeadError, Ticket, deliver_output
-from engine.timings import Timings
-from server.pieces import _ALPHABET
-from server.tokenizer import FastTokenizer
+from engine.submission import EngineDeadError, Submission, deliver_output
+from server.text.token_bytes import _ALPHABET
+from server.text.tokenizer import FastTokenizer
 
 EOS, BOS, SPECIAL = 256, 257, 258
 VOCAB_SIZE = 264
@@ -137,7 +137,7 @@ class FakeEngine:
         self.scoring_finish = Finish.LENGTH
         self.closed = False
         self._handles = itertools.count(1)
-        self._tickets: dict[int, Ticket] = {}
+        self._tickets: dict[int, Submission] = {}
         self._waiting: list[_Running] = []
         self._running: list[_Running] = []
         self._failure: str | None = None
@@ -150,29 +150,29 @@ class FakeEngine:
     def new_handle(self) -> int:
         return next(self._handles)
 
-    def submit(self, request: Request) -> Ticket:
+    def submit(self, request: Request) -> Submission:
         if self._failure is not None:
             raise EngineDeadError(self._failure)
         self.requests.append(request)
-        ticket = self._tickets[request.handle] = Ticket(request.handle, request.n)
+        submission = self._tickets[request.handle] = Submission(request.handle, request.n)
         self._waiting += [_Running(request, choice) for choice in range(request.n)]
         if self._loop is None or self._loop.done():
             self._loop = asyncio.get_running_loop().create_task(self._run())
-        return ticket
+        return submission
 
-    def score(self, request: ScoringRequest) -> Ticket:
+    def score(self, request: ScoringRequest) -> Submission:
         """Answered a step later, or never while `scoring_hangs`."""
         if self._failure is not None:
             raise EngineDeadError(self._failure)
         self.scored.append(request)
-        ticket = self._tickets[request.handle] = Ticket(request.handle, 1)
+        submission = self._tickets[request.handle] = Submission(request.handle, 1)
         if not self.scoring_hangs:
             asyncio.get_running_loop().call_later(self.step_s, self._finish_scoring, request)
-        return ticket
+        return submission
 
     def _finish_scoring(self, request: ScoringRequest) -> None:
-        if ticket := self._tickets.pop(request.handle, None):
-            ticket.deliver_scores(item_scores(request, self.scoring_finish))
+        if submission := self._tickets.pop(request.handle, None):
+            submission.deliver_scores(item_scores(request, self.scoring_finish))
 
     def abort(self, handle: int, choice: int = -1) -> None:
         if handle in {request.handle for request in self.scored}:
@@ -195,8 +195,8 @@ class FakeEngine:
     def die(self, reason: str = "killed") -> None:
         """As after kill -9: every reader gets an error, nothing more is taken."""
         self._failure = reason
-        for ticket in self._tickets.values():
-            ticket.fail(EngineDeadError(reason))
+        for submission in self._tickets.values():
+            submission.fail(EngineDeadError(reason))
         self._tickets.clear()
         self._waiting.clear()
         self._running.clear()
@@ -214,12 +214,12 @@ class FakeEngine:
             self._step()
 
     def _step(self) -> None:
-        prompt_scores = []
+        prompt_logprobs = []
         while self._waiting and len(self._running) < self.info.max_rows:
             row = self._waiting.pop(0)
             self._running.append(row)
             if row.choice == 0 and row.request.prompt_logprobs is not None:
-                prompt_scores.append(_prompt_scores(row.request))
+                prompt_logprobs.append(_prompt_scores(row.request))
         ended = [(row, Finish.ABORT) for row in self._waiting if row.aborted]
         self._waiting = [row for row in self._waiting if not row.aborted]
         entries = ended + [(row, self._advance(row)) for row in self._running]
@@ -227,7 +227,7 @@ class FakeEngine:
         self._num_steps += 1
         self._timings.stepped(len(entries))
         due = [e for e in entries if e[1] or len(e[0].new) >= e[0].request.emit_interval]
-        output = _output(due, prompt_scores, self._statistics())
+        output = _output(due, prompt_logprobs, self._statistics())
         for row, _ in due:
             row.new, row.scores = [], []
         self.stats = output.stats
@@ -290,7 +290,7 @@ def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> Item
     )
 
 
-def _prompt_scores(request: Request) -> PromptScores:
+def _prompt_scores(request: Request) -> PromptLogprobs:
     wanted = request.prompt_logprobs
     assert wanted is not None
     tokens = request.prompt_token_ids.tolist()
@@ -298,7 +298,7 @@ def _prompt_scores(request: Request) -> PromptScores:
         score(value_row(i), tokens[i], wanted.num_top, wanted.token_ids)
         for i in range(wanted.start, len(tokens))
     ]
-    return PromptScores(handle=request.handle, start=wanted.start, logprobs=_stack(rows))
+    return PromptLogprobs(handle=request.handle, start=wanted.start, logprobs=_stack(rows))
 
 
 def _stack(rows: list[LogprobArrays]) -> LogprobArrays:
@@ -322,7 +322,7 @@ _BLANK = score(value_row(0), 0, 0, ())
 
 
 def _output(
-    due: list[tuple[_Running, Finish]], prompt_scores: list[PromptScores], stats: EngineStats
+    due: list[tuple[_Running, Finish]], prompt_logprobs: list[PromptLogprobs], stats: EngineStats
 ) -> StepOutput:
     rows = [row for row, _ in due]
     scores = [s for row in rows for s in (row.scores or [_BLANK] * len(row.new))]
@@ -335,7 +335,7 @@ def _output(
         num_cached=np.array([len(row.request.prompt_token_ids) // 2 for row in rows], np.int32),
         token_ids=np.array([t for row in rows for t in row.new], dtype=np.int32),
         logprobs=_stack(scores) if any_scores else None,
-        prompt_scores=prompt_scores,
+        prompt_logprobs=prompt_logprobs,
         errors={row.request.handle: "it broke" for row, f in due if f == Finish.ERROR},
         stats=stats,
     )

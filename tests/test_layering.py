@@ -1,40 +1,69 @@
-"""The direction of imports, and which modules stay free of torch."""
+"""The direction of imports, between packages and between rooms, and who stays free of torch."""
 
 from __future__ import annotations
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LEVELS = {"sampling": 0, "engine": 1, "server": 2}
+PACKAGES = ("sampling", "engine", "server")
+"""Lowest first; imports go down."""
+
+CONTRACTS = {
+    "sampling": {
+        *("batch", "compiling", "edits", "mirror", "noise", "params", "penalties", "race"),
+        *("reference", "rows", "triton_support"),
+    },
+    "engine": {
+        *("batch", "blocks", "buffers", "config", "errors", "plan", "request", "rows"),
+        *("speculative_config", "stats", "submission", "contracts"),
+    },
+    "server": {"config", "errors", "metrics", "version"},
+}
+"""Modules that every room of their package may import; a folder stands for all in it. They import
+one another and what is below their package, never a room."""
+
+ROOMS = {
+    "sampling": (
+        *("kernels", "filters", "paths", "speculative", "warm_up", "sampler", "selftest"),
+    ),
+    "engine": (
+        *("kernels", "attention", "models.checkpoint", "models.fused", "models.fallback"),
+        *("models", "speculation", "planning", "scoring", "engine", "runner", "startup"),
+        *("process", "client"),
+    ),
+    "server": (
+        *("schema", "text", "http", "completions", "scoring", "context", "routes", "app"),
+        *("command", "cli"),
+    ),
+}
+"""Folders and single modules from the bottom of each package to its top; imports go down."""
+
+MAX_MODULES = 20
+"""A folder holds directly."""
+
 NO_TORCH = [
-    "engine/blocks.py",
-    "engine/client.py",
-    "engine/config.py",
-    "engine/engine.py",
-    "engine/outputs.py",
-    "engine/plan.py",
-    "engine/process.py",
-    "engine/request.py",
-    "engine/rows.py",
-    "engine/scheduler.py",
-    "engine/scoring.py",
-    "engine/scoring_plan.py",
-    "engine/scoring_work.py",
-    "engine/settle.py",
-    "engine/stats.py",
-    "engine/sharing.py",
-    "engine/ticket.py",
-    "engine/timings.py",
-    "sampling/params.py",
+    *("engine/blocks.py", "engine/client.py", "engine/config.py", "engine/contracts/scoring.py"),
+    *("engine/contracts/sharing.py", "engine/engine.py", "engine/plan.py", "engine/process.py"),
+    *("engine/request.py", "engine/rows.py", "engine/speculative_config.py", "engine/stats.py"),
+    *("engine/submission.py", "sampling/params.py"),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/planning").glob("*.py")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/scoring").glob("*.py")),
 ]
-MODULES = sorted(path for top in LEVELS for path in (ROOT / top).rglob("*.py"))
+
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for top in PACKAGES
+    for path in sorted((ROOT / top).rglob("*.py"))
+    if path.name != "__init__.py"
+}
 
 
 def imported(path: Path) -> set[str]:
-    """Modules a file imports anywhere, by full name."""
+    """Modules a file imports anywhere, for types only too, by full name."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -48,12 +77,59 @@ def tops(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_run_down_the_house(path: Path) -> None:
-    level = LEVELS[path.relative_to(ROOT).parts[0]]
-    above = {name for name in tops(path) & set(LEVELS) if LEVELS[name] > level}
-    assert not above
-    assert not tops(path) & {"tests", "benchmarks"}
+def ours(name: str) -> set[str]:
+    """Modules of the three packages that a module imports."""
+    return (imported(FILES[name]) & set(FILES)) - {name}
+
+
+def level(name: str) -> int:
+    """Where a module stands in its package: -1 for a contract, else the index of its room."""
+    package, _, place = name.partition(".")
+    if place in CONTRACTS[package] or place.split(".")[0] in CONTRACTS[package]:
+        return -1
+    rooms = [room for room in ROOMS[package] if place == room or place.startswith(f"{room}.")]
+    assert rooms, f"{name} is in no room and no contract: name it in this file"
+    return ROOMS[package].index(max(rooms, key=len))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_imports_run_down_the_house(name: str) -> None:
+    package = name.split(".")[0]
+    above = set(PACKAGES[PACKAGES.index(package) + 1 :]) | {"tests", "benchmarks"}
+    assert not tops(FILES[name]) & above
+    for other in ours(name):
+        if other.split(".")[0] == package:
+            assert level(other) <= level(name), f"{name} imports {other}, which is above it"
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for other in sorted(ours(name)):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in FILES:
+        visit(name, ())
+
+
+def test_rooms_stay_small() -> None:
+    counts: dict[str, int] = {}
+    for name in FILES:
+        folder = name.rpartition(".")[0]
+        counts[folder] = counts.get(folder, 0) + 1
+    assert {folder: n for folder, n in counts.items() if n > MAX_MODULES} == {}
+
+
+def test_every_folder_is_packaged() -> None:
+    """A wheel holds the packages that are listed, and no others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    folders = {name.rpartition(".")[0] for name in FILES} | {"demo"}
+    listed = project["tool"]["setuptools"]["packages"]
+    assert sorted(folders) == sorted(listed)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "server").rglob("*.py")), ids=lambda p: p.stem)
@@ -75,5 +151,5 @@ def test_planning_has_no_torch(name: str) -> None:
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
             assert "torch" not in {n.split(".")[0] for n in names}, path
-            ours = (ROOT / (n.replace(".", "/") + ".py") for n in names if n)
-            todo += [p for p in ours if p.exists() and p not in seen]
+            within = (ROOT / (n.replace(".", "/") + ".py") for n in names if n)
+            todo += [p for p in within if p.exists() and p not in seen]

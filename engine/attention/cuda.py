@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.base import AttentionInputs, AttentionSpec, Cells, KVCache
 from engine.attention.flashinfer import (
     MIN_CAPABILITY,
     FlashInferPrefill,
@@ -19,6 +18,7 @@ from engine.attention.flashinfer import (
     is_installed,
 )
 from engine.attention.plain import PlainAttention
+from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
 from engine.kernels.decode_attention import paged_decode
 from engine.kernels.decode_shares import DecodeScratch
 

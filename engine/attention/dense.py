@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.attention.base import AttentionSpec
+from engine.contracts.attention import AttentionSpec
 
 SCORE_ELEMENTS = 1 << 24
 """Scores held at once on the explicit path (64 MiB of float32); longer queries go in slices."""

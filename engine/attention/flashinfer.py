@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.buffers import to_device
+from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.sharing import Sharing
 from engine.kernels.item_attention import item_attention, item_tiles
-from engine.sharing import Sharing
 
 WORKSPACE_BYTES = 256 << 20
 MIN_CAPABILITY = 8

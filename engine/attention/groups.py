@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.attention.base import AttentionInputs
 from engine.attention.dense import Visible
 from engine.blocks import NULL_BLOCK
+from engine.contracts.attention import AttentionInputs
 
 SHORT_TOKENS = 128
 """Rows up to this long share a group; above, each factor of four has a group of its own."""

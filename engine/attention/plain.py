@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.base import AttentionInputs, AttentionSpec, Cells, KVCache
 from engine.attention.dense import attend_dense
 from engine.attention.groups import Context, Group, context_of, split_rows
+from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
 
 
 class PlainAttention:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.attention.base import AttentionSpec
+from engine.contracts.attention import AttentionSpec
 from engine.kernels.decode_shares import DecodeScratch, Shared, add_shares, leave, rescale
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.pages import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import AttentionSpec
+from engine.contracts.attention import AttentionSpec
 from sampling.triton_support import jit, tl
 
 MAX_SHARES = 16

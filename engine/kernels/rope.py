@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import Cells
+from engine.contracts.attention import Cells
 from engine.kernels.norm import rms_norm
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from sampling.triton_support import jit, tl, triton

@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from engine.config import ModelConfig
-from engine.models.base import CausalLM, ModelError
-from engine.models.decoder import Decoder
-from engine.models.decoder_config import decoder_config, unfused_reason
-from engine.models.folder import eos_token_ids as eos_token_ids_of
-from engine.models.folder import model_folder, read_json
-from engine.models.weights import Checkpoint, DummyWeights, WeightSource
+from engine.contracts.model import CausalLM
+from engine.errors import ModelError
+from engine.models.checkpoint.folder import eos_token_ids as eos_token_ids_of
+from engine.models.checkpoint.folder import model_folder, read_json
+from engine.models.checkpoint.weights import Checkpoint, DummyWeights, WeightSource
+from engine.models.fused.decoder import Decoder
+from engine.models.fused.decoder_config import decoder_config, unfused_reason
 
 SPARE_POSITIONS = 64
 """Rotations past the context: a step already in flight when a row reached its end asks for them."""
@@ -35,7 +36,9 @@ def load_model(config: ModelConfig, device: torch.device) -> CausalLM:
         raise ModelError(f"the fused decoder does not run {config.model!r}: {reason}")
     if reason is None and config.model_impl != "transformers":
         return _load_decoder(config, hf_config, folder, dtype, device)
-    from engine.models.fallback import load_fallback  # transformers' modules: seconds to import
+    from engine.models.fallback.model import (
+        load_fallback,  # transformers' modules: seconds to import
+    )
 
     return load_fallback(config, hf_config, folder, dtype, device)
 

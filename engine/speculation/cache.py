@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionBackend, AttentionSpec, KVCache
 
 MakeAttention = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 """Makes a backend such as the target has, for the drafter's layers and cache."""

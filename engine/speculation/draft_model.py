@@ -8,12 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.attention.base import AttentionInputs
-from engine.models.base import CausalLM
-from engine.speculation.base import VerifiedStep
+from engine.contracts.attention import AttentionInputs
+from engine.contracts.drafter import VerifiedStep
+from engine.contracts.model import CausalLM
 from engine.speculation.cache import CacheShape, DraftCache
-from engine.speculation.draws import DraftDraws
-from engine.speculation.steps import single_steps, slots_at
+from engine.speculation.draft_logits import DraftDraws
+from engine.speculation.drafter_inputs import single_steps, slots_at
 
 
 class DraftModelDrafter:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from engine.contracts.drafter import VerifiedStep
 from engine.kernels.rope import Rotation, rotation_at
-from engine.speculation.base import VerifiedStep
 from engine.speculation.cache import CacheShape, DraftCache
-from engine.speculation.draws import DraftDraws
-from engine.speculation.heads import EagleHead
-from engine.speculation.steps import single_steps
+from engine.speculation.draft_logits import DraftDraws
+from engine.speculation.drafter_inputs import single_steps
+from engine.speculation.eagle_heads import EagleHead
 
 
 class EagleDrafter:

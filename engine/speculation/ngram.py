@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.attention.base import AttentionSpec
-from engine.speculation.base import VerifiedStep
-from engine.speculation.ngram_kernels import ngram_drafts_triton
+from engine.contracts.attention import AttentionSpec
+from engine.contracts.drafter import VerifiedStep
+from engine.kernels.ngram import ngram_drafts_triton
 
 
 class NgramDrafter:

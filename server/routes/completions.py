@@ -10,18 +10,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.choice import Choice
+from server.completions.choice import ReplyChoice
+from server.completions.generation import Generation
+from server.completions.prepare import Job, make_job
+from server.completions.streaming import stream_reply
 from server.context import Context, context_of
-from server.disconnect import CancelOnDisconnect
 from server.errors import ApiError, json_response
-from server.generation import Generation
-from server.job import Job, make_job
-from server.openapi import describes
+from server.http.account import account_of
+from server.http.disconnect import CancelOnDisconnect
 from server.routes.plain import PlainRoute
 from server.schema.completions import CompletionRequest
+from server.schema.openapi import describes
 from server.schema.replies import CompletionReply
-from server.streaming import stream_reply
-from server.visit import visit_of
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
 logger = logging.getLogger("tailrace")
@@ -39,7 +39,7 @@ async def create_completion(request: Request) -> Response:
         config=context.config,
         info=context.engine.info,
         tokenizer=context.tokenizer,
-        request_id=visit_of(request.scope).request_id,
+        request_id=account_of(request.scope).request_id,
         drawn_seed=context.seeds.getrandbits(63) if context.seeds is not None else None,
     )
     if context.config.log_requests:
@@ -62,7 +62,7 @@ async def _plain_reply(generation: Generation, request: Request, context: Contex
     """The whole reply at once."""
     renderer = generation.renderer
 
-    async def render(choices: list[Choice], write: Callable[..., T], *args: Any) -> T:
+    async def render(choices: list[ReplyChoice], write: Callable[..., T], *args: Any) -> T:
         if renderer.is_big(choices):
             return await context.worker.run(write, choices, *args)
         return write(choices, *args)

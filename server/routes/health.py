@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from server.context import context_of
 from server.errors import ApiError, json_response, shutting_down
-from server.openapi import replies
 from server.routes.plain import PlainRoute
+from server.schema.openapi import replies
 from server.schema.replies import StatusReply, VersionReply
 from server.version import VERSION
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.completions.prepare import check_model
 from server.context import Context, context_of
 from server.errors import json_response
-from server.job import check_model
-from server.openapi import path_parameter, replies
 from server.routes.plain import PlainRoute
+from server.schema.openapi import path_parameter, replies
 from server.schema.replies import ModelCard, ModelList
 
 router = APIRouter(tags=["models"], route_class=PlainRoute)

@@ -1,8 +1,8 @@
 """Routes whose handlers take the request and return the response, and nothing in between.
 
-Bodies are read, checked and described by us (`server.body`, `server.openapi`), so FastAPI's
-dependency solving and its stacks for what dependencies leave open would only cost time on each
-request.
+Bodies are read, checked and described by us (`server.http.body`, `server.schema.openapi`), so
+FastAPI's dependency solving and its stacks for what dependencies leave open would only cost time on
+each request.
 """
 
 from __future__ import annotations

@@ -12,18 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.request import Finish, ItemScores
-from engine.ticket import EngineDeadError
+from engine.submission import EngineDeadError
+from server.completions.generation import failure_of, lost
 from server.context import Context, context_of
-from server.disconnect import CancelOnDisconnect
 from server.errors import json_response
-from server.generation import failure_of, lost
-from server.openapi import describes
+from server.http.account import account_of
+from server.http.disconnect import CancelOnDisconnect
 from server.routes.plain import PlainRoute
+from server.schema.openapi import describes
 from server.schema.replies import GenerativeScoringReply, ScoreReply
 from server.schema.scoring import GenerativeScoringRequest, ScoreRequest, ScoringFields
-from server.score_replies import generative_scoring_reply, score_reply
-from server.scoring import ScoringJob, make_scoring_job
-from server.visit import visit_of
+from server.scoring.prepare import PreparedScoring, make_scoring_job
+from server.scoring.replies import generative_scoring_reply, score_reply
 
 router = APIRouter(tags=["scoring"], route_class=PlainRoute)
 
@@ -51,7 +51,7 @@ async def _answer(
     wire: ScoringFields,
     kind: str,
     softmax: bool,
-    write: Callable[[ScoringJob, ItemScores], bytes],
+    write: Callable[[PreparedScoring, ItemScores], bytes],
 ) -> Response:
     context = context_of(request)
     job = await make_scoring_job(
@@ -61,7 +61,7 @@ async def _answer(
         config=context.config,
         info=context.engine.info,
         tokenizer=context.tokenizer,
-        request_id=visit_of(request.scope).request_id,
+        request_id=account_of(request.scope).request_id,
     )
     with CancelOnDisconnect(request.receive):
         scores = await _run(job, context)
@@ -72,25 +72,25 @@ async def _answer(
         return json_response(write(job, scores))
 
 
-async def _run(job: ScoringJob, context: Context) -> ItemScores:
+async def _run(job: PreparedScoring, context: Context) -> ItemScores:
     """Ask the engine, and end there what nobody waits for any more."""
     metrics, engine, began = context.metrics, context.engine, time.perf_counter()
     context.admission.check(1)
     reason = "error"
     try:
-        ticket = engine.score(msgspec.structs.replace(job.request, handle=engine.new_handle()))
-        context.admission.enter(ticket)
+        submission = engine.score(msgspec.structs.replace(job.request, handle=engine.new_handle()))
+        context.admission.enter(submission)
         try:
-            async for _ in ticket:
+            async for _ in submission:
                 pass
         finally:
-            context.admission.leave(ticket)
-            if not ticket.finished:
-                engine.abort(ticket.handle)
-        assert ticket.item_scores is not None
-        if ticket.item_scores.finish == Finish.LENGTH:
+            context.admission.leave(submission)
+            if not submission.finished:
+                engine.abort(submission.handle)
+        assert submission.item_scores is not None
+        if submission.item_scores.finish == Finish.LENGTH:
             reason = "length"
-        return ticket.item_scores
+        return submission.item_scores
     except EngineDeadError as error:
         raise lost(error) from error
     except asyncio.CancelledError:

@@ -9,13 +9,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.completions.prepare import check_model
+from server.completions.prompts import INLINE_CHARS
 from server.context import context_of
 from server.errors import json_response
-from server.job import check_model
-from server.openapi import describes, replies
-from server.prompts import INLINE_CHARS
 from server.routes.plain import PlainRoute
 from server.schema.ids import check_vocab
+from server.schema.openapi import describes, replies
 from server.schema.replies import DetokenizeReply, TokenizeReply
 from server.schema.tokens import DetokenizeRequest, TokenizeRequest
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from engine import process
-from engine.model_runner import LaunchedStep, ModelRunner
 from engine.plan import StepPlan, StepResult
+from engine.runner.model_runner import LaunchedStep, ModelRunner
 
 FAULT = 4242
 ON_GPU = torch.cuda.is_available()

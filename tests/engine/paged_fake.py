@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
-from engine.drafting import NO_DRAFTS, DraftRules
 from engine.engine import Engine
 from engine.plan import StepPlan, StepResult
+from engine.planning.drafting import NO_DRAFTS, DraftRules
 from engine.request import LogprobArrays
 
 VOCAB = 50
@@ -112,7 +112,7 @@ class PagedFake:
             num_offered=np.array([each.num_offered for each in drawn], dtype=np.int32),
             num_accepted=np.array([each.num_accepted for each in drawn], dtype=np.int32),
             logprobs=None,
-            scores=scores,
+            prompt_logprobs=scores,
         )
         return _Handle(plan, result)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from demo import MODEL_FOLDER
-from engine.build import build_engine
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from engine.startup.build import build_engine
 
 MODEL = ModelConfig(model=str(MODEL_FOLDER), device="cpu")
 

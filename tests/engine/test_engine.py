@@ -30,7 +30,7 @@ class Inbox:
     def read(self, output: StepOutput) -> None:
         start = 0
         self.errors |= output.errors
-        for scores in output.prompt_scores:
+        for scores in output.prompt_logprobs:
             self.scores[scores.handle] = scores
         for i, handle in enumerate(output.handles.tolist()):
             key = (handle, int(output.choices[i]))

@@ -19,12 +19,12 @@ import torch
 
 from demo import MODEL_FOLDER
 from engine import client as client_module
-from engine.build import build_engine
 from engine.client import EngineClient, EngineDeadError
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.process import EXIT_FATAL, EXIT_HUNG
 from engine.request import Finish, Request
+from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from tests.engine.faulty import FAULT
 from tests.engine.tiny_models import write_model
@@ -61,11 +61,11 @@ def submit(client: EngineClient, first: int, max_tokens: int) -> Coroutine[Any, 
         params=SamplingParams(temperature=0.0),
         max_tokens=max_tokens,
     )
-    ticket = client.submit(request)
+    submission = client.submit(request)
 
     async def read() -> tuple[list[int], Finish, str | None]:
         tokens: list[int] = []
-        async for entries in ticket:
+        async for entries in submission:
             for entry in entries:
                 tokens += entry.token_ids.tolist()
                 finish, error = entry.finish, entry.error

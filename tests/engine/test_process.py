@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from demo import MODEL_FOLDER
 from engine import client as client_module
-from engine.client import EngineClient, EngineDeadError, Ticket
+from engine.client import EngineClient, EngineDeadError, Submission
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
 from engine.request import Finish, Request, ScoringRequest
 from sampling.params import SamplingParams
@@ -35,7 +35,7 @@ async def client() -> AsyncIterator[EngineClient]:
     await client.close()
 
 
-def submit(client: EngineClient, max_tokens: int = 8, **fields: object) -> Ticket:
+def submit(client: EngineClient, max_tokens: int = 8, **fields: object) -> Submission:
     return client.submit(
         Request(
             handle=client.new_handle(),
@@ -47,9 +47,9 @@ def submit(client: EngineClient, max_tokens: int = 8, **fields: object) -> Ticke
     )
 
 
-async def read(ticket: Ticket) -> tuple[list[int], Finish]:
+async def read(submission: Submission) -> tuple[list[int], Finish]:
     tokens, finish = [], Finish.RUNNING
-    async for entries in ticket:
+    async for entries in submission:
         for entry in entries:
             tokens += entry.token_ids.tolist()
             finish = entry.finish
@@ -62,10 +62,10 @@ async def test_answers_aborts_and_closes(client: EngineClient) -> None:
     )
     assert streamed == whole
     assert len(whole[0]) == 8
-    ticket = submit(client, max_tokens=1500)
-    await ticket.__anext__()
-    client.abort(ticket.handle)
-    assert (await read(ticket))[1] == Finish.ABORT
+    submission = submit(client, max_tokens=1500)
+    await submission.__anext__()
+    client.abort(submission.handle)
+    assert (await read(submission))[1] == Finish.ABORT
     assert client.stats is not None
     assert client.stats.kv_blocks_used == 0
     assert client.failure() is None
@@ -74,7 +74,7 @@ async def test_answers_aborts_and_closes(client: EngineClient) -> None:
 
 
 async def test_gauges_move_while_nobody_is_answered(client: EngineClient) -> None:
-    ticket = client.score(
+    submission = client.score(
         ScoringRequest(
             handle=client.new_handle(),
             query_token_ids=np.arange(5, 105, dtype=np.int32),
@@ -88,19 +88,19 @@ async def test_gauges_move_while_nobody_is_answered(client: EngineClient) -> Non
         if client.stats is not None:
             break
         await asyncio.sleep(0.02)
-    assert not ticket.finished
+    assert not submission.finished
     assert client.stats is not None
     assert client.stats.num_running == 1
     assert client.stats.kv_blocks_used > 0
 
 
 async def test_killed_engine_is_heard_at_once(client: EngineClient) -> None:
-    ticket = submit(client, max_tokens=1500)
-    await ticket.__anext__()
+    submission = submit(client, max_tokens=1500)
+    await submission.__anext__()
     os.kill(client.pid, signal.SIGKILL)
     started = time.monotonic()
     with pytest.raises(EngineDeadError, match="status -9"):
-        await asyncio.wait_for(read(ticket), 2.0)
+        await asyncio.wait_for(read(submission), 2.0)
     assert time.monotonic() - started < 2.0
     assert client.failure() is not None
     with pytest.raises(EngineDeadError):

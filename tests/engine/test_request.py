@@ -6,11 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.planning.timings import Timings
 from engine.request import (
     FrontendMessage,
     LogprobArrays,
+    PromptLogprobs,
     PromptLogprobsParams,
-    PromptScores,
     Request,
     StepOutput,
     decode_message,
@@ -18,7 +19,6 @@ from engine.request import (
     encode,
 )
 from engine.stats import EngineStats
-from engine.timings import Timings
 from sampling.params import SamplingParams
 
 STATS = EngineStats(
@@ -90,7 +90,7 @@ def test_output_round_trip(num_top: int) -> None:
         num_cached=np.array([16, 0], dtype=np.int32),
         token_ids=np.array([5, 6], dtype=np.int32),
         logprobs=logprob_arrays(2, num_top, 2),
-        prompt_scores=[PromptScores(handle=1, start=1, logprobs=logprob_arrays(4, 0, 0))],
+        prompt_logprobs=[PromptLogprobs(handle=1, start=1, logprobs=logprob_arrays(4, 0, 0))],
         errors={2: "why"},
         stats=STATS,
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.build import sampler_config
+from engine.startup.build import sampler_config
 from sampling.sampler import SamplerConfig
-from server.configure import engine_config
-from server.settings import load_settings
+from server.command.configure import engine_config
+from server.command.settings import load_settings
 
 
 def config_on(device: torch.device) -> SamplerConfig:

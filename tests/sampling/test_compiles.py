@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from sampling import drafting, rejection
 from sampling import sampler as sampler_module
 from sampling.compiling import compiling_together
 from sampling.sampler import SamplerConfig
+from sampling.speculative import drafting, rejection
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
-from tests.sampling import test_drafting, test_sampler_kernels
-from tests.sampling.speculated_steps import random_step
+from tests.sampling import test_sampler_kernels
+from tests.sampling.speculative import test_drafting
+from tests.sampling.speculative.speculated_steps import random_step
 
 pytestmark = pytest.mark.skipif(
     not HAS_TRITON or INTERPRETED or torch.cuda.is_available(),

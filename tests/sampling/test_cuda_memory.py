@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from sampling import triton_path
-from sampling.brackets import NOTED
-from sampling.candidate_kernels import MAX_BLOCKS, MAX_CANDIDATES
-from sampling.logprob_kernels import CHUNK
+from sampling.filters.candidates import MAX_BLOCKS, MAX_CANDIDATES
+from sampling.filters.turns import NOTED
+from sampling.kernels.logprobs import CHUNK
 from sampling.noise import TILE
-from tests.sampling.test_flashinfer_kernels import make_batch
+from sampling.paths import triton_path
+from tests.sampling.paths.test_flashinfer_kernels import make_batch
 
 NUM_ROWS = 256
 SMALL = {"top_k": 50, "top_p": 0.95, "min_p": 0.01}

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling import reference, torch_edits
+from sampling import reference
 from sampling.noise import TILE, Purpose
 from sampling.params import SamplingParams
+from sampling.paths import torch_edits
 from tests.sampling.steps import Host, Request, draw, make_logits
 
 INF = float("inf")

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling import checks, noise, race, reference
-from sampling.checks import Draws
+from sampling import noise, race, reference
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose
-from sampling.paths import race_draws
 from sampling.race import MASS_ERROR, Cut, TileStats, greedy, log_sum_exp, tile_maxima, tile_stats
-from sampling.tails import CASES, TILES, TOKENS
+from sampling.selftest import checks
+from sampling.selftest.checks import Draws
+from sampling.selftest.paths import race_draws
+from sampling.selftest.tails import CASES, TILES, TOKENS
 from tests.sampling.steps import make_logits
 
 CPU = torch.device("cpu")

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling import noise, race, reference, torch_path
+from sampling import noise, race, reference
 from sampling.noise import TILE, NoiseKey, Purpose
 from sampling.params import SamplingParams
+from sampling.paths import torch_path
 from sampling.race import MASS_ERROR
 from tests.sampling.steps import Host, Request, draw, make_logits
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from server import cli
-from server.settings import ENVIRONMENT_ONLY, Settings
+from server.command.settings import ENVIRONMENT_ONLY, Settings
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr("server.serve.serve", serve)
+    monkeypatch.setattr("server.command.serve.serve", serve)
 
     def run(*arguments: str) -> Settings:
         assert cli.main(["serve", *arguments]) == 0

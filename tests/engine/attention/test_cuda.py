@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.attention.cuda import CudaAttention
 from engine.attention.flashinfer import is_expressible
 from engine.attention.plain import PlainAttention
-from engine.sharing import Sharing
+from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.sharing import Sharing
 from tests.engine.kernels.where import DEVICES
 
 BLOCK_SIZE = 16

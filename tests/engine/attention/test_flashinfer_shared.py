@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from engine.attention import flashinfer
-from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
-from engine.sharing import Sharing
+from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.sharing import Sharing
 
 BLOCK_SIZE = 16
 SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionInputs
 from engine.attention.groups import Group, context_of, split_rows
+from engine.contracts.attention import AttentionInputs
 
 BLOCK_SIZE = 4
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.attention.plain import PlainAttention
+from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 4
 PLAIN = AttentionSpec(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionInputs, AttentionSpec, KVCache
 from engine.attention.plain import PlainAttention
+from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.kernels.decode_attention import paged_decode
 from engine.kernels.decode_shares import DecodeScratch
 from tests.engine.kernels.where import DEVICES

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionSpec, KVCache
 from engine.buffers import to_device
+from engine.contracts.attention import AttentionSpec, KVCache
 from engine.kernels.item_attention import BLOCK_KEYS, TILE_QUERIES, item_attention, item_tiles
 from sampling.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES

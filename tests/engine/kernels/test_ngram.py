@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.speculation import ngram_kernels
+from engine.kernels import ngram as ngram_kernels
 from engine.speculation.ngram import ngram_drafts_torch
 from tests.engine.kernels.where import DEVICES
 

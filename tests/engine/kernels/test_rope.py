@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.attention.base import Cells
+from engine.contracts.attention import Cells
 from engine.kernels.rope import (
     Heads,
     rope,

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from engine.attention.base import AttentionInputs, KVCache
 from engine.attention.plain import PlainAttention
 from engine.config import ModelConfig
-from engine.models.base import CausalLM
+from engine.contracts.attention import AttentionInputs, KVCache
+from engine.contracts.model import CausalLM
 from engine.models.loader import load_model
 
 VOCAB = 97

@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig, PhiConfig
 
 from engine.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.errors import ModelError
-from engine.models.fallback import FallbackModel
+from engine.errors import ModelError
+from engine.models.fallback.model import FallbackModel
+from engine.models.fused.decoder import Decoder
 from engine.models.loader import eos_token_ids, resolve_dtype
 from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
 

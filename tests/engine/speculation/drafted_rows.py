@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.base import AttentionBackend, AttentionInputs, AttentionSpec, KVCache
 from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
-from engine.models.decoder import Decoder
-from engine.speculation.base import Drafter, VerifiedStep
+from engine.contracts.attention import AttentionBackend, AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.drafter import Drafter, VerifiedStep
+from engine.models.fused.decoder import Decoder
 from sampling.batch import SamplingBatch
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows

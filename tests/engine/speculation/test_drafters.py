@@ -13,10 +13,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine.config import ModelConfig
-from engine.models.decoder import Decoder
+from engine.models.fused.decoder import Decoder
 from engine.models.loader import load_model
-from engine.speculation.config import SpeculativeConfig
-from engine.speculation.load import load_drafter
+from engine.speculation.make_drafter import load_drafter
+from engine.speculative_config import SpeculativeConfig
 from tests.engine.speculation.drafted_rows import (
     DEVICES,
     DraftedRows,

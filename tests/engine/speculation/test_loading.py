@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.attention.plain import PlainAttention
 from engine.config import ModelConfig
-from engine.models.base import CausalLM, ModelError
+from engine.contracts.drafter import Drafter
+from engine.contracts.model import CausalLM
+from engine.errors import ModelError
 from engine.models.loader import load_model
-from engine.speculation.base import Drafter
-from engine.speculation.config import SpeculativeConfig
-from engine.speculation.load import load_drafter
+from engine.speculation.make_drafter import load_drafter
+from engine.speculative_config import SpeculativeConfig
 from tests.engine.speculation.drafted_rows import make_rows
 from tests.engine.speculation.tiny_heads import write_eagle1, write_eagle3
 from tests.engine.tiny_models import VOCAB, write_model
@@ -112,7 +113,7 @@ def test_a_draft_model_that_does_not_fit(
     draft = load_model(ModelConfig(model=str(target_folder), device="cpu"), DEVICE)
     for name, size in sizes.items():
         setattr(draft, name, size)
-    monkeypatch.setattr("engine.speculation.load.load_model", lambda *_: draft)
+    monkeypatch.setattr("engine.speculation.make_drafter.load_model", lambda *_: draft)
     with pytest.raises(ModelError, match=expected):
         load(target_folder, target_folder, "draft_model", target)
 

@@ -1,0 +1,183 @@
+"""The attention contract: what a layer is, what a step brings, what a backend must do.
+
+A step's lengths and block tables live on the device; the host knows only upper bounds of
+lengths, because a step in flight may not have produced them yet (after speculation the host
+cannot know how many tokens were accepted). How many query tokens each row brings is the
+scheduler's decision, so the host knows that exactly. No backend may synchronise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.contracts.sharing import Sharing
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What one layer's attention is.
+
+    Attributes:
+        num_q_heads, num_kv_heads: grouped-query attention when they differ.
+        head_dim: of queries, keys and values.
+        scale: multiplies q·k.
+        sliding_window: a query at position i sees keys j with i - window < j <= i; None sees all.
+        softcap: c in c * tanh(score / c), before the mask; None for none.
+        alibi_slopes: float32 [num_q_heads]; slope * (j - i) is added (Press et al. 2022).
+        sinks: float32 [num_q_heads]; one extra score in the softmax with no value (attention sink).
+    """
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: torch.Tensor | None = None
+    sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """One step's rows and tokens, T tokens in R rows; padding rows bring no query tokens.
+
+    Attributes:
+        query_starts: int32 [R + 1], device; row r owns tokens query_starts[r]:query_starts[r + 1].
+        query_starts_np: the same on the host.
+        seq_lens: int32 [R], device; keys a row's last query token sees, itself included.
+        block_tables: int32 [R, max_blocks], device; unused entries are `engine.blocks.NULL_BLOCK`.
+        slots: int64 [T], device; block * block_size + offset where a token's key and value go.
+        seq_lens_np: int32 [R], host; upper bounds of seq_lens, exact for rows that prefill.
+        max_query_len: largest number of query tokens of a row.
+        decode_len: query tokens of a decoding row, 1 + drafts to be verified. The leading rows
+            that bring so many decode, the others prefill; 0 for none.
+        sharing: rows that begin with the same blocks, so that a backend may read these once for all
+            of them; it may also pass over it. None decodes.
+    """
+
+    query_starts: torch.Tensor
+    query_starts_np: npt.NDArray[np.int32]
+    seq_lens: torch.Tensor
+    block_tables: torch.Tensor
+    slots: torch.Tensor
+    seq_lens_np: npt.NDArray[np.int32]
+    max_query_len: int
+    decode_len: int = 1
+    sharing: Sharing | None = None
+
+    @property
+    def num_decode_rows(self) -> int:
+        """How many leading rows bring `decode_len` tokens."""
+        query_lens = np.diff(self.query_starts_np)
+        return int(np.argmin(np.append(query_lens == self.decode_len, False)))
+
+    @property
+    def max_seq_len(self) -> int:
+        """Upper bound of all seq_lens."""
+        return int(self.seq_lens_np.max())
+
+    def after(self, count: int) -> AttentionInputs:
+        """The inputs of the rows after the first `count`, whose tokens are left out."""
+        first = int(self.query_starts_np[count])
+        return AttentionInputs(
+            query_starts=self.query_starts[count:] - first,
+            query_starts_np=self.query_starts_np[count:] - first,
+            seq_lens=self.seq_lens[count:],
+            block_tables=self.block_tables[count:],
+            slots=self.slots[first:],
+            seq_lens_np=self.seq_lens_np[count:],
+            max_query_len=self.max_query_len,
+            decode_len=self.decode_len,
+            sharing=self.sharing and self.sharing.after(count),
+        )
+
+
+class KVCache:
+    """Owner of paged keys and values: a layer [num_blocks, 2, block_size, kv_heads, head_dim].
+
+    Index 1 of a layer's tensor tells keys (0) from values (1). Block 0 is scratch: padding tokens
+    write there.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[AttentionSpec],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.layers = [
+            torch.zeros(
+                (num_blocks, 2, block_size, spec.num_kv_heads, spec.head_dim),
+                dtype=dtype,
+                device=device,
+            )
+            for spec in specs
+        ]
+
+    @staticmethod
+    def bytes_per_block(specs: Sequence[AttentionSpec], block_size: int, dtype: torch.dtype) -> int:
+        """Bytes one block takes over all layers."""
+        per_token = sum(2 * spec.num_kv_heads * spec.head_dim for spec in specs)
+        return per_token * block_size * dtype.itemsize
+
+
+class Cells(NamedTuple):
+    """Where the keys and values of a step's tokens go in one layer.
+
+    Attributes:
+        tensor: [num_blocks * 2 * block_size, kv_heads, head_dim]; the layer's cache, a view.
+        key_rows: int64 [T]; the row of it where a token's key goes.
+        values_after: rows from a token's key to its value.
+        queries: [T, num_q_heads, head_dim], where the queries go; None leaves it to who makes them.
+    """
+
+    tensor: torch.Tensor
+    key_rows: torch.Tensor
+    values_after: int
+    queries: torch.Tensor | None = None
+
+    def store(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k, v [T, kv_heads, head_dim]."""
+        self.tensor.index_copy_(0, self.key_rows, k)
+        self.tensor.index_copy_(0, self.key_rows + self.values_after, v)
+
+
+class LayerAttention(Protocol):
+    """What a model's layers see: keys and values are stored, the paged context is attended to."""
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Store k, v in the layer's cells, then attend causally.
+
+        Args:
+            layer: index into the specs the backend was built with.
+            q: [T, num_q_heads, head_dim]. k, v: [T, num_kv_heads, head_dim].
+
+        Returns:
+            [T, num_q_heads, head_dim] in q's dtype.
+        """
+        ...
+
+    def cells(self, layer: int) -> Cells:
+        """Where a kernel that makes the step's keys and values may store them itself."""
+        ...
+
+    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """`attend` for keys and values that are in the layer's cells already."""
+        ...
+
+
+class AttentionBackend(LayerAttention, Protocol):
+    """The attention of steps, one after another."""
+
+    def begin(self, inputs: AttentionInputs) -> None:
+        """Take the step's inputs; called once before the layers run."""

@@ -1,0 +1,66 @@
+"""One step of scoring, as the runner gets it, and how it is put together. No torch.
+
+A step is rows of tokens: parts of queries, which only leave keys and values behind, and items,
+some of whose positions are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.contracts.sharing import Sharing
+from engine.request import Float32Array, Int32Array, Int64Array
+
+
+@dataclass(frozen=True)
+class ScoringPlan:
+    """R rows of T tokens; P positions are read, for J ids each.
+
+    Attributes:
+        token_ids: int32 [T]. positions: int64 [T], absolute.
+        query_starts: int32 [R + 1]; row r owns tokens query_starts[r]:query_starts[r + 1].
+        seq_lens: int32 [R], keys a row's last token sees, itself included.
+        block_tables: int32 [R, B], padded with `NULL_BLOCK`.
+        slots: int64 [T], block * block_size + offset where a token's key and value go.
+        sharing: rows that begin with the same blocks, if any do; some of these may be computed by
+            rows of this step.
+        read_tokens: int64 [P], tokens whose hidden state goes through the head.
+        id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
+    """
+
+    token_ids: Int32Array
+    positions: Int64Array
+    query_starts: Int32Array
+    seq_lens: Int32Array
+    block_tables: Int32Array
+    slots: Int64Array
+    sharing: Sharing | None
+    read_tokens: Int64Array
+    id_lists: Int32Array
+
+
+@dataclass(frozen=True)
+class ScoringResult:
+    """What a step of scoring read, on the host.
+
+    Attributes:
+        values: float32 [P, J], logprobs of the ids, NaN where the logits were not usable; what
+            stands for `NO_TOKEN` is undefined.
+        others: float32 [P], log of the mass of all other ids.
+    """
+
+    values: Float32Array
+    others: Float32Array
+
+
+class ScoringHandle(Protocol):
+    """A step that was launched; `wait` is that of `engine.plan.StepHandle`."""
+
+    def wait(self, timeout_s: float | None = None) -> ScoringResult: ...
+
+
+class ScoringRunner(Protocol):
+    """Runs steps of scoring in order, behind the steps of choices that were launched before."""
+
+    def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle: ...

@@ -1,0 +1,133 @@
+"""Weights: safetensors read lazily, or random ones made from the config alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelError
+from engine.models.checkpoint.folder import INDEX, read_json
+
+IGNORED = re.compile(r"rotary_emb\.inv_freq$")
+"""Tensors old checkpoints carry that are computed from the config."""
+
+DUMMY_SEED = 0
+
+
+class WeightSource(Protocol):
+    """Where a model's tensors come from."""
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        """Write tensor `name` into `target`, which may be part of a fused weight."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a tensor that a checkpoint may or may not have; None if it has not."""
+        ...
+
+    def finish(self) -> None:
+        """All tensors were filled."""
+        ...
+
+
+class Checkpoint:
+    """Tensors of a folder's safetensors files, mapped into memory and converted as they are read.
+
+    Raises:
+        ModelError: a file or tensor is missing, has another shape, or was never asked for.
+    """
+
+    def __init__(self, folder: Path, ignore: frozenset[str] = frozenset()) -> None:
+        self._folder = folder
+        self._files: dict[Path, Any] = {}
+        self._where = {name: path for path in weight_files(folder) for name in self._names(path)}
+        self._unread = {n for n in self._where if n not in ignore and not IGNORED.search(n)}
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        if name not in self._where:
+            raise ModelError(f"{self._folder} has no tensor {name!r}")
+        path, shape = self._where[name], self.shape(name)
+        if shape != tuple(target.shape):
+            raise ModelError(
+                f"{path}: tensor {name!r} has shape {list(shape or ())}, "
+                f"the config asks for {list(target.shape)}"
+            )
+        target.copy_(self._open(path).get_tensor(name))
+        self._unread.discard(name)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        if name not in self._where:
+            return None
+        return tuple(self._open(self._where[name]).get_slice(name).get_shape())
+
+    def finish(self) -> None:
+        self._files.clear()
+        if self._unread:
+            name = min(self._unread)
+            others = f" and {len(self._unread) - 1} others" if len(self._unread) > 1 else ""
+            raise ModelError(
+                f"{self._where[name]}: tensor {name!r}{others} has no place in this architecture"
+            )
+
+    def _names(self, path: Path) -> list[str]:
+        return list(self._open(path).keys())
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            try:
+                self._files[path] = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
+        return self._files[path]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, those of the index if it has one.
+
+    Raises:
+        ModelError: there is none, or one the index names is missing.
+    """
+    if (folder / INDEX).exists():
+        names = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(names, dict):
+            raise ModelError(f"{folder / INDEX} has no weight_map")
+        paths = [folder / name for name in sorted(set(names.values()))]
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
+    for path in paths:
+        if not path.exists():
+            raise ModelError(f"{folder} has no {path.name}, which {INDEX} names")
+    if not paths:
+        pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+        if pickles:
+            raise ModelError(
+                f"{pickles[0]}: pickled weights are not loaded; convert them to safetensors"
+            )
+        raise ModelError(f"{folder} has no weights (model.safetensors)")
+    return paths
+
+
+class DummyWeights:
+    """Random weights, the same on each start on one kind of device."""
+
+    def __init__(self, std: float, device: torch.device) -> None:
+        self._std = std
+        self._generator = torch.Generator(device).manual_seed(DUMMY_SEED)
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+        elif name.endswith(".bias"):
+            target.zero_()
+        else:
+            target.normal_(0.0, self._std, generator=self._generator)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return None
+
+    def finish(self) -> None:
+        pass

@@ -1,0 +1,83 @@
+"""Makes a transformers causal language model: from safetensors, or random from its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from engine.errors import ModelError
+from engine.models.checkpoint.weights import DUMMY_SEED, weight_files
+
+
+def load_module(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
+) -> nn.Module:
+    """The checkpoint's model with eager attention, in evaluation mode.
+
+    Raises:
+        ModelError: files are missing, or tensors are missing, mis-shaped or left over.
+    """
+    weight_files(folder)
+    transformers_logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that they are reported below
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+        )
+    except Exception as error:  # whatever the architecture's own code raises
+        raise ModelError(f"{folder}: {first_line(error)}") from error
+    _check_loading(folder, info)
+    return _ready(model, device)
+
+
+def dummy_module(
+    config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
+) -> nn.Module:
+    """A model of random weights as its architecture initializes them, the same on each start.
+
+    Raises:
+        ModelError: its own code cannot make it.
+    """
+    devices = [device] if device.type == "cuda" else []
+    settings = {"dtype": dtype, "attn_implementation": "eager"}
+    with torch.random.fork_rng(devices), torch.device(device):
+        torch.manual_seed(DUMMY_SEED)
+        try:
+            model = AutoModelForCausalLM.from_config(
+                config, trust_remote_code=trust_remote_code, **settings
+            )
+        except Exception as error:  # whatever the architecture's own code raises
+            raise ModelError(f"{config.model_type}: {first_line(error)}") from error
+    return _ready(model, device)
+
+
+def first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _ready(model: Any, device: torch.device) -> nn.Module:
+    module: nn.Module = model.to(device).eval().requires_grad_(False)
+    return module
+
+
+def _check_loading(folder: Path, info: dict[str, Any]) -> None:
+    for name, found, asked in sorted(info["mismatched_keys"]):
+        raise ModelError(
+            f"{folder}: tensor {name!r} has shape {list(found)}, the config asks for {list(asked)}"
+        )
+    for name in sorted(info["missing_keys"]):
+        raise ModelError(f"{folder} has no tensor {name!r}")
+    for name in sorted(info["unexpected_keys"]):
+        raise ModelError(f"{folder}: tensor {name!r} has no place in this architecture")

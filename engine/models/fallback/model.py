@@ -1,0 +1,143 @@
+"""Any other decoder-only architecture: transformers' own modules over our paged attention.
+
+Loading takes four steps. The model computes the logits of a short sequence with transformers' own
+attention; a recording pass learns what each layer's attention is; the attention is routed to our
+backend; and the same sequence, served in chunks from a paged cache, must give the same logits.
+Whatever keeps state between tokens that we do not know of fails that last step.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.config import ModelConfig
+from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.errors import ModelError
+from engine.models.fallback.adapters import install_adapters, serving_inputs
+from engine.models.fallback.attention import (
+    RECORDING,
+    SERVING,
+    PagedHook,
+    Recorder,
+    attach,
+    register,
+)
+from engine.models.fallback.checks import position_limit, refuse_inexpressible
+from engine.models.fallback.construct import dummy_module, first_line, load_module
+from engine.models.fallback.lm_head import Head
+from engine.models.fallback.proof import probe_ids, verify
+
+
+def load_fallback(
+    config: ModelConfig, hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
+) -> FallbackModel:
+    """The model of a transformers config on `device`.
+
+    Raises:
+        ModelError: it cannot be served; the message names the feature.
+    """
+    refuse_inexpressible(hf_config)
+    limit = position_limit(hf_config, config.max_model_len)
+    if config.load_format == "dummy":
+        module = dummy_module(hf_config, dtype, device, config.trust_remote_code)
+    else:
+        module = load_module(folder, hf_config, dtype, device, config.trust_remote_code)
+    name = type(module).__name__
+    with torch.no_grad():
+        try:
+            ids = probe_ids(hf_config.get_text_config(decoder=True).vocab_size, device)
+            register()
+            expected = module(input_ids=ids[None], use_cache=False).logits[0].float()
+            model = FallbackModel(module, min(limit, config.max_model_len or limit), limit, dtype)
+            verify(model, ids, expected)
+        except ModelError as error:
+            raise ModelError(f"{name} is not supported: {error}") from error
+        except Exception as error:  # whatever the architecture's own code raises
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            raise ModelError(f"{name} cannot be served: {reason}") from error
+    return model
+
+
+class FallbackModel:
+    """CausalLM around a transformers module.
+
+    Args:
+        served_positions: positions that will be asked for; masks are judged over these.
+    """
+
+    def __init__(
+        self, module: Any, served_positions: int, max_position: int, dtype: torch.dtype
+    ) -> None:
+        self.max_position = max_position
+        self.dtype = dtype
+        self._base = module.base_model
+        if self._base is module:
+            raise ModelError("its hidden states cannot be told from its logits")
+        self._takes_positions = "position_ids" in inspect.signature(self._base.forward).parameters
+        _freeze_rotations(module)
+        install_adapters(module)
+        recorder = self._record(module, served_positions)
+        self.attention_specs: Sequence[AttentionSpec] = recorder.specs
+        self._hook = PagedHook(recorder.layers)
+        attach(module, self._hook, SERVING)
+        self._serving_inputs = serving_inputs(self._base)
+        self._head = Head(module)
+        self.vocab_size = self._head.vocab_size
+        self.hidden_size: int = module.config.get_text_config(decoder=True).hidden_size
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
+    ) -> torch.Tensor:
+        self._hook.backend = attention
+        return self._run(input_ids, positions, **self._serving_inputs)
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._base.get_input_embeddings()(input_ids)
+        return embedded
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)
+
+    def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, **inputs: Any) -> torch.Tensor:
+        if self._takes_positions:
+            # A step already in flight when a row reached its end asks for one position more.
+            inputs["position_ids"] = positions[None].clamp(max=self.max_position - 1)
+        out = self._base(input_ids=input_ids[None], use_cache=False, **inputs)
+        hidden: torch.Tensor = out[0][0]
+        return hidden
+
+    def _record(self, module: nn.Module, served_positions: int) -> Recorder:
+        recorder = Recorder(served_positions)
+        attach(module, recorder, RECORDING)
+        device = next(module.parameters()).device
+        self._run(torch.arange(4, device=device), torch.arange(4, device=device))
+        if not recorder.specs:
+            raise ModelError("no attention that goes through transformers' attention interface")
+        if not self._takes_positions and any(s.alibi_slopes is None for s in recorder.specs):
+            raise ModelError("it does not take positions")
+        return recorder
+
+
+def _freeze_rotations(module: nn.Module) -> None:
+    """Keep angles that follow the longest sequence of a batch at what they are for short ones.
+
+    `position_limit` has made sure that no sequence is long; left alone, transformers would look
+    at the positions on the host in each step.
+    """
+    part: Any
+    for part in module.modules():
+        kind = getattr(part, "rope_type", None)
+        if isinstance(kind, dict):
+            part.rope_type = {layer: _frozen(value) for layer, value in kind.items()}
+        elif isinstance(kind, str):
+            part.rope_type = _frozen(kind)
+
+
+def _frozen(rope_type: str) -> str:
+    return "default" if rope_type in ("dynamic", "longrope") else rope_type

@@ -1,0 +1,72 @@
+"""The proof a fallback model gives before it serves: the same logits as transformers'."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.attention.plain import PlainAttention
+from engine.contracts.attention import AttentionInputs, KVCache
+from engine.contracts.model import CausalLM
+from engine.errors import ModelError
+
+CHUNKS = (3, 1, 1, 1, 2, 4)
+"""Query tokens of each step; every kind of step, and short so that lost state shows at once."""
+BLOCK_SIZE = 4
+BLOCKS = (3, 1, 2)
+"""The sequence's blocks, out of order."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+"""Of the relative error of a token's logits: the largest in float32; in narrower types, where one
+token may take another expert, the median."""
+
+
+def probe_ids(vocab_size: int, device: torch.device) -> torch.Tensor:
+    """int64 [12]: some tokens of a vocabulary."""
+    return (torch.arange(sum(CHUNKS), device=device) * 7919 + 13) % vocab_size
+
+
+def verify(model: CausalLM, ids: torch.Tensor, expected: torch.Tensor) -> None:
+    """Serve ids [T] in chunks and compare with the logits expected [T, vocab].
+
+    Raises:
+        ModelError: they differ by more than rounding.
+    """
+    got = _serve_in_chunks(model, ids)
+    errors = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
+    errors = errors[CHUNKS[0] :]  # tokens that saw others across a step
+    error = float(errors.max() if model.dtype == torch.float32 else errors.median())
+    if not error <= TOLERANCE[model.dtype]:
+        raise ModelError(
+            "it keeps state between tokens or attends in a way that is not known here: its logits "
+            f"over a paged cache differ from transformers' (relative error {error:.2g})"
+        )
+
+
+def _serve_in_chunks(model: CausalLM, ids: torch.Tensor) -> torch.Tensor:
+    device = ids.device
+    cache = KVCache(model.attention_specs, len(BLOCKS) + 1, BLOCK_SIZE, model.dtype, device)
+    attention = PlainAttention(model.attention_specs, cache)
+    blocks = torch.tensor(BLOCKS, device=device)
+    positions = torch.arange(len(ids), device=device)
+    slots = blocks[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    logits = []
+    start = 0
+    for num_tokens in CHUNKS:
+        end = start + num_tokens
+        starts_np = np.array([0, num_tokens], dtype=np.int32)
+        attention.begin(
+            AttentionInputs(
+                query_starts=torch.from_numpy(starts_np).to(device),
+                query_starts_np=starts_np,
+                seq_lens=torch.tensor([end], dtype=torch.int32, device=device),
+                block_tables=blocks[None].to(torch.int32),
+                slots=slots[start:end],
+                seq_lens_np=np.array([end], dtype=np.int32),
+                max_query_len=num_tokens,
+            )
+        )
+        hidden = model.forward(ids[start:end].to(torch.int32), positions[start:end], attention)
+        logits.append(model.logits(hidden))
+        start = end
+    return torch.cat(logits)

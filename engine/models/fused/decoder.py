@@ -1,0 +1,96 @@
+"""The Llama family (Llama, Mistral, Qwen2, Qwen3) on fused modules of our own.
+
+A layer is a norm fused with the residual addition, one QKV product, rope with the q/k norms and
+the KV write, attention, one output product, the next norm, one gate-up product, the activation and
+one down product. Layers are NamedTuples of functions: calling a module costs as much as a small
+kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.kernels.norm import add_rms_norm
+from engine.kernels.rope import rope_table, rotation_at
+from engine.models.checkpoint.weights import WeightSource
+from engine.models.fused.decoder_config import DecoderConfig, attention_specs
+from engine.models.fused.decoder_weights import DecoderWeights
+
+
+class Decoder:
+    """CausalLM of fused layers.
+
+    Args:
+        num_positions: positions 0 to num_positions - 1 may be asked for.
+
+    Attributes:
+        num_weights: of the layers' products, each a multiplication for every token.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_positions: int,
+    ) -> None:
+        self.vocab_size = config.vocab_size
+        self.hidden_size = config.hidden_size
+        self.max_position = config.max_position
+        self.dtype = dtype
+        self.device = device
+        self.attention_specs: Sequence[AttentionSpec] = attention_specs(config)
+        self._eps = config.norm_eps
+        self._rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
+        weights = DecoderWeights(config, source, dtype, device)
+        self._embedding, self._head = weights.embedding_and_head()
+        self._layers = [weights.layer(index) for index in range(len(config.windows))]
+        self._final_norm = weights.final_norm()
+        self.num_weights = weights.num_in_layers
+        source.finish()
+
+    def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(input_ids, self._embedding)
+
+    def forward(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
+    ) -> torch.Tensor:
+        return self.forward_with_features(input_ids, positions, attention, ())[0]
+
+    def forward_with_features(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        feature_layers: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`forward`, and outputs of layers as a head's features.
+
+        Args:
+            feature_layers: indices, in any order and number.
+
+        Returns:
+            Hidden states, and [T, len(feature_layers) * hidden_size], None without layers.
+        """
+        rotation = rotation_at(self._rope_table, positions)
+        x = self.embed(input_ids)  # [T, hidden]
+        residual: torch.Tensor | None = None
+        outputs: dict[int, torch.Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            qkv, residual = layer.qkv(x, residual)
+            x, residual = layer.body(index, qkv, residual, rotation, attention)
+            if index in feature_layers:
+                outputs[index] = x + residual
+        assert residual is not None
+        hidden = add_rms_norm(x, residual, self._final_norm, self._eps)[0]
+        if not feature_layers:
+            return hidden, None
+        return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._head(hidden)

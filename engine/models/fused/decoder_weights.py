@@ -1,0 +1,143 @@
+"""Lays the tensors of a Llama-family checkpoint out for the fused decoder."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.contracts.attention import LayerAttention
+from engine.kernels.linear import Linear, linear, logits_linear
+from engine.kernels.norm_linear import NormedProduct
+from engine.kernels.rope import Heads, Rotation, rope_and_store
+from engine.models.checkpoint.weights import WeightSource
+from engine.models.fused.decoder_config import DecoderConfig
+
+
+class Body(NamedTuple):
+    """A layer from its QKV product on; `heads` says how to read that, gate_up is activated."""
+
+    o: Linear
+    gate_up: NormedProduct
+    down: Linear
+    heads: Heads
+
+    def __call__(
+        self,
+        index: int,
+        qkv: torch.Tensor,
+        residual: torch.Tensor,
+        rotation: Rotation,
+        attention: LayerAttention,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's output is the sum of the two returned, [T, hidden] each.
+
+        Args:
+            index: of the layer in `attention`. residual: [T, hidden], may be overwritten.
+        """
+        q = rope_and_store(qkv, self.heads, rotation, attention.cells(index))
+        x = self.o(attention.attend_stored(index, q).flatten(1))
+        x, residual = self.gate_up(x, residual)
+        return self.down(x), residual
+
+
+class Layer(NamedTuple):
+    """One layer: its normed QKV product and what follows."""
+
+    qkv: NormedProduct
+    body: Body
+
+
+class DecoderWeights:
+    """Reads tensors by their transformers names, fusing as they arrive.
+
+    Attributes:
+        num_in_layers: weights of the products read so far.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._dtype = dtype
+        self._device = device
+        self.num_in_layers = 0
+
+    def embedding_and_head(self) -> tuple[torch.Tensor, Linear]:
+        """The embedding [vocab, hidden], and the product that makes float32 logits."""
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        embedding = self.read(shape, "model.embed_tokens.weight")
+        head = embedding if self._config.tied else self.read(shape, "lm_head.weight")
+        return embedding, logits_linear(head)
+
+    def final_norm(self) -> torch.Tensor:
+        return self.read((self._config.hidden_size,), "model.norm.weight")
+
+    def layer(self, index: int) -> Layer:
+        config, prefix = self._config, f"model.layers.{index}"
+        norm = self.read((config.hidden_size,), f"{prefix}.input_layernorm.weight")
+        weight, bias = self.qkv(prefix, config.hidden_size)
+        return Layer(NormedProduct(norm, config.norm_eps, weight, bias), self.body(prefix))
+
+    def qkv(self, prefix: str, fan_in: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of a layer's QKV product over `fan_in` features."""
+        config = self._config
+        q_width = config.num_q_heads * config.head_dim
+        kv_width = config.num_kv_heads * config.head_dim
+        projections = {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
+        return self._fused(f"{prefix}.self_attn", projections, fan_in, config.qkv_bias)
+
+    def body(self, prefix: str) -> Body:
+        """The rest of a layer."""
+        config, attention, mlp = self._config, f"{prefix}.self_attn", f"{prefix}.mlp"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q_width = config.num_q_heads * config.head_dim
+        return Body(
+            o=linear(*self._fused(attention, {"o_proj": hidden}, q_width, config.o_bias)),
+            gate_up=NormedProduct(
+                self.read((hidden,), f"{prefix}.post_attention_layernorm.weight"),
+                config.norm_eps,
+                *self._fused(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, config.mlp_bias),
+                gated=True,
+            ),
+            down=linear(*self._fused(mlp, {"down_proj": hidden}, inner, config.mlp_bias)),
+            heads=Heads(
+                num_q=config.num_q_heads,
+                num_kv=config.num_kv_heads,
+                norm=self._qk_norm(attention) if config.qk_norm else None,
+                eps=config.norm_eps,
+            ),
+        )
+
+    def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
+        """A tensor as it is in the checkpoint, in the model's dtype."""
+        target = self._empty(shape)
+        self._source.fill(target, name)
+        return target
+
+    def _qk_norm(self, prefix: str) -> torch.Tensor:
+        config = self._config
+        q_norm = self.read((config.head_dim,), f"{prefix}.q_norm.weight")
+        k_norm = self.read((config.head_dim,), f"{prefix}.k_norm.weight")
+        return torch.cat(
+            [q_norm.repeat(config.num_q_heads, 1), k_norm.repeat(config.num_kv_heads, 1)]
+        )
+
+    def _fused(
+        self, prefix: str, widths: dict[str, int], fan_in: int, has_bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of the named projections of the same input, output after output."""
+        weight = self._empty((sum(widths.values()), fan_in))
+        self.num_in_layers += weight.numel()
+        bias = self._empty((len(weight),)) if has_bias else None
+        start = 0
+        for name, width in widths.items():
+            part = slice(start, start := start + width)
+            self._source.fill(weight[part], f"{prefix}.{name}.weight")
+            if bias is not None:
+                self._source.fill(bias[part], f"{prefix}.{name}.bias")
+        return weight, bias
+
+    def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

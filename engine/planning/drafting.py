@@ -1,0 +1,104 @@
+"""When rows draft: the host's part of speculation, known before any token is. No torch.
+
+A row's tokens under the standard method depend on where its drafts begin, so a seeded row drafts
+in every step whatever the load: which race it gets depends on that row alone. The other rows draft
+while the batch is small. A drafter that is off does not run; rows computed meanwhile have a gap in
+its KV cache and draft again only when they are admitted anew, computed from the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.request import Int32Array, Int64Array, Request
+from engine.rows import Choice, RowTable
+from engine.speculative_config import SpeculativeConfig
+
+DRAFTS_OFF_FROM = 129
+"""Rows from which drafting costs more than it saves, where the configuration says nothing."""
+
+
+@dataclass(frozen=True)
+class DraftRules:
+    """What the host must know of a drafter.
+
+    Attributes:
+        num_tokens: k, drafts a row and step; 0 where there is no drafter.
+        max_rows: rows running above which nobody drafts who need not.
+        has_cache: the drafter has keys and values of its own, in which a row may have a gap.
+        looks_ahead: its entry at a position depends on the next token, so that the last block of
+            a shared prefix is not the sharer's.
+        draws_differ: the tokens of a seeded row depend on its drafts.
+    """
+
+    num_tokens: int = 0
+    max_rows: int = 0
+    has_cache: bool = False
+    looks_ahead: bool = False
+    draws_differ: bool = False
+
+    @property
+    def lookahead(self) -> int:
+        """Positions past a step's tokens that the drafter may write to."""
+        return self.num_tokens + 1 if self.num_tokens else 0
+
+    def pins(self, request: Request) -> bool:
+        """Whether the request's rows must draft whatever the load."""
+        params = request.params
+        return self.draws_differ and params.seed is not None and not params.greedy
+
+    def is_on(self, table: RowTable) -> bool:
+        """Whether the running rows may draft."""
+        if not self.num_tokens:
+            return False
+        running = table.running
+        return len(running) <= self.max_rows or bool(table.is_pinned[running].any())
+
+    def num_drafts(self, table: RowTable, decoding: Int64Array) -> int:
+        """How many drafts each of the decoding rows brings to the next step."""
+        any_drafts = bool(table.has_drafts[decoding].any())
+        return self.num_tokens if any_drafts and self.is_on(table) else 0
+
+
+NO_DRAFTS = DraftRules()
+
+
+def draft_rules(config: SpeculativeConfig | None) -> DraftRules:
+    """What the configuration of a drafter means for the host."""
+    if config is None:
+        return NO_DRAFTS
+    off_from = config.disable_by_batch_size or DRAFTS_OFF_FROM
+    return DraftRules(
+        num_tokens=config.num_speculative_tokens,
+        max_rows=off_from - 1,
+        has_cache=config.method != "ngram",
+        looks_ahead=config.method in ("eagle", "eagle3"),
+        draws_differ=config.rejection_sample_method != "coupled",
+    )
+
+
+class DraftCounts:
+    """What becomes of drafts, as `request.DraftStats`: counts of 2 + k.
+
+    Attributes:
+        total: int64 [2 + k], since the engine started.
+        of_row: int64 [max_rows, 2 + k], of the choice that holds each row.
+    """
+
+    def __init__(self, max_rows: int, num_tokens: int) -> None:
+        self.total: Int64Array = np.zeros(2 + num_tokens, dtype=np.int64)
+        self.of_row: Int64Array = np.zeros((max_rows, 2 + num_tokens), dtype=np.int64)
+
+    def open(self, row: int, choice: Choice) -> None:
+        """Go on with the counts of a choice that got a row."""
+        self.of_row[row] = 0 if choice.drafts is None else choice.drafts
+        choice.drafts = self.of_row[row]
+
+    def add(self, rows: Int32Array, offered: Int32Array, accepted: Int32Array) -> None:
+        """Count a step: drafts verified and kept [n], the kept ones being the first."""
+        places = np.arange(self.of_row.shape[1] - 2)
+        part = np.column_stack((offered > 0, offered, places < accepted[:, None])).astype(np.int64)
+        self.of_row[rows] += part
+        self.total += part.sum(axis=0)

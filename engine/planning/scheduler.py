@@ -1,0 +1,319 @@
+"""Who runs and how many tokens: a token budget a step, chunked prefill, preemption. No torch."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
+from engine.config import CacheConfig, SchedulerConfig
+from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
+from engine.planning.drafting import DraftRules
+from engine.request import Int32Array, Int64Array
+from engine.rows import BoolArray, Choice, RowTable
+
+
+class Scheduler:
+    """Plans steps from what was scheduled before, never from results that are not read back."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache: CacheConfig,
+        pool: BlockPool,
+        rows: RowTable,
+        on_preempt: Callable[[int], None],
+        drafting: DraftRules,
+    ) -> None:
+        """`on_preempt` is told a row whose choice is about to lose it."""
+        self._config = config
+        self._block_size = cache.block_size
+        self._prefix_caching = cache.prefix_caching
+        self._pool = pool
+        self._table = rows
+        self._on_preempt = on_preempt
+        self._drafting = drafting
+        self._waiting: list[tuple[tuple[int, int, int], Choice]] = []
+        self._admissions: list[Admission] = []
+        self._grants: list[BlockGrant] = []
+        self._released: list[int] = []
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+
+    # -- queue ------------------------------------------------------------------------------
+
+    def enqueue(self, choice: Choice) -> None:
+        """Let a choice wait for a row, in order of rank; one that ends meanwhile is skipped."""
+        heapq.heappush(self._waiting, (self._rank(choice), choice))
+
+    def _rank(self, choice: Choice) -> tuple[int, int, int]:
+        """Order of service: lower runs first and is preempted last."""
+        priority = choice.request.priority if self._config.policy == "priority" else 0
+        return (priority, choice.arrival, choice.index)
+
+    def release(self, row: int) -> None:
+        """End a row's choice: its blocks and row are free for others."""
+        self._pool.release(self._table.blocks[row])
+        self._table.vacate(row)
+        self._released.append(row)
+
+    # -- planning ---------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can be computed before results are read back."""
+        table = self._table
+        rows, decodes = self._running_in_order()
+        num_drafts = self._drafting.num_drafts(table, rows[decodes])
+        # A choice's last token is never computed: nothing follows it.
+        may_draw = table.num_known[rows] + table.num_drawing[rows] < table.limit[rows]
+        prefill = table.prefill_end[rows] - table.num_computed[rows]
+        pending = np.where(decodes, (1 + num_drafts) * may_draw, prefill)
+        left = self._config.step_tokens - (np.cumsum(pending) - pending)
+        counts = np.where(decodes & (left < pending), 0, np.clip(left, 0, pending))
+        missing = self._missing_blocks(rows, counts)
+        epochs = table.epoch[rows]
+        for i in np.flatnonzero((missing > 0) & (counts > 0)).tolist():
+            if table.epoch[rows[i]] == epochs[i]:  # no earlier row took its place
+                self._make_room(int(rows[i]), int(missing[i]))
+        kept = (table.epoch[rows] == epochs) & (counts > 0)
+        rows, counts = rows[kept], counts[kept]
+        admitted = self._admit(self._config.step_tokens - int(counts.sum()))
+        rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
+        counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
+        return self._build(rows, counts, num_drafts) if len(rows) else None
+
+    def _running_in_order(self) -> tuple[Int64Array, BoolArray]:
+        """Rows by rank, decoding rows first, so that a prefill never stalls them; which decode."""
+        table = self._table
+        running = table.running
+        if self._config.policy == "priority":
+            running = sorted(running, key=self._row_rank)
+        rows = np.array(running, dtype=np.int64)
+        decodes = table.num_computed[rows] >= table.prefill_end[rows]
+        order = np.argsort(~decodes, kind="stable")
+        return rows[order], decodes[order]
+
+    def _row_rank(self, row: int) -> tuple[int, int, int]:
+        return self._rank(self._table.choice(row))
+
+    def _missing_blocks(self, rows: Int64Array, counts: Int64Array) -> Int64Array:
+        table = self._table
+        ends = table.num_computed[rows] + counts
+        return self._num_blocks(ends, table.limit[rows]) - table.num_granted[rows]
+
+    def _num_blocks(self, num_computed: Int64Array | int, limit: Int64Array | int) -> Int64Array:
+        """Blocks of rows with so many tokens computed, those included that the drafter writes.
+
+        A row's last token is never computed, and what is written from there on goes to the null
+        block.
+        """
+        ends: Int64Array = np.minimum(num_computed + self._drafting.lookahead, limit - 1)
+        return -(-ends // self._block_size)
+
+    def _make_room(self, row: int, missing: int) -> None:
+        """Grant blocks to a running row, preempting lower ranks, in the end the row itself."""
+        while True:
+            blocks = self._pool.grant(missing)
+            if blocks is not None:
+                self._append_blocks(row, blocks)
+                return
+            victim = max(self._table.running, key=self._row_rank)
+            self._preempt(victim)
+            if victim == row:
+                return
+
+    def _append_blocks(self, row: int, blocks: list[int]) -> None:
+        held = self._table.blocks[row]
+        self._grants.append(BlockGrant(row, len(held), blocks))
+        held.extend(blocks)
+        self._table.num_granted[row] = len(held)
+
+    def _preempt(self, row: int) -> None:
+        """Back to waiting with the tokens read back; one in flight is drawn again, the same."""
+        choice = self._table.choice(row)
+        choice.token_ids = self._table.token_ids[row, : self._table.num_known[row]].copy()
+        choice.hashes = None
+        if choice.prompt_parts is not None:
+            choice.prompt_parts = []
+        self._admissions = [a for a in self._admissions if a.row != row]
+        self._grants = [g for g in self._grants if g.row != row]
+        self._on_preempt(row)
+        self.release(row)
+        self.enqueue(choice)
+        self.num_preemptions += 1
+
+    # -- admission --------------------------------------------------------------------------
+
+    def _admit(self, budget: int) -> dict[int, int]:
+        """Rows given to waiting choices, in order of rank, and the tokens each computes first."""
+        admitted: dict[int, int] = {}
+        room = self._pool.num_free - self.num_promised() if self._waiting else 0
+        while self._waiting and budget > 0 and self._table.num_vacant:
+            choice = self._waiting[0][1]
+            if not choice.ended:
+                taken = self._admit_one(choice, budget, room)
+                if taken is None:
+                    break
+                count, num_blocks = taken
+                assert choice.row is not None
+                admitted[choice.row] = count
+                budget -= count
+                room -= num_blocks
+            heapq.heappop(self._waiting)
+        return admitted
+
+    def _admit_one(self, choice: Choice, budget: int, room: int) -> tuple[int, int] | None:
+        """Give a choice a row and its first chunk; None where budget or blocks are too few.
+
+        `room` are free blocks that nobody counts on. Returns the chunk's tokens, and how much of
+        the room the choice will take.
+        """
+        pinned = self._drafting.pins(choice.request)
+        shared = self._shared_blocks(choice, pinned)
+        num_cached = len(shared) * self._block_size
+        end = self._prefill_end(choice)
+        remaining = end - num_cached
+        if remaining > budget and not self._config.chunked_prefill:
+            return None
+        # Room for all of it, though granted chunk by chunk: a choice let in early would only
+        # be preempted before its first token.
+        limit = self._table.limit_of(choice)
+        need = int(self._num_blocks(len(choice.token_ids), limit)) - len(shared)
+        need += self._pool.num_idle(shared)
+        if need > room:
+            return None
+        self._pool.share(shared)
+        row = self._table.claim(choice, num_cached, end, is_pinned=pinned)
+        has_gap = self._drafting.has_cache and not self._pool.are_drafted(shared)
+        self._table.has_gap[row] = has_gap
+        if shared:
+            self._append_blocks(row, shared)
+        hashes = self._hashes(choice)
+        self._table.parent_hash[row] = (
+            hashes[len(shared) - 1] if shared else root_hash(self._salt(choice))
+        )
+        self._admissions.append(Admission(row, choice, num_cached, limit))
+        if choice.num_cached is None:
+            choice.num_cached = min(num_cached, choice.prompt_len)
+            self.prefix_queries += choice.prompt_len
+            self.prefix_hits += choice.num_cached
+        count = min(remaining, budget)
+        blocks = self._pool.grant(int(self._num_blocks(num_cached + count, limit)) - len(shared))
+        assert blocks is not None, "blocks were counted before admission"
+        self._append_blocks(row, blocks)
+        return count, need
+
+    def num_promised(self) -> int:
+        """Blocks that admitted choices still need for tokens they already have."""
+        table = self._table
+        rows = table.running
+        need = self._num_blocks(table.num_tokens[rows], table.limit[rows]) - table.num_granted[rows]
+        return int(np.maximum(need, 0).sum())
+
+    def _prefill_end(self, choice: Choice) -> int:
+        """Tokens to compute before the choice decodes.
+
+        Where there is a drafter, a preempted choice goes on with the drafts it had, so that its
+        tokens stay the same: it computes all but its last token, from which they are made again.
+        """
+        num_tokens = len(choice.token_ids)
+        goes_on = self._drafting.num_tokens and num_tokens > choice.prompt_len
+        return num_tokens - 1 if goes_on else num_tokens
+
+    def _shared_blocks(self, choice: Choice, pinned: bool) -> list[int]:
+        """Computed blocks of the choice's prefix, short of the tokens it must compute itself."""
+        if not self._prefix_caching and choice.index == 0:
+            return []
+        reusable = self._prefill_end(choice) - 1  # the last token's logits are always needed
+        scores = choice.request.prompt_logprobs
+        if choice.prompt_parts is not None and scores is not None:
+            reusable = min(reusable, scores.start - 1)
+        rules = self._drafting
+        shared = self._pool.match(
+            self._hashes(choice)[: max(reusable, 0) // self._block_size],
+            drafted=rules.has_cache and (pinned or rules.is_on(self._table)),
+        )
+        return shared[:-1] if rules.looks_ahead else shared
+
+    def _hashes(self, choice: Choice) -> list[bytes]:
+        if choice.hashes is None:
+            choice.hashes = block_hashes(choice.token_ids, self._block_size, self._salt(choice))
+        return choice.hashes
+
+    def _salt(self, choice: Choice) -> str:
+        """Without prefix caching a request's choices still share, and only with each other."""
+        if self._prefix_caching:
+            return choice.request.cache_salt
+        return f"{choice.arrival}/{choice.request.cache_salt}"
+
+    def register_blocks(self, rows: Int32Array) -> None:
+        """Offer these rows' full blocks for reuse: their logits were read back clean."""
+        table = self._table
+        full = np.minimum(table.num_settled[rows], table.num_known[rows]) // self._block_size
+        new = full * self._block_size > table.num_hashed[rows]
+        for row, num_full in zip(rows[new].tolist(), full[new].tolist(), strict=True):
+            self._register(row, num_full)
+
+    def _register(self, row: int, num_full: int) -> None:
+        table, size = self._table, self._block_size
+        known = self._hashes(table.choice(row))
+        for block_idx in range(int(table.num_hashed[row]) // size, num_full):
+            if block_idx < len(known):
+                table.parent_hash[row] = known[block_idx]
+            else:
+                part = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
+                table.parent_hash[row] = chain_hash(table.parent_hash[row], part.tobytes())
+            self._pool.register(
+                table.blocks[row][block_idx],
+                table.parent_hash[row],
+                drafted=not table.has_gap[row],
+            )
+        table.num_hashed[row] = num_full * size
+
+    # -- the plan ---------------------------------------------------------------------------
+
+    def _build(self, rows: Int64Array, counts: Int64Array, num_drafts: int) -> StepPlan:
+        table = self._table
+        decodes = table.num_computed[rows] >= table.prefill_end[rows]
+        order = np.argsort(np.where(decodes, 0, np.where(counts > 1, 2, 1)), kind="stable")
+        rows, counts, decodes = rows[order], counts[order], decodes[order]
+        starts = table.num_computed[rows]
+        table.num_computed[rows] += counts
+        ready = table.num_computed[rows] >= table.prefill_end[rows]
+        samples = decodes | (ready & (table.num_computed[rows] == table.num_tokens[rows]))
+        table.num_tokens[rows] += samples + decodes * num_drafts
+        table.num_drawing[rows] += samples
+        runs_drafter = num_drafts > 0 or self._drafting.is_on(table)
+        undrafted = rows[decodes & ~table.has_drafts[rows]] if num_drafts else rows[:0]
+        prompt_lens = table.prompt_len[rows]
+        plan = StepPlan(
+            rows=rows.astype(np.int32),
+            num_query=counts.astype(np.int32),
+            starts=starts.astype(np.int32),
+            samples=samples,
+            epochs=table.epoch[rows],
+            choices=table.choices_of(rows),
+            num_prompt_tokens=int(np.clip(prompt_lens - starts, 0, counts).sum()),
+            num_drafts=num_drafts,
+            decodes=decodes,
+            runs_drafter=runs_drafter,
+            proposes=self._propose(rows, ready, runs_drafter),
+            admissions=self._admissions,
+            grants=self._grants,
+            released=self._released,
+            undrafted=undrafted.tolist(),
+        )
+        plan.spans = prompt_spans(plan, np.flatnonzero(starts < prompt_lens))
+        self._admissions, self._grants, self._released = [], [], []
+        return plan
+
+    def _propose(self, rows: Int64Array, ready: BoolArray, runs_drafter: bool) -> BoolArray:
+        """Which rows the drafter serves behind a step; a drafter that is off misses its tokens."""
+        table = self._table
+        table.has_gap[rows] |= self._drafting.has_cache and not runs_drafter
+        proposes = ready & ~table.has_gap[rows] & runs_drafter
+        table.has_drafts[rows] = proposes
+        return proposes

@@ -1,0 +1,95 @@
+"""The target's forward over the tokens of a step: eagerly, or as graphs between its attentions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from engine.contracts.attention import AttentionBackend, AttentionInputs, LayerAttention
+from engine.contracts.model import CausalLM
+from engine.models.fused.decoder import Decoder
+
+
+class Hidden(NamedTuple):
+    """What a target's forward leaves.
+
+    Attributes:
+        final: [T, hidden_size], after the final norm.
+        features: [T, F], outputs of the layers a drafter reads; None where it reads none.
+    """
+
+    final: torch.Tensor
+    features: torch.Tensor | None
+
+    def of_tokens(self, count: int) -> Hidden:
+        """Of the first `count` tokens."""
+        features = self.features
+        return Hidden(self.final[:count], None if features is None else features[:count])
+
+
+def forward(
+    model: CausalLM,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    attention: LayerAttention,
+    feature_layers: Sequence[int],
+) -> Hidden:
+    """The target's layers over token ids int32 [T] at positions int64 [T].
+
+    Args:
+        feature_layers: those whose outputs a drafter reads.
+    """
+    if not feature_layers:
+        return Hidden(model.forward(input_ids, positions, attention), None)
+    assert isinstance(model, Decoder), "heads that read layers are refused for other targets"
+    return Hidden(*model.forward_with_features(input_ids, positions, attention, feature_layers))
+
+
+class ForwardGraphs(Protocol):
+    """A forward that was captured for some counts of tokens; `PiecewiseGraphs` is one."""
+
+    def serves(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens can be replayed."""
+        ...
+
+    def replay(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> Hidden:
+        """`forward` of a step whose attention has begun; valid until the next replay.
+
+        Args:
+            slots: int64 [T], as in `AttentionInputs`.
+        """
+        ...
+
+
+class Forward:
+    """The forward of steps of any shape.
+
+    Args:
+        feature_layers: whose outputs a drafter reads.
+        graphs: replayed where they serve; None runs every step eagerly.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        attention: AttentionBackend,
+        feature_layers: Sequence[int] = (),
+        graphs: ForwardGraphs | None = None,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._feature_layers = feature_layers
+        self._graphs = graphs
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs: AttentionInputs
+    ) -> Hidden:
+        """Hidden states of token ids int32 [T] at positions int64 [T], for use in this step."""
+        self._attention.begin(inputs)
+        if self._graphs is not None and self._graphs.serves(len(input_ids)):
+            return self._graphs.replay(input_ids, positions, inputs.slots)
+        return forward(self._model, input_ids, positions, self._attention, self._feature_layers)

@@ -1,0 +1,203 @@
+"""The layers of prefill and mixed steps as CUDA graphs, cut where they attend.
+
+What a step's attention does depends on its rows, everything else in a layer on the number of its
+tokens alone. So the layers are captured for a ladder of token counts, in pieces: one from the
+embedding to the first layer's queries, one from each attention's output to the next queries, one
+from the last to the final norm. Between two pieces the attention of the step's own rows runs
+eagerly. A step is padded to a captured count with tokens whose keys go to the null block.
+
+Eagerly, a layer's ten launches cost the host up to half a millisecond, which is longer than a
+GPU needs for thousands of tokens of a small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.attention.cuda import CudaAttention
+from engine.contracts.attention import Cells
+from engine.models.fused.decoder import Decoder
+from engine.runner.decode_graphs import capturing_stream
+from engine.runner.forward import Hidden, forward
+
+CAPTURED_PRODUCTS = 8 << 40
+"""Tokens times weights of a step that is worth a graph: at 600 TFLOP/s its products take 29 ms,
+the launches of an eager step of 28 to 36 layers 14 to 30 ms, by the host."""
+SMALLEST = 32
+"""Tokens; a step of fewer takes as long."""
+
+
+def token_ladder(max_tokens: int) -> tuple[int, ...]:
+    """Counts of tokens up to max_tokens, each at most half as much again as the last."""
+    sizes = [SMALLEST]
+    while sizes[-1] < max_tokens:
+        # Two counts to a doubling while a step is short, four where padding costs milliseconds.
+        octave = 1 << (sizes[-1].bit_length() - 1)
+        sizes.append(sizes[-1] + octave // (2 if octave < 1024 else 4))
+    return (*(size for size in sizes if size < max_tokens), max_tokens)
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """Where pieces and attention meet; for as many tokens as the largest captured step has.
+
+    Attributes:
+        input_ids: int32 [T]. positions, slots: int64 [T].
+        queries, attended: [T, num_q_heads, head_dim], of one layer after another.
+        hidden: of the whole step.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    queries: torch.Tensor
+    attended: torch.Tensor
+    hidden: Hidden
+
+    @classmethod
+    def of(cls, model: Decoder, max_tokens: int, num_features: int) -> StepBuffers:
+        """For steps of up to max_tokens, if a graph is worth it for those."""
+        worth = max(CAPTURED_PRODUCTS // model.num_weights, SMALLEST)
+        num_tokens, device, spec = min(max_tokens, worth), model.device, model.attention_specs[0]
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.zeros((num_tokens, *shape), dtype=model.dtype, device=device)
+
+        def indices(dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(num_tokens, dtype=dtype, device=device)
+
+        return cls(
+            input_ids=indices(torch.int32),
+            positions=indices(torch.int64),
+            slots=indices(torch.int64),
+            queries=floats(spec.num_q_heads, spec.head_dim),
+            attended=floats(spec.num_q_heads, spec.head_dim),
+            hidden=Hidden(
+                final=floats(model.hidden_size),
+                features=floats(num_features * model.hidden_size) if num_features else None,
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """LayerAttention of a forward that is captured: where it attends, a piece ends.
+
+    Attributes:
+        end_piece: told the layer.
+    """
+
+    attention: CudaAttention
+    key_rows: torch.Tensor
+    queries: torch.Tensor
+    attended: torch.Tensor
+    end_piece: Callable[[int], None]
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        self.cells(layer).store(k, v)
+        self.queries.copy_(q)
+        return self.attend_stored(layer, self.queries)
+
+    def cells(self, layer: int) -> Cells:
+        return self.attention.cells_at(layer, self.key_rows)._replace(queries=self.queries)
+
+    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        self.end_piece(layer)
+        return self.attended
+
+
+class PiecewiseGraphs:
+    """Captures and replays forwards; `ForwardGraphs` of a fused decoder.
+
+    Args:
+        feature_layers: as in `forward`.
+
+    Attributes:
+        sizes: counts of tokens captured, ascending; empty before `capture`.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        attention: CudaAttention,
+        feature_layers: Sequence[int],
+        buffers: StepBuffers,
+    ) -> None:
+        self.sizes: tuple[int, ...] = ()
+        self._model = model
+        self._attention = attention
+        self._feature_layers = feature_layers
+        self._buffers = buffers
+        self._pieces: dict[int, list[torch.cuda.CUDAGraph]] = {}
+
+    # -- capture ----------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture(self, pool: Any) -> None:
+        """Capture every size into a memory pool, the largest first."""
+        with capturing_stream():
+            for size in reversed(sizes := token_ladder(len(self._buffers.slots))):
+                self._run(size, lambda layer: None)  # makes library handles, loads kernels
+                self._pieces[size] = self._capture(size, pool)
+        self.sizes = sizes
+
+    def _capture(self, size: int, pool: Any) -> list[torch.cuda.CUDAGraph]:
+        pieces = [torch.cuda.CUDAGraph()]
+
+        def end_piece(layer: int) -> None:
+            pieces[-1].capture_end()
+            pieces.append(torch.cuda.CUDAGraph())
+            pieces[-1].capture_begin(pool=pool)
+
+        pieces[0].capture_begin(pool=pool)
+        try:
+            self._run(size, end_piece)
+        finally:
+            pieces[-1].capture_end()
+        return pieces
+
+    def _run(self, size: int, end_piece: Callable[[int], None]) -> None:
+        buffers = self._buffers
+        attention = _Cut(
+            attention=self._attention,
+            key_rows=self._attention.key_rows(buffers.slots[:size]),
+            queries=buffers.queries[:size],
+            attended=buffers.attended[:size],
+            end_piece=end_piece,
+        )
+        ids, positions = buffers.input_ids[:size], buffers.positions[:size]
+        hidden = forward(self._model, ids, positions, attention, self._feature_layers)
+        buffers.hidden.final[:size] = hidden.final
+        if buffers.hidden.features is not None and hidden.features is not None:
+            buffers.hidden.features[:size] = hidden.features
+
+    # -- replay -----------------------------------------------------------------------------
+
+    def serves(self, num_tokens: int) -> bool:
+        """Whether a step of so many tokens can be replayed."""
+        return bool(self.sizes) and num_tokens <= self.sizes[-1]
+
+    def replay(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+    ) -> Hidden:
+        """As `ForwardGraphs.replay`."""
+        buffers, count = self._buffers, len(input_ids)
+        size = next(size for size in self.sizes if size >= count)
+        buffers.input_ids[:count] = input_ids
+        buffers.positions[:count] = positions
+        buffers.slots[:count] = slots
+        if count < size:
+            buffers.slots[count:size].zero_()
+            # What the last step left there may be NaN, and the null block's values must be finite.
+            buffers.attended[count:size].zero_()
+        queries, attended = buffers.queries[:count], buffers.attended[:count]
+        *pieces, last = self._pieces[size]
+        for layer, piece in enumerate(pieces):
+            piece.replay()
+            self._attention.attend_into(layer, queries, attended)
+        last.replay()
+        return buffers.hidden.of_tokens(count)

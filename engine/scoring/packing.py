@@ -1,0 +1,95 @@
+"""Rows of scoring requests put together into one step. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.blocks import NULL_BLOCK
+from engine.contracts.scoring import ScoringPlan
+from engine.contracts.sharing import Sharing, pays_to_share
+from engine.request import Int32Array, Int64Array
+from engine.rows import NO_TOKEN
+
+
+class Rows(NamedTuple):
+    """Rows of one request in a step: n rows of T tokens in all.
+
+    Attributes:
+        token_ids: int32 [T], row after row.
+        counts: int64 [n], tokens of each row. starts: int64 [n], positions of their first.
+        tables: int32 [n, B], each row's blocks, padded with `NULL_BLOCK`.
+        num_read: int64 [n], how many of its last positions are read.
+        id_lists: int32 [num_read.sum(), J], of the positions read.
+        num_shared: leading blocks that all tables have in common and every token sees whole.
+    """
+
+    token_ids: Int32Array
+    counts: Int64Array
+    starts: Int64Array
+    tables: Int32Array
+    num_read: Int64Array
+    id_lists: Int32Array
+    num_shared: int = 0
+
+
+def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
+    """A step of all these rows, those that share blocks last; positions are read in their order.
+
+    What rows share may be computed by others of the step: a layer stores keys before it attends.
+    """
+    shares = [pays_to_share(part.counts, part.num_shared * block_size) for part in parts]
+    sizes = [len(part.counts) for part in parts]
+    ordered = [parts[i] for i in np.argsort(shares, kind="stable")]
+    counts = np.concatenate([part.counts for part in ordered])
+    starts = np.concatenate([part.starts for part in ordered])
+    tables = _stacked([part.tables for part in ordered], NULL_BLOCK)
+    ends = np.cumsum(counts)
+    rows = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(len(rows)) + (starts + counts - ends)[rows]
+    blocks = tables[rows, positions // block_size].astype(np.int64)
+    # Where the rows of `parts` came to lie. The last position read of a row is its last token.
+    places = np.argsort(np.argsort(np.repeat(shares, sizes), kind="stable"))
+    num_read = np.concatenate([part.num_read for part in parts])
+    read_shift = np.repeat(ends[places] - np.cumsum(num_read), num_read)
+    return ScoringPlan(
+        token_ids=np.concatenate([part.token_ids for part in ordered]),
+        positions=positions,
+        query_starts=np.concatenate([[0], ends]).astype(np.int32),
+        seq_lens=(starts + counts).astype(np.int32),
+        block_tables=tables,
+        slots=blocks * block_size + positions % block_size,
+        sharing=_sharing(ordered, sum(shares)),
+        read_tokens=np.arange(len(read_shift)) + read_shift,
+        id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
+    )
+
+
+def _sharing(parts: Sequence[Rows], num_groups: int) -> Sharing | None:
+    """What the rows of the last `num_groups` parts share."""
+    if not num_groups:
+        return None
+    row_starts = np.cumsum([0, *(len(part.counts) for part in parts)])
+    num_blocks = np.array([part.num_shared for part in parts[-num_groups:]], dtype=np.int32)
+    return Sharing(row_starts[-num_groups - 1 :], num_blocks)
+
+
+def _stacked(parts: Sequence[Int32Array], padding: int) -> Int32Array:
+    """Arrays [n, width] one under another, narrow ones padded on the right."""
+    width = max(part.shape[1] for part in parts)
+    stacked = np.full((sum(map(len, parts)), width), padding, dtype=np.int32)
+    start = 0
+    for part in parts:
+        stacked[start : start + len(part), : part.shape[1]] = part
+        start += len(part)
+    return stacked
+
+
+def block_tables(blocks: list[int], counts: Int64Array) -> Int32Array:
+    """int32 [n, max(counts)]: rows of `counts` blocks each, padded with `NULL_BLOCK`."""
+    width = int(counts.max())
+    tables = np.full((len(counts), width), NULL_BLOCK, dtype=np.int32)
+    tables[np.arange(width) < counts[:, None]] = blocks
+    return tables

@@ -1,0 +1,159 @@
+"""One scoring request on its way through steps: what is computed, planned and read. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.blocks import block_hashes
+from engine.request import Float32Array, Int32Array, Int64Array, ScoringRequest
+from engine.scoring.packing import Rows
+
+
+@dataclass(eq=False)
+class ScoringProgress:
+    """A scoring request, waiting or active.
+
+    Attributes:
+        frontend: identity of the frontend it answers to.
+        arrival: number in order of submission.
+        shared_len: tokens of the query's full blocks, which all items share.
+        token_ids: int32, item after item, each with the rest of the query in front.
+        lens: int64 [N], tokens of each. starts: int64 [N], where each begins in `token_ids`.
+        hashes: of the shared blocks. blocks: those blocks. spare: enough for the longest item.
+        num_computed: shared tokens planned (or found computed).
+        next_item: first item that is not planned whole. num_split: tokens of it that are planned.
+        num_planned, num_read: positions read, by steps planned and read back.
+        last_turn: step in which it was last served.
+        ended: it was answered, or nobody waits for it any more.
+    """
+
+    frontend: bytes
+    request: ScoringRequest
+    arrival: int
+    shared_len: int
+    token_ids: Int32Array
+    lens: Int64Array
+    starts: Int64Array
+    values: Float32Array
+    others: Float32Array
+    hashes: list[bytes]
+    blocks: list[int] = field(default_factory=list)
+    spare: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    num_cached: int = 0
+    next_item: int = 0
+    num_split: int = 0
+    num_planned: int = 0
+    num_read: int = 0
+    last_turn: int = -1
+    ended: bool = False
+
+    @classmethod
+    def of(
+        cls, frontend: bytes, request: ScoringRequest, arrival: int, block_size: int
+    ) -> ScoringProgress:
+        """A request that has just arrived."""
+        query, item_lens = request.query_token_ids, request.item_lens.astype(np.int64)
+        shared_len = len(query) // block_size * block_size
+        rest = query[shared_len:]
+        lens = item_lens + len(rest)
+        starts = np.cumsum(lens) - lens
+        num_read = int(request.num_read.sum())
+        return cls(
+            frontend=frontend,
+            request=request,
+            arrival=arrival,
+            shared_len=shared_len,
+            token_ids=_with_heads(rest, request.item_token_ids, lens, starts),
+            lens=lens,
+            starts=starts,
+            values=np.zeros((num_read, request.id_lists.shape[1]), dtype=np.float32),
+            others=np.zeros(num_read, dtype=np.float32),
+            hashes=block_hashes(query[:shared_len], block_size),
+        )
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Order of service among active ones under the priority policy: each in its turn."""
+        return (self.request.priority, self.last_turn, self.arrival)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest item, the query's rest included."""
+        return int(self.lens.max())
+
+    @property
+    def planned(self) -> bool:
+        """Whether every item is computed by a step that was launched."""
+        return self.next_item == len(self.lens)
+
+    def query_rows(self, count: int) -> Rows:
+        """The next `count` tokens of the query's shared part."""
+        start, self.num_computed = self.num_computed, self.num_computed + count
+        return Rows(
+            token_ids=self.request.query_token_ids[start : start + count],
+            counts=np.array([count]),
+            starts=np.array([start]),
+            tables=np.array([self.blocks], dtype=np.int32),
+            num_read=np.array([0]),
+            id_lists=self._take_lists(0),
+        )
+
+    def split_rows(self, count: int) -> Rows:
+        """The next `count` tokens of the next item, in the spare blocks."""
+        item, start = self.next_item, self.num_split
+        first, end = int(self.starts[item]) + start, start + count
+        length = int(self.lens[item])
+        # The positions read may lie in several parts of a split item.
+        num_read = max(end - max(length - int(self.request.num_read[item]), start), 0)
+        self.num_split = 0 if end == length else end
+        self.next_item += int(end == length)
+        return Rows(
+            token_ids=self.token_ids[first : first + count],
+            counts=np.array([count]),
+            starts=np.array([self.shared_len + start]),
+            tables=np.array([self.blocks + self.spare], dtype=np.int32),
+            num_read=np.array([num_read]),
+            id_lists=self._take_lists(num_read),
+        )
+
+    def item_rows(self, count: int, own: Int32Array) -> Rows:
+        """The next `count` items whole; `own` [count, B] are their blocks after the shared ones."""
+        first = self.next_item
+        self.next_item += count
+        items = slice(first, first + count)
+        begin = int(self.starts[first])
+        end = int(self.starts[first + count - 1] + self.lens[first + count - 1])
+        shared = np.array(self.blocks, dtype=np.int32)
+        num_read = self.request.num_read[items].astype(np.int64)
+        return Rows(
+            token_ids=self.token_ids[begin:end],
+            counts=self.lens[items],
+            starts=np.full(count, self.shared_len, dtype=np.int64),
+            tables=np.hstack([np.broadcast_to(shared, (count, len(shared))), own]),
+            num_read=num_read,
+            id_lists=self._take_lists(int(num_read.sum())),
+            num_shared=len(shared),
+        )
+
+    def _take_lists(self, count: int) -> Int32Array:
+        """Ids int32 [count, J] of the positions read next: the request's lists take turns."""
+        lists = self.request.id_lists
+        first, self.num_planned = self.num_planned, self.num_planned + count
+        return lists[np.arange(first, first + count) % len(lists)]
+
+
+def _with_heads(
+    head: Int32Array, token_ids: Int32Array, lens: Int64Array, starts: Int64Array
+) -> Int32Array:
+    """Items, of `lens` tokens with `head` in front of each."""
+    if not len(head):
+        return token_ids
+    offsets = np.arange(int(lens.sum())) - np.repeat(starts, lens)
+    is_head = offsets < len(head)
+    whole = np.empty(len(offsets), dtype=np.int32)
+    whole[is_head] = np.tile(head, len(lens))
+    whole[~is_head] = token_ids
+    return whole

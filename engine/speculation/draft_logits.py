@@ -1,0 +1,44 @@
+"""How a drafter with logits draws, and who owns the logits it drew from."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.speculative_config import DraftSource
+from sampling.batch import SamplingBatch
+from sampling.rows import SamplingRows
+from sampling.speculative.drafting import draw_drafts
+
+
+class DraftDraws:
+    """Draws drafts; owner of the draft logits.
+
+    Attributes:
+        logits: float32 [max_rows + 1, k, vocab_size] for "gumbel", else None; see `Drafter`.
+    """
+
+    def __init__(self, source: DraftSource, num_tokens: int, rows: SamplingRows) -> None:
+        self._source: DraftSource = source
+        self._rows = rows
+        self.logits: torch.Tensor | None = None
+        if source == "gumbel":
+            shape = (rows.max_rows, num_tokens, rows.vocab_size)
+            self.logits = torch.zeros(shape, dtype=torch.float32, device=rows.device)
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        batch: SamplingBatch,
+        depth: int,
+        columns: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Drafts int32 [L] of one depth; arguments as for `draw_drafts`."""
+        return draw_drafts(
+            logits,
+            batch,
+            self._rows,
+            depth,
+            self._source,
+            draft_logits=self.logits,
+            columns=columns,
+        )

@@ -1,0 +1,133 @@
+"""What a runner is made of, and the runners made of it: one to measure, one to serve."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.attention.cuda import CudaAttention
+from engine.attention.plain import PlainAttention
+from engine.batch import RequestRows
+from engine.contracts.attention import AttentionBackend, AttentionSpec, KVCache
+from engine.contracts.model import CausalLM
+from engine.models.fused.decoder import Decoder
+from engine.runner.decode_graphs import DecodeGraphs
+from engine.runner.forward import Forward
+from engine.runner.model_runner import ModelRunner
+from engine.runner.piecewise_graphs import PiecewiseGraphs, StepBuffers
+from engine.runner.speculation import Speculation, feature_layers_of
+from engine.speculation.cache import MakeAttention
+from sampling.rows import SamplingRows
+from sampling.sampler import Sampler
+from sampling.triton_support import kernels_run_on
+
+logger = logging.getLogger(__name__)
+
+
+def make_attention(rows: RequestRows) -> MakeAttention:
+    """How attention is made on the rows' device, for the target and for a drafter."""
+    if rows.device.type != "cuda" or not kernels_run_on(rows.device):
+        return PlainAttention
+    # A draft model's first forward has the newest token beside those that were verified.
+    max_decode_len = rows.drafts.shape[1] + 2 if rows.drafts.shape[1] else 1
+
+    def on_cuda(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
+        return CudaAttention(specs, cache, rows.scratch_row, max_decode_len)
+
+    return on_cuda
+
+
+def step_buffers(
+    model: CausalLM, max_tokens: int, speculation: Speculation | None
+) -> StepBuffers | None:
+    """What graphs of steps of up to max_tokens need; None for a model that is not captured.
+
+    Only fused layers are: others' code may decide on the host what it does.
+    """
+    if not isinstance(model, Decoder) or model.device.type != "cuda":
+        return None
+    return StepBuffers.of(model, max_tokens, len(feature_layers_of(speculation)))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a runner is made of besides its cache.
+
+    Attributes:
+        buffers: for the graphs of steps that prefill, made before memory is measured; None where
+            they are not captured.
+    """
+
+    model: CausalLM
+    rows: RequestRows
+    sampling_rows: SamplingRows
+    sampler: Sampler
+    speculation: Speculation | None
+    device: torch.device
+    buffers: StepBuffers | None
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes a block takes in all layers, the drafter's included."""
+        specs = list(self.model.attention_specs)
+        if self.speculation is not None:
+            specs += self.speculation.drafter.attention_specs
+        return KVCache.bytes_per_block(specs, self.rows.block_size, self.model.dtype)
+
+    def cache(self, num_blocks: int) -> KVCache:
+        """A cache for the model's layers, and another for the drafter's in its hands."""
+        model, block_size = self.model, self.rows.block_size
+        if self.speculation is not None:
+            self.speculation.drafter.allocate(num_blocks)
+        return KVCache(model.attention_specs, num_blocks, block_size, model.dtype, self.device)
+
+    def runner(self, cache: KVCache, *, with_graphs: bool) -> ModelRunner:
+        """A runner over `cache`, its decode steps captured where that is possible."""
+        attention = make_attention(self.rows)(self.model.attention_specs, cache)
+        pieces, graphs = None, None
+        if with_graphs and isinstance(attention, CudaAttention):
+            pool = torch.cuda.graph_pool_handle()
+            pieces, graphs = self._pieces(attention, pool), self._graphs(attention, pool)
+        return ModelRunner(
+            self.model,
+            Forward(self.model, attention, self.feature_layers, pieces),
+            self.rows,
+            self.sampling_rows,
+            self.sampler,
+            graphs,
+            self.speculation,
+        )
+
+    @property
+    def feature_layers(self) -> Sequence[int]:
+        """The model's layers whose outputs the drafter reads."""
+        return feature_layers_of(self.speculation)
+
+    def _pieces(self, attention: CudaAttention, pool: Any) -> PiecewiseGraphs | None:
+        if self.buffers is None:
+            return None
+        assert isinstance(self.model, Decoder), "others have no buffers"
+        graphs = PiecewiseGraphs(self.model, attention, self.feature_layers, self.buffers)
+        graphs.capture(pool)
+        return graphs
+
+    def _graphs(self, attention: AttentionBackend, pool: Any) -> DecodeGraphs | None:
+        graphs = DecodeGraphs(
+            self.model,
+            attention,
+            self.rows,
+            self.sampling_rows,
+            self.sampler,
+            self.speculation,
+        )
+        try:
+            graphs.capture(pool)
+        except RuntimeError as error:  # modelling code that looks at values on the host
+            reason = str(error).strip().split("\n", 1)[0]
+            logger.warning("decode steps run without CUDA graphs: %s", reason)
+            return None
+        return graphs

@@ -1,0 +1,197 @@
+"""`tailrace verify`: shows on the user's own machine that nothing loses its tail.
+
+It drives the functions that the engine calls, chosen by the same configuration, and prints a
+table. Replays and comparisons raise no false alarm; each count has the odds its line shows, and
+the sum over a run stays below 1e-6.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import TextIO
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.config import EngineConfig, SamplingConfig
+from engine.request import Request
+from engine.startup.build import build_engine, resolve_device, sampler_config
+from sampling.noise import Purpose
+from sampling.params import SamplingParams
+from sampling.sampler import SamplerConfig
+from sampling.selftest import checks
+from sampling.selftest.checks import ODDS, Result
+from sampling.selftest.paths import race_draws, sampler_draws, sampler_step
+from sampling.selftest.speculative_paths import (
+    PATHS,
+    draft_draws,
+    recovered_draws,
+    recovered_from_logits_draws,
+    speculated_draws,
+)
+from sampling.selftest.statistics import chi_square
+from sampling.selftest.tails import CASES, MANY
+
+QUICK_DRAWS, FULL_DRAWS = 20_000, 200_000
+MODEL_DRAWS, MODEL_TOP = 4_000, 20
+
+
+def verify(
+    config: EngineConfig, *, quick: bool, with_model: bool, seed: int | None, out: TextIO
+) -> int:
+    """Run every check and print the table.
+
+    Args:
+        config: as for serving; its device and its promises about sampling are verified.
+        quick: end within two minutes on two cores.
+        with_model: also draw through the whole engine, with `config.model`.
+        seed: of the counts; a fresh one if None.
+
+    Returns:
+        The exit status: 0 if all passed.
+    """
+    seed = secrets.randbits(48) if seed is None else seed
+    device = resolve_device(config.model)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    print(f"tailrace verify on {name}, torch {torch.__version__}, seed {seed}", file=out)
+    start, results = time.monotonic(), []
+    _print_row(("check", "path", "statistic", "threshold", "false alarm", "result"), out)
+    for result in _results(config, device, quick, with_model, seed):
+        results.append(result)
+        odds = f"{result.odds:.0e}" if result.odds else "never"
+        verdict = "pass" if result.passed else "FAIL"
+        _print_row((*result[:4], odds, verdict), out)
+    num_failed = sum(not result.passed for result in results)
+    print(
+        f"{len(results)} checks, {num_failed} failed, {time.monotonic() - start:.0f} s; odds of "
+        f"any false alarm at most {sum(result.odds for result in results):.0e}",
+        file=out,
+    )
+    return 1 if num_failed else 0
+
+
+def _print_row(cells: tuple[str, ...], out: TextIO) -> None:
+    widths = (38, 30, 24, 14, 12, 0)
+    row = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    print(row.rstrip(), file=out, flush=True)
+
+
+def _results(
+    config: EngineConfig, device: torch.device, quick: bool, with_model: bool, seed: int
+) -> Iterator[Result]:
+    promised = sampler_config(SamplingConfig(use_fp64_gumbel=True))
+    for where in dict.fromkeys((torch.device("cpu"), device)):
+        yield from flag_coverage(promised, where)
+    chosen = sampler_config(config.sampling)
+    yield from _tail_counts(device, quick, seed)
+    num_draws = QUICK_DRAWS if quick else FULL_DRAWS
+    yield from _sampler_results(chosen, device, num_draws, seed)
+    yield from flashinfer_results(chosen, device, num_draws, seed)
+    yield from _speculation_results(chosen, device, num_draws, seed)
+    if with_model:
+        yield model_frequencies(config, seed)
+
+
+def flag_coverage(config: SamplerConfig, device: torch.device) -> Iterator[Result]:
+    """Whether every path on a device keeps what `--use-fp64-gumbel` promises.
+
+    Float32 noise, at either level of the race, could give none of the tokens replayed here.
+    """
+    for name, (maker, purpose) in PATHS.items():
+        path, draw = f"{name}, {device.type}", maker(config, device)
+        if purpose is Purpose.ACCEPT:
+            yield checks.replay_acceptance("fp64 replay: rare acceptance", path, draw)
+        else:
+            yield from checks.replays(path, draw, purpose)
+
+
+def _tail_counts(device: torch.device, quick: bool, seed: int) -> Iterator[Result]:
+    """Wins of rare tokens by fresh seeds; on a CPU the longest, 40 minutes, is left to replays."""
+    cases = (MANY,) if quick else CASES[:2] if device.type == "cpu" else CASES
+    for case in cases:
+        yield checks.tail_count(f"race, {device.type}", race_draws(device), case, case.draws, seed)
+
+
+def _sampler_results(
+    config: SamplerConfig, device: torch.device, num_draws: int, seed: int
+) -> Iterator[Result]:
+    path = f"sampler, {device.type}"
+    draw = sampler_draws(config, device)
+    for shape in checks.shapes():
+        yield checks.frequencies(path, draw, shape, num_draws, seed)
+    filtered = sampler_draws(config, device, checks.FILTERED)
+    yield checks.filtered_frequencies(path, filtered, num_draws, seed)
+    tied = sampler_draws(config, device, checks.TIED_K)
+    yield checks.tied_frequencies(path, tied, num_draws, seed)
+    yield checks.greedy_ties(path, sampler_draws(config, device, SamplingParams(temperature=0.0)))
+    yield checks.slot_invariance(path, sampler_step(config, device, num_slots=checks.NUM_REQUESTS))
+
+
+def flashinfer_results(
+    config: SamplerConfig, device: torch.device, num_draws: int, seed: int
+) -> Iterator[Result]:
+    """The filters as FlashInfer applies them, where it may draw and can."""
+    if device.type != "cuda" or config.use_fp64_gumbel or config.flashinfer == "never":
+        return
+    unseeded = msgspec.structs.replace(checks.FILTERED, seed=None)
+    rows_by_path: Counter[str] = Counter()
+    insisting = dataclasses.replace(config, flashinfer="always")
+    draw = sampler_draws(insisting, device, unseeded, rows_by_path)
+    try:
+        result = checks.filtered_frequencies("flashinfer, cuda", draw, num_draws, seed)
+    except (ImportError, RuntimeError, ValueError) as error:  # not installed, or not for this GPU
+        reason = str(error).splitlines()[0]
+        yield Result("frequencies: FlashInfer", "flashinfer, cuda", reason, "none", 0.0, True)
+        return
+    if rows_by_path["flashinfer"] != num_draws:
+        words = f"{rows_by_path['flashinfer']} of {num_draws} drawn by it"
+        result = result._replace(statistic=words, threshold="all", passed=False)
+    yield result
+
+
+def _speculation_results(
+    config: SamplerConfig, device: torch.device, num_draws: int, seed: int
+) -> Iterator[Result]:
+    for path, draw in (
+        ("draft", draft_draws(config, device)),
+        ("recovered, one-hot draft", recovered_draws(config, device)),
+        ("recovered, draft logits", recovered_from_logits_draws(config, device)),
+    ):
+        yield checks.frequencies(f"{path}, {device.type}", draw, checks.peaked(), num_draws, seed)
+    for one_hot, path in ((True, "one-hot draft"), (False, "draft logits")):
+        speculated = speculated_draws(config, device, one_hot=one_hot)
+        yield checks.speculated_frequencies(f"{path}, {device.type}", speculated, num_draws, seed)
+
+
+def model_frequencies(config: EngineConfig, seed: int) -> Result:
+    """Chi-square of the model's next token, through the whole engine, against its own logprobs."""
+    engine = build_engine(config)
+    prompt = np.arange(1, 9, dtype=np.int32) % engine.info.vocab_size
+    params = SamplingParams(seed=seed, logprobs=MODEL_TOP)
+    engine.submit(
+        b"verify",
+        Request(handle=0, prompt_token_ids=prompt, params=params, n=MODEL_DRAWS, max_tokens=1),
+    )
+    tokens: list[int] = []
+    top_ids, top_logprobs = [], []
+    while engine.has_work:
+        for _, output in engine.step():
+            tokens += output.token_ids.tolist()
+            if output.logprobs is not None and len(output.token_ids):
+                top_ids.append(output.logprobs.top_ids[0])
+                top_logprobs.append(output.logprobs.top_logprobs[0])
+    gc.unfreeze()  # the engine lives no longer than this check
+    # One cell for each of the top tokens and one for all others.
+    probabilities = torch.from_numpy(np.exp(top_logprobs[0].astype(np.float64)))
+    rest = (1.0 - probabilities.sum()).clamp(min=0.0)[None]
+    cells = {token: cell for cell, token in enumerate(top_ids[0].tolist())}
+    drawn = torch.tensor([cells.get(token, len(cells)) for token in tokens])
+    counts = torch.bincount(drawn, minlength=len(cells) + 1)
+    outcome = chi_square(counts, torch.cat((probabilities, rest)), ODDS)
+    return checks.judged("frequencies: next token", f"engine, {config.model.model}", outcome)

@@ -1,0 +1,172 @@
+"""What comes back of a submitted request, as its frontend reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+from engine.request import (
+    Finish,
+    Int32Array,
+    Int64Array,
+    ItemScores,
+    LogprobArrays,
+    PromptLogprobs,
+    StepOutput,
+)
+
+
+class EngineDeadError(Exception):
+    """The engine process is gone or hung; nothing can be served."""
+
+
+_FINISHES = tuple(Finish)
+
+
+class Entry(NamedTuple):
+    """One entry of a step's output; arrays are views, sliced when asked.
+
+    Attributes:
+        output: the step's output.
+        entry_idx: of this entry in it.
+        start: of this entry's tokens in it.
+        num_new: tokens in this entry.
+        choice: index of the choice within its request.
+        finish: RUNNING, or why the choice ended with this entry.
+        num_cached: prompt tokens served from the prefix cache.
+    """
+
+    output: StepOutput
+    entry_idx: int
+    start: int
+    num_new: int
+    choice: int
+    finish: Finish
+    num_cached: int
+
+    @property
+    def token_ids(self) -> Int32Array:
+        """int32 [num_new]."""
+        return self.output.token_ids[self.start : self.start + self.num_new]
+
+    @property
+    def drafts(self) -> Int64Array | None:
+        """What became of the choice's drafts so far, as `StepOutput.drafts`."""
+        counts = self.output.drafts
+        return None if counts is None else counts[self.entry_idx]
+
+    @property
+    def logprobs(self) -> LogprobArrays | None:
+        """Of this entry's tokens, where the step carried any."""
+        arrays = self.output.logprobs
+        if arrays is None:
+            return None
+        part = slice(self.start, self.start + self.num_new)
+        return LogprobArrays(
+            chosen=arrays.chosen[part],
+            ranks=arrays.ranks[part],
+            top_ids=arrays.top_ids[part],
+            top_logprobs=arrays.top_logprobs[part],
+            explicit=arrays.explicit[part],
+        )
+
+    @property
+    def error(self) -> str | None:
+        """The message of a choice ended with `Finish.ERROR`."""
+        return self.output.errors.get(int(self.output.handles[self.entry_idx]))
+
+
+class Submission:
+    """A submitted request: iterate for batches of entries until every choice has ended.
+
+    Entries that arrived since the last look come together, so a slow reader coalesces.
+    `prompt_logprobs` is set before the first entry of choice 0 is seen. A scoring request's
+    submission is of one choice without entries: `item_scores` is set when the iteration ends.
+
+    Attributes:
+        arrived: set when there is something to read; who reads several may let them share one.
+    """
+
+    def __init__(self, handle: int, num_choices: int) -> None:
+        self.handle = handle
+        self.arrived = asyncio.Event()
+        self.prompt_logprobs: PromptLogprobs | None = None
+        self.item_scores: ItemScores | None = None
+        self._unfinished = num_choices
+        self._entries: list[Entry] = []
+        self._failure: EngineDeadError | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended (entries may still wait to be read)."""
+        return self._unfinished == 0
+
+    def deliver(self, entry: Entry) -> None:
+        """Append an entry; called by the client for each one."""
+        self._entries.append(entry)
+        if entry.finish != Finish.RUNNING:
+            self._unfinished -= 1
+        self.arrived.set()
+
+    def deliver_scores(self, scores: ItemScores) -> None:
+        """End a scoring request; called by the client."""
+        self.item_scores = scores
+        self._unfinished = 0
+        self.arrived.set()
+
+    def fail(self, failure: EngineDeadError) -> None:
+        """Let the reader raise `failure`; nothing more will come."""
+        self._failure = failure
+        self.arrived.set()
+
+    def __aiter__(self) -> Submission:
+        return self
+
+    async def __anext__(self) -> list[Entry]:
+        while not (entries := self.take()):
+            if self._unfinished == 0:
+                raise StopAsyncIteration
+            self.arrived.clear()
+            await self.arrived.wait()
+        return entries
+
+    def take(self) -> list[Entry]:
+        """What arrived since the last look; raises the failure where nothing more will come."""
+        if not self._entries and self._failure is not None:
+            raise self._failure
+        entries, self._entries = self._entries, []
+        return entries
+
+
+def entries_of(output: StepOutput) -> list[Entry]:
+    """A step's entries. Plain numbers are taken out of the arrays for all of them at once."""
+    counts = output.num_new.tolist()
+    columns = zip(
+        accumulate(counts, initial=0),
+        counts,
+        output.choices.tolist(),
+        map(_FINISHES.__getitem__, output.finish.tolist()),
+        output.num_cached.tolist(),
+        strict=False,  # the starts have one more
+    )
+    return [Entry(output, index, *numbers) for index, numbers in enumerate(columns)]
+
+
+def deliver_output(output: StepOutput, submissions: Mapping[int, Submission]) -> list[int]:
+    """Hand a step's entries to their submissions; returns handles whose requests have ended."""
+    ended = []
+    for scores in output.prompt_logprobs:
+        if submission := submissions.get(scores.handle):
+            submission.prompt_logprobs = scores
+    for ended_scores in output.item_scores:
+        if submission := submissions.get(ended_scores.handle):
+            submission.deliver_scores(ended_scores)
+            ended.append(ended_scores.handle)
+    for handle, entry in zip(output.handles.tolist(), entries_of(output), strict=True):
+        if submission := submissions.get(handle):
+            submission.deliver(entry)
+            if submission.finished:
+                ended.append(handle)
+    return ended

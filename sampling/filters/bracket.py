@@ -1,0 +1,239 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Min-p, top-k and top-p in Triton without sorting the vocabulary: a sample brackets the cut."""
+
+from __future__ import annotations
+
+import torch
+
+from sampling.filters.shortlist import LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, Scratch
+from sampling.filters.turns import (
+    AGAIN,
+    FIRST,
+    NOTED,
+    Brackets,
+    floor_order,
+    higher,
+    lower,
+    opened,
+    reopened,
+    row_top,
+)
+from sampling.kernels.logits import NUM_FLOATS, NUM_INTS, Source, load_raw, processed
+from sampling.kernels.order import order, value_of
+from sampling.kernels.race import Cuts
+from sampling.kernels.tile_pass import TileStats, scale_of
+from sampling.race import MASS_ERROR
+from sampling.triton_support import constexpr, jit, tl, triton
+
+SAMPLED = 4096  # tokens of a row looked at to place the bracket
+
+_SAMPLED, _MASS_ERROR = constexpr(SAMPLED), constexpr(MASS_ERROR)
+_GROUP, _PILOTS = constexpr(8), constexpr(SAMPLED // 8)  # a group shares a sector of memory
+_GOLDEN = constexpr(40503)  # 2^16 over the golden ratio
+_FILLED = constexpr(NOTED * 6 // 10)  # of the room: what a bracket holds varies by a fifth
+_SPREAD = constexpr(3.7)  # standard deviations between the sample's estimate and the bracket
+_FEW_EQUAL = constexpr(16)  # samples equal to the bracket's ends; of more the row may hold too many
+
+
+@jit(do_not_specialize=["turn"])
+def _bracket_kernel(
+    source,
+    stats,
+    cuts,
+    scratch,
+    brackets,
+    num_tiles,
+    turn,
+    padded_tiles: tl.constexpr,
+    complete: tl.constexpr,
+    edited: tl.constexpr,
+):
+    i = tl.program_id(0).to(tl.int64)
+    state = tl.load(scratch.undecided + i)
+    if state == 0:
+        return
+    row = tl.load(source.rows + i).to(tl.int64)
+    floats = source.floats + row * NUM_FLOATS
+    temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
+    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
+    top = row_top(stats, i, num_tiles, padded_tiles)
+    by_mass = (top_k == 0) | (state % 2 == 0)
+    if state > AGAIN:
+        wanted = reopened(brackets, i, by_mass)
+    else:
+        lowest = floor_order(top, temperature, tl.load(floats + LOG_MIN_P))
+        wanted = opened(
+            source, stats, cuts, i, state, lowest, top, temperature, top_k, top_p, num_tiles,
+            padded_tiles,
+        )  # fmt: skip
+        tl.store(brackets.limit + i, wanted.limit)
+        tl.store(brackets.limit_id + i, wanted.limit_id)
+        tl.store(brackets.floor + i, wanted.floor)
+        tl.store(brackets.ceiling + i, wanted.ceiling)
+    low, high, tied = wanted.limit, lower(wanted.limit), tl.full((), 0, tl.int32)
+    if (top_p < 1.0) | (by_mass == 0):
+        hidden = tl.where((state == FIRST) & by_mass, 1.0 - top_p, 0.0)
+        low, high, tied = _bracket(
+            source, i, wanted, hidden, top, temperature, num_tiles, turn, complete, edited
+        )
+    tl.store(brackets.low + i, low)
+    tl.store(brackets.high + i, high)
+    tl.store(brackets.tied + i, tied)
+    tl.store(brackets.num_noted + i, 0)
+
+
+@jit
+def _sample(source, i, num_tiles, turn, complete: tl.constexpr, edited: tl.constexpr):
+    """Orders of `SAMPLED` tokens, a group from each stretch of the row; elsewhere each turn."""
+    slot = tl.arange(0, _SAMPLED)
+    token_ids = slot
+    if not complete:
+        stretch, groups = slot // _GROUP, source.vocab_size // _GROUP
+        first, end = stretch * groups // _PILOTS, (stretch + 1) * groups // _PILOTS
+        jitter = (stretch + turn * _PILOTS) * _GOLDEN % 65536
+        token_ids = (first + (jitter * (end - first) >> 16)) * _GROUP + slot % _GROUP
+    values = load_raw(source, i, token_ids, token_ids >= 0)
+    if edited:
+        values = processed(values, token_ids, source, i, 0, num_tiles)
+    return order(values)
+
+
+@jit
+def _bracket(
+    source,
+    i,
+    wanted,
+    hidden,
+    top,
+    temperature,
+    num_tiles,
+    turn,
+    complete: tl.constexpr,
+    edited: tl.constexpr,
+):
+    """Low and high, between which the cut probably lies, and whether many values equal them.
+
+    One of each group, sorted, are the pilots: the bracket's ends are pilots some ranks away from
+    the sample's own cut, so that it can hold neither too many values nor, where the logits have
+    few different ones, anything but those between its ends.
+    """
+    orders = _sample(source, i, num_tiles, turn, complete, edited)
+    scale = scale_of(temperature)
+    weights = tl.where(wanted.by_mass, tl.exp2((value_of(orders) - top) * scale), 1.0)
+    rate = 1.0
+    if not complete:
+        rate = 1.0 * _SAMPLED / source.vocab_size
+    left = wanted.left * rate
+    # What min-p forbids is in the masses still.
+    left -= hidden * tl.sum(tl.where(orders < wanted.limit, weights, 0.0), 0)
+    left = left.to(tl.float32)
+    outside = (orders < wanted.floor) | (orders > wanted.ceiling)
+    weights = tl.where(outside, 0.0, weights)
+    below = tl.where(wanted.from_above, tl.sum(weights, 0) - left, left)
+    pilots = tl.reshape(orders, (_PILOTS, _GROUP))
+    # Another place in each group: masks may have a period.
+    place = tl.arange(0, _PILOTS) * 5 // _GROUP % _GROUP
+    chosen = tl.arange(0, _GROUP)[None, :] == place[:, None]
+    pilots = tl.sum(tl.where(chosen, pilots, 0), 1)
+    pilots = tl.sort(tl.minimum(tl.maximum(pilots, wanted.floor), wanted.ceiling))
+    rank = _own_rank(orders, weights, pilots, below)
+    value, after = _pilot(pilots, rank, wanted), _pilot(pilots, rank + 1, wanted)
+    region = tl.where(wanted.from_above, orders >= value, orders < after)
+    spread = _SPREAD * tl.sqrt(tl.sum(tl.where(region, weights * weights, 0.0), 0))
+    if complete:  # only rounding can mislead
+        spread = left * _MASS_ERROR + tl.where(wanted.by_mass, 0.0, 0.5)
+    weight = tl.where(wanted.by_mass, tl.exp2((value_of(value) - top) * scale), 1.0)
+    most = tl.maximum(_FILLED * _SAMPLED // (2 * _GROUP) // source.vocab_size, 1)
+    if complete:
+        most = _FILLED // (2 * _GROUP)
+    steps = spread / tl.maximum(_GROUP * weight, 1.0e-30)
+    steps = tl.maximum(tl.minimum(steps, most).to(tl.int32), 1)
+    low = _end(orders, weights, pilots, wanted, rank, -steps, -most, below - spread)
+    high = _end(orders, weights, pilots, wanted, rank, steps, most, below + spread)
+    equal = tl.sum(((orders == low) | (orders == high)).to(tl.int32), 0)
+    return low, high, ((low == high) | (equal > _FEW_EQUAL)).to(tl.int32)
+
+
+@jit
+def _pilot(pilots, rank, wanted):
+    """The pilot of a rank; beyond them, what is proved."""
+    ranks = tl.arange(0, _PILOTS)
+    inner = tl.sum(tl.where(ranks == rank, pilots, 0), 0)
+    return tl.where(rank < 0, wanted.floor, tl.where(rank < _PILOTS, inner, wanted.ceiling))
+
+
+@jit
+def _own_rank(orders, weights, pilots, below):
+    """The last pilot with at most `below` of the sample's weight below it; the first if none."""
+    ranks = tl.arange(0, _PILOTS)
+    first, last = tl.full((), 0, tl.int32), tl.full((), _PILOTS - 1, tl.int32)
+    while first < last:
+        middle = (first + last + 1) // 2
+        pivot = tl.sum(tl.where(ranks == middle, pilots, 0), 0)
+        under = tl.sum(tl.where(orders < pivot, weights, 0.0), 0) <= below
+        first, last = tl.where(under, middle, first), tl.where(under, last, middle - 1)
+    return first
+
+
+@jit
+def _end(orders, weights, pilots, wanted, rank, steps, most, bound):
+    """The nearest pilot `steps` or more from `rank`, at most `most`, that has no more than `bound`
+    of the weight below it, where `steps` is negative, or no less up to it."""
+    one = tl.where(steps < 0, -1, 1)
+    end = _pilot(pilots, rank + steps, wanted)
+    short = _is_short(orders, weights, end, one, bound)
+    while short & (steps != most) & (rank + steps >= 0) & (rank + steps < _PILOTS):
+        steps += one
+        end = _pilot(pilots, rank + steps, wanted)
+        short = _is_short(orders, weights, end, one, bound)
+    return end
+
+
+@jit
+def _is_short(orders, weights, end, one, bound):
+    beyond = tl.where(one < 0, end, higher(end))
+    under = tl.sum(tl.where(orders < beyond, weights, 0.0), 0)
+    return tl.where(one < 0, under > bound, under < bound)
+
+
+def bracket(
+    source: Source,
+    stats: TileStats,
+    cuts: Cuts,
+    scratch: Scratch,
+    brackets: Brackets | None = None,
+    *,
+    turn: int,
+    edited: bool,
+) -> Brackets:
+    """Bracket the cuts of undecided rows; other rows' brackets are left undefined.
+
+    Args:
+        source, stats, cuts, scratch: as `head` took and gave them.
+        brackets: of the last turn, None in the first; brought up to date in place.
+        turn: how many there were before.
+        edited: as for `tile_pass`.
+    """
+    num_rows, num_tiles = stats.maxima.shape
+    if brackets is None:
+        like = scratch.undecided
+        brackets = Brackets._make(
+            torch.empty_like(like, dtype=torch.float64 if name == "left" else torch.int32)
+            for name in Brackets._fields
+        )
+    _bracket_kernel[(num_rows,)](
+        source,
+        stats,
+        cuts,
+        scratch,
+        brackets,
+        num_tiles,
+        turn,
+        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        complete=source.vocab_size <= SAMPLED,
+        edited=edited,
+        num_warps=4,
+        maxnreg=128,  # four programs a multiprocessor
+        enable_fp_fusion=False,
+    )
+    return brackets

@@ -1,0 +1,115 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Min-p, top-k and top-p in Triton without sorting the vocabulary: the head's few candidates.
+
+They are gathered from blocks of `PEAK` ids, in id order, and only they are sorted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sampling.kernels.logits import TILE, load_raw, processed
+from sampling.kernels.order import order, rank_key, value_of
+from sampling.kernels.tile_pass import PEAK
+from sampling.triton_support import constexpr, jit, tl
+
+MAX_BLOCKS = 256  # blocks that may reach the threshold, more by ties only
+MAX_CANDIDATES = 256
+
+BLOCK = constexpr(PEAK)
+_BLOCKS, _CANDIDATES = constexpr(MAX_BLOCKS), constexpr(MAX_CANDIDATES)
+_GROUP = constexpr(8)  # blocks read at once
+_LOWEST_KEY, HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
+
+
+@jit
+def _block_ids(source, scratch, i, start, num_blocks):
+    """Token ids [_GROUP, BLOCK] of some selected blocks; the vocabulary's size beyond them."""
+    slot = tl.arange(0, _GROUP) + start
+    mask = slot < num_blocks
+    block = tl.load(scratch.blocks + i * _BLOCKS + slot, mask=mask, other=0)
+    token_ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    return tl.where(mask[:, None], token_ids, source.vocab_size)
+
+
+@jit
+def collect(source, scratch, i, threshold, floor, num_blocks, num_tiles, edited: tl.constexpr):
+    """Write the candidates of the selected blocks in id order and return their number."""
+    count = 0
+    next_ids = _block_ids(source, scratch, i, 0, num_blocks)
+    next_values = load_raw(source, i, next_ids, next_ids >= 0)
+    for start in range(0, num_blocks, _GROUP):
+        token_ids, values = next_ids, next_values
+        next_ids = _block_ids(source, scratch, i, start + _GROUP, num_blocks)
+        next_values = load_raw(source, i, next_ids, next_ids >= 0)  # flies meanwhile
+        if edited:
+            values = processed(values, token_ids, source, i, 0, num_tiles)
+        kept = (values >= threshold) & (values > float("-inf"))
+        kept = (kept & (values.to(tl.float64) >= floor)).to(tl.int32)
+        in_block = tl.sum(kept, 1)
+        begins = tl.cumsum(in_block, 0) - in_block + count
+        slot = begins[:, None] + tl.cumsum(kept, 1) - 1
+        inside = (kept != 0) & (slot < _CANDIDATES)
+        tl.store(scratch.orders + i * _CANDIDATES + slot, order(values), mask=inside)
+        tl.store(scratch.token_ids + i * _CANDIDATES + slot, token_ids, mask=inside)
+        count += tl.sum(in_block, 0)
+    return count
+
+
+class _Candidates(NamedTuple):
+    """What `collect` wrote, in id order; values within the kernels, vectors of _CANDIDATES."""
+
+    some: Any  # whether there is one
+    token_ids: Any
+    next_ids: Any  # -1 behind the last
+    orders: Any
+    keys: Any  # `rank_key`, the lowest int64 where there is none
+
+
+@jit
+def load_candidates(scratch, i, count):
+    slot = tl.arange(0, _CANDIDATES)
+    at, some = i * _CANDIDATES + slot, slot < count
+    orders = tl.load(scratch.orders + at, mask=some, other=0)
+    token_ids = tl.load(scratch.token_ids + at, mask=some, other=0)
+    next_ids = tl.load(scratch.token_ids + at + 1, mask=slot + 1 < count, other=-1)
+    keys = tl.where(some, rank_key(orders, token_ids), _LOWEST_KEY)
+    return _Candidates(some, token_ids, next_ids, orders, keys)
+
+
+@jit
+def last_kept(keys, count, top, filters, all_mass):
+    """The lowest of the candidates' keys that the filters keep; the highest int64 if they do
+    not suffice to reach the top-p of `all_mass` (negative: they are all there is)."""
+    slot = tl.arange(0, _CANDIDATES)
+    ordered = tl.sort(keys, descending=True)
+    kept = slot < tl.minimum(count, filters.top_k)
+    gaps = (value_of((ordered >> 32).to(tl.int32)) - top).to(tl.float64)
+    weights = tl.where(kept, tl.exp(gaps / filters.temperature), 0.0)
+    mass = tl.cumsum(weights, 0)
+    found = tl.max(mass, 0)
+    target = filters.top_p * tl.where(all_mass < 0.0, found, all_mass)
+    kept = kept & (mass - weights < tl.where(filters.top_p >= 1.0, float("inf"), target))
+    cut = tl.min(tl.where(kept, ordered, HIGHEST_KEY), 0)
+    return tl.where((all_mass >= 0.0) & (found < target), HIGHEST_KEY, cut)
+
+
+@jit
+def _same_tile_sum(first_sum, first_tile, second_sum, second_tile):
+    """Combines running sums that start anew at every tile."""
+    return tl.where(first_tile == second_tile, first_sum + second_sum, second_sum), second_tile
+
+
+@jit
+def store_masses(stats, i, found, count, cut, temperature, num_tiles):
+    """The mass of candidates down to the cut for each tile; the tiles must hold zeros."""
+    slot = tl.arange(0, _CANDIDATES)
+    tile = tl.where(found.some, found.token_ids // TILE, num_tiles - 1)
+    next_tile = tl.where(slot + 1 < count, found.next_ids // TILE, -1)
+    next_tile = tl.where(found.some, next_tile, tile)
+    maxima = tl.load(stats.maxima + i * num_tiles + tile)
+    weights = tl.exp((value_of(found.orders) - maxima).to(tl.float64) / temperature)
+    weights = tl.where(found.keys >= cut, weights, 0.0)
+    sums, _tiles = tl.associative_scan((weights, tile), 0, _same_tile_sum)
+    at = stats.masses + i * num_tiles + tile
+    tl.store(at, sums.to(tl.float32), mask=tile != next_tile)

@@ -1,0 +1,266 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Logprobs in Triton, from what the race's tile pass has left: `sampling.paths.logprobs` says what.
+
+A row's top tokens lie in the k tiles with the highest maxima, and there in the k chunks with the
+highest maxima (equals: the lower number first). Only those k tiles are read for the top list,
+and only tiles whose maximum reaches the chosen value are read for its rank, so a tile is read
+once at most and most are not read at all.
+
+Values of processed rows are computed on the way, as the race does. A filter cuts a suffix of the
+order, so it changes neither the chosen token's rank nor which tokens come first: it only turns
+values into -inf. Which ids stand beside values of -inf is not defined.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.kernels.logits import TILE, Source
+from sampling.kernels.order import order, rank_key, value_of
+from sampling.kernels.race import Cuts
+from sampling.kernels.report import flags_of, is_wanted, reported_values, scaled, tile_maxima
+from sampling.kernels.tile_pass import TileStats
+from sampling.noise import TILE as TILE_WIDTH
+from sampling.params import MAX_LOGPROB_TOKEN_IDS
+from sampling.triton_support import constexpr, jit, tl, triton
+
+MAX_TOP = 128  # longer top lists are left to `sampling.paths.logprobs`
+CHUNK, PIECE = 64, 8
+TOP_LANES = (8, 32, MAX_TOP)
+GIVEN_LANES = 2 * MAX_LOGPROB_TOKEN_IDS
+
+_CHUNK, _CHUNKS = constexpr(CHUNK), constexpr(TILE_WIDTH // CHUNK)
+_PIECE, _PIECES = constexpr(PIECE), constexpr(CHUNK // PIECE)
+_NOTHING = constexpr(-(2**63))
+
+
+class _Work(NamedTuple):
+    """Inputs beside the source, outputs, and what the kernels pass on to each other."""
+
+    maxima: Tensor  # float32 [n, tiles], of the processed logits
+    raw_maxima: Tensor  # float32 [n, tiles]
+    cut_values: Tensor  # float32 [n]
+    cut_ids: Tensor  # int32 [n]
+    offsets: Tensor  # float64 [n]
+    token_ids: Tensor  # int32 or int64 [n]
+    given_ids: Tensor  # int32 or int64 [n, J], any row stride
+    chosen: Tensor  # float32 [n]
+    ranks: Tensor  # int32 [n]
+    top_ids: Tensor  # int32 [n, k]
+    top_logprobs: Tensor  # float32 [n, k]
+    explicit: Tensor  # float32 [n, J]
+    threshold: Tensor  # float32 [n], the chosen token's value before scaling; inf: no report
+    slots: Tensor  # int32 [n, tiles], which of the k chosen tiles it is; k if none
+    chunk_maxima: Tensor  # float32 [n, k, TILE / CHUNK]
+
+
+@jit
+def _key_id(key):
+    return ((key & 0x7FFFFFFF) ^ 0x7FFFFFFF).to(tl.int32)  # LAST_ID - the low half
+
+
+@jit
+def _first(values, ids, some, k, size: tl.constexpr, padded_k: tl.constexpr):
+    """Keys of the first k of `size` values with different ids, best first, int64 [padded_k]."""
+    keys = tl.reshape(tl.where(some, rank_key(order(values), ids), _NOTHING), (size,))
+    lanes = tl.arange(0, padded_k)
+    found = tl.full((padded_k,), _NOTHING, tl.int64)
+    for j in range(0, k):
+        best = tl.max(keys, 0)
+        found = tl.where(lanes == j, best, found)
+        keys = tl.where(keys == best, _NOTHING, keys)
+    return found
+
+
+@jit(do_not_specialize=["k", "num_given", "given_stride", "filtered"])
+def _given_kernel(
+    source,
+    work,
+    k,
+    num_given,
+    given_stride,
+    filtered,
+    lanes: tl.constexpr,
+    padded_tiles: tl.constexpr,
+    edited: tl.constexpr,
+):
+    """The values of ids given from outside, and which tiles the top list needs."""
+    i = tl.program_id(0).to(tl.int64)
+    flags, num_tiles = flags_of(source, i), tl.cdiv(source.vocab_size, TILE)
+    lane = tl.arange(0, lanes)  # the chosen token, then the explicit ids
+    is_given = (lane >= 1) & (lane <= num_given)
+    given = tl.load(work.given_ids + i * given_stride + lane - 1, mask=is_given, other=-1)
+    ids = tl.where(lane == 0, tl.load(work.token_ids + i), given).to(tl.int32)
+    inside = (ids >= 0) & (ids < source.vocab_size)
+    values = reported_values(source, i, ids, inside, flags, 0, num_tiles, edited)
+    values = tl.where(inside, values, float("-inf"))
+    reported = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
+    tl.store(work.chosen + i + lane, reported, mask=lane == 0)
+    tl.store(work.explicit + i * num_given + lane - 1, reported, mask=is_given)
+    tl.store(work.ranks + i, 1)
+    wanted = is_wanted(work, i, flags)
+    chosen = tl.max(tl.where(lane == 0, values, float("-inf")), 0)
+    tl.store(work.threshold + i, tl.where(wanted, chosen, float("inf")))
+
+    tile = tl.arange(0, padded_tiles)
+    slots = tl.zeros((padded_tiles,), tl.int32) + k
+    if wanted:
+        maxima = tile_maxima(work, i * num_tiles + tile, tile < num_tiles, flags)
+        keys = tl.where(tile < num_tiles, rank_key(order(maxima), tile), _NOTHING)
+        for j in range(0, tl.minimum(k, num_tiles)):
+            best = tl.max(keys, 0)
+            slots = tl.where(keys == best, j, slots)
+            keys = tl.where(keys == best, _NOTHING, keys)
+    tl.store(work.slots + i * num_tiles + tile, slots, mask=tile < num_tiles)
+
+
+@jit(do_not_specialize=["k"])
+def _tile_kernel(source, work, k, edited: tl.constexpr):
+    """One tile: how many of its tokens come before the chosen one, and its chunks' maxima."""
+    num_tiles = tl.cdiv(source.vocab_size, TILE)
+    i, tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
+    flags, at = flags_of(source, i), i * num_tiles + tile
+    slot = tl.load(work.slots + at)
+    threshold = tl.load(work.threshold + i)
+    reaches = tile_maxima(work, at, True, flags) >= threshold
+    if reaches | (slot < k):
+        ids = tile * TILE + tl.arange(0, TILE)
+        values = reported_values(source, i, ids, ids >= 0, flags, tile, tile + 1, edited)
+        if reaches:
+            chosen = tl.load(work.token_ids + i)
+            before = (values > threshold) | ((values == threshold) & (ids < chosen))
+            tl.atomic_add(work.ranks + i, tl.sum(before.to(tl.int32), 0))
+        if slot < k:
+            maxima = tl.max(tl.reshape(values, (_CHUNKS, _CHUNK)), 1)
+            chunks = (i * k + slot) * _CHUNKS + tl.arange(0, _CHUNKS)
+            tl.store(work.chunk_maxima + chunks, maxima)
+
+
+@jit(do_not_specialize=["k", "filtered"])
+def _top_kernel(
+    source,
+    work,
+    k,
+    filtered,
+    padded_k: tl.constexpr,
+    padded_tiles: tl.constexpr,
+    edited: tl.constexpr,
+):
+    """The top list, from the chunks of the chosen tiles."""
+    i = tl.program_id(0).to(tl.int64)
+    flags = flags_of(source, i)
+    if is_wanted(work, i, flags):
+        num_tiles, tile = tl.cdiv(source.vocab_size, TILE), tl.arange(0, padded_tiles)
+        slots = tl.load(work.slots + i * num_tiles + tile, mask=tile < num_tiles, other=k)
+        lane = tl.arange(0, padded_k)[:, None]
+        tiles = tl.max(tl.where((slots[None, :] == lane) & (lane < k), tile[None, :], -1), 1)
+        chunk = tl.arange(0, _CHUNKS)[None, :]
+        some = (tiles[:, None] >= 0) & (chunk >= 0)
+        at = work.chunk_maxima + (i * k + lane) * _CHUNKS + chunk
+        maxima = tl.load(at, mask=some, other=float("-inf"))
+        chunk = tiles[:, None] * _CHUNKS + chunk
+        chunks = _first(maxima, chunk, some, k, padded_k * _CHUNKS, padded_k)[:, None]
+
+        # A chunk's pieces likewise, then their tokens: two short searches beat a long one.
+        ids = _key_id(chunks) * _CHUNK + tl.arange(0, _CHUNK)[None, :]
+        some = (chunks != _NOTHING) & (ids < source.vocab_size)
+        values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
+        maxima = tl.max(tl.reshape(values, (padded_k, _PIECES, _PIECE)), 2)
+        piece = _key_id(chunks) * _PIECES + tl.arange(0, _PIECES)[None, :]
+        some = (chunks != _NOTHING) & (piece * _PIECE < source.vocab_size)
+        pieces = _first(maxima, piece, some, k, padded_k * _PIECES, padded_k)[:, None]
+
+        ids = _key_id(pieces) * _PIECE + tl.arange(0, _PIECE)[None, :]
+        some = (pieces != _NOTHING) & (ids < source.vocab_size)
+        values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
+        top = _first(values, ids, some, k, padded_k * _PIECE, padded_k)
+        ids, values = _key_id(top), value_of((top >> 32).to(tl.int32))
+        values = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
+        lane = tl.arange(0, padded_k)
+        tl.store(work.top_ids + i * k + lane, ids, mask=lane < k)
+        tl.store(work.top_logprobs + i * k + lane, values, mask=lane < k)
+
+
+def gather_logprobs(
+    source: Source,
+    stats: TileStats,
+    cuts: Cuts | None,
+    offsets: Tensor,
+    token_ids: Tensor,
+    *,
+    num_top: int,
+    explicit_ids: Tensor | None,
+    edited: bool,
+) -> tuple[Tensor, ...]:
+    """The fields of `LogprobsOutput`, for the rows whose flags ask for logprobs.
+
+    Args:
+        source, stats, cuts: as the race's kernels took and gave them, `stats` with raw maxima;
+            the drawn tokens must not be counted by penalties yet.
+        offsets: float64 [n], see `race_kernels.store_offset`.
+        token_ids: int32 or int64 [n], the chosen tokens; rows of -1 are left out.
+        num_top: at most `MAX_TOP`.
+        explicit_ids: int32 or int64 [n, J].
+        edited: whether any row has masks, bias or penalties.
+    """
+    k = min(num_top, source.vocab_size)
+    work = _work(stats, cuts, offsets, token_ids, explicit_ids, k)
+    n, num_tiles, num_given = *stats.maxima.shape, work.explicit.shape[1]
+    filtered = int(cuts is not None)
+    # Lengths are rounded up here, so that few kernels serve all of them.
+    lanes = max(GIVEN_LANES, triton.next_power_of_2(num_given + 1))
+    padded_k = next(size for size in TOP_LANES if k <= size)
+    shared = {"edited": edited, "enable_fp_fusion": False}
+    report = {"padded_tiles": triton.next_power_of_2(num_tiles), **shared}
+    _given_kernel[(n,)](
+        source,
+        work,
+        k,
+        num_given,
+        work.given_ids.stride(0),
+        filtered,
+        lanes=lanes,
+        num_warps=2,
+        **report,
+    )
+    _tile_kernel[(num_tiles * n,)](source, work, k, num_warps=2, **shared)
+    if k:
+        warps = 2 if padded_k <= 32 else 4
+        _top_kernel[(n,)](source, work, k, filtered, padded_k=padded_k, num_warps=warps, **report)
+    return work.chosen, work.ranks, work.top_ids, work.top_logprobs, work.explicit
+
+
+def _work(
+    stats: TileStats,
+    cuts: Cuts | None,
+    offsets: Tensor,
+    token_ids: Tensor,
+    explicit_ids: Tensor | None,
+    k: int,
+) -> _Work:
+    n, num_tiles = stats.maxima.shape
+
+    def buffer(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty((n, *shape), dtype=dtype, device=stats.maxima.device)
+
+    given_ids = buffer(torch.int64, 0) if explicit_ids is None else explicit_ids
+    return _Work(
+        maxima=stats.maxima,
+        raw_maxima=stats.raw_maxima,
+        cut_values=cuts.thresholds if cuts else stats.maxima,
+        cut_ids=cuts.last_ids if cuts else token_ids,
+        offsets=offsets,
+        token_ids=token_ids,
+        given_ids=given_ids,
+        chosen=buffer(torch.float32),
+        ranks=buffer(torch.int32),
+        top_ids=buffer(torch.int32, k),
+        top_logprobs=buffer(torch.float32, k),
+        explicit=buffer(torch.float32, given_ids.shape[1]),
+        threshold=buffer(torch.float32),
+        slots=buffer(torch.int32, num_tiles),
+        chunk_maxima=buffer(torch.float32, k, TILE_WIDTH // CHUNK),
+    )

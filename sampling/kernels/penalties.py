@@ -1,0 +1,31 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Counting drawn tokens for the penalties on CUDA."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sampling.kernels.logits import COUNT_SHIFT, FLAGS, NUM_INTS, PENALIZED, Source
+from sampling.triton_support import jit, tl
+
+
+@jit
+def _count_tokens_kernel(source, token_ids_ptr, bad_ptr):
+    i = tl.program_id(0)
+    row = tl.load(source.rows + i).to(tl.int64)
+    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    counted = ((flags & PENALIZED) != 0) & (tl.load(bad_ptr + i) == 0)
+    unit = tl.full((), 1, tl.int32) << COUNT_SHIFT
+    word = source.counts + row * source.vocab_size + tl.load(token_ids_ptr + i)
+    tl.atomic_add(word, unit, mask=counted)
+
+
+def count_tokens(source: Source, token_ids: Tensor, bad: Tensor) -> None:
+    """Count an output token for every penalised row that is not bad.
+
+    Args:
+        source: whose rows; one may occur more than once.
+        token_ids: int32 [n].
+        bad: bool [n].
+    """
+    _count_tokens_kernel[(len(token_ids),)](source, token_ids, bad, num_warps=1)

@@ -1,0 +1,193 @@
+"""The native path in plain torch, for the CPU: the same tokens as the kernels, readable.
+
+It may look at the host's mirrors, so each stage runs on the rows that need it only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sampling.batch import Drawn, LogprobsOutput, SamplingBatch
+from sampling.filters.plain import cut
+from sampling.noise import Purpose
+from sampling.paths.logprobs import gather_logprobs
+from sampling.paths.torch_edits import process
+from sampling.race import NO_LAST, Cut, greedy, log_sum_exp, race, tile_maxima, tile_stats
+from sampling.rows import (
+    FILTERED,
+    LOG_MIN_P,
+    NORMALIZED,
+    PENALIZED,
+    PROCESSED,
+    RANDOM,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    SamplingRows,
+)
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+Indices = npt.NDArray[np.int64]
+
+
+class Processed(NamedTuple):
+    """Logit rows on their way to a draw."""
+
+    raw: Tensor  # float32 [n, vocab_size]
+    values: Tensor  # float32 [n, vocab_size], after masks, bias and penalties
+    maxima: Tensor  # float32 [n, tiles], of `values`
+    cut: Cut | None  # what the filters leave; None: all of every row
+    bad: Tensor  # bool [n]
+
+    def select(self, index: Tensor) -> Processed:
+        """The rows `index` int64 [m], without a copy if it is all of them."""
+        if len(index) == len(self.raw):
+            return self
+        values = self.values[index]
+        raw = values if self.values is self.raw else self.raw[index]
+        cut = self.cut and Cut(*(column[index] for column in self.cut))
+        return Processed(raw, values, self.maxima[index], cut, self.bad[index])
+
+
+def draw(
+    logits: Tensor, batch: SamplingBatch, rows: SamplingRows, *, reported_ids: Tensor | None = None
+) -> Drawn:
+    """Run masks, bias, penalties, temperature, filters and the race.
+
+    Args:
+        logits: [n, width >= vocab_size], any float dtype and row stride; not written.
+        batch: the rows they belong to.
+        rows: their parameters, flushed.
+        reported_ids: int32 or int64 [n], tokens to report instead of those drawn.
+    """
+    processed = prepare(logits, batch, rows)
+    token_ids = draw_target(processed, batch, rows)
+    logprobs = None
+    if batch.needs.logprobs:
+        reported_ids = token_ids if reported_ids is None else reported_ids
+        logprobs = report(processed, reported_ids, batch, rows)
+    if batch.needs.penalized:
+        rows.counts.add(batch.rows, token_ids, _penalized(batch, rows) & ~processed.bad)
+    return Drawn(token_ids, processed.bad, logprobs)
+
+
+def prepare(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Processed:
+    """All that comes before the temperature; arguments as for `draw`."""
+    raw = logits[:, : rows.vocab_size].float()
+    maxima = tile_maxima(raw)
+    bad = _not_finite(maxima)
+    values = raw
+    if batch.needs.edited:
+        values = process(raw, batch, rows)
+        maxima = tile_maxima(values)
+        bad |= _not_finite(maxima)
+    last = _cuts(values, batch, rows) if batch.needs.filtered else None
+    return Processed(raw, values, maxima, last, bad)
+
+
+def _not_finite(maxima: Tensor) -> Tensor:
+    """Bool [n]: the row holds NaN or +inf, or nothing but -inf."""
+    return ~maxima.amax(1).isfinite()  # a NaN among them is the maximum
+
+
+def _cuts(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Cut:
+    """Where each row is cut; rows without filters keep everything."""
+    cuts = Cut(
+        torch.full((len(values),), -torch.inf),
+        torch.full((len(values),), NO_LAST, dtype=torch.int64),
+    )
+    filtered = torch.from_numpy(np.flatnonzero(rows.flags_np[batch.rows_np] & FILTERED))
+    if len(filtered):
+        own = batch.rows[filtered]
+        floats = rows.floats[own]
+        some = cut(
+            _select(values, filtered),
+            floats[:, TEMPERATURE],
+            rows.ints[own, TOP_K],
+            floats[:, TOP_P],
+            floats[:, LOG_MIN_P],
+        )
+        cuts.thresholds[filtered], cuts.last_ids[filtered] = some
+    return cuts
+
+
+def draw_target(processed: Processed, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    """int32 [n]: greedy rows by argmax, the others by the race, 0 where bad."""
+    flags = rows.flags_np[batch.rows_np]
+    random = torch.from_numpy(np.flatnonzero(flags & RANDOM))
+    if len(random) < len(flags):
+        token_ids = greedy(processed.values, processed.maxima)
+    else:
+        token_ids = torch.empty(len(flags), dtype=torch.int64)
+    if len(random):
+        own = batch.rows[random]
+        temperature = rows.floats[own, TEMPERATURE]
+        chosen = processed.select(random)
+        stats = tile_stats(chosen.values, temperature, chosen.cut)
+        key = rows.noise_key(own, batch.positions[random])
+        drawn = race(chosen.values, stats, temperature, key, Purpose.TARGET, chosen.cut)
+        token_ids[random] = drawn
+    return token_ids.int().masked_fill_(processed.bad, 0)
+
+
+def report(
+    processed: Processed, token_ids: Tensor, batch: SamplingBatch, rows: SamplingRows
+) -> LogprobsOutput:
+    """The logprobs of the tokens, int [n], each row in its mode."""
+    raw, values, _, last, _ = processed
+    flags = rows.flags_np[batch.rows_np]
+    reported, offsets = reported_values(raw, values, last, flags, batch, rows)
+    return gather_logprobs(
+        reported,
+        offsets,
+        token_ids,
+        num_top=batch.needs.num_top,
+        explicit_ids=rows.explicit_ids[batch.rows, : batch.needs.num_explicit],
+    )
+
+
+def _penalized(batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    """Bool [n]."""
+    return torch.from_numpy(rows.flags_np[batch.rows_np] & PENALIZED != 0)
+
+
+def reported_values(
+    raw: Tensor,
+    values: Tensor,
+    last: Cut | None,
+    flags: npt.NDArray[np.int32],
+    batch: SamplingBatch,
+    rows: SamplingRows,
+) -> tuple[Tensor, Tensor]:
+    """Values to report, float32 [n, vocab_size]; what to subtract from them, float64 [n]."""
+    ones = torch.ones(len(raw), dtype=torch.float64)
+    offsets = log_sum_exp(tile_stats(raw, ones), ones)
+    offsets[torch.from_numpy(flags & NORMALIZED == 0)] = 0.0
+    if not batch.needs.processed:
+        return raw, offsets
+    reported = raw.clone()
+    for i in np.flatnonzero(flags & PROCESSED):
+        temperature = float(rows.floats[batch.rows[i], TEMPERATURE]) or 1.0
+        scaled = values[i : i + 1].double()
+        if last is not None:
+            own_last = Cut(last.thresholds[i : i + 1], last.last_ids[i : i + 1])
+            kept = own_last.keeps(values[i : i + 1], torch.arange(rows.vocab_size))
+            scaled = scaled.masked_fill(~kept, -torch.inf)
+        if flags[i] & NORMALIZED:  # the maximum first, so that a tiny T cannot overflow
+            scaled = (scaled - scaled.amax()) / temperature
+            offsets[i] = scaled.logsumexp(-1).item()
+        else:
+            scaled = (scaled / temperature).clamp(max=FLOAT32_MAX)
+        reported[i] = scaled[0].float()
+    return reported, offsets
+
+
+def _select(values: Tensor, index: Tensor) -> Tensor:
+    """Rows of `values`, without a copy if it is all of them."""
+    return values if len(index) == len(values) else values[index]

@@ -1,0 +1,87 @@
+"""The native path on CUDA: a few kernels, no host synchronisation, capturable in a graph."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sampling.batch import Drawn, LogprobsOutput, SamplingBatch
+from sampling.filters.bracket import bracket
+from sampling.filters.cut import cut_within
+from sampling.filters.search import search
+from sampling.filters.shortlist import head
+from sampling.kernels.logits import Source
+from sampling.kernels.logprobs import gather_logprobs
+from sampling.kernels.penalties import count_tokens
+from sampling.kernels.race import Cuts, pick
+from sampling.kernels.tile_pass import TileStats, tile_pass
+from sampling.paths.flashinfer import FlashInfer
+from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
+
+TURNS = 2  # over a bracket: one decides almost every row, the next what its sample misjudged
+
+
+def draw(
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    flashinfer: FlashInfer | None = None,
+    *,
+    reported_ids: Tensor | None = None,
+) -> Drawn:
+    """As `torch_path.draw`; extra memory is O(n * tiles), but for rows FlashInfer draws.
+
+    Args:
+        logits, batch, rows, reported_ids: as for `torch_path.draw`.
+        flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host.
+    """
+    needs, edited = batch.needs, batch.needs.edited
+    elsewhere = 0 if flashinfer is None else FLASHINFER
+    source = Source.of(logits, batch, rows)
+    stats = tile_pass(source, edited=edited, peaked=needs.filtered, reported=needs.logprobs)
+    cuts = cut(source, stats, needs, elsewhere) if needs.filtered else None
+    picked = pick(source, stats, cuts, edited=edited, reported=needs.logprobs, elsewhere=elsewhere)
+    if flashinfer is not None:
+        flashinfer.redraw(source, stats, batch, rows, picked, edited=edited)
+    logprobs = None
+    if needs.logprobs:
+        reported_ids = picked.token_ids if reported_ids is None else reported_ids
+        logprobs = report(source, stats, cuts, picked.offsets, reported_ids, batch, rows)
+    if needs.penalized:  # after logprobs, which report what the token was drawn from
+        count_tokens(source, picked.token_ids, picked.bad)
+    return Drawn(picked.token_ids, picked.bad, logprobs)
+
+
+def report(
+    source: Source,
+    stats: TileStats,
+    cuts: Cuts | None,
+    offsets: Tensor,
+    token_ids: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+) -> LogprobsOutput:
+    """The logprobs of the tokens int32 [n], each row in its mode; offsets as `Picked.offsets`."""
+    needs = batch.needs
+    reported = gather_logprobs(
+        source,
+        stats,
+        cuts,
+        offsets,
+        token_ids,
+        num_top=needs.num_top,
+        explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
+        edited=needs.edited,
+    )
+    return LogprobsOutput(*reported)
+
+
+def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int = 0) -> Cuts:
+    """Where the filters cut; each stage does the rows the one before left undecided."""
+    edited = needs.edited
+    cuts, scratch = head(source, stats, edited=edited, elsewhere=elsewhere)
+    brackets = None
+    for turn in range(TURNS + needs.twice_filtered):
+        brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=edited)
+        cut_within(source, stats, cuts, scratch, brackets, edited=edited)
+    search(source, stats, cuts, scratch, edited=edited)
+    return cuts

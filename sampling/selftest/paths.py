@@ -1,0 +1,178 @@
+"""The sampler's paths as functions of logits, positions and a seed, for `tailrace verify`.
+
+Each calls what the engine calls on that device, in batches. `speculation_paths` has the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampling.batch import SamplingBatch
+from sampling.kernels import race as race_kernels
+from sampling.kernels import tile_pass as tile_kernels
+from sampling.kernels.logits import Source
+from sampling.noise import TILE, Purpose
+from sampling.params import SamplingParams
+from sampling.race import TileStats, race, tile_stats
+from sampling.rows import SamplingRows
+from sampling.sampler import Sampler, SamplerConfig
+
+
+class Draws(Protocol):
+    """Draws one token from softmax(logits) for each position."""
+
+    def __call__(self, logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+        """Token ids int64 [n], on the CPU.
+
+        Args:
+            logits: float32 [vocab_size], on the CPU.
+            positions: int64 [n], those of the noise contract.
+            seed: of the request.
+        """
+        ...
+
+
+def sampler_draws(
+    config: SamplerConfig,
+    device: torch.device,
+    params: SamplingParams | None = None,
+    rows_by_path: Counter[str] | None = None,
+) -> Draws:
+    """The engine's sampler for one request.
+
+    Args:
+        config, device: the sampler's.
+        params: of the request; neutral if None.
+        rows_by_path: counts which path drew.
+    """
+    params = params or SamplingParams(seed=0)
+
+    def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+        rows = one_row(len(logits), params, seed, device)
+        sampler = Sampler(config, rows)
+        on_device, tokens = logits.to(device), []
+        for batch in batches_of(positions, rows):
+            tokens.append(sampler(on_device.expand(len(batch.rows), -1), batch).token_ids.cpu())
+        if rows_by_path is not None:
+            rows_by_path.update(sampler.rows_by_path)
+        return torch.cat(tokens).long()
+
+    return draw
+
+
+def race_draws(device: torch.device) -> Draws:
+    """The sampler's race alone, over tile statistics taken once: millions of draws are cheap."""
+
+    def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+        rows = one_row(len(logits), SamplingParams(), seed, device)
+        once = _race_once_cuda if device.type == "cuda" else _race_once_cpu
+        on_device = logits.to(device)
+        parts = [once(on_device, part, rows) for part in batches_of(positions, rows, width=TILE)]
+        return torch.cat(parts)
+
+    return draw
+
+
+class Call(NamedTuple):
+    """One request of a step."""
+
+    params: SamplingParams
+    seed: int
+    logits: Tensor  # float32 [vocab_size]
+    slot: int  # the row it owns on the device
+
+
+class Step(Protocol):
+    """Draws the next token of several requests, each in the slot it names."""
+
+    def __call__(self, calls: Sequence[Call]) -> list[int]:
+        """One token a call, in their order."""
+        ...
+
+
+def sampler_step(config: SamplerConfig, device: torch.device, *, num_slots: int) -> Step:
+    """The engine's sampler for a batch of requests, the fifth token of each."""
+    position = 5
+
+    def step(calls: Sequence[Call]) -> list[int]:
+        history = torch.arange(position, dtype=torch.int32, device=device)
+        vocab_size = len(calls[0].logits)
+        rows = SamplingRows(
+            num_slots, vocab_size, device, history=history.expand(num_slots, -1).contiguous()
+        )
+        for call in calls:
+            rows.add(
+                call.slot, call.params, seed=call.seed, choice=0, prompt_len=2, num_tokens=position
+            )
+        rows.flush()
+        rows_np = np.array([call.slot for call in calls], dtype=np.int32)
+        batch = SamplingBatch(
+            rows=torch.from_numpy(rows_np).to(device),
+            positions=torch.full((len(calls),), position, dtype=torch.int64, device=device),
+            rows_np=rows_np,
+            needs=rows.needs(rows_np),
+        )
+        logits = torch.stack([call.logits for call in calls]).to(device)
+        token_ids: list[int] = Sampler(config, rows)(logits, batch).token_ids.tolist()
+        return token_ids
+
+    return step
+
+
+def _race_once_cpu(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    n, one = len(batch.rows), torch.ones(1, dtype=torch.float64)
+    stats = TileStats(*(column.expand(n, -1) for column in tile_stats(logits[None], one)))
+    key = rows.noise_key(batch.rows, batch.positions)
+    return race(logits.expand(n, -1), stats, one.expand(n), key, Purpose.TARGET)
+
+
+def _race_once_cuda(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
+    n = len(batch.rows)
+    source = Source.of(logits.expand(n, -1), batch, rows)
+    one = source._replace(rows=source.rows[:1])
+    stats = tile_kernels.tile_pass(one, edited=False, peaked=False, reported=False)
+    spread = stats._replace(
+        maxima=stats.maxima.expand(n, -1).contiguous(),
+        masses=stats.masses.expand(n, -1).contiguous(),
+    )
+    picked = race_kernels.pick(source, spread, None, edited=False, reported=False)
+    return picked.token_ids.cpu().long()
+
+
+def one_row(
+    vocab_size: int, params: SamplingParams, seed: int, device: torch.device
+) -> SamplingRows:
+    """One row that every drawn token shares, as a request verifying many positions has."""
+    history = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    rows = SamplingRows(1, vocab_size, device, history=history)
+    rows.add(0, params, seed=seed, choice=0, prompt_len=0, num_tokens=0)
+    rows.flush()
+    return rows
+
+
+def batches_of(
+    positions: Tensor, rows: SamplingRows, *, width: int | None = None
+) -> Iterator[SamplingBatch]:
+    """Batches that fit the cache of a CPU or the memory of a GPU.
+
+    Args:
+        positions: int64 [n].
+        rows: as `one_row` makes them.
+        width: numbers worked on for each position; the vocabulary if None.
+    """
+    numbers = 1 << (28 if rows.device.type == "cuda" else 20)
+    size = max(1, numbers // max(width or rows.vocab_size, TILE))
+    for part in torch.split(positions, size):
+        rows_np = np.zeros(len(part), dtype=np.int32)
+        yield SamplingBatch(
+            rows=torch.zeros(len(part), dtype=torch.int32, device=rows.device),
+            positions=part.to(rows.device),
+            rows_np=rows_np,
+            needs=rows.needs(rows_np),
+        )

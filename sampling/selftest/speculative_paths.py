@@ -1,0 +1,221 @@
+"""The paths of speculation as draws from softmax(logits), for `tailrace verify`.
+
+All go by what the engine calls, `drafting.draw_drafts` and `rejection.verify`. Where the recovered
+token is wanted every draft is refused (`synthetic`, at a rate of 0), one that stands beside the
+vocabulary, so that the recovered token has the distribution softmax(logits); acceptance of the
+second of two tokens has that token's probability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sampling.batch import Drafts, SamplingBatch, Verification
+from sampling.noise import Purpose
+from sampling.params import SamplingParams
+from sampling.rows import SamplingRows
+from sampling.sampler import SamplerConfig
+from sampling.selftest.paths import Draws, batches_of, one_row, sampler_draws
+from sampling.speculative import rejection
+from sampling.speculative.drafting import draw_drafts
+from sampling.speculative.rejection import Method
+
+DRAFT_DEPTH = 1
+"""Depth at which drafts are drawn and accepted here."""
+
+PathMaker = Callable[[SamplerConfig, torch.device], Draws]
+
+
+def draft_draws(config: SamplerConfig, device: torch.device) -> Draws:
+    """The draft's draw at `DRAFT_DEPTH`; needs no configuration, its noise is always float64."""
+
+    def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+        rows = one_row(len(logits), SamplingParams(), seed, device)
+        on_device, tokens = logits.to(device), []
+        slot = torch.empty((1, 1 + DRAFT_DEPTH, len(logits)), device=device)
+        for batch in batches_of(positions, rows):
+            spread = on_device.expand(len(batch.rows), -1)
+            drawn = draw_drafts(spread, batch, rows, DRAFT_DEPTH, "gumbel", draft_logits=slot)
+            tokens.append(drawn.cpu().long())
+        return torch.cat(tokens)
+
+    return draw
+
+
+def accept_draws(config: SamplerConfig, device: torch.device) -> Draws:
+    """1 where a one-hot draft of token 1 is accepted at `DRAFT_DEPTH`, else 0; two logits."""
+
+    def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+        x = torch.ones_like(positions)
+        return (_at_depth(logits, None, x, positions, seed, device).num_accepted == 2).long()
+
+    return draw
+
+
+def recovered_draws(config: SamplerConfig, device: torch.device) -> Draws:
+    """The recovered token after a one-hot draft."""
+    return _recovered(device, has_draft_logits=False)
+
+
+def recovered_from_logits_draws(config: SamplerConfig, device: torch.device) -> Draws:
+    """The recovered token after a draft with draft logits."""
+    return _recovered(device, has_draft_logits=True)
+
+
+PATHS: dict[str, tuple[PathMaker, Purpose]] = {
+    "sampler": (sampler_draws, Purpose.TARGET),
+    "draft": (draft_draws, Purpose.DRAFT),
+    "accept": (accept_draws, Purpose.ACCEPT),
+    "recovered, one-hot draft": (recovered_draws, Purpose.RESIDUAL),
+    "recovered, draft logits": (recovered_from_logits_draws, Purpose.RESIDUAL),
+}
+"""All that `--use-fp64-gumbel` promises float64 noise for, on every device."""
+
+
+def _recovered(device: torch.device, *, has_draft_logits: bool) -> Draws:
+    def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+        beside = len(logits)
+        target = torch.cat((logits, logits.logsumexp(0)[None]))
+        draft = torch.full_like(target, -torch.inf)
+        draft[beside] = 0.0
+        verified = _verified(
+            target.expand(2, -1),
+            draft[None] if has_draft_logits else None,
+            torch.full((len(positions), 1), beside),
+            positions,
+            seed,
+            device,
+            method="synthetic",
+            rates=torch.zeros(1, dtype=torch.float64),
+        )
+        return verified.token_ids[:, 0].long()
+
+    return draw
+
+
+class SpeculatedDraws(Protocol):
+    """Draws a draft, accepts it or recovers another token, for each position."""
+
+    def __call__(
+        self, logits: Tensor, draft_logits: Tensor, positions: Tensor, seed: int
+    ) -> Tensor:
+        """Token ids int64 [n]; as `Draws`, with the draft's logits beside the target's."""
+        ...
+
+
+def speculated_draws(
+    config: SamplerConfig, device: torch.device, *, one_hot: bool
+) -> SpeculatedDraws:
+    """One speculated token a position, by the draft, accept and recovered paths together.
+
+    Args:
+        one_hot: the drafts are the draft's highest token; else they are drawn from its logits.
+    """
+
+    def draw(logits: Tensor, draft_logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+        if one_hot:
+            x = draft_logits.argmax().expand(len(positions))
+        else:
+            x = draft_draws(config, device)(draft_logits, positions, seed)
+        q = None if one_hot else draft_logits
+        return _at_depth(logits, q, x, positions, seed, device).token_ids[:, DRAFT_DEPTH].long()
+
+    return draw
+
+
+def _at_depth(
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    x: Tensor,
+    positions: Tensor,
+    seed: int,
+    device: torch.device,
+) -> Verification:
+    """Verify the drafts `x` int64 [n] at `DRAFT_DEPTH`, after drafts that always stand.
+
+    Args:
+        logits: float32 [vocab_size], the target's.
+        draft_logits: float32 [vocab_size], the draft's; None for one-hot drafts.
+        x: int64 [n].
+        positions: int64 [n], those of the step's first draft.
+        seed: of the request.
+        device: whose implementation.
+    """
+    sure = torch.full_like(logits, -torch.inf)
+    sure[0] = 0.0
+    before = [sure] * DRAFT_DEPTH
+    drafts = torch.zeros((len(x), 1 + DRAFT_DEPTH), dtype=torch.int64)
+    drafts[:, DRAFT_DEPTH] = x
+    q = None if draft_logits is None else torch.stack([*before, draft_logits])
+    target = torch.stack([*before, logits, logits])
+    return _verified(target, q, drafts, positions, seed, device)
+
+
+def _verified(
+    logits: Tensor,
+    draft_logits: Tensor | None,
+    draft_ids: Tensor,
+    positions: Tensor,
+    seed: int,
+    device: torch.device,
+    *,
+    method: Method = "standard",
+    rates: Tensor | None = None,
+) -> Verification:
+    """Verify k drafts a position, by the same logits everywhere; on the CPU.
+
+    Args:
+        logits: float32 [1 + k, vocab_size]. draft_logits: float32 [k, vocab_size] or None.
+        draft_ids: int64 [n, k]. positions: int64 [n], as for `_at_depth`.
+        seed, device: as for `_at_depth`. method, rates: as for `rejection.verify`.
+    """
+    depths, vocab_size = logits.shape
+    rows = one_row(vocab_size, SamplingParams(), seed, device)
+    on_device = logits.to(device)
+    slots = None if draft_logits is None else draft_logits[None].to(device)
+    rates = None if rates is None else rates.to(device)
+    parts, first = [], 0
+    for batch in batches_of(positions, rows, width=depths * vocab_size):
+        n = len(batch.rows)
+        drafts = Drafts(
+            starts=torch.arange(0, n * depths, depths, device=device),
+            num_drafts=torch.full((n,), depths - 1, dtype=torch.int32, device=device),
+            token_ids=draft_ids[first : first + n].int().to(device),
+            room=torch.full((n,), depths, dtype=torch.int32, device=device),
+            logits=slots,
+        )
+        parts.append(
+            rejection.verify(
+                on_device.repeat(n, 1),
+                _spread(batch, depths, rows),
+                rows,
+                drafts,
+                method,
+                rates,
+            )
+        )
+        first += n
+    return Verification(
+        torch.cat([part.token_ids for part in parts]).cpu(),
+        torch.cat([part.num_new for part in parts]).cpu(),
+        torch.cat([part.num_accepted for part in parts]).cpu(),
+        torch.cat([part.bad for part in parts]).cpu(),
+        logprobs=None,
+    )
+
+
+def _spread(batch: SamplingBatch, depths: int, rows: SamplingRows) -> SamplingBatch:
+    """Logit rows of all depths in place of one a position."""
+    depth = torch.arange(depths, dtype=torch.int32, device=rows.device).repeat(len(batch.rows))
+    rows_np = batch.rows_np.repeat(depths)
+    return SamplingBatch(
+        rows=batch.rows.repeat_interleave(depths),
+        positions=batch.positions.repeat_interleave(depths) + depth,
+        rows_np=rows_np,
+        needs=batch.needs,
+        depths=depth,
+    )

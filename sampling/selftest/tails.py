@@ -1,0 +1,78 @@
+"""Distributions whose rare tokens float32 noise can never draw, and when they are drawn.
+
+A float32 generator gives no exponential below 2^-24 (or 2^-31), so where one head leads by a gap
+g > 16.6 (or 21.5) nothing else can win; here a tail wins with probability (tails) e^-g a draw.
+The three cases are those of the project's specification: many tails over all tiles, tails in the
+head's own tile (the race inside a tile decides) and one tail in each other tile (the race of the
+tiles decides).
+
+`wins` lists every draw of a fixed seed that a tail wins, as the noise contract determines it. The
+list comes from benchmarks/tail_search.c, which shares nothing with this package but the contract:
+a path that gives these tokens at these positions has all of its tail, on whatever device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.noise import TILE, Purpose
+from sampling.selftest.tail_wins import ACCEPTED, REFUSED, SEED, WINS_BY_STREAM
+
+__all__ = ["ACCEPTED", "ACCEPT_GAP", "CASES", "REFUSED", "SEED", "TailCase", "wins"]
+
+ACCEPT_GAP = 19.0
+"""The second of two tokens lies that far below the first: its acceptance is the rare event."""
+
+
+class TailCase(NamedTuple):
+    """A head and tails below it.
+
+    Attributes:
+        name: for the table.
+        gap: logits between head and tails.
+        num_tails: how many tails.
+        draws: of the specification's test.
+    """
+
+    name: str
+    gap: float
+    num_tails: int
+    draws: int
+
+    @property
+    def probability(self) -> float:
+        """That a draw is won by a tail."""
+        mass = self.num_tails * math.exp(-self.gap)
+        return mass / (1.0 + mass)
+
+    def logits(self) -> Tensor:
+        """float32 [vocab_size]: the head is token 0."""
+        if self is TILES:
+            logits = torch.full(((self.num_tails + 1) * TILE,), -torch.inf)
+            logits[::TILE] = -self.gap
+        else:
+            logits = torch.full((self.num_tails + 1,), -self.gap)
+        logits[0] = 0.0
+        return logits
+
+
+MANY = TailCase("tails everywhere", gap=20.5, num_tails=262_144, draws=100_000)
+TOKENS = TailCase("tails in the head's tile", gap=19.0, num_tails=TILE - 1, draws=6_000_000)
+TILES = TailCase("a tail in each other tile", gap=19.0, num_tails=150, draws=40_000_000)
+CASES = (MANY, TOKENS, TILES)
+
+
+def wins(case: TailCase, purpose: Purpose) -> tuple[Tensor, Tensor]:
+    """Positions and tokens of the draws below `case.draws` that a tail wins, int64.
+
+    The draft stream is that of depth 1. The two best keys of every win differ by 1e-4 or more, so
+    the rounding of tile sums cannot matter.
+    """
+    pairs = torch.tensor(WINS_BY_STREAM.get((CASES.index(case), int(purpose)), ()))
+    pairs = pairs.view(-1, 2)
+    scale = TILE if case is TILES else 1  # there the table holds the tile
+    return pairs[:, 0], pairs[:, 1] * scale

@@ -1,0 +1,110 @@
+"""How a drafter draws: one token a row and draft step from its logits.
+
+    greedy   the highest token, the lowest id among equals; the draft is one-hot
+    gumbel   x ~ q = softmax(logits / T); q's logits are kept for verification, Purpose.DRAFT
+    coupled  as gumbel, with the noise by which the target will draw at the same position,
+             Purpose.TARGET; verification compares tokens and needs no q
+
+A row of temperature 0 takes its highest token whatever the method. The masks that always hold
+(allowed ids, min_tokens, bad words of one token) are applied before: the target will not take
+such a draft. Bias, penalties, filters and longer bad words are not. What the drafts are drawn
+from is what is kept, so verification is exact whatever the drafter's logits are, NaN included.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from sampling.batch import SamplingBatch
+from sampling.noise import Purpose
+from sampling.paths.torch_edits import mask_drafts
+from sampling.race import MIN_SCALE, greedy, tile_maxima
+from sampling.rows import RANDOM, TEMPERATURE, SamplingRows
+from sampling.speculative import draws
+from sampling.speculative import triton_drafting as draft_kernels
+from sampling.speculative.draws import MAX_RATE, Distribution
+from sampling.triton_support import kernels_run_on
+
+__all__ = ["DraftMethod", "draw_drafts"]
+
+DraftMethod: TypeAlias = Literal["greedy", "gumbel", "coupled"]
+
+
+def draw_drafts(
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    depth: int,
+    method: DraftMethod = "greedy",
+    *,
+    draft_logits: Tensor | None = None,
+    columns: Tensor | None = None,
+) -> Tensor:
+    """Draw the draft of one depth for each row; on CUDA a graph can hold it.
+
+    Args:
+        logits: [n, width], the drafter's as its head gives them: float32, bfloat16 or float16,
+            rows contiguous; left as they are. Without `columns`, width >= vocab_size.
+        batch: the rows they belong to, as `VerifiedStep.sampling`: positions are those of the
+            step's first draft, whatever the depth.
+        rows: the parameters, flushed.
+        depth: how many drafts of the step precede this one.
+        method: see the module.
+        draft_logits: float32 [slots, k, vocab_size]; q's logits are written at
+            [batch.rows[i], depth]. Gumbel needs it, the other methods take None.
+        columns: int32 [vocab_size], for a reduced draft vocabulary: the column of `logits` that
+            holds each token's logit, -1 for tokens it lacks, which are never drafted.
+
+    Returns:
+        int32 [n], always in [0, vocab_size).
+    """
+    if (method == "gumbel") != (draft_logits is not None):
+        raise ValueError("gumbel drafts need draft_logits, others must have none")
+    if kernels_run_on(logits.device):
+        return draft_kernels.draw_drafts(logits, batch, rows, depth, method, draft_logits, columns)
+    return _draw_on_host(logits, batch, rows, depth, method, draft_logits, columns)
+
+
+def _draw_on_host(
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    depth: int,
+    method: DraftMethod,
+    draft_logits: Tensor | None,
+    columns: Tensor | None,
+) -> Tensor:
+    """The same in plain torch."""
+    values = _of_target_vocabulary(logits, rows.vocab_size, columns)
+    positions = batch.positions + depth
+    if batch.needs.edited:
+        own = SamplingBatch(batch.rows, positions, batch.rows_np, batch.needs)
+        values = mask_drafts(values, own, rows)
+    if method == "greedy":
+        return greedy(values, tile_maxima(values)).int()
+    values = _scaled(values, rows.floats[batch.rows, TEMPERATURE])
+    if draft_logits is not None:
+        draft_logits[batch.rows.long(), depth] = values
+    random = torch.from_numpy(rows.flags_np[batch.rows_np] & RANDOM != 0)
+    q = Distribution.of(values, random.double())
+    if method == "coupled":
+        key = rows.noise_key(batch.rows, positions)
+        return draws.draw(q, key, Purpose.TARGET).int()
+    return draws.draw(q, rows.noise_key(batch.rows, batch.positions), Purpose.DRAFT, depth).int()
+
+
+def _of_target_vocabulary(logits: Tensor, vocab_size: int, columns: Tensor | None) -> Tensor:
+    """float32 [n, vocab_size]."""
+    if columns is None:
+        return logits[:, :vocab_size].float()
+    values = logits[:, columns.clamp(min=0).long()].float()
+    return values.masked_fill_(columns < 0, -torch.inf)
+
+
+def _scaled(values: Tensor, temperature: Tensor) -> Tensor:
+    """Logits / T in float32: rounding here only changes what q is."""
+    rate = torch.where(temperature == 0.0, 1.0, temperature).reciprocal()
+    return values * rate.clamp(MIN_SCALE, MAX_RATE).float()[:, None]

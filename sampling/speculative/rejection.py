@@ -1,0 +1,81 @@
+"""Verification: which of a step's drafts stand, and the token behind them.
+
+At each depth the target's p is what the sampler would draw from there, with every mask, bias,
+penalty and filter of the row; q is what the draft was drawn from. Depth by depth:
+
+    standard   accept x when u < p(x) / q(x), else draw from max(p - q, 0) normalised
+               (Leviathan et al. 2023, algorithm 1); without draft logits q is one-hot: accept
+               when u < p(x), else draw from p without x
+    synthetic  accept at a given rate, for studies of cost; else as standard
+    coupled    accept when x is the token that the plain sampler draws, else that token
+
+A greedy row draws its highest token; it accepts x when x is that token (at the given rate where
+synthetic). What stands behind the last accepted draft, at a depth without a draft, or in a row
+without drafts is the plain sampler's own token at that position, bit for bit.
+`sampling.speculative.draws` says which stream of noise decides what.
+
+Penalties and bad words of a depth see the drafts before it in the token history; `SamplingBatch.
+depths` says how many they are. A row accepts nothing behind its room or a bad logit row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from torch import Tensor
+
+from sampling.batch import Drafts, SamplingBatch, Verification
+from sampling.rows import SamplingRows
+from sampling.speculative import torch_verification, triton_verification
+from sampling.triton_support import kernels_run_on
+
+__all__ = ["Drafts", "Method", "Verification", "conditional_rates", "rates_of_length", "verify"]
+
+Method: TypeAlias = Literal["standard", "synthetic", "coupled"]
+
+
+def verify(
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    drafts: Drafts,
+    method: Method = "standard",
+    rates: Tensor | None = None,
+) -> Verification:
+    """Verify the drafts of a step and draw one token more for each row.
+
+    On CUDA it looks at nothing on the host but shapes and `batch.needs`, so that a graph can hold
+    it; FlashInfer takes no part.
+
+    Args:
+        logits: [n, width >= vocab_size], as for `Sampler`.
+        batch: the sampling row and position of each logit row, and `depths` (0 where a row has
+            no drafts). The history of `rows` must hold a row's drafts at their positions.
+        rows: the parameters, flushed.
+        drafts: what is verified; the batch's logit rows are those of its rows.
+        method: see the module.
+        rates: float64 [k] on the device, `conditional_rates`; for synthetic only.
+    """
+    if kernels_run_on(logits.device):
+        return triton_verification.verify(logits, batch, rows, drafts, method, rates)
+    return torch_verification.verify(logits, batch, rows, drafts, method, rates)
+
+
+def rates_of_length(length: float, k: int) -> list[float]:
+    """Acceptance rates by position for which a step enters `length` tokens on average.
+
+    Args:
+        length: in [1, k + 1]; its whole part is always entered.
+    """
+    return [min(max(length - 1.0 - depth, 0.0), 1.0) for depth in range(k)]
+
+
+def conditional_rates(rates: Sequence[float]) -> list[float]:
+    """How often a depth accepts once all before it did, from how often it is accepted at all.
+
+    Args:
+        rates: by position, in [0, 1], not increasing.
+    """
+    before = [1.0, *rates[:-1]]
+    return [rate / last if last else 0.0 for rate, last in zip(rates, before, strict=True)]

@@ -1,0 +1,260 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""The token behind a row's last accepted draft, in Triton: a program a row.
+
+Where a draft was refused it is a race over max(p - q, 0), or over p without a one-hot draft;
+elsewhere it is the target's own draw.
+
+A residual's tile masses are float32 sums of exp(a) (1 - exp(d)), a = log p, d = log q - log p,
+with d in float64, so that nothing cancels; their relative error is that of the race's masses.
+Inside the winning tile all is float64. Whether d < 0 is decided alike at both levels.
+
+A one-hot draft needs no second pass: the residual's masses are the target's, but for the tile of
+the draft itself, which is summed afresh without it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.kernels.logits import TILE, Source
+from sampling.kernels.race import (
+    Cuts,
+    draw_token,
+    is_random,
+    load_temperature,
+    load_tiles,
+    noise_key,
+    padded,
+    winner,
+)
+from sampling.kernels.tile_pass import TileStats
+from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
+from sampling.speculative.ratio import (
+    draft_logits,
+    draft_slot,
+    log_ratio,
+    minus_expm1,
+    minus_expm1_f32,
+    target_logits,
+)
+from sampling.speculative.verdict import (
+    ACCEPT,
+    BAD,
+    DRAW,
+    RECOVER,
+    STOP,
+    DraftStats,
+    Verdicts,
+)
+from sampling.triton_support import constexpr, jit, tl, triton
+
+_RESIDUAL_TILE = constexpr(stream(Purpose.RESIDUAL, LEVEL_TILE))
+_RESIDUAL_TOKEN = constexpr(stream(Purpose.RESIDUAL, LEVEL_TOKEN))
+
+
+@jit
+def _last_verdict(work, r, lanes: tl.constexpr):
+    """How many drafts stand, and the verdict behind them."""
+    lane = tl.arange(0, lanes)
+    at = work.verdicts + r * (work.k + 1) + lane
+    verdicts = tl.load(at, mask=lane <= work.k, other=STOP)
+    num_accepted = tl.min(tl.where(verdicts != ACCEPT, lane, lanes), 0)
+    return num_accepted, tl.sum(tl.where(lane == num_accepted, verdicts, 0), 0)
+
+
+@jit
+def _residual_kernel(
+    source,
+    cuts,
+    draft,
+    work,
+    masses,
+    num_tiles,
+    lanes: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """The mass of max(p - q, 0) in one tile, where a token must be recovered."""
+    tile, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    depth, verdict = _last_verdict(work, r, lanes)
+    if verdict == RECOVER:
+        i = tl.load(work.starts + r).to(tl.int64) + depth
+        ids = tile * TILE + tl.arange(0, TILE)
+        values = target_logits(source, cuts, i, ids, tile, tile + 1, edited, filtered)
+        drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
+        scalars = work.scalars + (r * work.k + depth) * 4
+        log_p, gap = log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
+        weights = tl.exp(log_p.to(tl.float32)) * minus_expm1_f32(gap.to(tl.float32))
+        mass = tl.sum(tl.where(gap < 0.0, weights, 0.0), 0)
+        tl.store(masses + r * num_tiles + tile, mass)
+
+
+@jit
+def _last_token_kernel(
+    source,
+    stats,
+    cuts,
+    draft,
+    work,
+    masses,
+    outcome,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    lanes: tl.constexpr,
+    has_draft_logits: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    r = tl.program_id(0).to(tl.int64)
+    depth, verdict = _last_verdict(work, r, lanes)
+    start = tl.load(work.starts + r).to(tl.int64)
+    i, token = start + depth, tl.full((), 0, tl.int32)
+    if (verdict == DRAW) | (verdict == RECOVER):
+        tiles = load_tiles(stats, i, num_tiles, padded_tiles)
+        if verdict == DRAW:
+            token = draw_token(
+                source, cuts, i, tiles, is_random(source, i), num_tiles, padded_tiles, edited,
+                filtered,
+            )  # fmt: skip
+        else:
+            token = _recovered(
+                source, cuts, draft, work, masses, r, i, depth, tiles, num_tiles, padded_tiles,
+                has_draft_logits, edited, filtered,
+            )  # fmt: skip
+    _store_outcome(outcome, work, r, start, depth, verdict, token, lanes)
+
+
+@jit
+def _store_outcome(outcome, work, r, start, depth, verdict, token, lanes: tl.constexpr):
+    """The drafts that stand, `depth` of them, and the token behind them if there is one."""
+    num_new = depth + ((verdict == DRAW) | (verdict == RECOVER)).to(tl.int32)
+    tl.store(outcome.num_new + r, num_new)
+    tl.store(outcome.num_accepted + r, depth)
+    tl.store(outcome.bad + r, verdict == BAD)
+    lane = tl.arange(0, lanes)
+    drafts = tl.load(work.token_ids + r * work.k + lane, mask=lane < depth, other=0)
+    tokens = tl.where(lane == depth, token, drafts.to(tl.int32))
+    tl.store(outcome.token_ids + r * (work.k + 1) + lane, tokens, mask=lane <= work.k)
+    own = lane <= tl.load(work.num_drafts + r)
+    tl.store(outcome.chosen + start + lane, tl.where(lane < num_new, tokens, -1), mask=own)
+
+
+@jit
+def _recovered(
+    source,
+    cuts,
+    draft,
+    work,
+    masses,
+    r,
+    i,
+    depth,
+    tiles,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    has_draft_logits: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """The token in place of a refused draft of a random row."""
+    temperature = load_temperature(source, i)
+    inverse, top = 1.0 / temperature, tiles.top.to(tl.float64)
+    tile = tl.arange(0, padded_tiles)
+    target_masses = tiles.masses * tl.exp((tiles.maxima - top) / temperature)
+    x = tl.load(work.token_ids + r * work.k + depth).to(tl.int32)
+    scalars = work.scalars + (r * work.k + depth) * 4
+    if has_draft_logits:
+        at = masses + r * num_tiles + tile
+        residual = tl.load(at, mask=tile < num_tiles, other=0.0).to(tl.float64)
+    else:
+        own = x // TILE  # its mass without x, summed afresh
+        ids = own * TILE + tl.arange(0, TILE)
+        values = target_logits(source, cuts, i, ids, own, own + 1, edited, filtered)
+        weights = tl.where(ids == x, 0.0, tl.exp((values - top) / temperature))
+        residual = tl.where(tile == own, tl.sum(weights, 0), target_masses)
+    # As in `draws.recovered_draw`: where rounding left no residual, the token comes from p.
+    nothing = tl.max(residual, 0) <= 0.0
+    residual = tl.where(nothing, target_masses, residual)
+    seed, choice, position = noise_key(source, i)
+    noise = exponential_range(0, position, choice, _RESIDUAL_TILE, seed, padded_tiles // 2)
+    won = tl.minimum(winner(noise, residual, tile), num_tiles - 1)
+    ids = won * TILE + tl.arange(0, TILE)
+    values = target_logits(source, cuts, i, ids, won, won + 1, edited, filtered)
+    if has_draft_logits:
+        drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
+        log_p, gap = log_ratio(values, drafts, scalars, inverse)
+        weights = tl.where(gap < 0.0, tl.exp(log_p) * minus_expm1(gap), 0.0)
+        nothing = nothing | (tl.max(weights, 0) <= 0.0)
+        weights = tl.where(nothing, tl.exp(log_p), weights)
+    else:
+        weights = tl.exp((values - top) / temperature)
+        weights = tl.where((ids == x) & (nothing == 0), 0.0, weights)
+    noise = exponential_range(won * TILE, position, choice, _RESIDUAL_TOKEN, seed, TILE // 2)
+    return tl.minimum(winner(noise, weights, ids), source.vocab_size - 1)
+
+
+class Outcome(NamedTuple):
+    """The tokens that stand; R rows, n logit rows."""
+
+    token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
+    num_new: Tensor  # int32 [R]
+    num_accepted: Tensor  # int32 [R]
+    bad: Tensor  # bool [R]
+    chosen: Tensor  # int32 [n], the same tokens by logit row; -1 where none stands
+
+
+def settle(
+    source: Source,
+    stats: TileStats,
+    cuts: Cuts | None,
+    work: Verdicts,
+    draft: DraftStats | None,
+    *,
+    edited: bool,
+) -> Outcome:
+    """Draw one token behind the drafts that stand.
+
+    Args:
+        source, stats, cuts, edited: as for `verification_kernels.judge`.
+        work, draft: what it returned.
+    """
+    (num_rows, k), num_tiles = work.token_ids.shape, stats.maxima.shape[1]
+    device = stats.maxima.device
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    outcome = Outcome(
+        buffer(num_rows, 1 + k),
+        buffer(num_rows),
+        buffer(num_rows),
+        buffer(num_rows, dtype=torch.bool),
+        buffer(len(source.rows)),
+    )
+    shared = {"edited": edited, "filtered": cuts is not None, "enable_fp_fusion": False}
+    lanes = max(2, triton.next_power_of_2(1 + k))
+    cuts = cuts or Cuts(stats.maxima, outcome.num_new)
+    masses = stats.masses
+    if draft is not None:
+        masses = buffer(num_rows, num_tiles, dtype=torch.float32)
+        _residual_kernel[(num_rows, num_tiles)](
+            source, cuts, draft, work, masses, num_tiles, lanes=lanes, **shared
+        )
+    _last_token_kernel[(num_rows,)](
+        source,
+        stats,
+        cuts,
+        draft or stats,
+        work,
+        masses,
+        outcome,
+        num_tiles,
+        padded_tiles=padded(num_tiles),
+        lanes=lanes,
+        has_draft_logits=draft is not None,
+        **shared,
+    )
+    return outcome

@@ -1,0 +1,140 @@
+"""Verification in plain torch, for the CPU: depth by depth, the rows that got there.
+
+It may look at the host, so nothing is computed behind a row's last token.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sampling.batch import Drafts, LogprobsOutput, SamplingBatch, Verification
+from sampling.paths.torch_path import Processed, draw_target, prepare, report
+from sampling.rows import PENALIZED, RANDOM, TEMPERATURE, SamplingRows
+from sampling.speculative import draws
+from sampling.speculative.draws import Distribution, draft_distribution
+
+
+def verify(
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    drafts: Drafts,
+    method: str,
+    rates: Tensor | None,
+) -> Verification:
+    """As `rejection.verify`."""
+    num_rows, k = drafts.token_ids.shape
+    token_ids = torch.zeros((num_rows, 1 + k), dtype=torch.int32)
+    num_new = torch.zeros(num_rows, dtype=torch.int32)
+    num_accepted = torch.zeros_like(num_new)
+    bad = torch.zeros(num_rows, dtype=torch.bool)
+    logprobs: LogprobsOutput | None = None
+    alive = torch.arange(num_rows)
+    for depth in range(1 + k):
+        at = drafts.starts[alive] + depth
+        part = batch.select(at)
+        target = prepare(logits[at], part, rows)
+        x = _drafts_at(depth, alive, drafts, rows.vocab_size)
+        tokens, accepted = _decide(x, depth, target, part, rows, drafts, method, rates)
+        token_ids[alive, depth] = tokens.masked_fill_(target.bad, 0)
+        accepted &= ~target.bad
+        num_new[alive] += ~target.bad
+        num_accepted[alive] += accepted
+        bad[alive] = target.bad
+        if batch.needs.logprobs:
+            logprobs = _spread(report(target, tokens, part, rows), at, len(logits), logprobs)
+        alive = alive[accepted & (depth + 1 < drafts.room[alive])]
+        if not len(alive):
+            break
+    if batch.needs.penalized:  # only now: until here the drafts count by the history
+        _count(token_ids, num_new, batch.select(drafts.starts), rows)
+    return Verification(token_ids, num_new, num_accepted, bad, logprobs)
+
+
+def _drafts_at(depth: int, alive: Tensor, drafts: Drafts, vocab_size: int) -> Tensor:
+    """int64 [m], the rows' drafts of a depth, -1 where there is none."""
+    if depth == drafts.token_ids.shape[1]:
+        return torch.full_like(alive, -1)
+    x = drafts.token_ids[alive, depth].long()
+    given = (depth < drafts.num_drafts[alive]) & (x >= 0) & (x < vocab_size)
+    return torch.where(given, x, -1)
+
+
+def _decide(
+    x: Tensor,
+    depth: int,
+    target: Processed,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    drafts: Drafts,
+    method: str,
+    rates: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The token int32 [m] of each row at a depth, and whether it is its draft `x` accepted."""
+    random = torch.from_numpy(rows.flags_np[batch.rows_np] & RANDOM != 0)
+    tested = (x >= 0) & (random | (method == "synthetic"))
+    if method == "coupled":
+        tested = torch.zeros_like(tested)
+    tokens = torch.empty(len(x), dtype=torch.int32)
+    accepted = torch.zeros(len(x), dtype=torch.bool)
+    plain, index = (~tested).nonzero().flatten(), tested.nonzero().flatten()
+    if len(plain):
+        tokens[plain] = draw_target(target.select(plain), batch.select(plain), rows)
+        accepted[plain] = tokens[plain] == x[plain]
+    if len(index):
+        own = batch.rows[index]
+        chosen = target.select(index)
+        p = Distribution.of(chosen.values, rows.floats[own, TEMPERATURE], chosen.cut)
+        q = None
+        if drafts.logits is not None:
+            q = draft_distribution(drafts.logits[own.long(), depth])
+        rate = None if rates is None else rates[depth]
+        position = batch.positions[index]
+        some = _test(x[index], depth, p, q, rows, own, position, rate)
+        tokens[index], accepted[index] = some
+    return tokens, accepted
+
+
+def _test(
+    x: Tensor,
+    depth: int,
+    p: Distribution,
+    q: Distribution | None,
+    rows: SamplingRows,
+    own: Tensor,
+    positions: Tensor,
+    rate: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Accept drafts by noise, or at a rate, and recover tokens in place of the others."""
+    first = rows.noise_key(own, positions - depth)
+    if rate is None:
+        accepted = draws.accept(x, p, q, first, depth)
+    else:
+        accepted = draws.acceptance_uniforms(first, depth) < rate
+    tokens = x.int()
+    refused = (~accepted).nonzero().flatten()
+    if len(refused):
+        key = rows.noise_key(own[refused], positions[refused])
+        rest = q and q.select(refused)
+        tokens[refused] = draws.recovered_draw(x[refused], p.select(refused), rest, key).int()
+    return tokens, accepted
+
+
+def _spread(
+    part: LogprobsOutput, at: Tensor, n: int, logprobs: LogprobsOutput | None
+) -> LogprobsOutput:
+    """Put the report of the logit rows `at` int64 [m] into that of all n."""
+    if logprobs is None:
+        logprobs = LogprobsOutput(*(column.new_zeros((n, *column.shape[1:])) for column in part))
+    for whole, column in zip(logprobs, part, strict=True):
+        whole[at] = column
+    return logprobs
+
+
+def _count(token_ids: Tensor, num_new: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:
+    """Count the tokens int32 [R, 1 + k] that stand in penalised rows."""
+    penalized = torch.from_numpy(np.asarray(rows.flags_np[batch.rows_np] & PENALIZED != 0))
+    for depth, tokens in enumerate(token_ids.unbind(1)):
+        rows.counts.add(batch.rows, tokens, penalized & (depth < num_new))

@@ -1,0 +1,51 @@
+"""Verification on CUDA: one tile pass over all positions, one draw a row.
+
+Only rows with a refused draft get a residual, for one position each. Nothing waits for the host.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sampling.batch import Drafts, SamplingBatch, Verification
+from sampling.kernels.logits import Source
+from sampling.kernels.penalties import count_tokens
+from sampling.kernels.tile_pass import tile_pass
+from sampling.paths.triton_path import cut, report
+from sampling.rows import SamplingRows
+from sampling.speculative.residual import settle
+from sampling.speculative.verdict import judge
+
+
+def verify(
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    drafts: Drafts,
+    method: str,
+    rates: Tensor | None,
+) -> Verification:
+    """As `rejection.verify`."""
+    needs, edited = batch.needs, batch.needs.edited
+    coupled = method == "coupled"
+    source = Source.of(logits, batch, rows)
+    stats = tile_pass(source, edited=edited, peaked=needs.filtered, reported=needs.logprobs)
+    cuts = cut(source, stats, needs) if needs.filtered else None
+    verdicts, draft = judge(
+        source,
+        stats,
+        cuts,
+        drafts,
+        rates,
+        coupled=coupled,
+        has_draft_logits=drafts.logits is not None and needs.random and not coupled,
+        edited=edited,
+        reported=needs.logprobs,
+    )
+    outcome = settle(source, stats, cuts, verdicts, draft, edited=edited)
+    logprobs = None
+    if needs.logprobs:
+        logprobs = report(source, stats, cuts, verdicts.offsets, outcome.chosen, batch, rows)
+    if needs.penalized:  # after logprobs, which report what the tokens were drawn from
+        count_tokens(source, outcome.chosen, outcome.chosen < 0)
+    return Verification(*outcome[:4], logprobs)

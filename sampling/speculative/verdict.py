@@ -1,0 +1,283 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""What becomes of each draft, in Triton: a program a row and depth.
+
+The target p comes as the race's kernels leave it (source, tile statistics, cuts) and is processed
+on the way; the draft q is float32 logits, stored after temperature and masks. `ratio_kernels` says
+how the two are read, `residual_kernels` draws the token behind the last accepted draft.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.batch import Drafts
+from sampling.kernels.logits import TILE, Source
+from sampling.kernels.race import (
+    Cuts,
+    draw_token,
+    highest_token,
+    is_random,
+    load_temperature,
+    load_tiles,
+    log_sum,
+    noise_key,
+    padded,
+    store_offset,
+)
+from sampling.kernels.tile_pass import TileStats, block_mass
+from sampling.noise import Purpose, philox_words, stream, uniform_from_words
+from sampling.speculative.ratio import draft_logits, draft_slot, target_logits
+from sampling.triton_support import constexpr, jit, tl
+
+ACCEPT, RECOVER, DRAW, BAD, STOP = (constexpr(verdict) for verdict in range(5))
+"""The draft stands; another token is drawn in its place; the target draws, there being no draft
+or a refused one that says nothing of p; the logits are bad; behind the row's drafts or room."""
+
+_ACCEPT_STREAM = constexpr(stream(Purpose.ACCEPT))
+_DEPTH_SHIFT = constexpr(stream(Purpose.TARGET, depth=1).bit_length() - 1)
+
+
+class Verdicts(NamedTuple):
+    """What is to be verified and what became of it; R rows, n logit rows."""
+
+    starts: Tensor  # int64 [R], and so on: `Drafts`
+    num_drafts: Tensor
+    token_ids: Tensor
+    room: Tensor
+    k: int
+    verdicts: Tensor  # int32 [R, 1 + k]
+    # float64 [R, k, 4]: of p and q the highest logit and the log of the mass relative to it,
+    # where a token must be recovered.
+    scalars: Tensor
+    offsets: Tensor  # float64 [n], see `race_kernels.store_offset`
+
+
+class DraftStats(NamedTuple):
+    """q's logits, and what one pass over those to be tested leaves."""
+
+    logits: Tensor  # float32 [slots, k, vocab_size]
+    maxima: Tensor  # float32 [R * k, tiles]
+    masses: Tensor  # float32 [R * k, tiles], at T = 1
+
+
+class _Draft(NamedTuple):
+    """A draft; values within the kernels."""
+
+    token_id: Any
+    row: Any  # of R
+    depth: Any
+    i: Any  # logit row
+
+
+@jit
+def _draft_at(source, work, r, depth):
+    """The draft of a row and depth, and whether there is one."""
+    some = (depth < tl.load(work.num_drafts + r)) & (depth < tl.load(work.room + r))
+    x = tl.load(work.token_ids + r * work.k + depth, mask=some, other=-1).to(tl.int32)
+    return x, (x >= 0) & (x < source.vocab_size)
+
+
+@jit
+def _draft_tiles_kernel(source, work, draft, num_tiles):
+    """The tile pass over q, where a draft will be tested."""
+    tile, at = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    r, depth = at // work.k, at % work.k
+    i = tl.load(work.starts + r).to(tl.int64)
+    _x, given = _draft_at(source, work, r, depth)
+    if given & is_random(source, i):
+        ids = tile * TILE + tl.arange(0, TILE)
+        inside = ids < source.vocab_size
+        logits = draft.logits + draft_slot(source, i, work.k, depth) * source.vocab_size
+        values = tl.load(logits + ids, mask=inside, other=float("-inf"))[None, :]
+        maxima = tl.max(values, 1)
+        masses = block_mass(values, maxima, 1.4426950408889634)
+        lane = tl.arange(0, 1)
+        tl.store(draft.maxima + at * num_tiles + tile + lane, maxima)
+        tl.store(draft.masses + at * num_tiles + tile + lane, masses)
+
+
+@jit
+def _verdict_kernel(
+    source,
+    stats,
+    cuts,
+    draft,
+    rates,
+    work,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    synthetic: tl.constexpr,
+    coupled: tl.constexpr,
+    has_draft_logits: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+    reported: tl.constexpr,
+):
+    depth, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    verdict = tl.full((), STOP, tl.int32)
+    if (depth <= tl.load(work.num_drafts + r)) & (depth < tl.load(work.room + r)):
+        i = tl.load(work.starts + r).to(tl.int64) + depth
+        tiles = load_tiles(stats, i, num_tiles, padded_tiles)
+        if reported:
+            store_offset(source, stats, work.offsets, i, tiles, num_tiles, padded_tiles)
+        x, given = _draft_at(source, work, r, depth)
+        verdict = tl.where(tiles.bad, BAD, DRAW)
+        if given & (tiles.bad == 0):
+            verdict = _verdict(
+                source, cuts, draft, rates, work, _Draft(x, r, depth, i), tiles, num_tiles,
+                padded_tiles, synthetic, coupled, has_draft_logits, edited, filtered,
+            )  # fmt: skip
+    tl.store(work.verdicts + r * (work.k + 1) + depth, verdict)
+
+
+@jit
+def _verdict(
+    source,
+    cuts,
+    draft,
+    rates,
+    work,
+    at,
+    tiles,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    synthetic: tl.constexpr,
+    coupled: tl.constexpr,
+    has_draft_logits: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """What becomes of a `_Draft` that there is, beside good logits."""
+    random = is_random(source, at.i)
+    if coupled:
+        token = draw_token(
+            source, cuts, at.i, tiles, random, num_tiles, padded_tiles, edited, filtered
+        )
+        verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
+    elif random:
+        ratio = _log_ratio(
+            source, cuts, draft, work, at, tiles, num_tiles, padded_tiles, has_draft_logits,
+            edited, filtered,
+        )  # fmt: skip
+        if synthetic:
+            accepted = _is_below(source, at, tl.load(rates + at.depth))
+        else:
+            accepted = _is_below(source, at, tl.exp(ratio))
+        verdict = tl.where(accepted, ACCEPT, RECOVER)
+    elif synthetic:
+        accepted = _is_below(source, at, tl.load(rates + at.depth))
+        verdict = tl.where(accepted, ACCEPT, DRAW)
+    else:
+        token = highest_token(source, tiles, at.i, edited)
+        verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
+    return verdict
+
+
+@jit
+def _log_ratio(
+    source,
+    cuts,
+    draft,
+    work,
+    at,
+    tiles,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    has_draft_logits: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """log p(x) of a `_Draft` x, less log q(x) where there are draft logits, float64."""
+    temperature = load_temperature(source, at.i)
+    top, mass = log_sum(tiles.maxima, tiles.masses, temperature)
+    x = at.token_id
+    ids = x + tl.zeros((2,), tl.int32)  # two lanes alike: a block must not be one token
+    values = target_logits(source, cuts, at.i, ids, x // TILE, x // TILE + 1, edited, filtered)
+    ratio = (values - top) / temperature - mass
+    if has_draft_logits:
+        index = at.row * work.k + at.depth
+        draft_tiles = load_tiles(draft, index, num_tiles, padded_tiles)
+        draft_top, draft_mass = log_sum(draft_tiles.maxima, draft_tiles.masses, 1.0)
+        slot = draft_slot(source, at.i, work.k, at.depth)
+        ratio -= draft_logits(source, draft.logits, slot, ids) - draft_top - draft_mass
+        scalars = work.scalars + index * 4
+        tl.store(scalars, top.to(tl.float64))
+        tl.store(scalars + 1, mass)
+        tl.store(scalars + 2, draft_top.to(tl.float64))
+        tl.store(scalars + 3, draft_mass)
+    return tl.max(ratio, 0)  # NaN, where q is bad, must stay NaN or become -inf
+
+
+@jit
+def _is_below(source, at, probability):
+    """u < probability, of the acceptance's own stream at a `_Draft`."""
+    seed, choice, position = noise_key(source, at.i)
+    stream_id = _ACCEPT_STREAM + (at.depth << _DEPTH_SHIFT)
+    w0, w1, _, _ = philox_words(tl.arange(0, 2), position - at.depth, choice, stream_id, seed)
+    u = tl.where(tl.arange(0, 2) == 0, uniform_from_words(w0, w1), 1.0)  # index 0 of 0 and 2
+    return tl.min(u, 0) < probability
+
+
+def judge(
+    source: Source,
+    stats: TileStats,
+    cuts: Cuts | None,
+    drafts: Drafts,
+    rates: Tensor | None,
+    *,
+    coupled: bool,
+    has_draft_logits: bool,
+    edited: bool,
+    reported: bool,
+) -> tuple[Verdicts, DraftStats | None]:
+    """What becomes of every draft, looked at for itself.
+
+    Args:
+        source, stats, cuts: of the n logit rows, as the race's kernels took and left them.
+        drafts: as for `rejection.verify`.
+        rates: float64 [k], for synthetic acceptance; None compares with p and q.
+        coupled: compare with the target's draw instead.
+        has_draft_logits: whether q is `drafts.logits`; else drafts are one-hot.
+        edited, reported: as for `tile_pass`.
+    """
+    (num_rows, k), num_tiles = drafts.token_ids.shape, stats.maxima.shape[1]
+    device = stats.maxima.device
+
+    def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    work = Verdicts(
+        *drafts[:4],
+        k=k,
+        verdicts=buffer(num_rows, 1 + k, dtype=torch.int32),
+        scalars=buffer(num_rows if has_draft_logits else 0, k, 4, dtype=torch.float64),
+        offsets=buffer(len(source.rows) if reported else 0, dtype=torch.float64),
+    )
+    draft = None
+    if has_draft_logits:
+        assert drafts.logits is not None
+        tiles = num_rows * k, num_tiles
+        draft = DraftStats(drafts.logits, buffer(*tiles), buffer(*tiles))
+        # As the tile pass: one warp a tile.
+        _draft_tiles_kernel[(num_rows * k, num_tiles)](source, work, draft, num_tiles, num_warps=1)
+    _verdict_kernel[(num_rows, 1 + k)](
+        source,
+        stats,
+        cuts or Cuts(stats.maxima, work.verdicts),
+        draft or stats,
+        stats.masses if rates is None else rates,
+        work,
+        num_tiles,
+        padded_tiles=padded(num_tiles),
+        synthetic=rates is not None,
+        coupled=coupled,
+        has_draft_logits=has_draft_logits,
+        edited=edited,
+        filtered=cuts is not None,
+        reported=reported,
+        enable_fp_fusion=False,
+    )
+    return work, draft

@@ -1,0 +1,155 @@
+"""From settings to the frozen configurations of engine and server."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.config import (
+    CacheConfig,
+    ConfigError,
+    Dtype,
+    EngineConfig,
+    FlashInferSampler,
+    ModelConfig,
+    SamplingConfig,
+    SchedulerConfig,
+)
+from engine.speculative_config import SpeculativeConfig, parse_speculative_config
+from sampling.params import ParameterError, SamplingParams
+from server.command.settings import Settings
+from server.config import SamplingDefaults, ServerConfig
+from server.version import VERSION
+
+DEMO_NAME = "tailrace-demo"
+
+_DTYPES: dict[str, Dtype] = {
+    "auto": "auto",
+    "half": "float16",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "float": "float32",
+    "float32": "float32",
+}
+_FLASHINFER: dict[str | None, FlashInferSampler] = {None: "auto", "1": "always", "0": "never"}
+
+
+def engine_config(settings: Settings) -> EngineConfig:
+    """What the engine process is told; raises `ConfigError`."""
+    return EngineConfig(
+        model=ModelConfig(
+            model=settings.model or str(demo_model()),
+            revision=settings.revision,
+            dtype=_DTYPES[settings.dtype],
+            device=settings.device,
+            load_format=settings.load_format,
+            model_impl=settings.model_impl,
+            max_model_len=settings.max_model_len,
+            trust_remote_code=settings.trust_remote_code,
+        ),
+        cache=CacheConfig(
+            block_size=settings.block_size,
+            num_blocks=settings.num_gpu_blocks_override,
+            memory_utilization=settings.gpu_memory_utilization,
+            cpu_bytes=int(settings.cpu_kvcache_space * 2**30),
+            prefix_caching=settings.enable_prefix_caching,
+        ),
+        scheduler=SchedulerConfig(
+            max_rows=settings.max_num_seqs,
+            max_step_tokens=settings.max_num_batched_tokens,
+            chunked_prefill=settings.enable_chunked_prefill,
+            policy=settings.scheduling_policy,
+        ),
+        sampling=SamplingConfig(
+            use_fp64_gumbel=settings.use_fp64_gumbel,
+            flashinfer=_FLASHINFER[settings.use_flashinfer_sampler],
+            max_logprobs=settings.max_logprobs,
+            logprobs_mode=settings.logprobs_mode,
+        ),
+        speculation=_speculation(settings),
+        num_threads=settings.num_threads,
+        step_timeout_s=settings.step_timeout,
+    )
+
+
+def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
+    """What the HTTP side is told."""
+    model = config.model.model
+    own_name = model if settings.model else DEMO_NAME
+    return ServerConfig(
+        model_names=tuple(settings.served_model_name) or (own_name,),
+        model_root=model,
+        api_keys=tuple(settings.api_key),
+        open_metrics=settings.open_metrics,
+        allowed_origins=tuple(settings.allowed_origins),
+        max_body_bytes=settings.max_body_bytes,
+        max_waiting_requests=settings.max_waiting_requests,
+        max_prompts=settings.max_completion_prompts,
+        max_choices=settings.max_n_sequences,
+        max_logprobs=settings.max_logprobs,
+        logprobs_mode=settings.logprobs_mode,
+        priority_scheduling=settings.scheduling_policy == "priority",
+        stream_interval=settings.stream_interval,
+        request_id_headers=settings.enable_request_id_headers,
+        prompt_tokens_details=settings.enable_prompt_tokens_details,
+        force_include_usage=settings.enable_force_include_usage,
+        tokens_as_token_ids=settings.return_tokens_as_token_ids,
+        log_requests=settings.enable_log_requests,
+        max_log_len=settings.max_log_len,
+        seed=settings.seed,
+        defaults=_sampling_defaults(settings, model),
+        fingerprint=_fingerprint(config),
+    )
+
+
+def _speculation(settings: Settings) -> SpeculativeConfig | None:
+    text = settings.speculative_config
+    if text is None:
+        return None
+    own_head = None if settings.model else str(demo_model().parent / "eagle")
+    return parse_speculative_config(text, own_head=own_head)
+
+
+def demo_model() -> Path:
+    """The folder of the model that is shipped; raises `ConfigError` where it is not."""
+    spec = find_spec("demo")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (Path(folder) / "model" / "config.json").is_file():
+            return Path(folder) / "model"
+    raise ConfigError("no MODEL was given and the demo model (demo/model) is not installed")
+
+
+def _fingerprint(config: EngineConfig) -> str:
+    """Changes with the version and with whatever the engine is told."""
+    digest = hashlib.sha256(msgspec.json.encode(config)).hexdigest()
+    return f"tailrace-{VERSION}-{digest[:8]}"
+
+
+def _sampling_defaults(settings: Settings, model: str) -> SamplingDefaults:
+    """Neutral, or those of the model's generation_config.json."""
+    if settings.generation_config != "auto":
+        return SamplingDefaults()
+    from transformers import GenerationConfig  # seconds to import: only where it is asked for
+
+    try:
+        loaded: dict[str, Any] = GenerationConfig.from_pretrained(
+            model, revision=settings.revision
+        ).to_diff_dict()
+    except (OSError, ValueError):  # the model has none
+        return SamplingDefaults()
+    if "max_new_tokens" in loaded:
+        loaded["max_tokens"] = loaded["max_new_tokens"]
+    known = SamplingDefaults.__struct_fields__
+    values = {name: loaded[name] for name in known if loaded.get(name) is not None}
+    try:
+        defaults = msgspec.convert(values, SamplingDefaults, strict=False)
+        fields = msgspec.structs.asdict(defaults)
+        fields.pop("max_tokens")
+        SamplingParams(**fields)
+    except (ParameterError, msgspec.ValidationError) as error:
+        raise ConfigError(f"--generation-config: {model}: {error}") from None
+    return defaults

@@ -1,0 +1,184 @@
+"""Scoring requests made ready: texts as ids, labels as a tree, items as one array."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from engine.config import EngineInfo
+from engine.request import Int32Array, ScoringRequest
+from server.completions.prepare import check_model, check_priority
+from server.completions.prompts import INLINE_CHARS
+from server.config import ServerConfig
+from server.errors import ApiError, bad_request
+from server.schema.ids import check_vocab
+from server.schema.scoring import IdLists, ScoringFields
+from server.scoring.labels import Label, LabelError, LabelTree
+from server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedScoring:
+    """Everything known before the engine is asked.
+
+    Attributes:
+        request: without a handle of its own yet.
+        num_prompt_tokens: what is billed: the items, and the query as often as it is computed.
+        softmax: scores share the mass among the labels.
+    """
+
+    reply_id: str
+    created: int
+    model: str
+    request: ScoringRequest
+    tree: LabelTree
+    num_prompt_tokens: int
+    softmax: bool
+    packed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """A request's texts as ids."""
+
+    query: Int32Array
+    items: IdLists
+    labels: list[Label]
+
+
+async def make_scoring_job(
+    wire: ScoringFields,
+    *,
+    kind: str,
+    softmax: bool,
+    config: ServerConfig,
+    info: EngineInfo,
+    tokenizer: Tokenizer,
+    request_id: str | None,
+) -> PreparedScoring:
+    """Check and convert a request; raises `ApiError` for what cannot be served.
+
+    Args:
+        kind: begins the reply's id. softmax: where the request does not say.
+    """
+    check_model(wire.model, config)
+    check_priority(wire.priority, config)
+    if (wire.labels is None) == (wire.label_token_ids is None):
+        words = "give either labels or label_token_ids"
+        raise bad_request(
+            "label_token_ids", f"{words}, got {'none' if not wire.labels else 'both'}"
+        )
+    num_chars = len(wire.query) if isinstance(wire.query, str) else 0
+    num_chars += sum(len(item) for item in wire.items if isinstance(item, str))
+    if num_chars <= INLINE_CHARS:
+        texts = _encode(wire, tokenizer, info)
+    else:
+        texts = await asyncio.to_thread(_encode, wire, tokenizer, info)
+    tree = _tree(wire, texts.labels, info)
+    item_first = bool(wire.item_first)
+    _check_lengths(texts, tree, info)
+    request, num_prompt_tokens = _request(texts, tree, item_first, wire.priority or 0)
+    return PreparedScoring(
+        reply_id=f"{kind}-{wire.request_id or request_id or secrets.token_hex(16)}",
+        created=int(time.time()),
+        model=wire.model or config.model_names[0],
+        request=request,
+        tree=tree,
+        num_prompt_tokens=num_prompt_tokens,
+        softmax=softmax if wire.apply_softmax is None else wire.apply_softmax,
+        packed=wire.logprobs_format == "packed",
+    )
+
+
+def _encode(wire: ScoringFields, tokenizer: Tokenizer, info: EngineInfo) -> _Texts:
+    """Query, items and labels, each tokenised by itself."""
+
+    def encode(param: str, text: str, special: bool = False) -> list[int]:
+        if tokenizer.min_tokens(text) > info.max_model_len:
+            raise _too_long(param, f"at least {tokenizer.min_tokens(text)}", info)
+        token_ids = tokenizer.encode(text, add_special_tokens=special)
+        if not token_ids:
+            raise bad_request(param, f"{param} must not be empty, got a text without tokens")
+        return token_ids
+
+    query, items = wire.query, wire.items
+    if isinstance(query, str):
+        special = wire.add_special_tokens is not False
+        query = np.array(encode("query", query, special), dtype=np.int32)
+    if not isinstance(items, IdLists):
+        lists = [encode("items", text) for text in items]
+        lens = np.array([len(ids) for ids in lists], dtype=np.int32)
+        items = IdLists(np.array(list(chain.from_iterable(lists)), dtype=np.int32), lens)
+    labels = wire.label_token_ids or [encode("labels", text) for text in wire.labels or ()]
+    return _Texts(query, items, [tuple(label) for label in labels])
+
+
+def _tree(wire: ScoringFields, labels: list[Label], info: EngineInfo) -> LabelTree:
+    param = "labels" if wire.label_token_ids is None else "label_token_ids"
+    for label in labels:
+        check_vocab(param, np.array(label, dtype=np.int32), info.vocab_size)
+    try:
+        return LabelTree.of(labels)
+    except LabelError as error:
+        raise bad_request(param, f"{param} {error}") from None
+
+
+def _check_lengths(texts: _Texts, tree: LabelTree, info: EngineInfo) -> None:
+    """Refuse what the context does not hold; nothing is ever cut off."""
+    check_vocab("query", texts.query, info.vocab_size)
+    check_vocab("items", texts.items.token_ids, info.vocab_size)
+    if len(texts.query) >= info.max_model_len:
+        raise _too_long("query", f"{len(texts.query)} tokens before any item", info)
+    longest = max(len(branch) for branch, _ in tree.branches)
+    at = int(texts.items.lens.argmax())
+    total = len(texts.query) + int(texts.items.lens[at]) + longest
+    if total > info.max_model_len:
+        words = f"query and items[{at}] of {total} tokens together"
+        if longest:
+            words += f", {longest} of a label's among them"
+        raise _too_long("items", words, info)
+
+
+def _too_long(param: str, words: str, info: EngineInfo) -> ApiError:
+    return bad_request(
+        param,
+        f"{param} must fit into the context of {info.max_model_len} tokens (--max-model-len), "
+        f"got {words}",
+        "context_length_exceeded",
+    )
+
+
+def _request(
+    texts: _Texts, tree: LabelTree, item_first: bool, priority: int
+) -> tuple[ScoringRequest, int]:
+    """The engine's request, and the prompt tokens it is billed as."""
+    query, items = texts.query, texts.items
+    num_items = len(items.lens)
+    num_prompt_tokens = len(query) * (num_items if item_first else 1) + len(items.token_ids)
+    if item_first:
+        items, query = _followed(items, [query]), query[:0]
+    if len(tree.branches) > 1 or tree.branches[0][0]:
+        items = _followed(items, [np.array(b, dtype=np.int32) for b, _ in tree.branches])
+    request = ScoringRequest(
+        handle=0,
+        query_token_ids=query,
+        item_token_ids=items.token_ids,
+        item_lens=items.lens,
+        num_read=np.tile(np.array([n for _, n in tree.branches], dtype=np.int32), num_items),
+        id_lists=tree.id_lists,
+        priority=priority,
+    )
+    return request, num_prompt_tokens
+
+
+def _followed(items: IdLists, ends: list[Int32Array]) -> IdLists:
+    """Every item once for each of `ends`, with that behind it."""
+    whole = np.split(items.token_ids, np.cumsum(items.lens)[:-1])
+    parts = [part for item in whole for end in ends for part in (item, end)]
+    lens = items.lens[:, None] + np.array([len(end) for end in ends], dtype=np.int32)
+    return IdLists(np.concatenate(parts), lens.reshape(-1).astype(np.int32))

@@ -1,0 +1,82 @@
+"""A decode step as graphs hold it draws what the eager step draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.engine import Engine
+from engine.plan import StepPlan
+from engine.runner.decode_step import DecodeStep, StepRows
+from engine.runner.model_runner import ModelRunner
+from engine.runner.speculation import Drawn
+from sampling import sampler
+from sampling.speculative import drafting, rejection
+from sampling.triton_support import INTERPRETED
+from tests.engine.runner import test_speculation as whole
+from tests.engine.runner.table_drafter import draft_from
+from tests.engine.tiny_models import VOCAB, write_model
+
+
+class Uncaptured:
+    """Stands in for DecodeGraphs: the same two halves, run as they are, padded alike."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._rows, self._sampling_rows = runner._rows, runner._sampling_rows
+        self._step_rows = StepRows(self._rows)
+        self.num_replays = 0
+        steps = [
+            DecodeStep(
+                runner._model,
+                runner._forward._attention,
+                self._rows,
+                runner._sampler,
+                self._step_rows,
+                speculation,
+            )
+            for speculation in (None, runner._speculation)
+        ]
+        self._steps = {step.num_drafts: step for step in steps}
+
+    def replay(self, plan: StepPlan) -> Drawn:
+        self.num_replays += 1
+        count, step = len(plan.rows), self._steps[plan.num_drafts]
+        self._step_rows.ids_np[:] = self._rows.scratch_row
+        self._step_rows.ids_np[:count] = plan.rows
+        self._step_rows.ids.copy_(torch.from_numpy(self._step_rows.ids_np))
+        size = min(count + 1, self._rows.scratch_row)
+        needs = self._sampling_rows.needs(plan.rows)
+        return step.draw(size, step.forward(size), needs).of_rows(count)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    write_model("llama", folder)
+    return folder
+
+
+def run(engine: Engine) -> dict:
+    asked = whole.requests(whole.EVERYTHING, max_tokens=12)
+    return whole.tokens_of(whole.run(engine, asked, steps_between=0))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+def test_tokens_are_those_of_the_eager_step(
+    folder: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (sampler, rejection, drafting):  # only the step's own kernels: minutes less
+        monkeypatch.setattr(module, "kernels_run_on", lambda device: False)
+    generator = torch.Generator().manual_seed(3)
+    draft_from(torch.randn((VOCAB, VOCAB), generator=generator), monkeypatch)
+    speculation = whole.config(3, method, draft_sample_method="gumbel")
+    wanted = run(whole.make(folder, speculation))
+    engine = whole.make(folder, speculation)
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
+    assert run(engine) == wanted
+    assert graphs.num_replays > 4

@@ -1,0 +1,206 @@
+"""Speculation as the host sees it: rows whose length is known only once it is read back."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from engine.blocks import BlockPool
+from engine.engine import Engine
+from engine.planning.drafting import DraftRules
+from engine.request import Finish
+from sampling.params import SamplingParams
+from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference
+from tests.engine.test_engine import FRONTEND, Inbox, prompts, request, run, run_with_aborts
+
+SEEDED = SamplingParams(seed=1, stop_token_ids=(0,))
+
+
+def rules(num_tokens: int = 4, max_rows: int = 99, **fields: bool) -> DraftRules:
+    return DraftRules(num_tokens=num_tokens, max_rows=max_rows, **fields)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize(("num_blocks", "budget"), [(18, 20), (200, 20), (18, 64), (200, 64)])
+@pytest.mark.parametrize("num_tokens", [1, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_traffic_equals_reference(
+    prefix_caching: bool, num_blocks: int, budget: int, num_tokens: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    drafting = rules(num_tokens, max_rows=3 if seed == 2 else 99, has_cache=True, looks_ahead=True)
+    engine, runner = make_engine(
+        num_blocks=num_blocks, budget=budget, prefix_caching=prefix_caching, drafting=drafting
+    )
+    inbox, wanted = Inbox(), {}
+    for handle, prompt in enumerate(prompts(rng, 25, 40)):
+        n, max_tokens = rng.choice([1, 1, 3]), rng.randrange(1, 24)
+        engine.submit(
+            FRONTEND,
+            request(handle, prompt, n=n, max_tokens=max_tokens, emit_interval=rng.choice([1, 16])),
+        )
+        for choice in range(n):
+            wanted[handle, choice] = reference(prompt, max_tokens, (0,), choice)
+        for _ in range(rng.randrange(4)):
+            for _, output in engine.step():
+                inbox.read(output)
+    run(engine, inbox)
+    assert inbox.tokens == wanted
+    for key, finish in inbox.finish.items():
+        assert finish == (Finish.STOP if wanted[key][-1] == 0 else Finish.LENGTH)
+    if num_blocks == 18:
+        assert engine.stats().num_preemptions > 0
+    stats = engine.stats().drafts
+    assert stats is not None
+    assert 0 < stats.num_accepted < stats.num_draft_tokens
+    assert runner.proposed
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_abort_at_any_moment(seed: int) -> None:
+    engine, _ = make_engine(num_blocks=18, budget=20, drafting=rules())
+    inbox, live = run_with_aborts(engine, seed)
+    for (handle, choice), tokens in inbox.tokens.items():
+        assert tokens == reference(live[handle], 10, (0,), choice)[: len(tokens)]
+    assert engine.stats().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_the_context_is_filled_to_its_last_place(max_tokens: int) -> None:
+    engine, _ = make_engine(max_model_len=24, num_blocks=8, drafting=rules())
+    inbox = Inbox()
+    prompt = list(range(1, 16))
+    engine.submit(FRONTEND, request(1, prompt, max_tokens=max_tokens, params=SamplingParams()))
+    run(engine, inbox)
+    assert inbox.tokens[1, 0] == reference(prompt, min(max_tokens, 10), (), 0)
+    assert inbox.finish[1, 0] == Finish.LENGTH
+
+
+def test_a_bad_logit_behind_accepted_drafts_keeps_them() -> None:
+    engine, runner = make_engine(num_blocks=100, drafting=rules())
+    inbox = Inbox()
+    whole = reference([3, 3], 10, (), 0)
+    runner.bad_contexts.add(context_hash(np.array([3, 3, *whole[:5]])))
+    engine.submit(FRONTEND, request(1, [3, 3], params=SamplingParams()))
+    run(engine, inbox)
+    assert inbox.tokens[1, 0] == whole[:5]
+    assert inbox.finish[1, 0] == Finish.NAN
+
+
+def step(engine: Engine, inbox: Inbox, num_steps: int) -> None:
+    for _ in range(num_steps):
+        for _, output in engine.step():
+            inbox.read(output)
+
+
+def test_above_its_batch_size_the_drafter_does_not_run_and_gaps_stay() -> None:
+    engine, runner = make_engine(
+        budget=64, num_blocks=200, drafting=rules(max_rows=2, has_cache=True)
+    )
+    inbox = Inbox()
+    wanted = {}
+    for handle in range(3):
+        prompt = [handle + 1, 2]
+        max_tokens = 40 if handle == 0 else 10
+        engine.submit(
+            FRONTEND, request(handle, prompt, max_tokens=max_tokens, params=SamplingParams())
+        )
+        wanted[handle, 0] = reference(prompt, max_tokens, (), 0)
+    run(engine, inbox)
+    assert inbox.tokens == wanted
+    assert runner.proposed == [], "three rows ran together; the one left has a gap"
+    engine.submit(FRONTEND, request(5, [9, 9], params=SamplingParams()))
+    run(engine, inbox)
+    assert runner.proposed, "a row admitted anew drafts"
+
+
+def test_a_drafter_without_a_cache_has_no_gaps() -> None:
+    engine, runner = make_engine(budget=64, num_blocks=200, drafting=rules(max_rows=2))
+    inbox = Inbox()
+    for handle in range(3):
+        max_tokens = 40 if handle == 0 else 10
+        engine.submit(
+            FRONTEND, request(handle, [handle + 1], max_tokens=max_tokens, params=SamplingParams())
+        )
+    run(engine, inbox)
+    assert runner.proposed
+    assert engine.stats().drafts.num_accepted > 0
+
+
+def test_seeded_rows_draft_whatever_the_load() -> None:
+    """Every decode step of a seeded row under standard brings its k drafts."""
+    drafting = rules(max_rows=1, has_cache=True, draws_differ=True)
+    engine, runner = make_engine(max_rows=4, budget=64, num_blocks=200, drafting=drafting)
+    inbox = Inbox()
+    engine.submit(FRONTEND, request(0, [1, 1], params=SamplingParams(), max_tokens=60))
+    engine.submit(FRONTEND, request(1, [2, 1], params=SamplingParams(), max_tokens=60))
+    step(engine, inbox, 4)
+    assert max(runner.num_query_log[-1]) == 1
+    engine.submit(FRONTEND, request(2, [3, 2], params=SEEDED, max_tokens=8))
+    seen = len(runner.num_query_log)
+    while (2, 0) not in inbox.finish:
+        step(engine, inbox, 1)
+    assert all(max(counts) == 5 for counts in runner.num_query_log[seen + 1 :])
+    run(engine, inbox)
+    assert max(runner.num_query_log[-1]) == 1
+
+
+def test_a_preempted_row_goes_on_with_the_drafts_it_had() -> None:
+    """The steps of a row begin at the same positions whether or not it loses its place."""
+
+    def firsts(num_blocks: int) -> tuple[dict[tuple[int, int], list[int]], list[set[int]], int]:
+        engine, runner = make_engine(
+            num_blocks=num_blocks, budget=64, drafting=rules(has_cache=True, draws_differ=True)
+        )
+        seen: list[set[int]] = [set(), set(), set()]
+        launch = runner.launch
+
+        def spy(plan):
+            handle = launch(plan)
+            for row, decodes, choice in zip(plan.rows, plan.decodes, plan.choices, strict=True):
+                if decodes:
+                    seen[choice.request.handle].add(int(before[row]) + 1)
+            before[:] = runner.num_computed
+            return handle
+
+        before = runner.num_computed.copy()
+        runner.launch = spy
+        inbox = Inbox()
+        for handle in range(3):
+            params = SamplingParams(seed=handle)
+            engine.submit(FRONTEND, request(handle, [handle + 1] * 9, params=params, max_tokens=40))
+        run(engine, inbox)
+        return dict(inbox.tokens), seen, engine.stats().num_preemptions
+
+    tokens, starts, preemptions = firsts(200)
+    fallen_tokens, fallen_starts, fallen = firsts(22)
+    assert (preemptions, fallen > 0) == (0, True)
+    assert fallen_tokens == tokens
+    assert [fallen - {9} for fallen in fallen_starts] == [own - {9} for own in starts]
+
+
+def test_blocks_the_drafter_never_saw_are_not_shared_with_rows_that_draft() -> None:
+    pool = BlockPool(6)
+    first, second = pool.grant(2), pool.grant(2)
+    assert first is not None
+    assert second is not None
+    for block, block_hash in zip(first, (b"a", b"b"), strict=True):
+        pool.register(block, block_hash, drafted=block == first[0])
+    assert pool.match([b"a", b"b"]) == first
+    assert pool.match([b"a", b"b"], drafted=True) == first[:1]
+    assert not pool.are_drafted(first)
+    pool.register(second[1], b"b", drafted=True)
+    assert pool.match([b"a", b"b"], drafted=True) == [first[0], second[1]]
+    pool.check([first, second])
+
+
+def test_what_a_row_shares_of_a_prefix_ends_a_block_before_the_drafter_looks() -> None:
+    engine, _ = make_engine(num_blocks=100, budget=64, drafting=rules(looks_ahead=True))
+    inbox = Inbox()
+    prompt = [1 + i % (VOCAB - 1) for i in range(22)]
+    for handle in (1, 2):
+        engine.submit(FRONTEND, request(handle, prompt))
+        run(engine, inbox)
+    assert inbox.cached == {1: 0, 2: 16}

@@ -1,0 +1,143 @@
+"""The ring between settled steps and outputs: nothing lost, nothing early, nothing mixed up."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.planning.outputs import DEPTH, OutputRing, concat_logprobs
+from engine.planning.settle import Settled
+from engine.request import Finish, LogprobArrays, Request
+from engine.rows import Choice
+from sampling.params import SamplingParams
+from tests.engine.test_request import STATS, logprob_arrays
+
+
+def choice(
+    handle: int, frontend: bytes = b"f", interval: int = 1, params: SamplingParams | None = None
+) -> Choice:
+    prompt = np.array([1], dtype=np.int32)
+    request = Request(
+        handle=handle,
+        prompt_token_ids=prompt,
+        params=params or SamplingParams(),
+        max_tokens=99,
+        emit_interval=interval,
+    )
+    return Choice(frontend, request, 0, 0, handle, prompt)
+
+
+def settled(rows: list[int], tokens: list[int], finish: list[int] | None = None) -> Settled:
+    codes = np.array(finish or [0] * len(rows), dtype=np.uint8)
+    return Settled(
+        rows=np.array(rows, dtype=np.int32),
+        token_ids=np.array(tokens, dtype=np.int32)[:, None],
+        num_new=(codes != Finish.NAN).astype(np.int64),
+        logit_idx=np.arange(len(rows)),
+        finish=codes,
+        result_idx=np.arange(len(rows)),
+        first_drawn=np.zeros(0, dtype=np.int32),
+    )
+
+
+@pytest.mark.parametrize(("interval", "expected"), [(1, 1), (3, 3), (99, DEPTH)])
+def test_a_row_is_emitted_when_it_holds_its_interval(interval: int, expected: int) -> None:
+    ring = OutputRing(4)
+    ring.open(2, choice(1, interval=interval))
+    for token in range(expected):
+        assert ring.collect(STATS) == []
+        step = settled([2], [token])
+        ring.push(step, None)
+        ring.emit_due(step)
+    [(_, output)] = ring.collect(STATS)
+    assert output.token_ids.tolist() == list(range(expected))
+    assert ring.collect(STATS) == []
+
+
+def test_logprobs_follow_their_tokens_through_the_ring() -> None:
+    """Two rows of different wishes and intervals; a third that wants none."""
+    ring = OutputRing(4)
+    five = SamplingParams(logprobs=5)
+    labels = SamplingParams(logprobs=0, logprob_token_ids=(7, 8))
+    ring.open(0, choice(1, interval=2, params=five))
+    ring.open(3, choice(2, interval=3, params=labels))
+    ring.open(1, choice(3, interval=2))
+    given: list[LogprobArrays] = []
+    got: dict[int, list[LogprobArrays]] = {1: [], 2: []}
+    for step_idx in range(6):
+        arrays = logprob_arrays(3, 5, 2)
+        given.append(arrays)
+        step = settled([0, 1, 3], [step_idx] * 3)
+        ring.push(step, arrays)
+        ring.emit_due(step)
+        for _, output in ring.collect(STATS):
+            start = 0
+            for i, handle in enumerate(output.handles.tolist()):
+                end = start + int(output.num_new[i])
+                if handle in got:
+                    assert output.logprobs is not None
+                    part = {f: getattr(output.logprobs, f)[start:end] for f in FIELDS}
+                    got[handle].append(LogprobArrays(**part))
+                start = end
+    for handle, row, num_top, num_explicit in [(1, 0, 5, 0), (2, 2, 0, 2)]:
+        joined = concat_logprobs([(part, len(part.chosen)) for part in got[handle]])
+        assert joined is not None
+        for field in FIELDS:
+            want = np.stack([getattr(arrays, field)[row] for arrays in given])
+            have = getattr(joined, field)
+            if field.startswith("top"):
+                have, want = have[:, :num_top], want[:, :num_top]
+            if field == "explicit":
+                have, want = have[:, :num_explicit], want[:, :num_explicit]
+            np.testing.assert_array_equal(have, want)
+
+
+FIELDS = LogprobArrays.__struct_fields__
+
+
+def test_flush_hands_over_what_a_falling_row_holds() -> None:
+    ring = OutputRing(2)
+    ring.open(0, choice(1, interval=9))
+    ring.push(settled([0], [5]), None)
+    ring.flush(0)
+    [(_, output)] = ring.collect(STATS)
+    assert output.token_ids.tolist() == [5]
+    assert output.finish.tolist() == [Finish.RUNNING]
+    ring.flush(0)
+    assert ring.collect(STATS) == [], "a row that holds nothing says nothing"
+
+
+def test_nan_rows_emit_what_stands_and_no_token() -> None:
+    ring = OutputRing(2)
+    ring.open(0, choice(1, interval=9))
+    ring.push(settled([0], [5]), None)
+    step = settled([0], [0], [Finish.NAN])
+    ring.push(step, None)
+    ring.emit_due(step)
+    [(_, output)] = ring.collect(STATS)
+    assert output.token_ids.tolist() == [5]
+    assert output.finish.tolist() == [Finish.NAN]
+
+
+def test_frontends_are_told_apart_within_one_emission() -> None:
+    ring = OutputRing(3)
+    for row, frontend in enumerate([b"a", b"b", b"a"]):
+        ring.open(row, choice(row, frontend, params=SamplingParams(logprobs=1)))
+    step = settled([0, 1, 2], [10, 11, 12])
+    arrays = logprob_arrays(3, 1, 0)
+    ring.push(step, arrays)
+    ring.emit_due(step)
+    outputs = dict(ring.collect(STATS))
+    assert outputs[b"a"].token_ids.tolist() == [10, 12]
+    assert outputs[b"b"].token_ids.tolist() == [11]
+    assert outputs[b"b"].logprobs is not None
+    assert outputs[b"b"].logprobs.chosen[0] == arrays.chosen[1]
+
+
+def test_choices_that_never_ran_end_with_their_reason() -> None:
+    ring = OutputRing(1)
+    ring.end_waiting(choice(4), Finish.ERROR, "because")
+    [(frontend, output)] = ring.collect(STATS)
+    assert frontend == b"f"
+    assert output.errors == {4: "because"}
+    assert output.num_new.tolist() == [0]

@@ -1,0 +1,273 @@
+"""Speculation through the whole engine: what it may not change, token for token, in float32."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.request import Finish, LogprobArrays, Request
+from engine.speculative_config import SpeculativeConfig
+from engine.startup.build import build_engine
+from sampling.params import SamplingParams
+from tests.engine.runner.table_drafter import draft_from
+from tests.engine.tiny_models import VOCAB, write_model
+
+MAX_TOKENS = 24
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    write_model("llama", folder)
+    return folder
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The drafter's, in which a test may write what it wants accepted."""
+    generator = torch.Generator().manual_seed(3)
+    table = torch.randn((VOCAB, VOCAB), generator=generator)
+    draft_from(table, monkeypatch)
+    return table
+
+
+def learn(table: torch.Tensor, replies: dict) -> None:
+    """Let the table often be right about these."""
+    for reply in replies.values():
+        table[reply.tokens[:-1], reply.tokens[1:]] += 4.0
+
+
+def make(
+    folder: Path,
+    speculation: SpeculativeConfig | None,
+    num_blocks: int = 200,
+    prefix_caching: bool = True,
+    **scheduler: int,
+) -> Engine:
+    scheduler = {"max_rows": 6, "max_step_tokens": 32} | scheduler
+    return build_engine(
+        EngineConfig(
+            model=ModelConfig(model=str(folder), device="cpu", max_model_len=128),
+            cache=CacheConfig(block_size=8, num_blocks=num_blocks, prefix_caching=prefix_caching),
+            scheduler=SchedulerConfig(**scheduler),
+            speculation=speculation,
+        )
+    )
+
+
+def config(k: int = 4, method: str = "standard", **fields: object) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        method="eagle",
+        model="none",
+        num_speculative_tokens=k,
+        rejection_sample_method=method,
+        **fields,
+    )
+
+
+class Reply(msgspec.Struct):
+    tokens: list[int] = []
+    logprobs: list[LogprobArrays] = []
+    finish: Finish = Finish.RUNNING
+
+
+def run(engine: Engine, requests: list[Request], steps_between: int = 2) -> dict:
+    """Submit requests with steps between them, none for all at once, and read their replies."""
+    replies: dict[tuple[int, int], Reply] = defaultdict(Reply)
+    waiting = list(requests)
+    while waiting or engine.has_work:
+        while waiting:
+            engine.submit(b"", waiting.pop(0))
+            if steps_between:
+                break
+        for _ in range(max(steps_between, 1)):
+            for _, output in engine.step():
+                assert not output.errors, output.errors
+                _read(output, replies)
+    engine.check()
+    return dict(replies)
+
+
+def _read(output, replies) -> None:
+    start = 0
+    for i, handle in enumerate(output.handles.tolist()):
+        end = start + int(output.num_new[i])
+        reply = replies[handle, int(output.choices[i])]
+        reply.tokens += output.token_ids[start:end].tolist()
+        if output.logprobs is not None and end > start:
+            fields = LogprobArrays.__struct_fields__
+            part = {f: getattr(output.logprobs, f)[start:end] for f in fields}
+            reply.logprobs.append(LogprobArrays(**part))
+        reply.finish = Finish(int(output.finish[i]))
+        start = end
+
+
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    shared = rng.integers(2, VOCAB, 37).tolist()
+    own = [rng.integers(2, VOCAB, n).tolist() for n in (1, 5, 16, 33, 50, 3)]
+    return own[:3] + [shared + ids for ids in own]
+
+
+def requests(params: list[SamplingParams], **fields: int) -> list[Request]:
+    fields = {"max_tokens": MAX_TOKENS} | fields
+    return [
+        Request(
+            handle=handle,
+            prompt_token_ids=np.array(prompt, dtype=np.int32),
+            params=params[handle % len(params)],
+            **fields,
+        )
+        for handle, prompt in enumerate(prompts())
+    ]
+
+
+EVERYTHING = [
+    SamplingParams(seed=1, temperature=0.8, top_p=0.9),
+    SamplingParams(seed=2, temperature=1.3, top_k=20, min_p=0.02, presence_penalty=0.7),
+    SamplingParams(seed=3, repetition_penalty=1.3, frequency_penalty=0.4),
+    SamplingParams(seed=4, bad_words=((5,), (7, 9), (11, 12, 13)), temperature=1.5),
+    SamplingParams(seed=5, min_tokens=8, stop_token_ids=tuple(range(2, 40))),
+    SamplingParams(seed=6, logit_bias={3: 4.0, 8: -50.0}, allowed_token_ids=tuple(range(2, 60))),
+    SamplingParams(temperature=0.0, presence_penalty=0.5, bad_words=((20, 21),)),
+]
+
+
+def tokens_of(replies: dict) -> dict:
+    return {key: (reply.tokens, reply.finish) for key, reply in replies.items()}
+
+
+@pytest.mark.parametrize("sample_method", ["greedy", "gumbel"])
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("num_blocks", [22, 200])
+def test_greedy_output_is_that_of_plain_decoding(
+    folder: Path, table: torch.Tensor, num_blocks: int, prefix_caching: bool, sample_method: str
+) -> None:
+    asked = requests([GREEDY])
+    plain = run(make(folder, None), asked)
+    learn(table, plain)
+    engine = make(folder, config(draft_sample_method=sample_method), num_blocks, prefix_caching)
+    assert tokens_of(run(engine, asked)) == tokens_of(plain)
+    assert (engine.stats().num_preemptions > 0) == (num_blocks == 22)
+    stats = engine.stats().drafts
+    assert stats.num_draft_tokens / 4 < stats.num_accepted < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("num_blocks", [22, 200])
+def test_coupled_output_is_that_of_plain_decoding(
+    folder: Path, table: torch.Tensor, k: int, num_blocks: int
+) -> None:
+    asked = requests(EVERYTHING, n=2)
+    plain = run(make(folder, None), asked)
+    learn(table, plain)
+    engine = make(folder, config(k, "coupled"), num_blocks)
+    assert tokens_of(run(engine, asked)) == tokens_of(plain)
+    stats = engine.stats().drafts
+    assert stats.num_draft_tokens / 6 < stats.num_accepted < stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("sample_method", ["greedy", "gumbel"])
+def test_seeded_tokens_depend_on_their_request_alone(
+    folder: Path, table: torch.Tensor, sample_method: str
+) -> None:
+    """Chunks, neighbours, prefix cache, preemption and load leave a seeded row as it is."""
+    asked = requests(EVERYTHING, n=2)
+    learn(table, run(make(folder, None), asked))
+    speculation = config(draft_sample_method=sample_method)
+    alone = {}
+    for request in asked:
+        alone |= tokens_of(run(make(folder, speculation, max_rows=2), [request]))
+    loaded = msgspec.structs.replace(speculation, disable_by_batch_size=2)
+    for engine in (
+        make(folder, speculation, num_blocks=22),
+        make(folder, speculation, max_step_tokens=7, prefix_caching=False),
+        make(folder, loaded, max_rows=18, max_step_tokens=128),
+    ):
+        assert tokens_of(run(engine, asked, steps_between=1)) == alone
+
+
+REPORTS = [
+    {"logprobs": 5},
+    {"logprobs": 0, "logprob_token_ids": (7, 3, 7)},
+    {"logprob_token_ids": (1, 96), "logprobs_mode": "processed_logprobs"},
+    {"logprobs": 3, "logprobs_mode": "raw_logits"},
+    {"logprobs": 2, "logprob_token_ids": (4,), "logprobs_mode": "processed_logits"},
+]
+
+
+def test_logprobs_are_those_of_plain_decoding(folder: Path, table: torch.Tensor) -> None:
+    """Accepted, recovered and bonus tokens alike, in every mode, with penalties and filters."""
+    params = [
+        msgspec.structs.replace(EVERYTHING[i % len(EVERYTHING)], **report)
+        for i, report in enumerate(REPORTS)
+    ]
+    asked = requests(params, emit_interval=5)
+    plain = run(make(folder, None), asked)
+    learn(table, plain)
+    spoken = run(make(folder, config(4, "coupled")), asked)
+    assert tokens_of(spoken) == tokens_of(plain)
+    for (handle, choice), reply in plain.items():
+        wanted = params[handle % len(params)]
+        mine = joined(spoken[handle, choice], wanted)
+        for name, values in joined(reply, wanted).items():
+            np.testing.assert_allclose(mine[name], values, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def joined(reply: Reply, params: SamplingParams) -> dict[str, np.ndarray]:
+    """What a choice asked for, of all its tokens."""
+    num_top, num_explicit = params.logprobs or 0, len(params.logprob_token_ids or ())
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in reply.logprobs])
+        for name in ("chosen", "ranks")
+    }
+    for name, width in (("top_ids", num_top), ("top_logprobs", num_top)):
+        arrays[name] = np.concatenate([getattr(p, name)[:, :width] for p in reply.logprobs])
+    arrays["explicit"] = np.concatenate([p.explicit[:, :num_explicit] for p in reply.logprobs])
+    assert all(len(values) == len(reply.tokens) for values in arrays.values())
+    return arrays
+
+
+def test_drafters_above_their_batch_size_do_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = draft_from(torch.randn((VOCAB, VOCAB)), monkeypatch)
+    engine = make(folder, config(disable_by_batch_size=2))
+    run(engine, requests([GREEDY], max_tokens=8), steps_between=0)
+    assert made[0].num_runs < 8, "only while the last row is alone"
+    assert engine.stats().drafts.num_accepted < 8
+
+
+def test_a_bad_logit_behind_accepted_drafts_leaves_them(
+    folder: Path, table: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.models.fused.decoder import Decoder
+
+    asked = requests([GREEDY])
+    plain = run(make(folder, None), asked)
+    learn(table, plain)
+    bad = plain[3, 0].tokens[9]
+    honest = Decoder.logits
+
+    def logits(self: Decoder, hidden: torch.Tensor) -> torch.Tensor:
+        values = honest(self, hidden)
+        top = values.argmax(dim=1)
+        values[top == bad] = torch.nan
+        return values
+
+    monkeypatch.setattr(Decoder, "logits", logits)
+    for speculation in (None, config()):
+        replies = run(make(folder, speculation), asked)
+        for key, reply in plain.items():
+            until = reply.tokens.index(bad) if bad in reply.tokens else None
+            assert replies[key].tokens == reply.tokens[:until]
+            expected = reply.finish if until is None else Finish.NAN
+            assert replies[key].finish == expected

@@ -1,0 +1,149 @@
+"""`tailrace verify` as a program, and the float64 promise from the command line to every path.
+
+Replays are exact; the counts' seed is fixed here, so the outcome is fixed too.
+"""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import engine.startup.build
+import engine.startup.self_test
+from engine.config import EngineConfig, ModelConfig, SamplingConfig
+from engine.startup.build import sampler_config
+from engine.startup.self_test import flag_coverage, verify
+from sampling import noise, race
+from sampling.noise import Purpose
+from sampling.sampler import SamplerConfig
+from sampling.selftest.speculative_paths import PATHS
+from sampling.speculative import draws
+from server import cli
+from server.command.configure import engine_config
+from server.command.settings import load_settings
+
+CPU = torch.device("cpu")
+
+
+def config(**sampling: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model="unused", device="cpu"), sampling=SamplingConfig(**sampling)
+    )
+
+
+def settings_of(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `tailrace serve` is given on a command line."""
+    seen: dict[str, Any] = {}
+    words, add, _ = cli.COMMANDS["serve"]
+
+    def run(given: dict[str, Any]) -> int:
+        seen.update(given)
+        return 0
+
+    monkeypatch.setitem(cli.COMMANDS, "serve", (words, add, run))
+    assert cli.main(["serve", *arguments]) == 0
+    return seen
+
+
+def test_the_flag_reaches_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = settings_of(["--use-fp64-gumbel"], monkeypatch)
+    assert engine_config(load_settings(given)).sampling.use_fp64_gumbel
+    assert not engine_config(load_settings({})).sampling.use_fp64_gumbel
+    monkeypatch.setenv("TAILRACE_USE_FP64_GUMBEL", "1")
+    assert engine_config(load_settings({})).sampling.use_fp64_gumbel
+
+
+def test_the_configuration_reaches_the_sampler_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class BuiltError(Exception):
+        pass
+
+    def build(config: SamplerConfig, rows: object) -> None:
+        raise BuiltError(config)
+
+    monkeypatch.setattr(engine.startup.build, "Sampler", build)
+    for flag in (True, False):
+        served = engine_config(load_settings({"use_fp64_gumbel": flag}))
+        with pytest.raises(BuiltError) as built:
+            engine.startup.build.build_engine(served)
+        assert built.value.args[0] == sampler_config(served.sampling)
+        assert built.value.args[0].use_fp64_gumbel is flag
+
+
+def paths_failing() -> set[str]:
+    results = list(flag_coverage(sampler_config(SamplingConfig(use_fp64_gumbel=True)), CPU))
+    assert {result.path for result in results} == {f"{path}, cpu" for path in PATHS}
+    return {result.path.removesuffix(", cpu") for result in results if not result.passed}
+
+
+def test_every_path_honours_the_flag() -> None:
+    assert paths_failing() == set()
+
+
+def degraded(draw: Callable[..., Tensor], broken: Purpose) -> Callable[..., Tensor]:
+    """A generator of noise that has float32's resolution for one purpose."""
+
+    def drawn(key: object, first: object, count: int, stream_id: int) -> Tensor:
+        values = draw(key, first, count, stream_id)
+        if stream_id >> 1 & 3 != broken:
+            return values
+        return ((values * 2.0**24).floor() + 1.0) * 2.0**-24
+
+    return drawn
+
+
+@pytest.mark.parametrize(
+    ("broken", "paths"),
+    [
+        (Purpose.TARGET, {"sampler"}),
+        (Purpose.DRAFT, {"draft"}),
+        (Purpose.ACCEPT, {"accept"}),
+        (Purpose.RESIDUAL, {"recovered, one-hot draft", "recovered, draft logits"}),
+    ],
+)
+def test_a_path_that_stops_honouring_it_is_found(
+    broken: Purpose, paths: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(race, "exponentials", degraded(noise.exponentials, broken))
+    monkeypatch.setattr(draws, "exponentials", degraded(noise.exponentials, broken))
+    monkeypatch.setattr(draws, "uniforms", degraded(noise.uniforms, broken))
+    assert paths_failing() == paths
+
+
+def test_the_program_prints_a_table_and_fails_when_a_check_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine.startup.self_test, "QUICK_DRAWS", 1_500)
+    monkeypatch.setattr(
+        engine.startup.self_test, "MANY", engine.startup.self_test.MANY._replace(draws=2_000)
+    )
+    table = io.StringIO()
+    assert verify(config(), quick=True, with_model=False, seed=1, out=table) == 0
+    lines = table.getvalue().splitlines()
+    assert lines[0].startswith("tailrace verify on CPU")
+    assert lines[1].split()[:3] == ["check", "path", "statistic"]
+    assert all(line.endswith("pass") for line in lines[2:-1])
+    odds = float(lines[-1].rsplit(" ", 1)[1])
+    assert 0.0 < odds <= 1e-6
+
+    monkeypatch.setattr(race, "exponentials", degraded(noise.exponentials, Purpose.TARGET))
+    table = io.StringIO()
+    assert verify(config(), quick=True, with_model=False, seed=1, out=table) == 1
+    assert "FAIL" in table.getvalue()
+
+
+def test_a_model_is_drawn_through_the_whole_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.startup.self_test, "MODEL_DRAWS", 600)
+    demo = engine_config(load_settings({"device": "cpu"}))
+    assert engine.startup.self_test.model_frequencies(demo, seed=3).passed
+
+
+@pytest.mark.gpu
+def test_every_path_honours_the_flag_on_the_gpu() -> None:
+    promised = sampler_config(SamplingConfig(use_fp64_gumbel=True))
+    results = list(flag_coverage(promised, torch.device("cuda")))
+    assert [result for result in results if not result.passed] == []

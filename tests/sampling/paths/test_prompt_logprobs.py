@@ -1,0 +1,154 @@
+"""Every mode of the logprobs, of output and of prompt, against float64 computed step by step.
+
+The bound is 1e-5 * max(1, |value|). Nothing here is random in outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from sampling import reference
+from sampling.batch import LogprobsOutput, SamplingBatch
+from sampling.params import LogprobsMode, SamplingParams
+from sampling.paths.prompt_logprobs import PromptReporter
+from sampling.rows import SamplingRows
+from sampling.sampler import Sampler, SamplerConfig
+
+VOCAB, TOP, IDS = 300, 6, (4, 299, 4)
+PROMPT, OUTPUT = 9, 4
+MODES: tuple[LogprobsMode, ...] = (
+    "raw_logprobs",
+    "raw_logits",
+    "processed_logprobs",
+    "processed_logits",
+)
+PENALTIES = (
+    {},
+    {"repetition_penalty": 1.7},
+    {"repetition_penalty": 0.8, "presence_penalty": 0.6, "frequency_penalty": -0.4},
+)
+FILTERS = ({}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.95}, {"min_p": 0.02})
+DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
+CASES = [
+    SamplingParams(
+        temperature=temperature,
+        **filters,
+        **penalties,
+        **({"logit_bias": {4: 3.0, 17: -2.0}, "bad_words": ((5,), (0, 7))} if biased else {}),
+        min_tokens=0,
+        seed=1,
+        logprobs=TOP,
+        logprob_token_ids=IDS,
+    )
+    for temperature, filters, penalties, biased in itertools.product(
+        (0.0, 0.3, 1.0, 1.7), FILTERS, PENALTIES, (False, True)
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def logits() -> torch.Tensor:
+    """float32 [PROMPT + OUTPUT, VOCAB], what the model says before each position."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(PROMPT + OUTPUT, VOCAB, generator=generator) * 3 + 5
+
+
+@pytest.fixture(scope="module")
+def history() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(0, 20, (PROMPT + OUTPUT,), generator=generator, dtype=torch.int32)
+
+
+def wanted(
+    raw: np.ndarray, before: np.ndarray, num_prompt: int, params: SamplingParams, mode: LogprobsMode
+) -> np.ndarray:
+    """float64 [VOCAB]: what the mode reports after the tokens `before`."""
+    values = raw.astype(np.float64)
+    if mode.startswith("processed"):
+        for token, bias in params.logit_bias.items():
+            values[token] += bias
+        for *beginning, last in params.bad_words:
+            if list(before[len(before) - len(beginning) :]) == beginning:
+                values[last] = -np.inf
+        output = before[num_prompt:]
+        values = reference.penalize(
+            values,
+            np.bincount(output, minlength=VOCAB),
+            np.isin(np.arange(VOCAB), before[:num_prompt]),
+            repetition=params.repetition_penalty,
+            presence=params.presence_penalty,
+            frequency=params.frequency_penalty,
+        )
+        if params.temperature > 0:
+            kept = reference.kept(
+                values,
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                min_p=params.min_p,
+            )
+            values = np.where(kept, values / params.temperature, -np.inf)
+    return values - np.logaddexp.reduce(values) if mode.endswith("logprobs") else values
+
+
+def check(out: LogprobsOutput, tables: list[np.ndarray], token_ids: list[int]) -> None:
+    for i, (table, token) in enumerate(zip(tables, token_ids, strict=True)):
+        order = np.lexsort((np.arange(VOCAB), -table))[:TOP]
+        finite = table[order] > -np.inf
+        assert (out.top_ids[i, :TOP].cpu().numpy() == order)[finite].all()
+        for got, want in (
+            (out.chosen[i].cpu(), table[token]),
+            (out.top_logprobs[i, :TOP].cpu(), table[order]),
+            (out.explicit[i, : len(IDS)].cpu(), table[list(IDS)]),
+        ):
+            got, want = np.atleast_1d(got.numpy()).astype(np.float64), np.atleast_1d(want)
+            assert (np.isneginf(got) == np.isneginf(want)).all()
+            finite_ones = np.isfinite(want)
+            error = np.abs(got[finite_ones] - want[finite_ones])
+            assert (error <= 1e-5 * np.maximum(1, np.abs(want[finite_ones]))).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_output(mode: LogprobsMode, logits: torch.Tensor, history: torch.Tensor) -> None:
+    """All cases as one batch, each after two tokens of output."""
+    known = PROMPT + 2
+    rows = SamplingRows(
+        len(CASES), VOCAB, torch.device("cpu"), history=history.expand(len(CASES), -1).clone()
+    )
+    cases = [SamplingParams(**{**_fields(case), "logprobs_mode": mode}) for case in CASES]
+    for row, params in enumerate(cases):
+        rows.add(row, params, seed=row, choice=0, prompt_len=PROMPT, num_tokens=known)
+    rows.flush()
+    rows_np = np.arange(len(cases), dtype=np.int32)
+    batch = SamplingBatch(
+        torch.from_numpy(rows_np), torch.full((len(cases),), known), rows_np, rows.needs(rows_np)
+    )
+    out = Sampler(SamplerConfig(), rows)(logits[known].expand(len(cases), -1).contiguous(), batch)
+    assert out.logprobs is not None
+    before = history[:known].numpy()
+    tables = [wanted(logits[known].numpy(), before, PROMPT, params, mode) for params in cases]
+    check(out.logprobs, tables, out.token_ids.tolist())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("device", DEVICES)
+def test_prompt(
+    mode: LogprobsMode, case: int, device: str, logits: torch.Tensor, history: torch.Tensor
+) -> None:
+    params, first, known = CASES[case], 3, history.to(device)
+    scorer = PromptReporter(params, mode, TOP, IDS, vocab_size=VOCAB, history=known)
+    out = scorer(logits[first:PROMPT].to(device), first)
+    tables = [
+        wanted(logits[at].numpy(), history[:at].numpy(), at, params, mode)
+        for at in range(first, PROMPT)
+    ]
+    check(out, tables, history[first:PROMPT].tolist())
+
+
+def _fields(params: SamplingParams) -> dict[str, object]:
+    return {name: getattr(params, name) for name in params.__struct_fields__}

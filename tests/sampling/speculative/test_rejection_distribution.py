@@ -1,0 +1,246 @@
+"""The tokens that speculation leaves have the target's distribution; what spoils it is found.
+
+Chi-square of the pair of the first two tokens, the second under penalties that depend on the
+first, and acceptance against its theory. Seeds are fixed, so the outcome is fixed too; the
+false-alarm odds are those of choosing an unlucky seed, `ODDS` each. The wrong ones, each shipped
+by somebody, miss by far: their p-values are below 1e-10.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from sampling import reference
+from sampling.batch import SamplingBatch
+from sampling.noise import LEVEL_TILE, NoiseKey, Purpose, stream
+from sampling.params import SamplingParams
+from sampling.sampler import Sampler, SamplerConfig
+from sampling.speculative import draws, torch_verification
+from sampling.speculative.drafting import DraftMethod, draw_drafts
+from sampling.speculative.draws import Distribution
+from sampling.speculative.rejection import Method
+from tests.sampling.speculative.speculated_steps import Step
+
+ODDS, IMPOSSIBLE = 1e-6, 1e-10
+VOCAB, K, LENGTH, NUM_ROWS, NUM_ROUNDS = 8, 2, 12, 1000, 12
+PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.8}
+WISHES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties and top-p": PENALTIES | {"temperature": 0.7, "top_p": 0.9},
+}
+HISTORY = [3, 3, 1, 0, 5, 3, 7, 7, 2, 3, 6, 1]  # a prompt of 10, two tokens of output
+
+
+def make_logits(seed: int) -> Tensor:
+    """float32 [K + 1, VOCAB]."""
+    return torch.randn(K + 1, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+TARGET = make_logits(13)
+DRAFT = 0.4 * TARGET[:K] + make_logits(108)[:K]
+
+
+def target(depth: int, before: list[int], wish: dict[str, Any]) -> np.ndarray:
+    """p by its definition, float64 [VOCAB]."""
+    x, history = TARGET[depth].double().numpy(), HISTORY + before
+    params = SamplingParams(**wish)
+    x = reference.penalize(
+        x,
+        np.bincount(history[10:], minlength=VOCAB),
+        np.isin(np.arange(VOCAB), history[:10]),
+        repetition=params.repetition_penalty,
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+    )
+    kept = reference.kept(x, temperature=params.temperature, top_p=params.top_p)
+    weights = np.where(kept, np.exp((x - x.max()) / params.temperature), 0.0)
+    return weights / weights.sum()
+
+
+def draft(depth: int, wish: dict[str, Any]) -> np.ndarray:
+    """q, float64 [VOCAB]."""
+    return torch.softmax(DRAFT[depth].double() / wish.get("temperature", 1.0), 0).numpy()
+
+
+@dataclass
+class Sample:
+    """What came of many requests."""
+
+    first: Tensor  # int64 [m], the token at the first position
+    second: Tensor  # int64 [m], at the second; drawn by the plain sampler where none stood
+    draft_ids: Tensor  # int64 [m, K]
+    num_accepted: Tensor  # int64 [m]
+
+
+def speculate(
+    wish: dict[str, Any],
+    drafting: DraftMethod,
+    method: Method = "standard",
+    *,
+    counted: bool = True,
+    written: int = K,
+) -> Sample:
+    """Draft, verify, and where the first draft was refused draw the next token plainly.
+
+    Args:
+        counted: whether penalties are told of the drafts.
+        written: at how many depths the draft logits reach verification.
+    """
+    parts = []
+    for round_id in range(NUM_ROUNDS):
+        step = make_step(wish, round_id * NUM_ROWS, counted)
+        batch, rows, _ = step.make(torch.device("cpu"))
+        rows_np = np.arange(NUM_ROWS, dtype=np.int32)
+        one = SamplingBatch(
+            torch.from_numpy(rows_np), torch.full((NUM_ROWS,), LENGTH), rows_np, batch.needs
+        )
+        slots = torch.zeros(NUM_ROWS, K, VOCAB)
+        for depth in range(K):
+            step.draft_ids[:, depth] = draw_drafts(
+                DRAFT[depth].expand(NUM_ROWS, -1),
+                one,
+                rows,
+                depth,
+                drafting,
+                draft_logits=slots if drafting == "gumbel" else None,
+            )
+        slots[:, written:] = 0.0
+        step.draft_logits = slots if drafting == "gumbel" else None
+        verified, rows = step.verify(method)
+        second = verified.token_ids[:, 1].long()
+        refused = (verified.num_new == 1).nonzero().flatten()
+        rows.history[:, LENGTH] = verified.token_ids[:, 0]
+        some = one.select(refused)
+        some = SamplingBatch(some.rows, some.positions + 1, some.rows_np, some.needs)
+        logits = TARGET[1].expand(len(refused), -1)
+        second[refused] = Sampler(SamplerConfig(), rows)(logits, some).token_ids.long()
+        parts.append(
+            (verified.token_ids[:, 0].long(), second, step.draft_ids, verified.num_accepted)
+        )
+    return Sample(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def make_step(wish: dict[str, Any], seed: int, counted: bool) -> Step:
+    history = torch.zeros((NUM_ROWS, 16), dtype=torch.int32)
+    history[:, :LENGTH] = torch.tensor(HISTORY)
+    return Step(
+        params=[SamplingParams(**wish)] * NUM_ROWS,
+        logits=TARGET.repeat(NUM_ROWS, 1),
+        vocab_size=VOCAB,
+        history=history,
+        num_tokens=[LENGTH] * NUM_ROWS,
+        draft_ids=torch.zeros((NUM_ROWS, K), dtype=torch.int64),
+        num_drafts=torch.full((NUM_ROWS,), K),
+        seeds=[seed + row for row in range(NUM_ROWS)],
+        choices=[0] * NUM_ROWS,
+        counted=counted,
+    )
+
+
+def pair_p_value(sample: Sample, wish: dict[str, Any]) -> float:
+    """Of the pairs of tokens against p(first) p(second | first)."""
+    first = target(0, [], wish)
+    p = np.stack([first[x] * target(1, [x], wish) for x in range(VOCAB)]).flatten()
+    pairs = (sample.first * VOCAB + sample.second).numpy()
+    observed = np.bincount(pairs, minlength=VOCAB**2)
+    if observed[p == 0].any():
+        return 0.0
+    rare = p * len(pairs) < 5  # lumped together, as the test demands
+    lump = rare & (p > 0)
+    counts = np.append(observed[~rare], observed[lump].sum())
+    expected = np.append(p[~rare], p[lump].sum()) * len(pairs)
+    return float(stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue)
+
+
+def acceptance_p_values(sample: Sample, wish: dict[str, Any], *, one_hot: bool) -> list[float]:
+    """At both depths, against sum min(p, q) or sum p(draft), given the drafts before."""
+    p_values = []
+    for depth in range(K):
+        reached = sample.num_accepted >= depth
+        befores = [[x] for x in range(VOCAB)] if depth else [[]]
+        rates, hits = [], []
+        for before in befores:
+            p, q = target(depth, before, wish), draft(depth, wish)
+            some = reached
+            if depth:
+                some = reached & (sample.draft_ids[:, 0] == before[0])
+            rate = p[q.argmax()] if one_hot else np.minimum(p, q).sum()
+            rates.append(np.full(int(some.sum()), rate))
+            hits.append((sample.num_accepted[some] > depth).numpy())
+        rate, hit = np.concatenate(rates), np.concatenate(hits)
+        z = (hit.sum() - rate.sum()) / np.sqrt((rate * (1.0 - rate)).sum())
+        p_values.append(float(2.0 * stats.norm.sf(abs(z))))
+    return p_values
+
+
+@pytest.mark.parametrize("drafting", ["gumbel", "greedy"])
+@pytest.mark.parametrize("name", WISHES)
+def test_the_distribution_is_the_target_s_and_acceptance_is_what_theory_says(
+    name: str, drafting: DraftMethod
+) -> None:
+    sample = speculate(WISHES[name], drafting)
+    assert pair_p_value(sample, WISHES[name]) > ODDS
+    assert min(acceptance_p_values(sample, WISHES[name], one_hot=drafting == "greedy")) > ODDS
+
+
+def test_coupled_keeps_the_distribution_and_accepts_more_than_chance() -> None:
+    wish = WISHES["plain"]
+    sample = speculate(wish, "coupled", "coupled")
+    assert pair_p_value(sample, wish) > ODDS
+    rate = float((sample.num_accepted > 0).double().mean())
+    p, q = target(0, [], wish), draft(0, wish)
+    # Drafts and tokens of one race agree more often than independent ones (Daliri et al. 2024,
+    # "Coupling without communication", theorem 4: at least (1 - TV) / (1 + TV)).
+    distance = 1.0 - np.minimum(p, q).sum()
+    assert rate > (1 - distance) / (1 + distance) - 0.02 > (p * q).sum() + 0.1
+
+
+def test_a_penalty_forgotten_at_the_second_position_is_found() -> None:
+    sample = speculate(WISHES["penalties and top-p"], "greedy", counted=False)
+    assert pair_p_value(sample, WISHES["penalties and top-p"]) < IMPOSSIBLE
+
+
+def test_draft_logits_not_written_behind_the_first_step_are_found() -> None:
+    sample = speculate(WISHES["plain"], "gumbel", written=1)
+    assert pair_p_value(sample, WISHES["plain"]) < IMPOSSIBLE
+    assert acceptance_p_values(sample, WISHES["plain"], one_hot=False)[1] < IMPOSSIBLE
+
+
+def test_a_stream_shared_by_draft_and_residual_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shared(purpose: Purpose, level: int = LEVEL_TILE, depth: int = 0) -> int:
+        return stream(Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose, level, depth)
+
+    # Most drafts are the last token, refused for others which the draft proposes unequally.
+    p = torch.tensor([0.24, 0.24, 0.24, 0.04, 0.04, 0.04, 0.04, 0.12])
+    q = torch.tensor([0.16, 0.04, 0.08, 0.01, 0.02, 0.03, 0.04, 0.62])
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", p.log().expand(K + 1, -1))
+    monkeypatch.setattr(sys.modules[__name__], "DRAFT", q.log().expand(K, -1))
+    assert pair_p_value(speculate(WISHES["plain"], "gumbel"), WISHES["plain"]) > ODDS
+    monkeypatch.setattr(draws, "stream", shared)
+    assert pair_p_value(speculate(WISHES["plain"], "gumbel"), WISHES["plain"]) < IMPOSSIBLE
+
+
+def test_strict_matching_is_found() -> None:
+    """Drafts with noise of their own are accepted only where the target draws the same."""
+    sample = speculate(WISHES["plain"], "gumbel", "coupled")
+    assert pair_p_value(sample, WISHES["plain"]) > ODDS  # it is exact, and slow
+    assert acceptance_p_values(sample, WISHES["plain"], one_hot=False)[0] < IMPOSSIBLE
+
+
+def test_matching_the_highest_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def match(
+        x: Tensor, p: Distribution, q: Distribution | None, key: NoiseKey, depth: int
+    ) -> Tensor:
+        return x == p.greedy()
+
+    monkeypatch.setattr(torch_verification.draws, "accept", match)
+    sample = speculate(WISHES["plain"], "greedy")
+    assert pair_p_value(sample, WISHES["plain"]) < IMPOSSIBLE

@@ -1,0 +1,150 @@
+"""Verification on its kernels equals plain torch: tokens, flags, logprobs and counts.
+
+Both take the same noise. A decision may differ where two keys, or a uniform and a ratio, are
+closer than the error of the float32 tile masses, at most 2**-17 each (see `sampling.race`): odds
+below 0.01 over all decisions here. The seeds are fixed, so the outcome is fixed too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from sampling.batch import Verification
+from sampling.speculative import rejection
+from sampling.speculative.rejection import Method
+from sampling.triton_support import INTERPRETED
+from tests.sampling.bounds import watch_bounds
+from tests.sampling.speculative.speculated_steps import Step, random_step
+from tests.sampling.test_sampler_kernels import DEVICES, EDITS
+
+pytestmark = [
+    pytest.mark.skipif(
+        not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton's interpreter"
+    ),
+    # The interpreter computes with numpy, which warns where a GPU gives NaN or 0 in silence.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+NUM_ROWS, K = 13, 2
+RATES = [0.9, 0.5]
+WISHES: dict[str, list[dict[str, Any]]] = {
+    "plain": [{}, {"temperature": 0.7}],
+    "greedy": [{"temperature": 0.0}],
+    "greedy beside random": [{"temperature": 0.0}, {}, {"temperature": 0.3}],
+    "filters": [{"top_k": 5}, {"top_p": 0.9, "temperature": 2.0}, {"min_p": 0.1}, {}],
+    "edits": [EDITS | {"top_p": 0.9}, {"allowed_token_ids": tuple(range(0, 100, 3))}, EDITS],
+    "raw logprobs": [{"logprobs": 5}, {"logprobs": 0, "logprob_token_ids": (1, 1, 8)}, {}],
+    "processed logprobs": [
+        EDITS | {"logprobs": 3, "logprobs_mode": "processed_logprobs", "top_k": 9},
+        {"logprobs": 2, "logprobs_mode": "processed_logits", "temperature": 0.5},
+        {"logprobs": 2, "logprobs_mode": "raw_logits", "temperature": 0.0},
+    ],
+}
+METHODS: dict[str, tuple[Method, bool]] = {
+    "draft logits": ("standard", True),
+    "one-hot": ("standard", False),
+    "synthetic, draft logits": ("synthetic", True),
+    "synthetic": ("synthetic", False),
+    "coupled": ("coupled", False),
+}
+CASES = [
+    *(("draft logits", name, 111) for name in WISHES),
+    *(("one-hot", name, 111) for name in ("plain", "greedy beside random", "edits")),
+    ("synthetic, draft logits", "greedy beside random", 111),
+    ("coupled", "greedy beside random", 111),
+    ("coupled", "processed logprobs", 111),
+    ("draft logits", "edits", 1500),
+    ("one-hot", "raw logprobs", 1500),
+    ("coupled", "filters", 1500),
+    ("synthetic", "plain", 1500),
+]
+
+
+def make_step(wishes: list[dict[str, Any]], vocab_size: int, has_draft_logits: bool) -> Step:
+    """Missing drafts, little room, a draft head gone bad and bad logits, each in some row."""
+    step = random_step(wishes, NUM_ROWS, K, vocab_size, has_draft_logits=has_draft_logits)
+    step.draft_ids[2, 1] = -1
+    step.draft_ids[3, 0] = vocab_size
+    if step.draft_logits is not None:
+        step.draft_logits[7, 0, 3] = torch.nan
+        step.draft_logits[9, 0] = -torch.inf
+    room = torch.full((NUM_ROWS,), K + 1)
+    room[1], room[4] = 2, 1
+    step.logits[:, vocab_size:] = torch.nan  # columns beyond the vocabulary are never read
+    step.logits[0, 7] = torch.nan  # row 0 has no token
+    step.logits[8 * (K + 1) - K + 1, 5] = torch.inf  # row 8 fails at depth 1, if it gets there
+    return replace(step, room=room)
+
+
+def assert_equal(ours: Verification, wanted: Verification, step: Step) -> None:
+    assert ours.bad.tolist() == wanted.bad.tolist()
+    assert ours.num_new.tolist() == wanted.num_new.tolist()
+    assert ours.num_accepted.tolist() == wanted.num_accepted.tolist()
+    assert ours.token_ids.tolist() == wanted.token_ids.tolist()
+    if wanted.logprobs is None:
+        assert ours.logprobs is None
+        return
+    assert ours.logprobs is not None
+    lengths = step.num_drafts.long() + 1
+    starts = lengths.cumsum(0) - lengths
+    standing = [
+        start + depth
+        for row, start in enumerate(starts.tolist())
+        for depth in range(int(wanted.num_new[row]))
+        if step.params[row].logprobs is not None
+    ]
+    assert standing
+    for name, want in wanted.logprobs._asdict().items():
+        have = getattr(ours.logprobs, name).cpu()[standing]
+        if want.dtype == torch.int32:
+            assert torch.equal(have, want[standing]), name
+        else:  # values are float32(x - offset); the offsets' masses agree to 2**-18
+            torch.testing.assert_close(have, want[standing], rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("how", "name", "vocab_size"), CASES)
+def test_kernels_equal_plain_torch(
+    vocab_size: int, how: str, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, has_draft_logits = METHODS[how]
+    step = make_step(WISHES[name], vocab_size, has_draft_logits)
+    step.logits = step.logits.to(torch.bfloat16 if vocab_size > 1000 else torch.float32)
+    rates = RATES if method == "synthetic" else None
+    ours, rows = step.verify(method, rates, torch.device(device))
+    with monkeypatch.context() as plain:
+        plain.setattr(rejection, "kernels_run_on", lambda device: False)
+        wanted, wanted_rows = step.verify(method, rates)
+    assert_equal(ours, wanted, step)
+    assert torch.equal(rows.counts.words.cpu(), wanted_rows.counts.words)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_penalties_count_the_drafts_before_a_depth(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wish = {"repetition_penalty": 1.2, "frequency_penalty": 1.5, "presence_penalty": 1.0}
+    wish |= {"logprobs": 3, "logprobs_mode": "processed_logits"}
+    step = random_step([wish], 8, K, 60, has_draft_logits=False, likely=4.0, alike=True)
+    ours, _ = step.verify(device=torch.device(device))
+    monkeypatch.setattr(rejection, "kernels_run_on", lambda device: False)
+    wanted, _ = step.verify()
+    assert_equal(ours, wanted, step)
+    forgotten, _ = replace(step, counted=False).verify()
+    assert not torch.equal(forgotten.num_new, wanted.num_new)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="watches the interpreter")
+@pytest.mark.parametrize("how", ["draft logits", "one-hot", "coupled"])
+def test_kernels_stay_inside_their_tensors(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything at once, with fewer explicit ids and top tokens than their buckets hold."""
+    everything = EDITS | {"top_k": 50, "top_p": 0.9, "min_p": 0.01, "logprobs": 3}
+    everything |= {"logprob_token_ids": (0,) * 17, "logprobs_mode": "processed_logprobs"}
+    masked = {"allowed_token_ids": (1, 5, 9), "logprobs": 20, "logprobs_mode": "processed_logits"}
+    strayed = watch_bounds(monkeypatch)
+    method, has_draft_logits = METHODS[how]
+    make_step([everything, masked, {}], 1500, has_draft_logits).verify(method)
+    assert strayed == set()

@@ -1,0 +1,35 @@
+"""`tailrace serve` in a process of its own, over the fake engine. Standard input has levers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import server.command.serve
+from server import cli
+from tests.fakes import FakeEngine, byte_tokenizer
+
+
+class _Client:
+    @classmethod
+    async def start(cls, config: Any) -> FakeEngine:
+        sys.stderr.write("starting\n")
+        sys.stderr.flush()
+        await asyncio.sleep(float(os.environ.get("FAKE_START_S", "0")))
+        engine = FakeEngine(step_s=0.01)
+
+        def on_line() -> None:
+            if sys.stdin.readline().strip() == "die":
+                engine.die("killed by a test")
+
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), on_line)
+        return engine
+
+
+if __name__ == "__main__":
+    server.command.serve.EngineClient = _Client  # type: ignore[attr-defined]
+    server.command.serve.load_tokenizer = lambda *_, **__: byte_tokenizer()  # type: ignore[attr-defined]
+    server.command.serve.ENGINE_LOST_S = float(os.environ.get("FAKE_LOST_S", "5"))  # type: ignore[attr-defined]
+    sys.exit(cli.main())

@@ -1,0 +1,204 @@
+"""The process: where it listens, how it ends, and with which status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.config import ConfigError
+from server.command.listen import bind
+from server.command.settings import load_settings
+
+ROOT = Path(__file__).parents[3]
+
+
+class Process:
+    """A server process over the fake engine."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.popen = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.server.command.fake_serve"),
+                *("serve", "--port", str(self.port), *arguments),
+            ],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def wait_ready(self) -> None:
+        for _ in range(600):
+            try:
+                if httpx.get(f"{self.url}/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            assert self.popen.poll() is None, self.popen.stderr and self.popen.stderr.read()
+            time.sleep(0.05)
+        raise AssertionError("never ready")
+
+    def end(self, seconds: float = 10) -> int:
+        return self.popen.wait(seconds)
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+        self.popen.communicate()
+
+
+Starter = Callable[..., Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Starter]:
+    started: list[Process] = []
+
+    def starter(*arguments: str, **environment: str) -> Process:
+        started.append(Process(*arguments, **environment))
+        return started[-1]
+
+    yield starter
+    for process in started:
+        process.close()
+
+
+def in_background(url: str, max_tokens: int) -> tuple[threading.Thread, list[httpx.Response]]:
+    replies: list[httpx.Response] = []
+
+    def post() -> None:
+        body = {"prompt": "a", "max_tokens": max_tokens}
+        replies.append(httpx.post(f"{url}/v1/completions", json=body, timeout=30))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    time.sleep(0.3)
+    return thread, replies
+
+
+def test_sigterm_drains_then_ends_with_zero(start: Starter) -> None:
+    process = start()
+    process.wait_ready()
+    long = httpx.post(f"{process.url}/v1/completions", json={"prompt": [1] * 300_000}, timeout=30)
+    assert long.status_code == 400  # by way of the process for big bodies
+    assert "got 300000 tokens" in long.text
+    thread, replies = in_background(process.url, max_tokens=100)
+    process.popen.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    refused = httpx.post(f"{process.url}/v1/completions", json={"prompt": "a"})
+    assert refused.status_code == 503
+    assert refused.headers["connection"] == "close"
+    thread.join()
+    assert replies[0].status_code == 200
+    assert len(replies[0].json()["choices"][0]["text"]) == 100
+    assert process.end() == 0
+
+
+def test_patience_ends_with_an_error_for_who_waits(start: Starter) -> None:
+    process = start("--shutdown-timeout", "0.2")
+    process.wait_ready()
+    thread, replies = in_background(process.url, max_tokens=250)
+    process.popen.send_signal(signal.SIGTERM)
+    thread.join()
+    assert replies[0].status_code == 503
+    assert replies[0].json()["error"]["code"] == "shutting_down"
+    assert process.end() == 0
+
+
+def test_a_second_signal_ends_at_once(start: Starter) -> None:
+    process = start()
+    process.wait_ready()
+    client = httpx.Client(timeout=30)
+    with (
+        client,
+        client.stream(
+            "POST",
+            f"{process.url}/v1/completions",
+            json={"prompt": "a", "max_tokens": 250, "stream": True},
+        ),
+    ):
+        process.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.end(2) == 128 + signal.SIGTERM
+
+
+def test_a_signal_while_starting(start: Starter) -> None:
+    process = start(FAKE_START_S="60")
+    assert process.popen.stderr is not None
+    while "starting" not in process.popen.stderr.readline():
+        assert process.popen.poll() is None
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end() == 0
+
+
+def test_a_lost_engine_is_seen_then_ends_the_server(start: Starter) -> None:
+    process = start(FAKE_LOST_S="1")
+    process.wait_ready()
+    thread, replies = in_background(process.url, max_tokens=250)
+    assert process.popen.stdin is not None
+    process.popen.stdin.write("die\n")
+    process.popen.stdin.flush()
+    thread.join()
+    assert replies[0].status_code == 500
+    assert replies[0].json()["error"]["code"] == "engine_dead"
+    assert httpx.get(f"{process.url}/health").status_code == 503
+    assert process.end() == 1
+
+
+def test_a_unix_socket(start: Starter, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    process = start("--uds", str(path))
+    for _ in range(600):
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                break
+        time.sleep(0.05)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=30) as client:
+        assert client.get("http://x/health").status_code == 200
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end() == 0
+
+
+class TestBind:
+    def test_a_port_in_use_is_known_before_anything_starts(self, start: Starter) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            process = start("--port", str(port), FAKE_START_S="60")
+            assert process.end(20) == 2
+            assert process.popen.stderr is not None
+            error = process.popen.stderr.read()
+        expected = f"tailrace: error: --port {port} on 127.0.0.1: Address already in use\n"
+        assert error == expected
+
+    def test_an_address_that_is_not_ours(self) -> None:
+        with pytest.raises(ConfigError, match=r"on 192\.0\.2\.1: Cannot assign"):
+            bind(load_settings({"host": "192.0.2.1", "port": "0"}))
+
+    def test_a_unix_socket_in_use_and_one_left_over(self, tmp_path: Path) -> None:
+        settings = load_settings({"uds": str(tmp_path / "s")})
+        with bind(settings) as first:
+            first.listen()
+            with pytest.raises(ConfigError, match="a server listens there"):
+                bind(settings)
+        bind(settings).close()
+
+    def test_a_certificate_that_is_none(self, tmp_path: Path) -> None:
+        (tmp_path / "pem").write_text("x")
+        file = str(tmp_path / "pem")
+        with pytest.raises(ConfigError, match="--ssl-certfile"):
+            bind(load_settings({"ssl_certfile": file, "ssl_keyfile": file}))

@@ -1,0 +1,186 @@
+"""What every request passes: keys, request ids, the drain, and the accounts."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+
+from server.http.admission import ShutdownError
+from server.metrics import OUTCOMES
+from tests.fakes import FakeEngine
+from tests.server.conftest import Site, error_of, eventually, in_process, on_a_port
+
+PROTECTED = [
+    "/v1/models",
+    "/version",
+    "/metrics",
+    "/tokenizer_info",
+    "/docs",
+    "/openapi.json",
+    "/x",
+]
+
+
+class TestApiKey:
+    @pytest.mark.parametrize("path", PROTECTED)
+    async def test_every_route_but_health_needs_one(self, path: str) -> None:
+        async with in_process(api_keys=("one", "two")) as site:
+            reply = await site.client.get(path)
+            assert reply.status_code == 401
+            assert reply.headers["www-authenticate"] == "Bearer"
+            error = error_of(reply)
+            assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
+            for key in ("one", "two"):
+                headers = {"authorization": f"Bearer {key}"}
+                assert (await site.client.get(path, headers=headers)).status_code != 401
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/detokenize"])
+    async def test_posts_too(self, path: str) -> None:
+        async with in_process(api_keys=("one",)) as site:
+            assert (await site.client.post(path, json={})).status_code == 401
+
+    @pytest.mark.parametrize("path", ["/health", "/ready"])
+    async def test_health_is_open(self, path: str) -> None:
+        async with in_process(api_keys=("one",)) as site:
+            assert (await site.client.get(path)).status_code == 200
+
+    async def test_metrics_can_be_open(self) -> None:
+        async with in_process(api_keys=("one",), open_metrics=True) as site:
+            assert (await site.client.get("/metrics")).status_code == 200
+
+    @pytest.mark.parametrize("given", ["one", "Basic one", "Bearer ", "Bearer o", "Bearer oné"])
+    async def test_wrong_keys(self, given: str) -> None:
+        async with in_process(api_keys=("one",)) as site:
+            headers = {"authorization": given.encode()}
+            assert (await site.client.get("/version", headers=headers)).status_code == 401
+
+
+class TestRequestId:
+    async def test_is_told_when_enabled(self) -> None:
+        async with in_process(request_id_headers=True) as site:
+            reply = await site.client.get("/version", headers={"x-request-id": "mine"})
+            assert reply.headers["x-request-id"] == "mine"
+            drawn = [(await site.client.get("/nope")).headers["x-request-id"] for _ in range(2)]
+            assert drawn[0] != drawn[1]
+            reply = await site.client.post("/v1/completions", json={"prompt": "a"})
+            assert reply.json()["id"] == f"cmpl-{reply.headers['x-request-id']}"
+
+    async def test_is_not_told_otherwise(self, site: Site) -> None:
+        reply = await site.client.get("/version", headers={"x-request-id": "mine"})
+        assert "x-request-id" not in reply.headers
+
+    async def test_names_the_reply(self, site: Site) -> None:
+        reply = await site.client.post(
+            "/v1/completions", json={"prompt": "a"}, headers={"x-request-id": "mine"}
+        )
+        assert reply.json()["id"] == "cmpl-mine"
+
+    async def test_has_a_limit(self, site: Site) -> None:
+        reply = await site.client.get("/version", headers={"x-request-id": "x" * 257})
+        assert reply.status_code == 400
+        assert "at most 256 long, got 257" in error_of(reply)["message"]
+
+
+class TestDraining:
+    async def test_old_requests_end_and_new_ones_go_elsewhere(self) -> None:
+        engine = FakeEngine(step_s=0.002)
+        async with in_process(engine) as site:
+            old = asyncio.create_task(site.complete(prompt="a", max_tokens=30))
+            await eventually(lambda: bool(engine.requests))
+            drained = asyncio.create_task(site.context.lifecycle.drain(10))
+            await asyncio.sleep(0)
+            reply = await site.client.post("/v1/completions", json={"prompt": "a"})
+            assert reply.status_code == 503
+            assert reply.headers["connection"] == "close"
+            assert error_of(reply)["code"] == "shutting_down"
+            assert (await site.client.get("/ready")).status_code == 503
+            assert (await site.client.get("/health")).status_code == 200
+            assert (await site.client.get("/metrics")).status_code == 200
+            assert len((await old)["choices"][0]["text"]) == 30
+            assert await drained
+
+    async def test_patience_ends(self) -> None:
+        async with in_process(FakeEngine(step_s=0.01)) as site:
+            old = asyncio.create_task(
+                site.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 250})
+            )
+            await eventually(lambda: bool(site.engine.requests))
+            assert not await site.context.lifecycle.drain(0.02)
+            site.context.admission.fail_all(ShutdownError())
+            reply = await old
+            assert reply.status_code == 503
+            assert error_of(reply)["code"] == "shutting_down"
+
+
+class TestErrors:
+    async def test_unknown_routes_and_methods(self, site: Site) -> None:
+        reply = await site.client.get("/nope")
+        assert (reply.status_code, error_of(reply)["type"]) == (404, "not_found_error")
+        reply = await site.client.get("/v1/completions")
+        assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
+        assert error_of(reply)["type"] == "invalid_request_error"
+        reply = await site.client.post("/v1/completions/", json={})
+        assert reply.status_code == 404
+
+    async def test_root_path(self) -> None:
+        """A proxy takes the prefix off; links and the key still work."""
+        async with on_a_port(root_path="/proxy", api_keys=("k",)) as site:
+            assert (await site.client.get("/health")).status_code == 200
+            assert (await site.client.get("/version")).status_code == 401
+            await site.client.post("/v1/completions", json={})
+            assert site.metric("tailrace_requests_received_total") == 1
+
+    async def test_cors(self) -> None:
+        headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
+        async with in_process(allowed_origins=("https://a.example",), api_keys=("k",)) as site:
+            reply = await site.client.options("/v1/completions", headers=headers)
+            assert reply.headers["access-control-allow-origin"] == "https://a.example"
+        async with in_process() as site:
+            reply = await site.client.get("/health", headers=headers)
+            assert "access-control-allow-origin" not in reply.headers
+
+
+class TestAccounts:
+    async def test_each_generation_request_has_one_outcome(self, site: Site) -> None:
+        bodies = [{"prompt": "a"}, {"prompt": "a", "stream": True}, {}, {"prompt": 5}]
+        for body in bodies:
+            await site.client.post("/v1/completions", json=body)
+        await site.client.post("/v1/completions", content=b"{")
+        await site.client.get("/v1/completions")
+        outcomes = {o: site.metric("tailrace_request_outcomes_total", outcome=o) for o in OUTCOMES}
+        assert outcomes["success"] == 2
+        assert outcomes["client_error"] == 3
+        assert sum(outcomes.values()) == site.metric("tailrace_requests_received_total") == 5
+
+    async def test_http_requests_by_route(self, site: Site) -> None:
+        for path in ("/v1/models/fake", "/v1/models/fake", "/nope", "/other"):
+            await site.client.get(path)
+        await site.client.request("ODD", "/nope")
+        name, ok = "http_requests_total", {"method": "GET", "status": "200"}
+        assert site.metric(name, handler="/v1/models/{model:path}", **ok) == 2
+        assert site.metric(name, handler="none", method="GET", status="404") == 2
+        assert site.metric(name, handler="none", method="other", status="404") == 1
+
+    async def test_a_client_that_never_sent_its_body(self, site: Site) -> None:
+        async def receive() -> dict[str, object]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: object) -> None:
+            pass
+
+        transport = site.client._transport
+        assert isinstance(transport, httpx.ASGITransport)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "headers": [],
+            "query_string": b"",
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("t", 1),
+        }
+        await transport.app(scope, receive, send)
+        assert site.metric("tailrace_request_outcomes_total", outcome="abort") == 1

@@ -1,0 +1,105 @@
+"""Tokenizers: what a folder must have, and encoding with and without a limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.config import ConfigError
+from server.command.configure import demo_model
+from server.text.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
+from tests.fakes import BOS, byte_backend, byte_tokenizer
+
+
+def test_the_demo_model_s_tokenizer() -> None:
+    tokenizer = load_tokenizer(str(demo_model()))
+    text = "def f(x):\n    return 'né 日本'\n"
+    token_ids = tokenizer.encode(text)
+    assert tokenizer.decode(token_ids) == text
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=True)
+    assert "".join(detokenizer.feed([i]) for i in token_ids) + detokenizer.flush() == text
+    assert b"".join(tokenizer.raw[i] for i in token_ids).decode() == text
+    assert tokenizer.description["eos_token"] == "<|endoftext|>"
+
+
+def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has no tokenizer: none of tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such model folder"):
+        load_tokenizer(str(tmp_path / "nothing"))
+
+
+def test_a_broken_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        load_tokenizer(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_limits_drop_text_and_keep_special_tokens() -> None:
+    tokenizer = byte_tokenizer(with_bos=True)
+    assert tokenizer.encode("abc") == [BOS, *b"abc"]
+    assert tokenizer.encode("abc", max_tokens=3) == [BOS, *b"bc"]
+    assert tokenizer.encode("abc", max_tokens=3, truncation_side="right") == [BOS, *b"ab"]
+    assert tokenizer.encode("abc", max_tokens=2, add_special_tokens=False) == list(b"bc")
+    assert tokenizer.encode("abc", max_tokens=9) == [BOS, *b"abc"]
+
+
+def test_a_lower_bound_of_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    text = "<special>" * 100
+    assert 0 < tokenizer.min_tokens(text) <= len(tokenizer.encode(text)) == 100
+
+
+def test_truncation_and_padding_of_the_file_are_off() -> None:
+    backend = byte_backend()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=50)
+    assert FastTokenizer(backend).encode("abcdef") == list(b"abcdef")
+
+
+def test_long_lists_decode_as_short_ones_do() -> None:
+    tokenizer = byte_tokenizer()
+    ids = [*("né" * 5000).encode(), 0xFF]
+    assert tokenizer.decode(ids) == "né" * 5000 + "\ufffd"
+
+
+class _Slow:
+    """A tokenizer as transformers writes them in Python: a token a word."""
+
+    truncation_side = "right"
+    words = ("a", "b", "c")
+
+    def __len__(self) -> int:
+        return 3
+
+    def encode(
+        self, text: str, add_special_tokens: bool, truncation: bool, max_length: int | None
+    ) -> list[int]:
+        ids = [self.words.index(word) for word in text.split()]
+        if not truncation or max_length is None:
+            return ids
+        return ids[-max_length:] if self.truncation_side == "left" else ids[:max_length]
+
+    def decode(self, ids: list[int], **_: object) -> str:
+        return " ".join(self.words[i] for i in ids)
+
+
+def test_slow_tokenizers() -> None:
+    tokenizer = SlowTokenizer(_Slow())
+    assert tokenizer.encode("a b c") == [0, 1, 2]
+    assert tokenizer.encode("a b c", max_tokens=2) == [1, 2]
+    assert tokenizer.encode("a b c", max_tokens=2, truncation_side="right") == [0, 1]
+    detokenizer = tokenizer.detokenizer(skip_special_tokens=True, context=[0])
+    assert [detokenizer.feed([i]) for i in (1, 2)] == [" b", " c"]
+    tokenizer.reserve(5)
+    assert (tokenizer.texts, tokenizer.min_tokens("a b")) == (["a", "b", "c", "", ""], 0)
