@@ -1,12 +1,14 @@
-"""What goes into a draw and what comes out of it, whichever path makes it."""
+"""The inputs and outputs of a draw and of a verification, the same for every path."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sampling.rows import SamplingNeeds
@@ -14,14 +16,14 @@ from sampling.rows import SamplingNeeds
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """Which rows the logits belong to; n = num_logits."""
+    """Which sampling row and position each of n logit rows belongs to."""
 
     rows: Tensor  # int32 [n] on the device, logit row -> sampling row
     positions: Tensor  # int64 [n] on the device, absolute position of the token to draw
     rows_np: npt.NDArray[np.int32]  # [n], the same as `rows`
     needs: SamplingNeeds
     # int32 [n] on the device, how many drafts stand in the history right before the token to
-    # draw, not counted by the penalties yet; None: none anywhere.
+    # draw, not counted by the penalties yet; None where no row has drafts.
     depths: Tensor | None = None
 
     def select(self, index: Tensor) -> SamplingBatch:
@@ -32,7 +34,7 @@ class SamplingBatch:
 
 
 class LogprobsOutput(NamedTuple):
-    """What is reported of N positions; the fields of `engine.request.LogprobArrays`."""
+    """The logprobs reported at N positions: five columns, one row a position."""
 
     chosen: Tensor  # float32 [N], the chosen token's value
     ranks: Tensor  # int32 [N], the chosen token's rank, 1 for the highest
@@ -40,17 +42,37 @@ class LogprobsOutput(NamedTuple):
     top_logprobs: Tensor  # float32 [N, K]
     explicit: Tensor  # float32 [N, J], in the order of the ids asked for
 
+    @classmethod
+    def concat(cls, parts: Sequence[LogprobsOutput]) -> LogprobsOutput:
+        """The positions of all parts, one after the other; K and J are the same in each."""
+        return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
-class Drawn(NamedTuple):
-    """A path's result, on the device; penalties have counted the tokens."""
+    def at(self, positions: Tensor | slice) -> LogprobsOutput:
+        """The positions at an index: a slice gives views, a tensor copies."""
+        return LogprobsOutput(*(column[positions] for column in self))
+
+    def zeros(self, num_positions: int) -> LogprobsOutput:
+        """Make zeroed positions with the K, J, dtypes and device of these."""
+        return LogprobsOutput(
+            *(column.new_zeros((num_positions, *column.shape[1:])) for column in self)
+        )
+
+    def put(self, positions: Tensor, part: LogprobsOutput) -> None:
+        """Overwrite the positions at `positions` int64 [m] by the m of `part`, in place."""
+        for column, values in zip(self, part, strict=True):
+            column[positions] = values
+
+
+class SamplerOutput(NamedTuple):
+    """The tokens drawn for n logit rows, on the device; penalties have counted them."""
 
     token_ids: Tensor  # int32 [n], 0 where bad
-    bad: Tensor  # bool [n]
-    logprobs: LogprobsOutput | None
+    bad: Tensor  # bool [n], the logits hold NaN, +inf or nothing finite
+    logprobs: LogprobsOutput | None  # None where no row asks for them
 
 
 class Drafts(NamedTuple):
-    """What is to be verified of a batch's n logit rows, on the device; R rows draw.
+    """The drafts to verify beside a batch's n logit rows, on the device, for R rows that draw.
 
     A row with d drafts owns 1 + d logit rows, which follow one another: that of depth j verifies
     its draft j, or draws where j = d.
@@ -66,7 +88,7 @@ class Drafts(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """A step's tokens, on the device; penalties have counted those that stand."""
+    """The tokens that verification leaves, on the device; penalties have counted them."""
 
     token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
     num_new: Tensor  # int32 [R], how many stand: 1 .. 1 + k, or 0 .. k where bad

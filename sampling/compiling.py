@@ -1,6 +1,6 @@
-"""When Triton compiles: all at once before a server is ready, never after.
+"""Compiling Triton's kernels all at once, before a server is ready, and noticing when one compiles.
 
-A kernel's compiler takes about half a second of one core, most of it outside the interpreter.
+Compiling a kernel takes about half a second of one core, most of it outside the interpreter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
 
 @contextlib.contextmanager
 def compiling_together() -> Iterator[None]:
-    """Compile what is launched within on threads, and launch nothing.
+    """Compile the kernels launched within on threads, and launch none of them.
 
     Memory that kernels would have written is left as it was, zeros if it is new: only code that
     looks at no value on the host may run within. On leaving, every kernel is compiled and loaded.
@@ -44,7 +44,7 @@ def compiling_together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _launching(collect: Callable[[Any, Any], Callable[..., None]]) -> Iterator[None]:
-    """`kernel[grid]` is `collect(kernel, grid)` within."""
+    """Make `kernel[grid]` return `collect(kernel, grid)` within."""
     kind = triton.runtime.JITFunction
     kind.__getitem__ = collect
     try:
@@ -55,7 +55,7 @@ def _launching(collect: Callable[[Any, Any], Callable[..., None]]) -> Iterator[N
 
 @contextlib.contextmanager
 def _zeros_for_empty() -> Iterator[None]:
-    """New memory is zeros, on all threads: leftovers would be taken for token ids, and used."""
+    """Fill new memory with zeros, on all threads: leftovers could be used as token ids."""
     zeros = {
         (torch, "empty"): torch.zeros,
         (torch, "empty_like"): torch.zeros_like,
@@ -69,7 +69,7 @@ def _zeros_for_empty() -> Iterator[None]:
 
 
 def _load(kernel: Any) -> None:
-    """Make the launcher, a C compiler's work, and bring the kernel to the GPU.
+    """Build a kernel's launcher, which takes a C compiler, and load the kernel on the GPU.
 
     One at a time: launchers are C modules of one name, and a thread may find another's.
     """
@@ -78,9 +78,9 @@ def _load(kernel: Any) -> None:
 
 
 def on_compilation(call: Callable[[str], None] | None) -> None:
-    """From now on `call` with the name of each kernel compiled, or loaded from Triton's cache.
+    """Call `call` with the name of each kernel that is compiled, or loaded from Triton's cache.
 
-    There is one listener in a process; None ends it.
+    There is one listener in a process; None removes it.
     """
     if not HAS_TRITON:
         return

@@ -1,4 +1,4 @@
-"""Masks and biases of single tokens: allowed ids, logit bias, bad words, min_tokens.
+"""Each row's masks and biases of single tokens: allowed ids, logit bias, bad words, min_tokens.
 
 A row's edits are few and known at admission, except whether a ban is in force, which depends on
 how many tokens are out and on the last ones. They are kept sorted by token id with the start of
@@ -17,7 +17,7 @@ from sampling.mirror import MirroredRows
 from sampling.noise import TILE
 from sampling.params import MAX_BAD_WORD_TOKENS, MAX_EDITS, SamplingParams
 
-ALWAYS = 2**31 - 1  # a ban `until` that many tokens are out
+ALWAYS = 2**31 - 1  # the `until` of a ban that never ends
 
 # Columns of `EditRows.table`.
 TOKEN, UNTIL, WORD_START, WORD_LEN, NUM_COLUMNS = range(5)
@@ -25,7 +25,7 @@ TOKEN, UNTIL, WORD_START, WORD_LEN, NUM_COLUMNS = range(5)
 
 @dataclass(frozen=True, slots=True)
 class _Edit:
-    """What happens to one token's logit."""
+    """A ban or a bias of one token's logit."""
 
     token: int
     until: int = 0  # banned while fewer tokens are out
@@ -48,27 +48,30 @@ class EditRows:
 
     @property
     def table(self) -> Tensor:
-        """int32 [max_rows, MAX_EDITS, NUM_COLUMNS], each row sorted by token."""
+        """The edits, int32 [max_rows, MAX_EDITS, NUM_COLUMNS], each row sorted by token."""
         return self._table.tensor
 
     @property
     def bias(self) -> Tensor:
-        """float32 [max_rows, MAX_EDITS]."""
+        """The biases of the edits, float32 [max_rows, MAX_EDITS]."""
         return self._bias.tensor
 
     @property
     def tile_start(self) -> Tensor:
-        """int32 [max_rows, num_tiles + 1]: a tile's edits are [start of it, start of the next)."""
+        """Where each tile's edits start and the last ones end, int32 [max_rows, num_tiles + 1]."""
         return self._tile_start.tensor
 
     @property
     def words(self) -> Tensor:
-        """int32 [max_rows, MAX_BAD_WORD_TOKENS]: the beginnings of bad words."""
+        """The beginnings of bad words, end to end, int32 [max_rows, MAX_BAD_WORD_TOKENS]."""
         return self._words.tensor
 
     @property
     def allowed(self) -> Tensor:
-        """int32 [max_rows, ceil(vocab_size / 32)], meaningful where a row has an allowed set."""
+        """Bitmaps of the allowed ids, int32 [max_rows, ceil(vocab_size / 32)].
+
+        A row without an allowed set has an undefined one.
+        """
         return self._allowed.tensor
 
     def add(self, row: int, params: SamplingParams) -> int:
@@ -89,6 +92,7 @@ class EditRows:
             mirror.flush()
 
     def _stage(self, row: int, edits: list[_Edit]) -> None:
+        """Write a row's edits, which are sorted by token, into the host's tables."""
         word_start = 0
         for i, edit in enumerate(edits):
             word_end = word_start + len(edit.prefix)
@@ -103,7 +107,7 @@ class EditRows:
 
 
 def _edits(params: SamplingParams) -> list[_Edit]:
-    """A request's edits, sorted by token id."""
+    """List a request's edits, sorted by token id."""
     edits = [_Edit(token, bias=bias) for token, bias in params.logit_bias.items() if bias]
     if params.min_tokens > 0:
         edits += [_Edit(token, until=params.min_tokens) for token in params.stop_token_ids]

@@ -1,4 +1,4 @@
-"""MirroredRows: host truth with a device mirror, published row by row without waiting."""
+"""Copying small host arrays to the device without waiting, whole or row by row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class MirroredRows:
-    """A table whose rows the host writes and the device reads.
+    """A table that the host writes row by row, and a copy of it that the device reads.
 
     Attributes:
-        np: the truth, [max_rows, *row_shape]; write it, then `touch` the row.
-        tensor: the device's copy, as of the last `flush`.
+        np: the host's table, [max_rows, *row_shape]; write it, then `touch` the row.
+        tensor: the device's copy, as of the last `flush`; it never moves, so graphs may hold it.
     """
 
     def __init__(
@@ -35,20 +35,19 @@ class MirroredRows:
         self._dirty.add(row)
 
     def flush(self) -> None:
-        """Publish the touched rows on the current stream."""
+        """Copy the touched rows to the device, on the current stream; `np` may be written again."""
         if not self._dirty:
             return
         index = np.fromiter(self._dirty, dtype=np.int64)
         self._dirty.clear()
         device = self.tensor.device
-        # Indexing copies, so the host may write `np` again while the copy flies.
         self.tensor.index_copy_(0, to_device(index, device), to_device(self.np[index], device))
 
 
-def to_device(values: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """A fresh array as a device tensor; the copy does not wait, the array must not change."""
-    tensor = torch.from_numpy(values)
+def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Copy a host array to the device in stream order; the array may be reused at once."""
+    tensor = torch.from_numpy(array)
     if device.type == "cpu":
-        return tensor
-    # torch's pinned allocator keeps the buffer until the copy has been made.
+        return tensor.clone()
+    # The caching host allocator keeps the pinned copy until the transfer's event has passed.
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -51,7 +51,7 @@ _MASK, _32, _ONE = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(1)
 
 
 class Purpose(IntEnum):
-    """What a stream of noise decides; streams never share a word."""
+    """The decision that a stream of noise makes; streams never share a word."""
 
     TARGET = 0
     DRAFT = 1
@@ -60,7 +60,7 @@ class Purpose(IntEnum):
 
 
 class NoiseKey(NamedTuple):
-    """Whose noise it is. All three have the same length n and lie on one device."""
+    """The noise keys of n draws: columns of one length n on one device."""
 
     seeds: Tensor  # [n] int64
     positions: Tensor  # [n] int64, in [0, 2^32)
@@ -68,12 +68,12 @@ class NoiseKey(NamedTuple):
 
 
 def stream(purpose: Purpose, level: int = LEVEL_TILE, depth: int = 0) -> int:
-    """The counter's last word. `depth` counts draft tokens of a step, in [0, 2^24)."""
+    """The counter's last word; `depth` counts draft tokens of a step, in [0, 2^24)."""
     return level | purpose << 1 | depth << 8
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> Words:
-    """Philox4x32-10 on the host.
+    """Compute Philox4x32-10 on the host.
 
     Args:
         counter: four uint64 arrays of values below 2^32, broadcastable; the first is full.
@@ -100,7 +100,7 @@ def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words])
 
 
 def uniforms(key: NoiseKey, first: Tensor | int, count: int, stream_id: Tensor | int) -> Tensor:
-    """64-bit uniforms of the indices first .. first + count - 1, on the host.
+    """Compute the 64-bit uniforms of the indices first .. first + count - 1, on the host.
 
     Args:
         key: n noise keys, CPU tensors.
@@ -122,17 +122,18 @@ def uniforms(key: NoiseKey, first: Tensor | int, count: int, stream_id: Tensor |
 
 
 def exponentials(key: NoiseKey, first: Tensor | int, count: int, stream_id: Tensor | int) -> Tensor:
-    """Exp(1) variables, float64 [n, count]; arguments as `uniforms`."""
+    """Compute Exp(1) variables, float64 [n, count]; arguments as for `uniforms`."""
     return uniforms(key, first, count, stream_id).neg_().log1p_().neg_()
 
 
 def _column(value: Tensor | int) -> Words:
-    """uint64 [n, 1] or [1, 1], modulo 2^64."""
+    """One number or n as a column modulo 2^64, uint64 [n, 1] or [1, 1]."""
     column = np.asarray(value, dtype=np.int64).reshape(-1, 1)
     return column.astype(np.uint64)
 
 
 def _high_xor(product: Words, word: Words, key: Words, *, out: Words) -> None:
+    """Write the product's high word xor `word` xor `key` to `out`."""
     np.right_shift(product, _32, out=out)
     out ^= word
     out ^= key
@@ -147,7 +148,7 @@ _W0, _W1 = constexpr(0x9E3779B9), constexpr(0xBB67AE85)
 
 @jit
 def philox_words(index_pair, position, choice, stream_id, seed):
-    """Four uint32 words of the block `index_pair` = index >> 1; `seed` is int64."""
+    """Compute the four uint32 words of the block `index_pair` = index >> 1; `seed` is int64."""
     c0 = index_pair.to(tl.uint32)
     c1 = position.to(tl.uint32) + tl.zeros_like(c0)
     c2 = choice.to(tl.uint32) + tl.zeros_like(c0)
@@ -168,7 +169,7 @@ def philox_words(index_pair, position, choice, stream_id, seed):
 
 @jit
 def uniform_from_words(high, low):
-    """uint32 words to the float64 uniform of the contract."""
+    """Turn two uint32 words into the float64 uniform of the contract."""
     u = high.to(tl.float64) * 2.3283064365386963e-10
     u += (low.to(tl.float64) + 0.5) * 5.421010862427522e-20
     return tl.minimum(u, 0.9999999999999999)  # 1 - 2^-53
@@ -176,7 +177,7 @@ def uniform_from_words(high, low):
 
 @jit
 def exponential(u):
-    """-log1p(-u) of float64 u in (0, 1), from operations every backend has.
+    """Compute -log1p(-u) of float64 u in (0, 1), from operations that every backend has.
 
     With w = 1 - u rounded and its error d = u - (1 - w), which is exact (Sterbenz),
 
@@ -191,7 +192,7 @@ def exponential(u):
 
 @jit
 def exponential_range(first, position, choice, stream_id, seed, half: tl.constexpr):
-    """Exp(1) variables of the 2 * half indices from the even index `first`, float64."""
+    """Compute Exp(1) variables of the 2 * half indices from the even index `first`, float64."""
     pair = first // 2 + tl.arange(0, half)
     w0, w1, w2, w3 = philox_words(pair, position, choice, stream_id, seed)
     even = exponential(uniform_from_words(w0, w1))

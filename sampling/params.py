@@ -1,4 +1,4 @@
-"""What a request may ask of the sampler: units, bounds and neutral defaults. No torch here."""
+"""A request's sampling parameters: units, bounds and neutral defaults. No torch here."""
 
 from __future__ import annotations
 
@@ -98,6 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             )
 
     def _check_edits(self) -> None:
+        """Raise `ParameterError` where edits or bad words need more than their tables hold."""
         sizes = {
             "logit_bias": len(self.logit_bias),
             "bad_words": len(self.bad_words),
@@ -151,6 +152,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def _number(name: str, value: float, *, low: float, high: float, open_low: bool = False) -> None:
+    """Raise `ParameterError` where a number is not finite or out of its bounds."""
     inside = (low < value if open_low else low <= value) and value <= high
     if not inside or not math.isfinite(value):  # NaN fails the comparison
         bounds = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if high == math.inf else ']'}"
@@ -158,5 +160,6 @@ def _number(name: str, value: float, *, low: float, high: float, open_low: bool 
 
 
 def _integer(name: str, value: int, *, low: int, high: int, what: str = "") -> None:
+    """Raise `ParameterError` where an integer, called `what` or `name`, is out of its bounds."""
     if not low <= value <= high:
         raise ParameterError(name, f"{what or name} must be in [{low}, {high}], got {value}")

@@ -62,7 +62,7 @@ def count_drafts(words: Tensor, history: Tensor, positions: Tensor, depths: Tens
     Args:
         words: int32 [n, vocab_size], packed counts, changed in place.
         history: int32 [n, max_len], the tokens of each row.
-        positions: int64 [n].
+        positions: int64 [n], of the tokens to draw.
         depths: int32 [n], how many drafts stand before each position; ids outside the
             vocabulary are none.
     """
@@ -76,7 +76,7 @@ def count_drafts(words: Tensor, history: Tensor, positions: Tensor, depths: Tens
 def penalize(
     logits: Tensor, words: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
 ) -> Tensor:
-    """The penalised logits.
+    """Return the penalised logits, float32 [n, vocab_size].
 
     Args:
         logits: float32 [n, vocab_size].

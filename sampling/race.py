@@ -31,13 +31,13 @@ MIN_SCALE = 2.0**-126  # below it float32 reaches 0, and a mask's -inf * 0 is Na
 
 
 class Cut(NamedTuple):
-    """The last token kept: kept are higher logits, and equal ones up to that id."""
+    """Where the filters cut each row: they keep higher logits, and equal ones up to an id."""
 
     thresholds: Tensor  # float32 [n]
-    last_ids: Tensor  # int64 [n]
+    last_ids: Tensor  # int64 [n], int32 on CUDA; `NO_LAST` keeps all that equal the threshold
 
     def keeps(self, logits: Tensor, token_ids: Tensor) -> Tensor:
-        """Bool, of the shape of `logits` [n, ...]; `token_ids` broadcasts to it."""
+        """Whether each token is kept, bool as `logits` [n, ...]; `token_ids` broadcasts to it."""
         shape = (-1,) + (1,) * (logits.dim() - 1)
         thresholds, last = self.thresholds.view(shape), self.last_ids.view(shape)
         kept = logits >= thresholds
@@ -51,23 +51,28 @@ NO_LAST = 2**31 - 1
 
 
 class TileStats(NamedTuple):
-    """What one pass over the logits leaves of each tile."""
+    """The maximum and the mass of each tile, from one pass over the logits."""
 
     maxima: Tensor  # float32 [n, tiles]
     masses: Tensor  # float32 [n, tiles], sum of exp((logit - maximum) / T)
 
 
 def tile_maxima(logits: Tensor) -> Tensor:
-    """Float32 [n, tiles] from float32 [n, vocab_size]; NaN if the tile holds one."""
+    """The highest logit of each tile, float32 [n, tiles]; NaN if the tile holds one.
+
+    Args:
+        logits: float32 [n, vocab_size].
+    """
     return torch.cat([part.amax(-1) for part in _tiles(logits)], dim=1)
 
 
 def tile_stats(logits: Tensor, temperature: Tensor, cut: Cut | None = None) -> TileStats:
-    """Maxima of every tile, and masses of what the cut keeps in it.
+    """The maximum of every tile, and the mass of what the cut keeps in it.
 
     Args:
         logits: float32 [n, vocab_size], any row stride; -inf is a mask.
         temperature: float64 [n], positive.
+        cut: None keeps every token.
     """
     maxima = tile_maxima(logits)
     shift = torch.where(maxima == -torch.inf, 0.0, maxima)  # a masked tile must not give NaN
@@ -86,7 +91,7 @@ def tile_stats(logits: Tensor, temperature: Tensor, cut: Cut | None = None) -> T
 
 
 def log_sum_exp(stats: TileStats, temperature: Tensor) -> Tensor:
-    """Float64 [n]: log sum exp(logit / T) from `tile_stats` at that temperature."""
+    """log sum exp(logit / T), float64 [n], from `tile_stats` at that temperature."""
     scaled = stats.maxima.double() / temperature[:, None]
     return (scaled + stats.masses.double().log()).logsumexp(-1)
 
@@ -144,7 +149,7 @@ def greedy(logits: Tensor, maxima: Tensor) -> Tensor:
 
 
 def _tiles(logits: Tensor) -> list[Tensor]:
-    """Views [n, whole tiles, TILE] and [n, 1, rest] of contiguous rows; none is empty."""
+    """Split contiguous rows into views [n, whole tiles, TILE] and [n, 1, rest]; none is empty."""
     num_whole, rest = divmod(logits.shape[1], TILE)
     whole = num_whole * TILE
     parts = []

@@ -1,4 +1,4 @@
-"""Textbook versions in float64: the noise, the filters by a full sort, and the race.
+"""Textbook versions in float64 to test against: the noise, the filters by a full sort, the race.
 
 Everything here is written for reading, not for speed, and shares no code with what it checks
 but the constants of the noise contract (`sampling.noise`).
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 of Salmon et al. 2011 on Python integers."""
+    """Compute Philox4x32-10 of Salmon et al. 2011 on Python integers."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -39,7 +39,7 @@ def uniform(seed: int, index: int, position: int, choice: int, stream_id: int) -
 
 
 def exponential(seed: int, index: int, position: int, choice: int, stream_id: int) -> float:
-    """-log1p(-u), rounded once by the C library."""
+    """The exponential of the noise contract: -log1p(-u), rounded once by the C library."""
     return float(-np.log1p(-uniform(seed, index, position, choice, stream_id)))
 
 
@@ -59,7 +59,7 @@ def penalize(
     presence: float,
     frequency: float,
 ) -> Floats:
-    """Penalties by their definitions, on float64 [vocab_size]; `counts` are the output's."""
+    """Apply the penalties by their definitions, on float64 [vocab_size]; `counts` of the output."""
     seen = in_prompt | (counts > 0)
     repeated = np.where(logits > 0, logits / repetition, logits * repetition)
     penalized: Floats = np.where(seen, repeated, logits) - frequency * counts
@@ -69,7 +69,7 @@ def penalize(
 def kept(
     logits: Floats, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> npt.NDArray[np.bool_]:
-    """Bool [vocab_size]: what min-p, then top-k, then top-p leave, by sorting everything."""
+    """The tokens that min-p, then top-k, then top-p keep, by a full sort; bool [vocab_size]."""
     order = np.lexsort((np.arange(len(logits)), -logits))  # higher logit first, then lower id
     probabilities = _softmax(logits, temperature)[order]
     num_finite = int(np.isfinite(logits).sum())
@@ -100,7 +100,7 @@ def race(
 
 
 def _win(indices: range, weights: Floats, level: tuple[int, int, int, int]) -> Draw:
-    """argmin E_i / w_i, the first among equals."""
+    """The winner of one level's race: argmin E_i / w_i, the first among equals."""
     seed, position, choice, stream_id = level
     noise = np.array([exponential(seed, i, position, choice, stream_id) for i in indices])
     keys = np.full(len(weights), np.inf)
@@ -134,7 +134,7 @@ def two_level(
 def accept(
     p: Floats, q: Floats | None, x: int, *, seed: int, position: int, choice: int, depth: int
 ) -> bool:
-    """Whether draft x is kept: u < p(x) / q(x); q is None for a one-hot draft."""
+    """Whether draft x is accepted: u < p(x) / q(x); q is None for a one-hot draft."""
     u = uniform(seed, 0, position, choice, stream(Purpose.ACCEPT, depth=depth))
     return bool(u < p[x] / (1.0 if q is None else q[x]))
 
@@ -149,7 +149,7 @@ def recovered(
 
 
 class Verified(NamedTuple):
-    """What stands of a step, and how clearly it was decided."""
+    """The tokens that verification leaves of a step, and how clearly they were decided."""
 
     token_ids: list[int]
     margin: float  # the smallest relative gap of any decision
@@ -164,7 +164,7 @@ def verify(
     position: int,
     choice: int,
 ) -> Verified:
-    """One row's drafts one after the other, by the textbook (Leviathan et al. 2023).
+    """Verify one row's drafts one after the other, by the textbook (Leviathan et al. 2023).
 
     Args:
         p: the target's probabilities at each depth, one more than drafts; one-hot where greedy.

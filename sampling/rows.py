@@ -1,7 +1,7 @@
-"""SamplingRows: the parameters of every request in flight, as device rows with host mirrors.
+"""The sampling parameters of every request in flight, as rows of device tables.
 
-Host code writes numpy mirrors; `flush` publishes the rows that changed. Everything a kernel
-needs of a row is one record of integers and one of floats, so a step passes two tables.
+Host code writes the host's copy of the tables; `flush` publishes the rows that changed. A row is
+one record of integers and one of floats, so that a step passes two tables to its kernels.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY, NUM_FLOATS = ran
 # Bits of FLAGS: what a row needs.
 RANDOM, FILTERED, MASKED, EDITED, PENALIZED = 1, 2, 4, 8, 16
 LOGPROBS, PROCESSED, NORMALIZED, FLASHINFER = 32, 64, 128, 256
-TWICE_FILTERED = 512  # a top-k too large for the kernels' quick way, and a top-p
+TWICE_FILTERED = 512  # a top-p beside a top-k of more than `LARGE_TOP_K`
 
-LARGE_TOP_K = 128
+LARGE_TOP_K = 128  # the largest that the filters' shortlist takes
 _TOP_BUCKETS = (0, 1, 5, 20, 128)
 _EXPLICIT_BUCKETS = (0, 2, 16, MAX_LOGPROB_TOKEN_IDS)
 
@@ -52,10 +52,12 @@ class SamplingNeeds:
 
     @property
     def random(self) -> bool:
+        """Whether any row is drawn at random."""
         return bool(self.flags & RANDOM)
 
     @property
     def filtered(self) -> bool:
+        """Whether any row has a top-k, a top-p or a min-p."""
         return bool(self.flags & FILTERED)
 
     @property
@@ -70,10 +72,12 @@ class SamplingNeeds:
 
     @property
     def penalized(self) -> bool:
+        """Whether any row counts its tokens for penalties."""
         return bool(self.flags & PENALIZED)
 
     @property
     def logprobs(self) -> bool:
+        """Whether any row reports logprobs."""
         return bool(self.flags & LOGPROBS)
 
     @property
@@ -116,17 +120,17 @@ class SamplingRows:
 
     @property
     def ints(self) -> Tensor:
-        """int64 [max_rows, NUM_INTS]."""
+        """The rows' integers, int64 [max_rows, NUM_INTS]."""
         return self._ints.tensor
 
     @property
     def floats(self) -> Tensor:
-        """float64 [max_rows, NUM_FLOATS]."""
+        """The rows' floats, float64 [max_rows, NUM_FLOATS]."""
         return self._floats.tensor
 
     @property
     def explicit_ids(self) -> Tensor:
-        """int32 [max_rows, MAX_LOGPROB_TOKEN_IDS], padded with -1."""
+        """The explicit ids, int32 [max_rows, MAX_LOGPROB_TOKEN_IDS], padded with -1."""
         return self._explicit.tensor
 
     def add(
@@ -191,7 +195,7 @@ class SamplingRows:
         self.counts.flush(self.history)
 
     def needs(self, rows_np: npt.NDArray[np.int32]) -> SamplingNeeds:
-        """What a batch of these rows needs; host only."""
+        """The stages that a batch of these rows needs, from the host's tables alone."""
         flags = self.flags_np[rows_np]
         num_top = int(self._num_top_np[rows_np].max(initial=0))
         return SamplingNeeds(
@@ -204,12 +208,13 @@ class SamplingRows:
         )
 
     def noise_key(self, rows: Tensor, positions: Tensor) -> NoiseKey:
-        """The keys of logit rows: `rows` int32 [n], `positions` int64 [n]."""
+        """The noise keys of logit rows: `rows` int32 [n], `positions` int64 [n]."""
         ints = self.ints[rows]
         return NoiseKey(ints[:, SEED], positions, ints[:, CHOICE])
 
 
 def _flags(params: SamplingParams, top_k: int, num_edits: int) -> int:
+    """The FLAGS bits of a request; `top_k` is 0 where it keeps the whole vocabulary."""
     filtered = top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
     reports = params.logprobs is not None or params.logprob_token_ids is not None
     processed = reports and params.logprobs_mode.startswith("processed")
@@ -225,7 +230,7 @@ def _flags(params: SamplingParams, top_k: int, num_edits: int) -> int:
 
 
 def rounded_top(num_top: int) -> int:
-    """Length of the top lists of a batch that asks for at most `num_top`."""
+    """The length of the top lists of a batch that asks for at most `num_top`."""
     return _bucket(num_top, _TOP_BUCKETS)
 
 

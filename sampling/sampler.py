@@ -1,11 +1,11 @@
-"""The sampler: from logits to tokens and their logprobs, the whole of one step's sampling."""
+"""The sampler: it draws a step's tokens from the logits, with their logprobs."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sampling import warm_up
-from sampling.batch import LogprobsOutput, SamplingBatch
+from sampling.batch import SamplerOutput, SamplingBatch
 from sampling.compiling import compiling_together
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths import flashinfer, torch_path, triton_path
@@ -27,7 +27,7 @@ __all__ = ["Sampler", "SamplerConfig", "SamplerOutput", "SamplingBatch"]
 
 @dataclass(frozen=True, slots=True)
 class SamplerConfig:
-    """How tokens may be drawn.
+    """The choice of paths that may draw tokens.
 
     Attributes:
         use_fp64_gumbel: promise float64 noise on every path; FlashInfer is then never used.
@@ -38,14 +38,6 @@ class SamplerConfig:
     flashinfer: Literal["auto", "always", "never"] = "auto"
 
 
-class SamplerOutput(NamedTuple):
-    """What was drawn, on the device."""
-
-    token_ids: Tensor  # int32 [n]; 0 where bad
-    bad: Tensor  # bool [n]: NaN, +inf or no finite logit
-    logprobs: LogprobsOutput | None
-
-
 class Sampler:
     """Draws tokens for batches of rows.
 
@@ -54,7 +46,11 @@ class Sampler:
     """
 
     def __init__(self, config: SamplerConfig, rows: SamplingRows) -> None:
-        """Raises `ValueError` where `config` insists on a path that cannot draw."""
+        """Choose the paths for the device of `rows`.
+
+        Raises:
+            ValueError: `config` insists on a path that cannot draw there.
+        """
         if rows.device.type == "cuda" and not kernels_run_on(rows.device):
             raise ValueError("sampling on CUDA needs the package triton")
         self._rows = rows
@@ -68,7 +64,7 @@ class Sampler:
     def warm_up(
         self, num_rows: int, *, max_top: int = MAX_TOP, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Compile what draws may need; under "auto", choose by time who draws top-k and top-p.
+        """Compile every kernel that draws may need; under "auto", time FlashInfer and choose.
 
         Call it on CUDA before graphs are captured and requests served; it does nothing on a CPU.
 
@@ -83,7 +79,7 @@ class Sampler:
             warm_up.compile_kernels(self._rows, dtype, max_top)
         if self._flashinfer is None:
             return
-        native_ms, flashinfer_ms = warm_up.race_of_samplers(
+        native_ms, flashinfer_ms = warm_up.time_samplers(
             self._flashinfer, num_rows, self._rows, dtype
         )
         if not self._uses_flashinfer:
@@ -95,6 +91,13 @@ class Sampler:
             flashinfer_ms,
             "FlashInfer" if self._uses_flashinfer else "the native sampler",
         )
+
+    @property
+    def description(self) -> str:
+        """The paths that draw rows here, in words."""
+        if self._rows.device.type != "cuda":
+            return "torch"
+        return "FlashInfer for top-k and top-p, native" if self._uses_flashinfer else "native"
 
     def __call__(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """Draw one token for each logit row.
@@ -109,14 +112,14 @@ class Sampler:
         return self.draw(logits, batch)
 
     def draw(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
-        """The device's part of a call, which a CUDA graph may hold where `is_capturable`."""
+        """Draw without counting: the part of a call that a graph may hold where `is_capturable`."""
         if kernels_run_on(self._rows.device):
             used = self._flashinfer if self._uses_flashinfer and batch.needs.flashinfer else None
-            return SamplerOutput(*triton_path.draw(logits, batch, self._rows, used))
-        return SamplerOutput(*torch_path.draw(logits, batch, self._rows))
+            return triton_path.draw(logits, batch, self._rows, used)
+        return torch_path.draw(logits, batch, self._rows)
 
     def count(self, rows_np: npt.NDArray[np.int32], *, verified: bool = False) -> None:
-        """Count rows [n] by the path that draws them, which is never FlashInfer's for drafts."""
+        """Count rows [n] by the path that draws them; FlashInfer never draws `verified` rows."""
         flags = self._rows.flags_np[rows_np]
         random = int(np.count_nonzero(flags & RANDOM))
         may_use_flashinfer = self._uses_flashinfer and not verified

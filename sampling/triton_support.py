@@ -1,4 +1,4 @@
-"""The one place that knows whether Triton is installed and whether its kernels run here.
+"""The import of Triton, which may be missing, and whether its kernels run on a device.
 
 Kernel modules import `tl`, `jit` and `constexpr` from this module. Without Triton they still
 import, and only a launch fails.
@@ -12,8 +12,8 @@ from typing import Any, overload
 
 import torch
 
-# Kernels whose last digit matters say so at their launch. For the others the default, which
-# changes with Triton's version, is kept what they were measured with.
+# Kernels whose last digit matters set fusion at their launch. The default, which changes with
+# Triton's version, is fixed here for the others to what they were measured with.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 try:
@@ -28,6 +28,7 @@ __all__ = [
     "constexpr",
     "jit",
     "kernels_run_on",
+    "padded_lanes",
     "tl",
     "triton",
 ]
@@ -45,15 +46,21 @@ def jit(*, do_not_specialize: list[str]) -> Callable[[Callable[..., Any]], Any]:
 
 
 def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`triton.jit`, with or without options; the function itself where Triton is missing."""
+    """Decorate a kernel with `triton.jit`; return the function itself where Triton is missing."""
     if not HAS_TRITON:
         return function or (lambda decorated: decorated)
     return triton.jit(function, **options) if function else triton.jit(**options)
 
 
 def constexpr(value: float) -> Any:
-    """A global that kernels read as a compile-time constant."""
+    """Wrap a global that kernels read as a compile-time constant."""
     return tl.constexpr(value) if HAS_TRITON else value
+
+
+def padded_lanes(count: int) -> int:
+    """The lanes of a kernel that holds `count` numbers: a power of two, at least 2."""
+    lanes: int = max(2, triton.next_power_of_2(count))
+    return lanes
 
 
 def kernels_run_on(device: torch.device) -> bool:

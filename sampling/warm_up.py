@@ -1,4 +1,4 @@
-"""What the sampler does before a server is ready: compile kernels, time FlashInfer."""
+"""The sampler's work before a server is ready: compile its kernels, time FlashInfer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sampling.speculative import triton_verification
 
 
 def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> None:
-    """Launch every kernel that draws, FlashInfer's too, and prompt logprobs can need.
+    """Launch every kernel that draws and prompt logprobs can need, those for FlashInfer too.
 
     Args:
         like: rows whose vocabulary, device and strides those of requests will be.
@@ -44,7 +44,7 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
     """
     batch, rows = _batch(1, SamplingParams(), like)
     logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
-    for needs in _each_needs(like, max_top):
+    for needs in _needs_of_kernels(like, max_top):
         triton_path.draw(logits, dataclasses.replace(batch, needs=needs), rows)
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=False, peaked=False, reported=False)
@@ -69,7 +69,7 @@ def compile_verification(
     Args:
         like, dtype, max_top: as for `compile_kernels`.
         num_drafts: k.
-        draft_logits, method, rates: those of every step, as for `rejection.verify`.
+        draft_logits, method, rates: those of every step, as for `verification.verify`.
     """
     width, device = 1 + num_drafts, like.device
     batch, rows = _batch(width, SamplingParams(), like)
@@ -83,14 +83,14 @@ def compile_verification(
         room=one,
         logits=draft_logits,
     )
-    for needs in _each_needs(like, max_top):
+    for needs in _needs_of_kernels(like, max_top):
         for flags in (needs.flags, needs.flags & ~RANDOM):
             needing = dataclasses.replace(batch, needs=dataclasses.replace(needs, flags=flags))
             triton_verification.verify(logits, needing, rows, drafts, method, rates)
 
 
-def _each_needs(like: SamplingRows, max_top: int) -> Iterator[SamplingNeeds]:
-    """Of random rows, every combination of what kernels are compiled apart for."""
+def _needs_of_kernels(like: SamplingRows, max_top: int) -> Iterator[SamplingNeeds]:
+    """Needs of random rows, one for each variant of the kernels that Triton compiles."""
     stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
     for chosen in itertools.product((0, 1), repeat=len(stages)):
         flags = RANDOM + sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
@@ -99,15 +99,19 @@ def _each_needs(like: SamplingRows, max_top: int) -> Iterator[SamplingNeeds]:
 
 
 def _tops(like: SamplingRows, max_top: int) -> list[int]:
-    """Lengths of top lists, none and one for each of the kernels that make them."""
+    """Lengths of top lists: 0, and one for each variant of the kernel that makes them."""
     lanes = TOP_LANES[: bisect.bisect_left(TOP_LANES, rounded_top(max_top)) + 1]
     return [0, *(min(num_top, like.vocab_size) for num_top in lanes)]
 
 
-def race_of_samplers(
+def time_samplers(
     flashinfer: FlashInfer, num_rows: int, like: SamplingRows, dtype: torch.dtype
 ) -> tuple[float, float]:
-    """Milliseconds a batch of top-k 50, top-p 0.95 takes: native in a CUDA graph, FlashInfer."""
+    """Time a batch of top-k 50, top-p 0.95, native in a CUDA graph and by FlashInfer.
+
+    Returns:
+        Milliseconds of each.
+    """
     params = SamplingParams(top_k=50, top_p=0.95)
     batch, rows = _batch(num_rows, params, like)
     logits = torch.randn(num_rows, like.vocab_size, device=like.device).mul_(3.0).to(dtype)
@@ -123,7 +127,7 @@ def race_of_samplers(
 def _batch(
     num_rows: int, params: SamplingParams, like: SamplingRows
 ) -> tuple[SamplingBatch, SamplingRows]:
-    """Logit rows that share one request, in tables whose strides are those of `like`."""
+    """Make logit rows that share one request, in tables whose strides are those of `like`."""
     device = like.device
     history = torch.zeros((1, like.history.shape[1]), dtype=torch.int32, device=device)
     rows = SamplingRows(1, like.vocab_size, device, history=history)
@@ -140,7 +144,7 @@ def _batch(
 
 
 def _time_ms(call: Callable[[], Any]) -> float:
-    """Median device time of a call."""
+    """Measure the median device time of a call in milliseconds."""
     times = []
     for attempt in range(8):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -1,38 +1,46 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: a sample brackets the cut."""
+"""The bracket, first step of a turn: a sample of the row says between which values its cut lies.
+
+`filters.scan` then measures what lies above the bracket and notes the values inside it, and
+`filters.cut` finds the cut among them.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from sampling.filters.shortlist import LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, Scratch
-from sampling.filters.turns import (
-    AGAIN,
+from sampling.filters.cut_state import (
+    DECIDED,
     FIRST,
     NOTED,
     Brackets,
     floor_order,
+    has_missed,
     higher,
+    is_second,
     lower,
     opened,
     reopened,
     row_top,
 )
-from sampling.kernels.logits import NUM_FLOATS, NUM_INTS, Source, load_raw, processed
+from sampling.filters.shortlist import Scratch
+from sampling.kernels.logits import Source, load_raw, processed
 from sampling.kernels.order import order, value_of
-from sampling.kernels.race import Cuts
+from sampling.kernels.row_params import load_filters, load_log_min_p, sampling_row
 from sampling.kernels.tile_pass import TileStats, scale_of
-from sampling.race import MASS_ERROR
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.race import MASS_ERROR, Cut
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 SAMPLED = 4096  # tokens of a row looked at to place the bracket
 
 _SAMPLED, _MASS_ERROR = constexpr(SAMPLED), constexpr(MASS_ERROR)
 _GROUP, _PILOTS = constexpr(8), constexpr(SAMPLED // 8)  # a group shares a sector of memory
 _GOLDEN = constexpr(40503)  # 2^16 over the golden ratio
-_FILLED = constexpr(NOTED * 6 // 10)  # of the room: what a bracket holds varies by a fifth
+# The share of the room that a bracket aims to fill: what it holds varies by a fifth.
+_FILLED = constexpr(NOTED * 6 // 10)
 _SPREAD = constexpr(3.7)  # standard deviations between the sample's estimate and the bracket
-_FEW_EQUAL = constexpr(16)  # samples equal to the bracket's ends; of more the row may hold too many
+# So many samples may equal the bracket's ends; with more, the row may hold too many to note.
+_FEW_EQUAL = constexpr(16)
 
 
 @jit(do_not_specialize=["turn"])
@@ -49,19 +57,17 @@ def _bracket_kernel(
     edited: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    state = tl.load(scratch.undecided + i)
-    if state == 0:
+    state = tl.load(scratch.states + i)
+    if state == DECIDED:
         return
-    row = tl.load(source.rows + i).to(tl.int64)
-    floats = source.floats + row * NUM_FLOATS
-    temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
-    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
+    row = sampling_row(source, i)
+    temperature, top_k, top_p = load_filters(source, row)
     top = row_top(stats, i, num_tiles, padded_tiles)
-    by_mass = (top_k == 0) | (state % 2 == 0)
-    if state > AGAIN:
+    by_mass = (top_k == 0) | is_second(state)
+    if has_missed(state):
         wanted = reopened(brackets, i, by_mass)
     else:
-        lowest = floor_order(top, temperature, tl.load(floats + LOG_MIN_P))
+        lowest = floor_order(top, temperature, load_log_min_p(source, row))
         wanted = opened(
             source, stats, cuts, i, state, lowest, top, temperature, top_k, top_p, num_tiles,
             padded_tiles,
@@ -84,7 +90,10 @@ def _bracket_kernel(
 
 @jit
 def _sample(source, i, num_tiles, turn, complete: tl.constexpr, edited: tl.constexpr):
-    """Orders of `SAMPLED` tokens, a group from each stretch of the row; elsewhere each turn."""
+    """Load the orders of `SAMPLED` tokens, a group from each stretch of the row.
+
+    Each turn looks elsewhere in the stretches.
+    """
     slot = tl.arange(0, _SAMPLED)
     token_ids = slot
     if not complete:
@@ -111,11 +120,12 @@ def _bracket(
     complete: tl.constexpr,
     edited: tl.constexpr,
 ):
-    """Low and high, between which the cut probably lies, and whether many values equal them.
+    """Bracket a row's cut: low and high, and whether many values equal them.
 
-    One of each group, sorted, are the pilots: the bracket's ends are pilots some ranks away from
-    the sample's own cut, so that it can hold neither too many values nor, where the logits have
-    few different ones, anything but those between its ends.
+    The cut probably lies between the two. One token of each sampled group is a pilot; the
+    bracket's ends are pilots, in sorted order some ranks away from the sample's own cut. So the
+    bracket cannot hold too many values, and where the logits have few different ones it holds
+    only those between its ends.
     """
     orders = _sample(source, i, num_tiles, turn, complete, edited)
     scale = scale_of(temperature)
@@ -124,7 +134,7 @@ def _bracket(
     if not complete:
         rate = 1.0 * _SAMPLED / source.vocab_size
     left = wanted.left * rate
-    # What min-p forbids is in the masses still.
+    # The masses still hold what min-p forbids.
     left -= hidden * tl.sum(tl.where(orders < wanted.limit, weights, 0.0), 0)
     left = left.to(tl.float32)
     outside = (orders < wanted.floor) | (orders > wanted.ceiling)
@@ -156,7 +166,7 @@ def _bracket(
 
 @jit
 def _pilot(pilots, rank, wanted):
-    """The pilot of a rank; beyond them, what is proved."""
+    """The pilot of a rank; beyond the pilots the proved floor or ceiling of the cut."""
     ranks = tl.arange(0, _PILOTS)
     inner = tl.sum(tl.where(ranks == rank, pilots, 0), 0)
     return tl.where(rank < 0, wanted.floor, tl.where(rank < _PILOTS, inner, wanted.ceiling))
@@ -164,7 +174,7 @@ def _pilot(pilots, rank, wanted):
 
 @jit
 def _own_rank(orders, weights, pilots, below):
-    """The last pilot with at most `below` of the sample's weight below it; the first if none."""
+    """The rank of the last pilot with at most `below` of the sample's weight below it, or 0."""
     ranks = tl.arange(0, _PILOTS)
     first, last = tl.full((), 0, tl.int32), tl.full((), _PILOTS - 1, tl.int32)
     while first < last:
@@ -177,8 +187,11 @@ def _own_rank(orders, weights, pilots, below):
 
 @jit
 def _end(orders, weights, pilots, wanted, rank, steps, most, bound):
-    """The nearest pilot `steps` or more from `rank`, at most `most`, that has no more than `bound`
-    of the weight below it, where `steps` is negative, or no less up to it."""
+    """The bracket's low end (negative `steps`) or high end: the nearest pilot that will do.
+
+    It is `steps` or more ranks from `rank`, at most `most`; the weight below a low end is at most
+    `bound`, the weight up to a high end at least `bound`.
+    """
     one = tl.where(steps < 0, -1, 1)
     end = _pilot(pilots, rank + steps, wanted)
     short = _is_short(orders, weights, end, one, bound)
@@ -191,6 +204,7 @@ def _end(orders, weights, pilots, wanted, rank, steps, most, bound):
 
 @jit
 def _is_short(orders, weights, end, one, bound):
+    """Whether a pilot is too close to the sample's cut to be the bracket's end, see `_end`."""
     beyond = tl.where(one < 0, end, higher(end))
     under = tl.sum(tl.where(orders < beyond, weights, 0.0), 0)
     return tl.where(one < 0, under > bound, under < bound)
@@ -199,7 +213,7 @@ def _is_short(orders, weights, end, one, bound):
 def bracket(
     source: Source,
     stats: TileStats,
-    cuts: Cuts,
+    cuts: Cut,
     scratch: Scratch,
     brackets: Brackets | None = None,
     *,
@@ -209,14 +223,14 @@ def bracket(
     """Bracket the cuts of undecided rows; other rows' brackets are left undefined.
 
     Args:
-        source, stats, cuts, scratch: as `head` took and gave them.
+        source, stats, cuts, scratch: as `shortlist` took and gave them.
         brackets: of the last turn, None in the first; brought up to date in place.
-        turn: how many there were before.
+        turn: how many turns there were before.
         edited: as for `tile_pass`.
     """
     num_rows, num_tiles = stats.maxima.shape
     if brackets is None:
-        like = scratch.undecided
+        like = scratch.states
         brackets = Brackets._make(
             torch.empty_like(like, dtype=torch.float64 if name == "left" else torch.int32)
             for name in Brackets._fields
@@ -229,7 +243,7 @@ def bracket(
         brackets,
         num_tiles,
         turn,
-        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        padded_tiles=padded_lanes(num_tiles),
         complete=source.vocab_size <= SAMPLED,
         edited=edited,
         num_warps=4,

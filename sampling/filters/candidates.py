@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: the head's few candidates.
+"""Device functions for the shortlist's candidates: gather them, sort them, find the last one kept.
 
 They are gathered from blocks of `PEAK` ids, in id order, and only they are sorted.
 """
@@ -13,10 +13,10 @@ from sampling.kernels.order import order, rank_key, value_of
 from sampling.kernels.tile_pass import PEAK
 from sampling.triton_support import constexpr, jit, tl
 
-MAX_BLOCKS = 256  # blocks that may reach the threshold, more by ties only
+MAX_BLOCKS = 256  # blocks that may reach the threshold; more can only by ties
 MAX_CANDIDATES = 256
 
-BLOCK = constexpr(PEAK)
+_BLOCK = constexpr(PEAK)
 _BLOCKS, _CANDIDATES = constexpr(MAX_BLOCKS), constexpr(MAX_CANDIDATES)
 _GROUP = constexpr(8)  # blocks read at once
 _LOWEST_KEY, HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
@@ -24,11 +24,11 @@ _LOWEST_KEY, HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
 
 @jit
 def _block_ids(source, scratch, i, start, num_blocks):
-    """Token ids [_GROUP, BLOCK] of some selected blocks; the vocabulary's size beyond them."""
+    """Token ids [_GROUP, PEAK] of some selected blocks; the vocabulary's size beyond them."""
     slot = tl.arange(0, _GROUP) + start
     mask = slot < num_blocks
     block = tl.load(scratch.blocks + i * _BLOCKS + slot, mask=mask, other=0)
-    token_ids = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    token_ids = block[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
     return tl.where(mask[:, None], token_ids, source.vocab_size)
 
 
@@ -57,9 +57,9 @@ def collect(source, scratch, i, threshold, floor, num_blocks, num_tiles, edited:
 
 
 class _Candidates(NamedTuple):
-    """What `collect` wrote, in id order; values within the kernels, vectors of _CANDIDATES."""
+    """The candidates in id order; values within the kernels, vectors of MAX_CANDIDATES."""
 
-    some: Any  # whether there is one
+    some: Any  # whether there is one in this place
     token_ids: Any
     next_ids: Any  # -1 behind the last
     orders: Any
@@ -68,6 +68,7 @@ class _Candidates(NamedTuple):
 
 @jit
 def load_candidates(scratch, i, count):
+    """The `count` candidates that `collect` wrote for logit row i."""
     slot = tl.arange(0, _CANDIDATES)
     at, some = i * _CANDIDATES + slot, slot < count
     orders = tl.load(scratch.orders + at, mask=some, other=0)
@@ -79,8 +80,11 @@ def load_candidates(scratch, i, count):
 
 @jit
 def last_kept(keys, count, top, filters, all_mass):
-    """The lowest of the candidates' keys that the filters keep; the highest int64 if they do
-    not suffice to reach the top-p of `all_mass` (negative: they are all there is)."""
+    """The lowest of the candidates' keys that the filters keep.
+
+    The highest int64 if the candidates do not reach the top-p of `all_mass`; a negative
+    `all_mass` says that they are all there is.
+    """
     slot = tl.arange(0, _CANDIDATES)
     ordered = tl.sort(keys, descending=True)
     kept = slot < tl.minimum(count, filters.top_k)
@@ -96,13 +100,13 @@ def last_kept(keys, count, top, filters, all_mass):
 
 @jit
 def _same_tile_sum(first_sum, first_tile, second_sum, second_tile):
-    """Combines running sums that start anew at every tile."""
+    """Combine running sums that start anew at every tile, for an associative scan."""
     return tl.where(first_tile == second_tile, first_sum + second_sum, second_sum), second_tile
 
 
 @jit
 def store_masses(stats, i, found, count, cut, temperature, num_tiles):
-    """The mass of candidates down to the cut for each tile; the tiles must hold zeros."""
+    """Store each tile's mass of candidates down to the cut; the tiles must hold zeros."""
     slot = tl.arange(0, _CANDIDATES)
     tile = tl.where(found.some, found.token_ids // TILE, num_tiles - 1)
     next_tile = tl.where(slot + 1 < count, found.next_ids // TILE, -1)

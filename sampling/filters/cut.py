@@ -1,43 +1,44 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: the cut within a bracket.
+"""The cut, last step of a turn: it is found among the values that the scan noted in the bracket.
 
-It is found among the values that `scan_kernels` has noted. The measures prove the bracket right:
-where it was wrong, or held more values than there is room for, the row stays undecided, and what
-is known of it now goes to the next turn.
+The scan's measures prove whether the bracket holds the cut. Where it does not, or held more values
+than there is room for, the row stays undecided, and the next turn starts from what is known now.
 
 Tiles note their values in no certain order, so sums over a row's notes are of integers: results do
-not depend on who came first.
+not depend on which tile came first.
 """
 
 from __future__ import annotations
 
-from sampling.filters.kept import keep, leave, scanned_tiles
-from sampling.filters.scan import scan
-from sampling.filters.shortlist import Scratch
-from sampling.filters.turns import (
+from sampling.filters.cut_state import (
     AGAIN,
+    DECIDED,
     SECOND,
     Brackets,
     first_inside,
+    has_missed,
     higher,
     last_inside,
     load_row,
     lower,
     under_min_p,
 )
+from sampling.filters.masses import kept_masses, load_scanned_tiles, store_cut
+from sampling.filters.scan import scan
+from sampling.filters.shortlist import Scratch
 from sampling.kernels.logits import Source
 from sampling.kernels.order import order, value_of
-from sampling.kernels.race import Cuts
 from sampling.kernels.tile_pass import TileStats, scale_of
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.race import Cut
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
-_HALVINGS = constexpr(12)  # after as many, few of 8,192 spread values are left
+_HALVINGS = constexpr(12)  # after so many, few of 8,192 spread values are left
 _NOTHING = constexpr(-2147483647)  # the order of a NaN, below all others
 
 
 @jit
 def _measured(scan, stats, row, i, tiles, top, num_tiles, padded_tiles: tl.constexpr):
-    """The measure above the bracket, and the target."""
+    """The measure of the tokens above the bracket, and the target to reach, float64."""
     tile = tl.arange(0, padded_tiles)
     mask = tile < num_tiles
     at = i * num_tiles + tile
@@ -57,17 +58,17 @@ def _measured(scan, stats, row, i, tiles, top, num_tiles, padded_tiles: tl.const
 
 @jit
 def _relative(row, orders, peak, scale):
-    """The measures of tokens relative to that of a token at `peak`."""
+    """The measure of each token in units of a token at `peak`; 1 where tokens are counted."""
     return tl.where(row.by_mass, tl.exp2((value_of(orders) - peak) * scale), 1.0)
 
 
 @jit
 def _among_noted(scan, row, i, num_noted, wanted, peak, scale, room, size: tl.constexpr):
-    """Where the noted values, from the highest, reach the measure wanted.
+    """Find where the noted values, added up from the highest, reach the measure wanted.
 
-    Returns their measure, the order, and how many of the values equal to it are needed. Measures
-    are integers here, scaled so that all sum to 2^30 at most; each is off by less than one, which
-    for all is 2^-17 of their sum.
+    Returns the measure of all noted values, the order of the one that reaches it, and how many of
+    the values equal to that are needed. Measures are integers here, scaled so that all sum to 2^30
+    at most; each is off by less than one, which for all is 2^-17 of their sum.
     """
     slot = tl.arange(0, size)
     mask = slot < num_noted
@@ -98,7 +99,7 @@ def _among_noted(scan, row, i, num_noted, wanted, peak, scale, room, size: tl.co
 
 @jit
 def _among(scan, row, i, num_noted, wanted, peak, scale, room: tl.constexpr):
-    """`_among_noted` with as many lanes as are needed."""
+    """Call `_among_noted` with half as many lanes where they suffice."""
     if num_noted <= room // 2:
         inside, cut, needed = _among_noted(
             scan, row, i, num_noted, wanted, peak, scale, room, room // 2
@@ -111,7 +112,7 @@ def _among(scan, row, i, num_noted, wanted, peak, scale, room: tl.constexpr):
 
 @jit
 def _decide(row, num_high, num_low, inside, noted_cut, noted_needed, wanted, low_weight):
-    """The cut and how many tokens equal to it are needed, where the bracket holds it."""
+    """The cut that the bracket holds, and how many tokens equal to it are needed."""
     at_high = wanted <= num_high
     among = wanted <= num_high + inside
     cut = tl.where(at_high, row.high, tl.where(among, noted_cut, row.low))
@@ -134,14 +135,15 @@ def _finish_kernel(
     edited: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    state = tl.load(scratch.undecided + i)
-    if state == 0:
+    state = tl.load(scratch.states + i)
+    if state == DECIDED:
         return
     row = load_row(source, brackets, i, state)
-    tiles = scanned_tiles(scan, stats, row, i, num_tiles, padded_tiles)
+    tiles = load_scanned_tiles(scan, stats, row, i, num_tiles, padded_tiles)
     if row.low > row.high:  # min-p alone: all is above
-        leave(stats, cuts, i, row.limit, row.limit_id, tiles.mass_above, num_tiles, padded_tiles)
-        tl.store(scratch.undecided + i, 0)
+        masses = tiles.mass_above
+        store_cut(stats, cuts, i, row.limit, row.limit_id, masses, num_tiles, padded_tiles)
+        tl.store(scratch.states + i, DECIDED)
         return
     top, peak, scale = tl.max(tiles.maxima, 0), value_of(row.high), scale_of(row.temperature)
     above, target = _measured(scan, stats, row, i, tiles, top, num_tiles, padded_tiles)
@@ -168,40 +170,40 @@ def _finish_kernel(
     cut, needed = _decide(
         row, num_high, num_low, inside, noted_cut, noted_needed, wanted, low_weight
     )
-    masses, last_id = keep(
+    masses, last_id = kept_masses(
         source, scan, row, i, tiles, cut, needed, scale, room, padded_tiles, edited
     )
-    leave(stats, cuts, i, cut, last_id, masses, num_tiles, padded_tiles)
+    store_cut(stats, cuts, i, cut, last_id, masses, num_tiles, padded_tiles)
     again = (row.by_mass == 0) & (row.top_p < 1.0)
-    tl.store(scratch.undecided + i, tl.where(again, SECOND, 0))
+    tl.store(scratch.states + i, tl.where(again, SECOND, DECIDED))
 
 
 @jit
 def _reopen(scratch, brackets, row, i, state, left, from_above, crowded):
-    """Tell the next turn on which side of what the cut lies, and how much lies between."""
+    """Narrow where the cut can lie for the next turn: a floor or ceiling, and the measure left."""
     if from_above:
         tl.store(brackets.ceiling + i, tl.where(crowded, last_inside(row), lower(row.low)))
     else:
         tl.store(brackets.floor + i, higher(row.high))
     tl.store(brackets.left + i, left)
     tl.store(brackets.from_above + i, from_above.to(tl.int32))
-    tl.store(scratch.undecided + i, tl.where(state > AGAIN, state, state + AGAIN))
+    tl.store(scratch.states + i, tl.where(has_missed(state), state, state + AGAIN))
 
 
 def cut_within(
     source: Source,
     stats: TileStats,
-    cuts: Cuts,
+    cuts: Cut,
     scratch: Scratch,
     brackets: Brackets,
     *,
     edited: bool,
 ) -> None:
-    """Find the cuts of bracketed rows in place and leave the masses of what they keep.
+    """Scan the bracketed rows and find their cuts, in place, with the masses of what they keep.
 
     Args:
-        source, stats, cuts, scratch: as `head` took and gave them.
-        brackets: as `bracket` gave them; of rows still undecided they learn where the cut is not.
+        source, stats, cuts, scratch: as `shortlist` took and gave them.
+        brackets: as `bracket` gave them; narrowed in place for rows that stay undecided.
         edited: as for `bracket`.
     """
     num_rows, num_tiles = stats.maxima.shape
@@ -214,7 +216,7 @@ def cut_within(
         brackets,
         found,
         num_tiles,
-        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        padded_tiles=padded_lanes(num_tiles),
         room=found.noted.shape[1],
         edited=edited,
         num_warps=8,

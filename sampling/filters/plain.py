@@ -1,4 +1,4 @@
-"""Min-p, top-k and top-p in plain torch.
+"""The filters min-p, top-k and top-p in plain torch, for the CPU.
 
 The three keep a prefix of one total order, higher logit first and lower id among equals, so
 together they keep the shortest of three prefixes: the tokens up to a cut (value, id).
@@ -26,7 +26,7 @@ FEW = 64  # values looked at first where top-k does not say how many can be kept
 def cut(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor
 ) -> Cut:
-    """Where the filters cut each row.
+    """Find where the filters cut each row.
 
     Args:
         logits: float32 [n, vocab_size].
@@ -62,7 +62,7 @@ def cut(
 
 
 def _mass(logits: Tensor, temperature: Tensor, log_min_p: Tensor) -> Tensor:
-    """Sum of exp((logit - maximum) / T) over what min-p keeps, float64 [n]."""
+    """Sum exp((logit - maximum) / T) over what min-p keeps, float64 [n]."""
     gaps = (logits - logits.amax(1, keepdim=True)).double().div_(temperature[:, None])
     if (log_min_p > -torch.inf).any():
         gaps.masked_fill_(gaps < log_min_p[:, None], -torch.inf)
@@ -78,9 +78,12 @@ def _cut(
     log_min_p: Tensor,
     mass: Tensor,
 ) -> tuple[Cut, Tensor]:
-    """The cuts, and how many tokens they keep of `ordered`, the highest values [n, m].
+    """Find the cuts among the highest values, and how many of these they keep.
 
-    `mass` is that of all that min-p and top-k keep; NaN where it is all among them.
+    Args:
+        ordered: float32 [n, m], the m highest values of each row in descending order.
+        mass: float64 [n], the mass of all that min-p and top-k keep; NaN where `ordered` holds
+            all of it.
     """
     rank = torch.arange(ordered.shape[1])
     gaps = (ordered - ordered[:, :1]).double() / temperature[:, None]

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: the pass over a bracket.
+"""The scan, second step of a turn: one pass over a row measures it against its bracket.
 
 It measures, tile by tile, what lies above the bracket, and notes the few values inside it, among
-which `cut_kernels` finds the cut.
+which `filters.cut` finds the cut.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from sampling import noise
-from sampling.filters.shortlist import LAST_ID, Scratch
-from sampling.filters.turns import (
+from sampling.filters.cut_state import (
+    DECIDED,
+    LAST_ID,
     NOTED,
     Brackets,
     first_inside,
@@ -23,16 +24,18 @@ from sampling.filters.turns import (
     load_row,
     under_min_p,
 )
+from sampling.filters.shortlist import Scratch
 from sampling.kernels.logits import TILE, Source, load_raw, processed
 from sampling.kernels.order import value_of
 from sampling.kernels.tile_pass import TileStats, scale_of
-from sampling.triton_support import jit, tl, triton
+from sampling.triton_support import jit, padded_lanes, tl, triton
 
-PROGRAMS = 8192  # of one warp, twice as many as run at once: some rows' have nothing to do
+# Programs, of one warp each: twice as many as run at once, since some rows' have nothing to do.
+PROGRAMS = 8192
 
 
 class Scan(NamedTuple):
-    """What the pass finds in each tile; masses are relative to the tile's maximum."""
+    """The measures of each tile and the values noted; masses are relative to the tile's maximum."""
 
     mass_above: Tensor  # float32 [n, tiles]
     num_above: Tensor  # int32 [n, tiles], of rows cut by count
@@ -59,8 +62,8 @@ def _scan_kernel(
 ):
     programs = tl.cdiv(num_tiles, share)  # a row
     i = (tl.program_id(0) // programs).to(tl.int64)
-    state = tl.load(scratch.undecided + i)
-    if state == 0:
+    state = tl.load(scratch.states + i)
+    if state == DECIDED:
         return
     row = load_row(source, brackets, i, state)
     scale = scale_of(row.temperature)
@@ -91,10 +94,10 @@ def _scan_kernel(
 
 @jit
 def _measure(scan, row, values, top, scale, at):
-    """Leave a tile's measures; which of its values lie inside the bracket.
+    """Store a tile's measures and return which of its values lie inside the bracket.
 
-    What few rows need is computed anew, in other words than the rest, since a compiler that sees
-    the same twice would keep it in 32 registers for all rows.
+    What few rows need is computed again, by a different expression than for all rows: a compiler
+    that saw the same expression twice would keep its value in 32 registers for all rows.
     """
     low, high = value_of(row.low), value_of(row.high)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -116,7 +119,7 @@ def _measure(scan, row, values, top, scale, at):
 
 @jit
 def _pack(inside, in_a_row: tl.constexpr):
-    """Which of its own values of a tile each lane of a warp finds inside, int32 [32].
+    """Pack which of a tile's values lie inside into one word a lane of the warp, int32 [32].
 
     A lane loads `in_a_row` neighbours in each of several rounds; they are its word's bits.
     """
@@ -138,7 +141,7 @@ def _note(
     in_a_row: tl.constexpr,
     edited: tl.constexpr,
 ):
-    """Store the values that a tile's `words` tell of, each lane's from its `slot` on.
+    """Store the values that a tile's packed `words` mark, each lane's from its `slot` on.
 
     They are read once more: for the few there are, that is a third of the work of a running
     count over the tile.
@@ -160,7 +163,7 @@ def _note(
 
 @jit
 def _num_bits(words):
-    """How many bits of an int32 are set."""
+    """The number of bits set in an int32."""
     words = words - ((words >> 1) & 0x55555555)
     words = (words & 0x33333333) + ((words >> 2) & 0x33333333)
     words = (words + (words >> 4)) & 0x0F0F0F0F
@@ -175,13 +178,13 @@ def scan(
     *,
     edited: bool,
 ) -> Scan:
-    """Measure and note what the bracketed rows hold; other rows are left undefined.
+    """Measure the bracketed rows and note the values inside; other rows are left undefined.
 
-    The tiles of a row note their values in no certain order, each its own together and always in
-    the same.
+    The tiles of a row note their values in no certain order among the tiles; each tile's own
+    values stand together and always in the same order.
 
     Args:
-        source, stats, scratch: as `head` took and gave them.
+        source, stats, scratch: as `shortlist` took and gave them.
         brackets: as `bracket` gave them.
         edited: as for `tile_pass`.
     """
@@ -190,7 +193,7 @@ def scan(
     def buffer(dtype: torch.dtype, columns: int = num_tiles) -> Tensor:
         return torch.empty((num_rows, columns), dtype=dtype, device=stats.maxima.device)
 
-    room = min(NOTED, max(2, triton.next_power_of_2(num_tiles)) * noise.TILE)
+    room = min(NOTED, padded_lanes(num_tiles) * noise.TILE)
     found = Scan(
         mass_above=buffer(torch.float32),
         num_above=buffer(torch.int32),

@@ -1,20 +1,20 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: the last resort.
+"""The search, the filters' last resort: bisection of a row's values, slow and always right.
 
-Rows that neither the head nor any turn over a bracket could decide, which takes samples that
-mislead time and again. One program bisects one row's values, a scan of the row a step: slow, and
-always right.
+It decides the rows that neither the shortlist nor any turn over a bracket could, which takes
+samples that mislead time and again. One program bisects one row, by a pass over the row a step.
 """
 
 from __future__ import annotations
 
-from sampling.filters.shortlist import LAST_ID, LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, Scratch
-from sampling.filters.turns import floor_order, row_top
-from sampling.kernels.logits import NUM_FLOATS, NUM_INTS, TILE, Source, load_raw, processed
-from sampling.kernels.order import order, value_of
-from sampling.kernels.race import Cuts
+from sampling.filters.cut_state import DECIDED, LAST_ID, floor_order, row_top
+from sampling.filters.shortlist import Scratch
+from sampling.kernels.logits import TILE, Source, load_raw, processed
+from sampling.kernels.order import is_kept, order, value_of
+from sampling.kernels.row_params import load_filters, load_log_min_p, sampling_row
 from sampling.kernels.tile_pass import TileStats, scale_of
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.race import Cut
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 _GROUP = constexpr(8)  # tiles scanned at once
 _ALL = constexpr(2**62)
@@ -22,7 +22,7 @@ _ALL = constexpr(2**62)
 
 @jit
 def _group(source, i, tile, num_tiles, edited: tl.constexpr):
-    """Ids and processed logits of the tiles tile .. tile + _GROUP - 1."""
+    """Load ids and processed logits of the tiles tile .. tile + _GROUP - 1."""
     tiles = tl.arange(0, _GROUP) + tile
     token_ids = tiles[:, None] * TILE + tl.arange(0, TILE)[None, :]
     values = load_raw(source, i, token_ids, token_ids >= 0)
@@ -34,7 +34,7 @@ def _group(source, i, tile, num_tiles, edited: tl.constexpr):
 
 @jit
 def _relative(values, maxima, scale):
-    """exp((value - maximum of its tile) / T)."""
+    """The mass of each value relative to its tile's maximum: exp((value - maximum) / T)."""
     return tl.exp2((values - tl.where(maxima == float("-inf"), 0.0, maxima)[:, None]) * scale)
 
 
@@ -52,7 +52,7 @@ def _measure(
     num_tiles,
     edited: tl.constexpr,
 ):
-    """The measure of the tokens of order `low` and higher that the limit allows."""
+    """Measure the tokens of order `low` and higher that the limit allows: their mass or number."""
     measure = tl.full((), 0.0, tl.float64)
     scale = scale_of(temperature)
     for tile in range(0, num_tiles, _GROUP):
@@ -60,7 +60,7 @@ def _measure(
         at = i * num_tiles + tiles
         maxima = tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf"))
         orders = order(values)
-        allowed = (orders > limit) | ((orders == limit) & (token_ids <= limit_id))
+        allowed = is_kept(orders, token_ids, limit, limit_id)
         kept = allowed & (orders >= low)
         if by_mass:
             masses = tl.sum(tl.where(kept, _relative(values, maxima, scale), 0.0), 1)
@@ -100,7 +100,7 @@ def _count_off(
         counted += tl.sum(equal.to(tl.int32), 0)
         at = i * num_tiles + tiles
         maxima = tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf"))
-        kept = (orders > cut) | ((orders == cut) & (token_ids <= last_id))
+        kept = is_kept(orders, token_ids, cut, last_id)
         masses = tl.sum(tl.where(kept, _relative(values, maxima, scale), 0.0), 1)
         tl.store(stats.masses + at, masses, mask=tiles < num_tiles)
     return last_id
@@ -120,7 +120,10 @@ def _search(
     num_tiles,
     edited: tl.constexpr,
 ):
-    """The cut that reaches the target, at or above the limit; leaves the masses it keeps."""
+    """Find the cut that reaches the target, at or above the limit; store the masses it keeps.
+
+    Returns its order and the last id kept among the tokens equal to it.
+    """
     low, high = limit.to(tl.int64), order(top).to(tl.int64)
     while low < high:  # the highest order that reaches the target
         middle = (low + (high - low + 1) // 2).to(tl.int32)
@@ -151,14 +154,12 @@ def _search_kernel(
     edited: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    if tl.load(scratch.undecided + i) == 0:
+    if tl.load(scratch.states + i) == DECIDED:
         return
-    row = tl.load(source.rows + i).to(tl.int64)
-    floats = source.floats + row * NUM_FLOATS
-    temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
-    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
+    row = sampling_row(source, i)
+    temperature, top_k, top_p = load_filters(source, row)
     top = row_top(stats, i, num_tiles, padded_tiles)
-    limit = floor_order(top, temperature, tl.load(floats + LOG_MIN_P))
+    limit = floor_order(top, temperature, load_log_min_p(source, row))
     limit_id = tl.full((), 0, tl.int32) + LAST_ID
     needed = tl.full((), 0, tl.int64) + _ALL
     _count_off(source, stats, i, limit, needed, limit_id, temperature, num_tiles, edited)
@@ -182,7 +183,7 @@ def _search_kernel(
 def search(
     source: Source,
     stats: TileStats,
-    cuts: Cuts,
+    cuts: Cut,
     scratch: Scratch,
     *,
     edited: bool,
@@ -190,7 +191,7 @@ def search(
     """Cut the rows that are still undecided, in place; the others cost nothing.
 
     Args:
-        source, stats, cuts, scratch: as `head` took and gave them.
+        source, stats, cuts, scratch: as `shortlist` took and gave them.
         edited: as for `tile_pass`.
     """
     num_rows, num_tiles = stats.maxima.shape
@@ -200,7 +201,7 @@ def search(
         cuts,
         scratch,
         num_tiles,
-        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        padded_tiles=padded_lanes(num_tiles),
         edited=edited,
         num_warps=16,
         enable_fp_fusion=False,

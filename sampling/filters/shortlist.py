@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: the head.
+"""The shortlist, the filters' first stage: most rows are cut among a few candidates.
 
-The tile pass leaves the maximum of every `PEAK` ids. The k highest tokens all lie at or above
-the k-th highest peak, so only blocks whose peak reaches it can hold one: a top-k of 50 reads
-about 50 blocks again, and only the few candidates found there are sorted. A top-p needs nothing
-more where the `HEAD` highest peaks hold its mass. Rows that cannot be decided like this (flat
-distributions, large k, crowds of ties) are marked for `bracket_kernels`.
+The tile pass leaves the maximum of every block of `PEAK` ids, its peak. The k highest tokens all
+lie at or above the k-th highest peak, so only blocks whose peak reaches it can hold one: a top-k
+of 50 reads about 50 blocks again, and only the few candidates found there are sorted. A top-p
+needs nothing more where the `SHORTLIST` highest peaks hold its mass. Rows that cannot be decided
+like this (flat distributions, large k, crowds of ties) are left to `filters.bracket`.
 """
 
 from __future__ import annotations
@@ -25,36 +25,41 @@ from sampling.filters.candidates import (
     load_candidates,
     store_masses,
 )
-from sampling.kernels.logits import FLAGS, NUM_FLOATS, NUM_INTS, Source
+from sampling.filters.cut_state import DECIDED, FIRST, LAST_ID
+from sampling.kernels.logits import Source
 from sampling.kernels.order import order, value_of
-from sampling.kernels.race import Cuts
+from sampling.kernels.row_params import (
+    FILTERED,
+    load_filters,
+    load_flags,
+    load_log_min_p,
+    sampling_row,
+)
 from sampling.kernels.tile_pass import PEAK, TileStats, scale_of
-from sampling.race import NO_LAST
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.race import Cut
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
-HEAD = rows.LARGE_TOP_K  # peaks looked at where top-k does not ask for fewer
+SHORTLIST = rows.LARGE_TOP_K  # peaks looked at where top-k does not ask for fewer
 
-FILTERED = constexpr(rows.FILTERED)
-TOP_K, TOP_P = constexpr(rows.TOP_K), constexpr(rows.TOP_P)
-LOG_MIN_P, TEMPERATURE = constexpr(rows.LOG_MIN_P), constexpr(rows.TEMPERATURE)
-LAST_ID = constexpr(NO_LAST)  # the largest int32 and what cuts use for "all equals"
-BLOCKS_PER_TILE = constexpr(noise.TILE // PEAK)
-_HEAD, _BLOCKS, _CANDIDATES = constexpr(HEAD), constexpr(MAX_BLOCKS), constexpr(MAX_CANDIDATES)
-_HIDDEN = constexpr(1.25)  # mass of candidates over that of the peaks among them, at most likely
+_SHORTLIST = constexpr(SHORTLIST)
+_BLOCKS, _CANDIDATES = constexpr(MAX_BLOCKS), constexpr(MAX_CANDIDATES)
+_BLOCKS_PER_TILE = constexpr(noise.TILE // PEAK)
+# The mass of the candidates is hardly ever more than this times that of the peaks among them.
+_HIDDEN = constexpr(1.25)
 
 
 class Scratch(NamedTuple):
-    """Per-row working memory of the filters."""
+    """Per-row working memory of the filters; all stages share `states`, the rest is this one's."""
 
-    undecided: Tensor  # int32 [n], 1 where the head could not decide
-    blocks: Tensor  # int32 [n, MAX_BLOCKS]
+    states: Tensor  # int32 [n], a `CutState`
+    blocks: Tensor  # int32 [n, MAX_BLOCKS], the blocks selected
     orders: Tensor  # int32 [n, MAX_CANDIDATES], `order` of the candidates' logits
     token_ids: Tensor  # int32 [n, MAX_CANDIDATES]
 
 
 @jit
 def _threshold(peaks, top, wanted):
-    """A value that at least `wanted` of the peaks reach and few more; -inf if there are fewer."""
+    """Find a value that at least `wanted` peaks reach and few more; -inf if there are fewer."""
     orders = order(peaks)
     low = order(tl.min(tl.where(peaks > float("-inf"), peaks, top), 0)).to(tl.int64)
     high = order(top).to(tl.int64)
@@ -71,7 +76,7 @@ def _threshold(peaks, top, wanted):
 
 
 class _Filters(NamedTuple):
-    """A row's parameters; values within the kernels."""
+    """A row's filters beside its highest logit; values within the kernels."""
 
     temperature: Any
     top_k: Any  # the vocabulary's size where it is off
@@ -81,44 +86,49 @@ class _Filters(NamedTuple):
 
 @jit
 def _load_filters(source, row, top):
-    floats = source.floats + row * NUM_FLOATS
-    temperature, top_p = tl.load(floats + TEMPERATURE), tl.load(floats + TOP_P)
-    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
-    top_k = tl.where(top_k == 0, source.vocab_size, top_k)
-    return _Filters(temperature, top_k, top_p, top + temperature * tl.load(floats + LOG_MIN_P))
+    """The `_Filters` of a sampling row whose highest logit is `top`."""
+    given = load_filters(source, row)
+    top_k = tl.where(given.top_k == 0, source.vocab_size, given.top_k)
+    floor = top + given.temperature * load_log_min_p(source, row)
+    return _Filters(given.temperature, top_k, given.top_p, floor)
 
 
 @jit
 def _load_peaks(stats, i, num_tiles, padded_tiles: tl.constexpr):
-    ids = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)
-    num_peaks = num_tiles * BLOCKS_PER_TILE
+    """The peaks of logit row i, -inf beyond its blocks."""
+    ids = tl.arange(0, padded_tiles * _BLOCKS_PER_TILE)
+    num_peaks = num_tiles * _BLOCKS_PER_TILE
     return tl.load(stats.peaks + i * num_peaks + ids, mask=ids < num_peaks, other=float("-inf"))
 
 
 @jit
 def _is_lone_top_p(source, filters):
+    """Whether a row has a top-p and no other filter."""
     alone = (filters.top_k == source.vocab_size) & (filters.floor == float("-inf"))
     return alone & (filters.top_p < 1.0)
 
 
 @jit
 def _is_hopeless(source, filters, peaks, top, all_mass):
-    """Whether a lone top-p wants much more mass than all peaks have, not to speak of the highest.
+    """Whether a lone top-p wants much more mass than all peaks together have.
 
-    What `_select` would find out, without its search. With fewer peaks than it wants, the
-    candidates are all there is, and need not have any mass.
+    The highest of them have less still: this finds out early, without its search, what `_select`
+    would. Where there are fewer peaks than the shortlist takes, the candidates are all the tokens
+    there are, and the row can be decided whatever their mass.
     """
-    enough = tl.sum((peaks > float("-inf")).to(tl.int32), 0) >= _HEAD
+    enough = tl.sum((peaks > float("-inf")).to(tl.int32), 0) >= _SHORTLIST
     mass = tl.sum(tl.exp2((peaks - top) * scale_of(filters.temperature)), 0)
     return _is_lone_top_p(source, filters) & enough & (_HIDDEN * mass <= filters.top_p * all_mass)
 
 
 @jit
 def _select(scratch, i, peaks, top, filters, padded_tiles: tl.constexpr):
-    """Write the blocks that can hold the highest tokens, `_HEAD` or top-k; return their threshold,
-    their number and the mass of their peaks."""
-    ids = tl.arange(0, padded_tiles * BLOCKS_PER_TILE)
-    threshold = _threshold(peaks, top, tl.minimum(filters.top_k, _HEAD))
+    """Write the blocks that can hold the highest tokens, top-k of them or `SHORTLIST`.
+
+    Returns their threshold, their number and the mass of their peaks.
+    """
+    ids = tl.arange(0, padded_tiles * _BLOCKS_PER_TILE)
+    threshold = _threshold(peaks, top, tl.minimum(filters.top_k, _SHORTLIST))
     selected = (peaks >= threshold) & (peaks > float("-inf"))
     selected = selected & (peaks.to(tl.float64) >= filters.floor)
     slot = tl.cumsum(selected.to(tl.int32), 0) - 1
@@ -129,22 +139,25 @@ def _select(scratch, i, peaks, top, filters, padded_tiles: tl.constexpr):
 
 @jit
 def _prospects(source, filters, threshold):
-    """Whether the candidates are all that top-k and min-p leave, and whether a lone top-p may end
-    among them."""
-    closed = (filters.top_k <= _HEAD) | (filters.floor >= threshold.to(tl.float64))
+    """Say whether the candidates can decide a row.
+
+    Returns whether they are all that top-k and min-p leave, and whether a lone top-p may end among
+    them.
+    """
+    closed = (filters.top_k <= _SHORTLIST) | (filters.floor >= threshold.to(tl.float64))
     return closed, _is_lone_top_p(source, filters)
 
 
 @jit
 def _store_cut(cuts, scratch, i, value, last_id):
-    """Cut a row and call it decided."""
+    """Store a row's cut and mark it as decided."""
     tl.store(cuts.thresholds + i, value)
     tl.store(cuts.last_ids + i, last_id)
-    tl.store(scratch.undecided + i, 0)
+    tl.store(scratch.states + i, DECIDED)
 
 
 @jit(do_not_specialize=["elsewhere"])
-def _head_kernel(
+def _shortlist_kernel(
     source,
     stats,
     cuts,
@@ -160,16 +173,16 @@ def _head_kernel(
     maxima = tl.load(stats.maxima + at, mask=tile_ids < num_tiles, other=float("-inf"))
     masses = tl.load(stats.masses + at, mask=tile_ids < num_tiles, other=0.0)
     _store_cut(cuts, scratch, i, float("-inf"), LAST_ID)
-    row = tl.load(source.rows + i).to(tl.int64)
+    row = sampling_row(source, i)
     top = tl.max(maxima, 0)
     broken = tl.max((masses != masses).to(tl.int32), 0) != 0
     broken = broken | (top == float("-inf")) | (top == float("inf"))
-    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    flags = load_flags(source, row)
     if broken | ((flags & FILTERED) == 0) | ((flags & elsewhere) != 0):
         return  # a bad row keeps the masses that say so
     filters = _load_filters(source, row, top)
     peaks = _load_peaks(stats, i, num_tiles, padded_tiles)
-    tl.store(scratch.undecided + i, 1)
+    tl.store(scratch.states + i, FIRST)
     weights = masses * tl.exp((maxima - top).to(tl.float64) / filters.temperature)
     all_mass = tl.sum(weights, 0)
     if _is_hopeless(source, filters, peaks, top, all_mass):
@@ -197,10 +210,10 @@ def _head_kernel(
     store_masses(stats, i, found, count, cut, filters.temperature, num_tiles)
 
 
-def head(
+def shortlist(
     source: Source, stats: TileStats, *, edited: bool, elsewhere: int = 0, num_warps: int = 4
-) -> tuple[Cuts, Scratch]:
-    """Cut the rows that few candidates decide.
+) -> tuple[Cut, Scratch]:
+    """Cut the rows that few candidates decide; the first stage of the filters.
 
     Args:
         source, stats: as `tile_pass` took and gave them, with peaks.
@@ -209,8 +222,8 @@ def head(
         num_warps: of no consequence for the result.
 
     Returns:
-        The cuts, neutral for rows without filters, and the scratch, whose `undecided` marks the
-        rows left over. `stats.masses` of decided rows become those of what is kept.
+        The cuts, neutral for rows without filters, and the scratch, whose `states` mark the rows
+        left over. `stats.masses` of decided rows become those of what is kept.
     """
     num_rows, num_tiles = stats.maxima.shape
     device = stats.maxima.device
@@ -218,21 +231,21 @@ def head(
     def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    cuts = Cuts(buffer(num_rows, dtype=torch.float32), buffer(num_rows))
+    cuts = Cut(buffer(num_rows, dtype=torch.float32), buffer(num_rows))
     scratch = Scratch(
         buffer(num_rows),
         buffer(num_rows, MAX_BLOCKS),
         buffer(num_rows, MAX_CANDIDATES),
         buffer(num_rows, MAX_CANDIDATES),
     )
-    _head_kernel[(num_rows,)](
+    _shortlist_kernel[(num_rows,)](
         source,
         stats,
         cuts,
         scratch,
         num_tiles,
         elsewhere,
-        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        padded_tiles=padded_lanes(num_tiles),
         edited=edited,
         num_warps=num_warps,
         enable_fp_fusion=False,

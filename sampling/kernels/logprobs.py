@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Logprobs in Triton, from what the race's tile pass has left: `sampling.paths.logprobs` says what.
+"""Logprobs in Triton, from the statistics of the tile pass; `sampling.paths.logprobs` defines them.
 
 A row's top tokens lie in the k tiles with the highest maxima, and there in the k chunks with the
 highest maxima (equals: the lower number first). Only those k tiles are read for the top list,
@@ -18,13 +18,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sampling.batch import LogprobsOutput
 from sampling.kernels.logits import TILE, Source
 from sampling.kernels.order import order, rank_key, value_of
-from sampling.kernels.race import Cuts
 from sampling.kernels.report import flags_of, is_wanted, reported_values, scaled, tile_maxima
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import TILE as TILE_WIDTH
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
+from sampling.race import Cut
 from sampling.triton_support import constexpr, jit, tl, triton
 
 MAX_TOP = 128  # longer top lists are left to `sampling.paths.logprobs`
@@ -38,7 +39,7 @@ _NOTHING = constexpr(-(2**63))
 
 
 class _Work(NamedTuple):
-    """Inputs beside the source, outputs, and what the kernels pass on to each other."""
+    """The kernels' inputs beside the source, their output, and what they pass on to each other."""
 
     maxima: Tensor  # float32 [n, tiles], of the processed logits
     raw_maxima: Tensor  # float32 [n, tiles]
@@ -47,11 +48,7 @@ class _Work(NamedTuple):
     offsets: Tensor  # float64 [n]
     token_ids: Tensor  # int32 or int64 [n]
     given_ids: Tensor  # int32 or int64 [n, J], any row stride
-    chosen: Tensor  # float32 [n]
-    ranks: Tensor  # int32 [n]
-    top_ids: Tensor  # int32 [n, k]
-    top_logprobs: Tensor  # float32 [n, k]
-    explicit: Tensor  # float32 [n, J]
+    out: LogprobsOutput
     threshold: Tensor  # float32 [n], the chosen token's value before scaling; inf: no report
     slots: Tensor  # int32 [n, tiles], which of the k chosen tiles it is; k if none
     chunk_maxima: Tensor  # float32 [n, k, TILE / CHUNK]
@@ -59,12 +56,13 @@ class _Work(NamedTuple):
 
 @jit
 def _key_id(key):
+    """The id that a `rank_key` holds, int32."""
     return ((key & 0x7FFFFFFF) ^ 0x7FFFFFFF).to(tl.int32)  # LAST_ID - the low half
 
 
 @jit
 def _first(values, ids, some, k, size: tl.constexpr, padded_k: tl.constexpr):
-    """Keys of the first k of `size` values with different ids, best first, int64 [padded_k]."""
+    """Select the first k of `size` values of different ids: keys, best first, int64 [padded_k]."""
     keys = tl.reshape(tl.where(some, rank_key(order(values), ids), _NOTHING), (size,))
     lanes = tl.arange(0, padded_k)
     found = tl.full((padded_k,), _NOTHING, tl.int64)
@@ -87,7 +85,7 @@ def _given_kernel(
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
 ):
-    """The values of ids given from outside, and which tiles the top list needs."""
+    """Report the chosen and the explicit ids of a row; choose the tiles that its top list needs."""
     i = tl.program_id(0).to(tl.int64)
     flags, num_tiles = flags_of(source, i), tl.cdiv(source.vocab_size, TILE)
     lane = tl.arange(0, lanes)  # the chosen token, then the explicit ids
@@ -98,9 +96,9 @@ def _given_kernel(
     values = reported_values(source, i, ids, inside, flags, 0, num_tiles, edited)
     values = tl.where(inside, values, float("-inf"))
     reported = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
-    tl.store(work.chosen + i + lane, reported, mask=lane == 0)
-    tl.store(work.explicit + i * num_given + lane - 1, reported, mask=is_given)
-    tl.store(work.ranks + i, 1)
+    tl.store(work.out.chosen + i + lane, reported, mask=lane == 0)
+    tl.store(work.out.explicit + i * num_given + lane - 1, reported, mask=is_given)
+    tl.store(work.out.ranks + i, 1)
     wanted = is_wanted(work, i, flags)
     chosen = tl.max(tl.where(lane == 0, values, float("-inf")), 0)
     tl.store(work.threshold + i, tl.where(wanted, chosen, float("inf")))
@@ -119,7 +117,7 @@ def _given_kernel(
 
 @jit(do_not_specialize=["k"])
 def _tile_kernel(source, work, k, edited: tl.constexpr):
-    """One tile: how many of its tokens come before the chosen one, and its chunks' maxima."""
+    """Count a tile's tokens that come before the chosen one; store the maxima of its chunks."""
     num_tiles = tl.cdiv(source.vocab_size, TILE)
     i, tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
     flags, at = flags_of(source, i), i * num_tiles + tile
@@ -132,7 +130,7 @@ def _tile_kernel(source, work, k, edited: tl.constexpr):
         if reaches:
             chosen = tl.load(work.token_ids + i)
             before = (values > threshold) | ((values == threshold) & (ids < chosen))
-            tl.atomic_add(work.ranks + i, tl.sum(before.to(tl.int32), 0))
+            tl.atomic_add(work.out.ranks + i, tl.sum(before.to(tl.int32), 0))
         if slot < k:
             maxima = tl.max(tl.reshape(values, (_CHUNKS, _CHUNK)), 1)
             chunks = (i * k + slot) * _CHUNKS + tl.arange(0, _CHUNKS)
@@ -149,7 +147,7 @@ def _top_kernel(
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
 ):
-    """The top list, from the chunks of the chosen tiles."""
+    """Find a row's top list in the chunks of the chosen tiles."""
     i = tl.program_id(0).to(tl.int64)
     flags = flags_of(source, i)
     if is_wanted(work, i, flags):
@@ -180,27 +178,27 @@ def _top_kernel(
         ids, values = _key_id(top), value_of((top >> 32).to(tl.int32))
         values = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
         lane = tl.arange(0, padded_k)
-        tl.store(work.top_ids + i * k + lane, ids, mask=lane < k)
-        tl.store(work.top_logprobs + i * k + lane, values, mask=lane < k)
+        tl.store(work.out.top_ids + i * k + lane, ids, mask=lane < k)
+        tl.store(work.out.top_logprobs + i * k + lane, values, mask=lane < k)
 
 
 def gather_logprobs(
     source: Source,
     stats: TileStats,
-    cuts: Cuts | None,
+    cuts: Cut | None,
     offsets: Tensor,
     token_ids: Tensor,
     *,
     num_top: int,
     explicit_ids: Tensor | None,
     edited: bool,
-) -> tuple[Tensor, ...]:
-    """The fields of `LogprobsOutput`, for the rows whose flags ask for logprobs.
+) -> LogprobsOutput:
+    """The logprobs of the rows whose flags ask for them; the other rows' are undefined.
 
     Args:
         source, stats, cuts: as the race's kernels took and gave them, `stats` with raw maxima;
             the drawn tokens must not be counted by penalties yet.
-        offsets: float64 [n], see `race_kernels.store_offset`.
+        offsets: float64 [n], see `race.store_offset`.
         token_ids: int32 or int64 [n], the chosen tokens; rows of -1 are left out.
         num_top: at most `MAX_TOP`.
         explicit_ids: int32 or int64 [n, J].
@@ -208,7 +206,7 @@ def gather_logprobs(
     """
     k = min(num_top, source.vocab_size)
     work = _work(stats, cuts, offsets, token_ids, explicit_ids, k)
-    n, num_tiles, num_given = *stats.maxima.shape, work.explicit.shape[1]
+    n, num_tiles, num_given = *stats.maxima.shape, work.out.explicit.shape[1]
     filtered = int(cuts is not None)
     # Lengths are rounded up here, so that few kernels serve all of them.
     lanes = max(GIVEN_LANES, triton.next_power_of_2(num_given + 1))
@@ -230,17 +228,18 @@ def gather_logprobs(
     if k:
         warps = 2 if padded_k <= 32 else 4
         _top_kernel[(n,)](source, work, k, filtered, padded_k=padded_k, num_warps=warps, **report)
-    return work.chosen, work.ranks, work.top_ids, work.top_logprobs, work.explicit
+    return work.out
 
 
 def _work(
     stats: TileStats,
-    cuts: Cuts | None,
+    cuts: Cut | None,
     offsets: Tensor,
     token_ids: Tensor,
     explicit_ids: Tensor | None,
     k: int,
 ) -> _Work:
+    """Buffers for `gather_logprobs`; where nothing is cut, its columns may be any tensor."""
     n, num_tiles = stats.maxima.shape
 
     def buffer(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -255,11 +254,13 @@ def _work(
         offsets=offsets,
         token_ids=token_ids,
         given_ids=given_ids,
-        chosen=buffer(torch.float32),
-        ranks=buffer(torch.int32),
-        top_ids=buffer(torch.int32, k),
-        top_logprobs=buffer(torch.float32, k),
-        explicit=buffer(torch.float32, given_ids.shape[1]),
+        out=LogprobsOutput(
+            chosen=buffer(torch.float32),
+            ranks=buffer(torch.int32),
+            top_ids=buffer(torch.int32, k),
+            top_logprobs=buffer(torch.float32, k),
+            explicit=buffer(torch.float32, given_ids.shape[1]),
+        ),
         threshold=buffer(torch.float32),
         slots=buffer(torch.int32, num_tiles),
         chunk_maxima=buffer(torch.float32, k, TILE_WIDTH // CHUNK),

@@ -1,19 +1,20 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Counting drawn tokens for the penalties on CUDA."""
+"""The kernel that counts drawn tokens for the penalties."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from sampling.kernels.logits import COUNT_SHIFT, FLAGS, NUM_INTS, PENALIZED, Source
+from sampling.kernels.logits import COUNT_SHIFT, PENALIZED, Source
+from sampling.kernels.row_params import load_flags, sampling_row
 from sampling.triton_support import jit, tl
 
 
 @jit
 def _count_tokens_kernel(source, token_ids_ptr, bad_ptr):
     i = tl.program_id(0)
-    row = tl.load(source.rows + i).to(tl.int64)
-    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    row = sampling_row(source, i)
+    flags = load_flags(source, row)
     counted = ((flags & PENALIZED) != 0) & (tl.load(bad_ptr + i) == 0)
     unit = tl.full((), 1, tl.int32) << COUNT_SHIFT
     word = source.counts + row * source.vocab_size + tl.load(token_ids_ptr + i)

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The two-level race in Triton: the pick of a tile and of a token in it, a program a row.
+"""The two-level race in Triton: each program picks a row's tile, then the token in it.
 
-See `sampling.race` for why two levels are exact and how far a tile's float32 mass may be off.
+`sampling.race` says why two levels are exact and derives the error of a tile's float32 mass.
 """
 
 from __future__ import annotations
@@ -11,37 +11,29 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sampling import noise, rows
-from sampling.kernels.logits import (
-    FLAGS,
-    NUM_FLOATS,
-    NUM_INTS,
-    TILE,
-    Source,
-    load_raw,
-    processed,
+from sampling import noise
+from sampling.kernels.logits import TILE, Source, load_raw, processed
+from sampling.kernels.order import is_kept
+from sampling.kernels.row_params import (
+    NORMALIZED,
+    PROCESSED,
+    RANDOM,
+    load_flags,
+    load_temperature,
+    noise_key,
+    sampling_row,
 )
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import Purpose, exponential_range, stream
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.race import Cut
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 _TILE_STREAM = constexpr(stream(Purpose.TARGET, noise.LEVEL_TILE))
 _TOKEN_STREAM = constexpr(stream(Purpose.TARGET, noise.LEVEL_TOKEN))
-_SEED, _CHOICE = constexpr(rows.SEED), constexpr(rows.CHOICE)
-_TEMPERATURE = constexpr(rows.TEMPERATURE)
-_RANDOM, _PROCESSED = constexpr(rows.RANDOM), constexpr(rows.PROCESSED)
-_NORMALIZED = constexpr(rows.NORMALIZED)
-
-
-class Cuts(NamedTuple):
-    """Where each row is cut: kept are higher logits, and equal ones up to that id."""
-
-    thresholds: Tensor  # float32 [n]
-    last_ids: Tensor  # int32 [n]
 
 
 class Picked(NamedTuple):
-    """What the pick leaves."""
+    """The tokens that `pick` drew."""
 
     token_ids: Tensor  # int32 [n], 0 where bad
     bad: Tensor  # bool [n]
@@ -49,7 +41,7 @@ class Picked(NamedTuple):
 
 
 class RowTiles(NamedTuple):
-    """What the tile pass has left of a logit row; values within the kernels."""
+    """The statistics of one logit row's tiles; values within the kernels."""
 
     maxima: Any  # [padded_tiles], -inf beyond the tiles
     masses: Any  # [padded_tiles], 0 beyond the tiles
@@ -73,7 +65,7 @@ def log_sum(maxima, masses, temperature):
 
 @jit
 def load_tiles(stats, i, num_tiles, padded_tiles: tl.constexpr):
-    """`RowTiles` of logit row i."""
+    """Load the `RowTiles` of logit row i."""
     tile_ids = tl.arange(0, padded_tiles)
     inside = tile_ids < num_tiles
     at = i * num_tiles + tile_ids
@@ -83,29 +75,6 @@ def load_tiles(stats, i, num_tiles, padded_tiles: tl.constexpr):
     top = tl.max(tl.where(broken, float("-inf"), maxima), 0)
     bad = (tl.max(broken.to(tl.int32), 0) != 0) | (top == float("-inf"))
     return RowTiles(maxima, masses, top, bad)
-
-
-@jit
-def load_temperature(source, i):
-    """Of logit row i, 1 where it is greedy."""
-    row = tl.load(source.rows + i).to(tl.int64)
-    temperature = tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE)
-    return tl.where(temperature == 0.0, 1.0, temperature)
-
-
-@jit
-def is_random(source, i):
-    row = tl.load(source.rows + i).to(tl.int64)
-    return (tl.load(source.ints + row * NUM_INTS + FLAGS) & _RANDOM) != 0
-
-
-@jit
-def noise_key(source, i):
-    """Seed, choice and the position of the token that logit row i draws."""
-    row = tl.load(source.rows + i).to(tl.int64)
-    seed = tl.load(source.ints + row * NUM_INTS + _SEED)
-    choice = tl.load(source.ints + row * NUM_INTS + _CHOICE)
-    return seed, choice, tl.load(source.positions + i)
 
 
 @jit
@@ -127,7 +96,7 @@ def draw_token(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """The target's draw at logit row i, given its `RowTiles`; any token where bad."""
+    """Draw the target's token at logit row i from its `RowTiles`; any token where bad."""
     rate = 1.0 / load_temperature(source, i)
     rate = tl.minimum(rate, 1.7976931348623157e308)  # finite, for gaps of zero
     seed, choice, position = noise_key(source, i)
@@ -146,18 +115,18 @@ def draw_token(
 
 @jit
 def store_offset(source, stats, offsets, i, tiles, num_tiles, padded_tiles: tl.constexpr):
-    """What logprobs subtract from the logits of row i: a log-sum-exp, or 0 in the logits modes."""
-    row = tl.load(source.rows + i).to(tl.int64)
-    flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+    """Store what logprobs subtract from row i's logits: a log-sum-exp, or 0 in the logits modes."""
+    row = sampling_row(source, i)
+    flags = load_flags(source, row)
     tile_ids = tl.arange(0, padded_tiles)
     inside, at = tile_ids < num_tiles, i * num_tiles + tile_ids
     raw_maxima = tl.load(stats.raw_maxima + at, mask=inside, other=float("-inf"))
     raw_masses = tl.load(stats.raw_masses + at, mask=inside, other=0.0)
     raw_top, offset = log_sum(raw_maxima, raw_masses, 1.0)
     offset += raw_top
-    if (flags & _PROCESSED) != 0:
+    if (flags & PROCESSED) != 0:
         _, offset = log_sum(tiles.maxima, tiles.masses, load_temperature(source, i))
-    offset = tl.where((flags & _NORMALIZED) != 0, offset, 0.0)
+    offset = tl.where((flags & NORMALIZED) != 0, offset, 0.0)
     tl.store(offsets + i, offset)
 
 
@@ -175,8 +144,8 @@ def _pick_kernel(
     reported: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
-    flags = tl.load(source.ints + tl.load(source.rows + i).to(tl.int64) * NUM_INTS + FLAGS)
-    random = ((flags & _RANDOM) != 0) & ((flags & elsewhere) == 0)
+    flags = load_flags(source, sampling_row(source, i))
+    random = ((flags & RANDOM) != 0) & ((flags & elsewhere) == 0)
     tiles = load_tiles(stats, i, num_tiles, padded_tiles)
     token = draw_token(source, cuts, i, tiles, random, num_tiles, padded_tiles, edited, filtered)
     tl.store(picked.token_ids + i, tl.where(tiles.bad, 0, token))
@@ -198,7 +167,7 @@ def _race(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """The winner of a tile's tokens at rate = 1 / T."""
+    """Race a tile's tokens at rate = 1 / T and return the winner."""
     token_ids = tile * TILE + tl.arange(0, TILE)
     values = load_raw(source, i, token_ids, token_ids >= 0)
     keys = exponential_range(tile * TILE, position, choice, _TOKEN_STREAM, seed, TILE // 2)
@@ -208,7 +177,7 @@ def _race(
     if filtered:
         cut = tl.load(cuts.thresholds + i)
         last = tl.load(cuts.last_ids + i)
-        kept = (values > cut) | ((values == cut) & (token_ids <= last))
+        kept = is_kept(values, token_ids, cut, last)
         keys = tl.where(kept, keys, float("inf"))
     return tl.minimum(_first(keys == tl.min(keys, 0), token_ids, 0), source.vocab_size - 1)
 
@@ -225,16 +194,10 @@ def highest_token(source, tiles, i, edited: tl.constexpr):
     return tl.minimum(_first(values == tiles.top, token_ids, 0), source.vocab_size - 1)
 
 
-def padded(num_tiles: int) -> int:
-    """Lanes of a kernel that holds one number a tile."""
-    lanes: int = max(2, triton.next_power_of_2(num_tiles))
-    return lanes
-
-
 def pick(
     source: Source,
     stats: TileStats,
-    cuts: Cuts | None,
+    cuts: Cut | None,
     *,
     edited: bool,
     reported: bool,
@@ -262,11 +225,11 @@ def pick(
     _pick_kernel[(num_rows,)](
         source,
         stats,
-        cuts or Cuts(stats.maxima, picked.token_ids),
+        cuts or Cut(stats.maxima, picked.token_ids),
         picked,
         num_tiles,
         elsewhere,
-        padded_tiles=padded(num_tiles),
+        padded_tiles=padded_lanes(num_tiles),
         edited=edited,
         filtered=cuts is not None,
         reported=reported,

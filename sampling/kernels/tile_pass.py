@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The tile pass in Triton: one read of the logits, and what it leaves of every tile.
+"""The tile pass in Triton: one read of the logits that leaves the maximum and mass of every tile.
 
-See `sampling.race` for what the masses are for and how far off they may be.
+`sampling.race` says what the masses are for and derives their error.
 """
 
 from __future__ import annotations
@@ -11,29 +11,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling import noise, rows
-from sampling.kernels.logits import (
-    FLAGS,
+from sampling import noise
+from sampling.kernels.logits import TILE, Source, load_raw, processed_as
+from sampling.kernels.row_params import (
     NUM_FLOATS,
-    NUM_INTS,
-    TILE,
-    Source,
-    load_raw,
-    processed_as,
+    TEMPERATURE,
+    load_flags,
+    positive,
+    sampling_row,
 )
 from sampling.race import MAX_SCALE, MIN_SCALE
 from sampling.triton_support import constexpr, jit, tl, triton
 
 MANY_TILES = 8192  # several for each warp that a large GPU has running
 PEAK = 128  # consecutive ids that share one entry of `TileStats.peaks`
+LOG2_E = constexpr(1.4426950408889634)
 
 _PEAK, _PEAKS = constexpr(PEAK), constexpr(noise.TILE // PEAK)
 _MAX_SCALE, _MIN_SCALE = constexpr(MAX_SCALE), constexpr(MIN_SCALE)
-_TEMPERATURE = constexpr(rows.TEMPERATURE)
 
 
 class TileStats(NamedTuple):
-    """What the tile pass leaves, float32; the last three only where something reads them."""
+    """The statistics of every tile, float32; the last three only where something reads them."""
 
     maxima: Tensor  # [n, tiles], of the processed logits
     masses: Tensor  # [n, tiles], sum of exp((logit - maximum) / T), NaN if the tile is bad
@@ -45,8 +44,8 @@ class TileStats(NamedTuple):
 @jit
 def scale_of(temperature):
     """log2(e) / T in float32, kept finite and above 0: a mask's gap times 0 would be NaN."""
-    inverse = tl.minimum(1.0 / tl.where(temperature == 0.0, 1.0, temperature), _MAX_SCALE)
-    scale = tl.minimum(inverse * 1.4426950408889634, _MAX_SCALE)
+    inverse = tl.minimum(1.0 / positive(temperature), _MAX_SCALE)
+    scale = tl.minimum(inverse * LOG2_E, _MAX_SCALE)
     return tl.maximum(scale, _MIN_SCALE).to(tl.float32)
 
 
@@ -68,14 +67,14 @@ def _tile_pass_kernel(
     peaked: tl.constexpr,
     reported: tl.constexpr,
 ):
-    """`steps` times `tiles` tiles of one row."""
+    """Measure `steps` times `tiles` tiles of one row."""
     programs = tl.cdiv(num_tiles, tiles * steps)  # a row
     i = (tl.program_id(0) // programs).to(tl.int64)
     first = tl.program_id(0) % programs * (tiles * steps)
-    row = tl.load(source.rows + i).to(tl.int64)
-    scale = scale_of(tl.load(source.floats + row * NUM_FLOATS + _TEMPERATURE))
+    row = sampling_row(source, i)
+    scale = scale_of(tl.load(source.floats + row * NUM_FLOATS + TEMPERATURE))
     if edited:
-        flags = tl.load(source.ints + row * NUM_INTS + FLAGS)
+        flags = load_flags(source, row)
         for tile in range(first, tl.minimum(first + tiles * steps, num_tiles), tiles):
             raw, token_ids = _load_tiles(source, i, tile, tiles)
             last = tl.minimum(tile + tiles, num_tiles)
@@ -88,7 +87,7 @@ def _tile_pass_kernel(
 
 @jit
 def _load_tiles(source, i, tile, tiles: tl.constexpr):
-    """Logits and ids of `tiles` tiles, [tiles, TILE]."""
+    """Load logits and ids of `tiles` tiles, [tiles, TILE]."""
     token_ids = (tl.arange(0, tiles) + tile)[:, None] * TILE + tl.arange(0, TILE)[None, :]
     return load_raw(source, i, token_ids, token_ids >= 0), token_ids
 
@@ -107,7 +106,7 @@ def _measure(
     peaked: tl.constexpr,
     reported: tl.constexpr,
 ):
-    """Leave the statistics of `tiles` tiles."""
+    """Store the statistics of `tiles` tiles of logit row i, from `tile` on."""
     tile += tl.arange(0, tiles)
     out = i * num_tiles + tile
     inside = tile < num_tiles
@@ -127,7 +126,7 @@ def _measure(
     if reported:
         raw_maxima = tl.max(raw, 1)
         tl.store(stats.raw_maxima + out, raw_maxima, mask=inside)
-        raw_masses = block_mass(raw, raw_maxima, 1.4426950408889634)
+        raw_masses = block_mass(raw, raw_maxima, LOG2_E)
         tl.store(stats.raw_masses + out, raw_masses, mask=inside)
 
 
@@ -141,7 +140,7 @@ def tile_pass(
     steps: int | None = None,
     num_warps: int | None = None,
 ) -> TileStats:
-    """Read every logit once.
+    """Read every logit once and return the statistics of every tile.
 
     Args:
         source: logits [n, width] and the parameters of their rows.

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""FlashInfer's top-k and top-p sampler: when it may draw a row, and the call.
+"""FlashInfer's top-k and top-p sampler: where it can run, and the rows it draws.
 
 It reads one seed for a whole batch, keeps ties beyond k and draws float32 noise, so it serves
 only rows that have no seed of their own, and none where float64 noise is promised. Of its orders
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling import rows as rows_module
 from sampling.batch import SamplingBatch
-from sampling.kernels.logits import NUM_FLOATS, TILE, Source, load_raw, processed
+from sampling.kernels.logits import TILE, Source, load_raw, processed
 from sampling.kernels.race import Picked
-from sampling.kernels.tile_pass import TileStats, scale_of
+from sampling.kernels.row_params import NUM_FLOATS, TEMPERATURE, load_log_min_p, sampling_row
+from sampling.kernels.tile_pass import LOG2_E, TileStats, scale_of
 from sampling.mirror import to_device
 from sampling.rows import FLASHINFER, TOP_K, TOP_P, SamplingRows
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.triton_support import jit, padded_lanes, tl
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +32,13 @@ Use = Literal["auto", "always", "never"]
 
 LOWEST_CAPABILITY = (8, 0)
 
-_TEMPERATURE, _LOG_MIN_P = constexpr(rows_module.TEMPERATURE), constexpr(rows_module.LOG_MIN_P)
-_LOG2_E = constexpr(1.4426950408889634)
-
 
 class UnavailableError(ValueError):
-    """FlashInfer's sampler is insisted on where it cannot draw; the message says why."""
+    """FlashInfer's sampler is required but cannot run here; the message says why."""
 
 
 def obstacle(device: torch.device) -> str | None:
-    """Why FlashInfer's sampler cannot run on a device, None if it can."""
+    """The reason why FlashInfer's sampler cannot run on a device, None if it can."""
     if device.type != "cuda":
         return "FlashInfer's sampler needs a CUDA device"
     major, minor = torch.cuda.get_device_capability(device)
@@ -53,7 +50,9 @@ def obstacle(device: torch.device) -> str | None:
 
 
 def choose(use: Use, *, use_fp64_gumbel: bool, device: torch.device) -> FlashInfer | None:
-    """FlashInfer where it may be used; whether it then is depends on the timing under "auto".
+    """Load FlashInfer's sampler where it may be used, else None.
+
+    Under "auto" the warm-up's timing decides later whether it is used.
 
     Raises:
         UnavailableError: `use` is "always" and FlashInfer cannot run on the device.
@@ -107,7 +106,7 @@ class FlashInfer:
         *,
         edited: bool,
     ) -> None:
-        """Overwrite the tokens of the batch's eligible rows, in place.
+        """Draw the batch's eligible rows again and overwrite their tokens, in place.
 
         Args:
             source, stats: as `tile_pass` took and gave them.
@@ -137,9 +136,8 @@ def _scaled_logits_kernel(
 ):
     tile, j = tl.program_id(0) % num_tiles, (tl.program_id(0) // num_tiles).to(tl.int64)
     i = tl.load(index_ptr + j)
-    row = tl.load(source.rows + i).to(tl.int64)
-    floats = source.floats + row * NUM_FLOATS
-    temperature = tl.load(floats + _TEMPERATURE)
+    row = sampling_row(source, i)
+    temperature = tl.load(source.floats + row * NUM_FLOATS + TEMPERATURE)
     tiles = tl.arange(0, padded_tiles)
     inside = tiles < num_tiles
     maxima = tl.load(stats.maxima + i * num_tiles + tiles, mask=inside, other=float("-inf"))
@@ -150,16 +148,18 @@ def _scaled_logits_kernel(
     values = load_raw(source, i, token_ids, token_ids >= 0)
     if edited:
         values = processed(values, token_ids, source, i, tile, tile + 1)
-    floor = top + temperature * tl.load(floats + _LOG_MIN_P)
+    floor = top + temperature * load_log_min_p(source, row)
     values = tl.where(values.to(tl.float64) >= floor, values, float("-inf"))
-    scaled = (values - top) * (scale_of(temperature) / _LOG2_E)
+    scaled = (values - top) * (scale_of(temperature) / LOG2_E)
     scaled = tl.where(bad | (top == float("inf")), 0.0, scaled)  # a bad row's token is not used
     mask = token_ids < source.vocab_size
     tl.store(out_ptr + j * source.vocab_size + token_ids, scaled, mask=mask)
 
 
 def scaled_logits(source: Source, stats: TileStats, index: Tensor, *, edited: bool) -> Tensor:
-    """(processed logit - row maximum) / T of some rows, -inf below min-p; 0 in bad rows.
+    """Scale the logits of some rows: (processed logit - row maximum) / T.
+
+    -inf below min-p; 0 in bad rows.
 
     Args:
         source, stats: as `tile_pass` took and gave them.
@@ -178,7 +178,7 @@ def scaled_logits(source: Source, stats: TileStats, index: Tensor, *, edited: bo
         index,
         out,
         num_tiles,
-        padded_tiles=max(2, triton.next_power_of_2(num_tiles)),
+        padded_tiles=padded_lanes(num_tiles),
         edited=edited,
         num_warps=2,
         enable_fp_fusion=False,

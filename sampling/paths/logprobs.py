@@ -1,6 +1,6 @@
-"""Logprobs: the chosen token, its rank, the top tokens and explicit ids from one source of values.
+"""Logprobs of chosen tokens, with their ranks, the top tokens and explicit ids.
 
-What is reported of token i in a row with values x is float32(x_i - offset), subtracted in
+The value reported for token i in a row with values x is float32(x_i - offset), subtracted in
 float64 and rounded once. The offset is the log-sum-exp of the row, or 0 in the logits modes.
 Every number of a row comes from that one expression, so the chosen value is bit-equal to its
 entry in the top list and in the explicit list. -inf stays -inf.
@@ -40,7 +40,7 @@ def gather_logprobs(
     num_top: int,
     explicit_ids: Tensor | None = None,
 ) -> LogprobsOutput:
-    """Values, ranks and top lists of N rows.
+    """Report the chosen tokens, their ranks, the top lists and the explicit ids of N rows.
 
     Args:
         values: float32, bfloat16 or float16 [N, width], what each row reports; any row stride.
@@ -50,8 +50,8 @@ def gather_logprobs(
         explicit_ids: int32 or int64 [N, J]; entries outside [0, width) are answered -inf.
 
     Returns:
-        K is min(num_top, width), J is 0 without explicit ids. Rows with NaN give some ids in
-        range and undefined numbers.
+        `LogprobsOutput` with K = min(num_top, width), and J = 0 without explicit ids. Rows with
+        NaN give some ids in range and undefined numbers.
     """
     values = values.float()
     chosen_ids = token_ids.long().clamp(0, values.shape[1] - 1)[:, None]
@@ -76,7 +76,7 @@ def prompt_logprobs(
     explicit_ids: Tensor | None = None,
     normalized: bool = True,
 ) -> LogprobsOutput:
-    """The same for prompt positions, each with the prompt token that follows it, unprocessed.
+    """Report the prompt token that follows each position, from unprocessed logits.
 
     Args:
         logits: [N, width], the model's at N positions.
@@ -95,13 +95,13 @@ def prompt_logprobs(
 
 
 def listed_logprobs(logits: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor]:
-    """Logprobs of listed ids, and of all other ids together.
+    """The logprobs of listed ids, and the logprob of all other ids together.
 
     The mass of the others is summed without the listed ones, not taken as a difference, so it is
     as exact where next to nothing is left.
 
     Args:
-        logits: float32 [N, vocab_size], of this function to overwrite.
+        logits: float32 [N, vocab_size]; overwritten.
         id_lists: int32 [N, J], different ids of each row; -1 pads.
 
     Returns:
@@ -117,7 +117,7 @@ def listed_logprobs(logits: Tensor, id_lists: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _offsets(logits: Tensor) -> Tensor:
-    """Log-sum-exp of rows float32 [N, vocab_size] as every path computes it, float64 [N]."""
+    """The log-sum-exp of rows float32 [N, vocab_size] as every path computes it, float64 [N]."""
     if logits.is_cuda and HAS_TRITON:
         source = _plain_source(logits, LOGPROBS | NORMALIZED)
         stats = tile_pass(source, edited=False, peaked=False, reported=True)
@@ -138,7 +138,7 @@ def prompt_kernels(
     source = _plain_source(logits, flags)
     stats = tile_pass(source, edited=False, peaked=False, reported=True)
     offsets = pick(source, stats, None, edited=False, reported=True).offsets
-    gathered = logprob_kernels.gather_logprobs(
+    return logprob_kernels.gather_logprobs(
         source,
         stats,
         None,
@@ -148,11 +148,10 @@ def prompt_kernels(
         explicit_ids=explicit_ids,
         edited=False,
     )
-    return LogprobsOutput(*gathered)
 
 
 def _plain_source(logits: Tensor, flags: int) -> Source:
-    """Greedy rows that nothing processes: they share row 0 of tables made for them."""
+    """A kernel's source for greedy rows that nothing processes; they share row 0 of new tables."""
     n, width = logits.shape
     zeros = torch.zeros(n, dtype=torch.int64, device=logits.device)
     return Source(
@@ -177,7 +176,7 @@ def _plain_source(logits: Tensor, flags: int) -> Source:
 
 
 def _reported(values: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
-    """float32, as `ids` [N, M]: float32(x - offset), -inf for ids outside the row."""
+    """The values to report for `ids` [N, M], float32(x - offset); -inf for ids outside the row."""
     last = values.shape[1] - 1
     x = values.gather(1, ids.clamp(0, last))
     x = torch.where((ids < 0) | (ids > last), -torch.inf, x)
@@ -186,13 +185,14 @@ def _reported(values: Tensor, ids: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _ranks(values: Tensor, ids: Tensor) -> Tensor:
-    """int32 [N] of the tokens `ids` [N, 1]."""
+    """The ranks of the tokens `ids` [N, 1], int32 [N]."""
     rows = max(1, _RANK_BLOCK // values.shape[1])
     blocks = [slice(first, first + rows) for first in range(0, len(values), rows)]
     return torch.cat([_block_ranks(values[block], ids[block]) for block in blocks])
 
 
 def _block_ranks(values: Tensor, ids: Tensor) -> Tensor:
+    """`_ranks` of a few rows."""
     chosen = values.gather(1, ids)
     found = torch.empty_like(values)  # comparisons vectorise into float32, not into booleans
     before = torch.gt(values, chosen, out=found).sum(1)  # exact: a row has fewer than 2^24
@@ -204,7 +204,7 @@ def _block_ranks(values: Tensor, ids: Tensor) -> Tensor:
 
 
 def _top_ids(values: Tensor, k: int) -> Tensor:
-    """int64 [N, k], best first.
+    """The ids of the first k tokens of each row, int64 [N, k], best first.
 
     The k first tokens lie in the k first chunks, chunks being ordered by their maximum, then by
     their number: a token of any other chunk comes after the maximum of each of those k.
@@ -225,13 +225,13 @@ def _top_ids(values: Tensor, k: int) -> Tensor:
 
 
 def _order_keys(values: Tensor, ids: Tensor) -> Tensor:
-    """int64: larger for a higher float32 value, then for a lower id; NaN comes first or last."""
+    """int64 keys, larger for a higher float32 value, then a lower id; NaN comes first or last."""
     bits = (values + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0: the two zeros are equal values
     ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)
     return (ordered.long() << 32) + (_LAST_ID - ids)
 
 
 def _first(keys: Tensor, k: int) -> Tensor:
-    """int64 [N, min(k, M)]: the ids of the largest of keys [N, M], largest first."""
+    """The ids of the largest of keys [N, M], largest first, int64 [N, min(k, M)]."""
     top = keys.topk(min(k, keys.shape[1]), dim=1).values
     return _LAST_ID - (top & 0xFFFFFFFF)

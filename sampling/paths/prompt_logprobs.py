@@ -2,7 +2,7 @@
 
 A prompt's token has the value it would have had if it had been drawn after the tokens before it:
 in the processed modes its row's masks, bias, repetition penalty, temperature and filters apply.
-What counts the output (presence and frequency penalties, `min_tokens`) finds none.
+Parameters that count the output (presence and frequency penalties, `min_tokens`) have no effect.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from sampling.triton_support import kernels_run_on
 
 
 class PromptReporter:
-    """Scores positions of one prompt.
+    """Computes the logprobs of one prompt's tokens.
 
     Args:
-        params: of the request.
-        mode: which values; `params` may name another mode for the output.
-        num_top: top tokens reported; a few more may come.
-        token_ids: explicit ids.
+        params: the request's parameters.
+        mode: which values to report; `params` may name another mode for the output.
+        num_top: top tokens to report; a few more may come.
+        token_ids: explicit ids to report.
+        vocab_size: number of valid token ids.
         history: int32 [max_len], the prompt's tokens on the device.
     """
 
@@ -59,7 +60,12 @@ class PromptReporter:
         )
 
     def __call__(self, logits: Tensor, position: int) -> LogprobsOutput:
-        """Logits [N, width] and the tokens at `position` .. position + N - 1, which follow them."""
+        """Report the prompt tokens at `position` .. position + N - 1.
+
+        Args:
+            logits: [N, width], from which each of them would have been drawn.
+            position: of the first of them.
+        """
         # A copy: for a slice, which may begin at any address, kernels would be compiled anew.
         targets = self._history[position : position + len(logits)].clone()
         if self._mode.startswith("processed"):
@@ -73,7 +79,7 @@ class PromptReporter:
         )
 
     def _processed(self, logits: Tensor, targets: Tensor, position: int) -> LogprobsOutput:
-        """As if each target had been drawn; penalties need a row for each position's history."""
+        """Report each target as if it had been drawn; penalties need a row for each history."""
         count, device = len(logits), logits.device
         num_rows = count if self._params.penalized else 1
         history = self._history.expand(num_rows, -1)

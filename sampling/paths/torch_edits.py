@@ -1,4 +1,4 @@
-"""Masks, bias and penalties in plain torch."""
+"""Masks, bias and penalties on the logits in plain torch, for the CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sampling.rows import (
 
 
 def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """The logits after masks, bias and penalties, float32 [n, vocab_size], a copy."""
+    """A copy of the logits after masks, bias and penalties, float32 [n, vocab_size]."""
     values = raw.clone()
     flags = rows.flags_np[batch.rows_np]
     for i in np.flatnonzero(flags & (MASKED | EDITED)):
@@ -52,10 +52,10 @@ def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
 
 
 def mask_drafts(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """The logits after the masks a draft must obey, float32 [n, vocab_size], a copy.
+    """A copy of the logits after the masks a draft must obey, float32 [n, vocab_size].
 
-    Those are allowed ids and bans, but for bans that depend on the last tokens: some of these may
-    be drafts, which are not in the history yet.
+    Those masks are the allowed ids, and the bans that do not depend on the last tokens: some of
+    the last tokens may be drafts, which are not in the history yet.
     """
     values = raw.clone()
     flags = rows.flags_np[batch.rows_np]
@@ -78,7 +78,10 @@ def _bias(values: Tensor, row: int, rows: SamplingRows) -> None:
 def _ban(
     values: Tensor, row: int, position: int, rows: SamplingRows, history: Tensor | None
 ) -> None:
-    """Mask what is banned at a position, in place; without history, not the ends of words."""
+    """Mask what is banned at a position, in place on float32 [vocab_size].
+
+    Without a history, bad words of several tokens are left out.
+    """
     num_output = position - int(rows.ints[row, PROMPT_LEN])
     edits = rows.edits.table[row, : int(rows.ints[row, NUM_EDITS])].long()
     banned = edits[:, UNTIL] > num_output

@@ -1,6 +1,6 @@
-"""The native path in plain torch, for the CPU: the same tokens as the kernels, readable.
+"""The native path in plain torch, for the CPU: it draws the same tokens as the kernels.
 
-It may look at the host's mirrors, so each stage runs on the rows that need it only.
+It may look at the host's mirrors, so each stage runs only on the rows that need it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sampling.batch import Drawn, LogprobsOutput, SamplingBatch
+from sampling.batch import LogprobsOutput, SamplerOutput, SamplingBatch
 from sampling.filters.plain import cut
 from sampling.noise import Purpose
 from sampling.paths.logprobs import gather_logprobs
@@ -37,12 +37,12 @@ Indices = npt.NDArray[np.int64]
 
 
 class Processed(NamedTuple):
-    """Logit rows on their way to a draw."""
+    """Logit rows that are ready for the draw: processed, and cut by their filters."""
 
     raw: Tensor  # float32 [n, vocab_size]
     values: Tensor  # float32 [n, vocab_size], after masks, bias and penalties
     maxima: Tensor  # float32 [n, tiles], of `values`
-    cut: Cut | None  # what the filters leave; None: all of every row
+    cut: Cut | None  # where the filters cut; None keeps all of every row
     bad: Tensor  # bool [n]
 
     def select(self, index: Tensor) -> Processed:
@@ -57,8 +57,8 @@ class Processed(NamedTuple):
 
 def draw(
     logits: Tensor, batch: SamplingBatch, rows: SamplingRows, *, reported_ids: Tensor | None = None
-) -> Drawn:
-    """Run masks, bias, penalties, temperature, filters and the race.
+) -> SamplerOutput:
+    """Draw one token a logit row: masks, bias, penalties, temperature, filters and the race.
 
     Args:
         logits: [n, width >= vocab_size], any float dtype and row stride; not written.
@@ -74,11 +74,11 @@ def draw(
         logprobs = report(processed, reported_ids, batch, rows)
     if batch.needs.penalized:
         rows.counts.add(batch.rows, token_ids, _penalized(batch, rows) & ~processed.bad)
-    return Drawn(token_ids, processed.bad, logprobs)
+    return SamplerOutput(token_ids, processed.bad, logprobs)
 
 
 def prepare(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Processed:
-    """All that comes before the temperature; arguments as for `draw`."""
+    """Process the logits and find their cuts; arguments as for `draw`."""
     raw = logits[:, : rows.vocab_size].float()
     maxima = tile_maxima(raw)
     bad = _not_finite(maxima)
@@ -92,12 +92,12 @@ def prepare(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Process
 
 
 def _not_finite(maxima: Tensor) -> Tensor:
-    """Bool [n]: the row holds NaN or +inf, or nothing but -inf."""
+    """Whether a row holds NaN or +inf, or nothing but -inf, bool [n]."""
     return ~maxima.amax(1).isfinite()  # a NaN among them is the maximum
 
 
 def _cuts(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Cut:
-    """Where each row is cut; rows without filters keep everything."""
+    """Find where each row is cut; rows without filters keep everything."""
     cuts = Cut(
         torch.full((len(values),), -torch.inf),
         torch.full((len(values),), NO_LAST, dtype=torch.int64),
@@ -118,7 +118,10 @@ def _cuts(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Cut:
 
 
 def draw_target(processed: Processed, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """int32 [n]: greedy rows by argmax, the others by the race, 0 where bad."""
+    """Draw the target's tokens: greedy rows by argmax, the others by the race.
+
+    Returns int32 [n], 0 where bad.
+    """
     flags = rows.flags_np[batch.rows_np]
     random = torch.from_numpy(np.flatnonzero(flags & RANDOM))
     if len(random) < len(flags):
@@ -139,7 +142,7 @@ def draw_target(processed: Processed, batch: SamplingBatch, rows: SamplingRows) 
 def report(
     processed: Processed, token_ids: Tensor, batch: SamplingBatch, rows: SamplingRows
 ) -> LogprobsOutput:
-    """The logprobs of the tokens, int [n], each row in its mode."""
+    """The logprobs of the tokens int32 or int64 [n], each row in its mode."""
     raw, values, _, last, _ = processed
     flags = rows.flags_np[batch.rows_np]
     reported, offsets = reported_values(raw, values, last, flags, batch, rows)
@@ -153,7 +156,7 @@ def report(
 
 
 def _penalized(batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """Bool [n]."""
+    """Whether each logit row is penalised, bool [n]."""
     return torch.from_numpy(rows.flags_np[batch.rows_np] & PENALIZED != 0)
 
 
@@ -165,7 +168,10 @@ def reported_values(
     batch: SamplingBatch,
     rows: SamplingRows,
 ) -> tuple[Tensor, Tensor]:
-    """Values to report, float32 [n, vocab_size]; what to subtract from them, float64 [n]."""
+    """The values that rows report and their offsets.
+
+    Returns float32 [n, vocab_size], and what is subtracted from it, float64 [n].
+    """
     ones = torch.ones(len(raw), dtype=torch.float64)
     offsets = log_sum_exp(tile_stats(raw, ones), ones)
     offsets[torch.from_numpy(flags & NORMALIZED == 0)] = 0.0

@@ -1,23 +1,25 @@
-"""The native path on CUDA: a few kernels, no host synchronisation, capturable in a graph."""
+"""The native path on CUDA: a few kernels that never wait for the host, so a graph can hold them."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from sampling.batch import Drawn, LogprobsOutput, SamplingBatch
+from sampling.batch import LogprobsOutput, SamplerOutput, SamplingBatch
 from sampling.filters.bracket import bracket
 from sampling.filters.cut import cut_within
 from sampling.filters.search import search
-from sampling.filters.shortlist import head
+from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import gather_logprobs
 from sampling.kernels.penalties import count_tokens
-from sampling.kernels.race import Cuts, pick
+from sampling.kernels.race import pick
 from sampling.kernels.tile_pass import TileStats, tile_pass
 from sampling.paths.flashinfer import FlashInfer
+from sampling.race import Cut
 from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
 
-TURNS = 2  # over a bracket: one decides almost every row, the next what its sample misjudged
+# Turns of bracket, scan and cut: one decides almost every row, the next what its sample misjudged.
+TURNS = 2
 
 
 def draw(
@@ -27,12 +29,13 @@ def draw(
     flashinfer: FlashInfer | None = None,
     *,
     reported_ids: Tensor | None = None,
-) -> Drawn:
-    """As `torch_path.draw`; extra memory is O(n * tiles), but for rows FlashInfer draws.
+) -> SamplerOutput:
+    """Draw one token a logit row, as `torch_path.draw` does, in O(n * tiles) of extra memory.
 
     Args:
         logits, batch, rows, reported_ids: as for `torch_path.draw`.
-        flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host.
+        flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host and
+            takes a copy of their logits.
     """
     needs, edited = batch.needs, batch.needs.edited
     elsewhere = 0 if flashinfer is None else FLASHINFER
@@ -48,13 +51,13 @@ def draw(
         logprobs = report(source, stats, cuts, picked.offsets, reported_ids, batch, rows)
     if needs.penalized:  # after logprobs, which report what the token was drawn from
         count_tokens(source, picked.token_ids, picked.bad)
-    return Drawn(picked.token_ids, picked.bad, logprobs)
+    return SamplerOutput(picked.token_ids, picked.bad, logprobs)
 
 
 def report(
     source: Source,
     stats: TileStats,
-    cuts: Cuts | None,
+    cuts: Cut | None,
     offsets: Tensor,
     token_ids: Tensor,
     batch: SamplingBatch,
@@ -62,7 +65,7 @@ def report(
 ) -> LogprobsOutput:
     """The logprobs of the tokens int32 [n], each row in its mode; offsets as `Picked.offsets`."""
     needs = batch.needs
-    reported = gather_logprobs(
+    return gather_logprobs(
         source,
         stats,
         cuts,
@@ -72,13 +75,12 @@ def report(
         explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
         edited=needs.edited,
     )
-    return LogprobsOutput(*reported)
 
 
-def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int = 0) -> Cuts:
-    """Where the filters cut; each stage does the rows the one before left undecided."""
+def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int = 0) -> Cut:
+    """Find where the filters cut; each stage does the rows that those before left undecided."""
     edited = needs.edited
-    cuts, scratch = head(source, stats, edited=edited, elsewhere=elsewhere)
+    cuts, scratch = shortlist(source, stats, edited=edited, elsewhere=elsewhere)
     brackets = None
     for turn in range(TURNS + needs.twice_filtered):
         brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=edited)

@@ -1,4 +1,4 @@
-"""What `tailrace verify` checks. Each takes the draws it judges, so tests can give it bad ones.
+"""The checks of `tailrace verify`. Each takes the draws it checks, so tests can give it bad ones.
 
 A check of counts has false-alarm odds of `ODDS`; a replay compares tokens with those that the
 noise contract determines and can raise no false alarm.
@@ -16,16 +16,16 @@ from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.selftest.paths import Call, Draws, Step
 from sampling.selftest.speculative_paths import SpeculatedDraws
-from sampling.selftest.statistics import Outcome, chi_square, poisson
+from sampling.selftest.statistics import Comparison, chi_square, poisson
 from sampling.selftest.tails import ACCEPT_GAP, ACCEPTED, CASES, REFUSED, SEED, TailCase, wins
 
 ODDS = 1e-8
 NUM_OTHERS = 100
-"""Draws replayed that no tail wins."""
+"""Number of draws that a replay adds which no tail wins."""
 
 
 class Result(NamedTuple):
-    """A line of the table."""
+    """One line of the table that `tailrace verify` prints."""
 
     check: str
     path: str
@@ -36,7 +36,7 @@ class Result(NamedTuple):
 
 
 def replay(check: str, path: str, draw: Draws, case: TailCase, purpose: Purpose) -> Result:
-    """Whether the tails win the draws they are due, with the tokens due, and no others."""
+    """Check that the tails win the draws due to them, with the tokens due, and no others."""
     positions, tokens = wins(case, purpose)
     others = torch.randint(0, case.draws, (NUM_OTHERS,))
     others = others[~torch.isin(others, positions)]
@@ -48,7 +48,7 @@ def replay(check: str, path: str, draw: Draws, case: TailCase, purpose: Purpose)
 
 
 def replay_acceptance(check: str, path: str, draw: Draws) -> Result:
-    """Whether an acceptance of probability e^-19 comes when it is due, and only then."""
+    """Check that an acceptance of probability e^-19 comes when it is due, and only then."""
     kept = draw(ACCEPT_LOGITS, torch.tensor(ACCEPTED), SEED)
     refused = draw(ACCEPT_LOGITS, torch.tensor(REFUSED), SEED)
     words = f"{int(kept.sum())} of {len(kept)}, {int(refused.sum())} wrong"
@@ -60,14 +60,14 @@ ACCEPT_LOGITS = torch.tensor([0.0, -ACCEPT_GAP])
 
 
 def tail_count(path: str, draw: Draws, case: TailCase, num_draws: int, seed: int) -> Result:
-    """How often a tail wins, with a fresh seed."""
+    """Check how often a tail wins, with a fresh seed."""
     count, size = 0, 1 << 22
     logits = case.logits()
     for first in range(0, num_draws, size):
         positions = torch.arange(first, min(first + size, num_draws))
         count += int((draw(logits, positions, seed) != 0).sum())
-    outcome = poisson(count, case.probability * num_draws, ODDS)
-    return judged(f"count: {case.name}", path, outcome)
+    comparison = poisson(count, case.probability * num_draws, ODDS)
+    return result_of(f"count: {case.name}", path, comparison)
 
 
 class Shape(NamedTuple):
@@ -78,17 +78,17 @@ class Shape(NamedTuple):
 
 
 def peaked() -> Shape:
-    """A few tokens have most of the mass, over one tile."""
+    """A shape in which a few tokens have most of the mass, over one tile."""
     return Shape("peaked", torch.randn(1024, generator=torch.Generator().manual_seed(1)) * 3)
 
 
 def shapes() -> list[Shape]:
-    """Flat, peaked, heavy-tailed and two-headed, over a part of a tile, one and several."""
+    """Shapes over a part of a tile, one and several: flat, peaked, heavy-tailed, with two peaks."""
     return [
         Shape("flat", torch.zeros(111)),
         peaked(),
         Shape("heavy tail", -1.1 * torch.arange(1.0, 5001.0).log()),
-        Shape("two heads", torch.cat((torch.tensor([5.0]), torch.zeros(2999), torch.ones(1) * 5))),
+        Shape("two peaks", torch.cat((torch.tensor([5.0]), torch.zeros(2999), torch.ones(1) * 5))),
     ]
 
 
@@ -104,7 +104,7 @@ TIED_K = SamplingParams(top_k=5, seed=0)
 
 
 def filtered_frequencies(path: str, draw: Draws, num_draws: int, seed: int) -> Result:
-    """Chi-square under `FILTERED`; whatever is filtered must never be drawn."""
+    """Chi-square under `FILTERED`; a filtered token must never be drawn."""
     logits = torch.randn(2500, generator=torch.Generator().manual_seed(2)) * 2
     return _counted(
         "frequencies: top-k, top-p, min-p",
@@ -115,7 +115,7 @@ def filtered_frequencies(path: str, draw: Draws, num_draws: int, seed: int) -> R
 
 
 def tied_frequencies(path: str, draw: Draws, num_draws: int, seed: int) -> Result:
-    """Exactly `TIED_K.top_k` tokens survive among equals, those with the lowest ids."""
+    """Chi-square under `TIED_K`: among equals exactly top-k tokens are kept, the lowest ids."""
     logits = torch.zeros(1500)
     logits[[40, 1100]] = 1.0
     tokens = draw(logits, torch.arange(num_draws), seed)
@@ -135,7 +135,7 @@ def speculated_frequencies(path: str, draw: SpeculatedDraws, num_draws: int, see
 
 
 def greedy_ties(path: str, draw: Draws) -> Result:
-    """The lowest id among the highest logits, wherever the equals lie."""
+    """Check that greedy takes the lowest id among the highest logits, wherever the equals lie."""
     wrong = 0
     ties = ([0, 1], [1023, 1024], [5, 4000], [4095, 4999], list(range(5000)))
     for ids in ties:
@@ -149,7 +149,7 @@ NUM_REQUESTS = 64
 
 
 def slot_invariance(path: str, step: Step) -> Result:
-    """Each request's token alone, among 63 others, and among them in another order and slot."""
+    """Check that a request's token is the same alone, among others, and in any order and slot."""
     calls = _requests()
     together = step(calls)
     alone = [step([call._replace(slot=0)])[0] for call in calls]
@@ -163,7 +163,7 @@ def slot_invariance(path: str, step: Step) -> Result:
 
 
 def _requests() -> list[Call]:
-    """Greedy and random, filtered and not, penalised and not."""
+    """Requests that are greedy and random, filtered and not, penalised and not."""
     generator = torch.Generator().manual_seed(4)
     return [
         Call(
@@ -183,7 +183,7 @@ def _requests() -> list[Call]:
 
 
 def _filtered(logits: Tensor, params: SamplingParams) -> Tensor:
-    """float64 [vocab_size]: probabilities after the filters, by a full sort."""
+    """The probabilities after the filters, by a full sort; float64 [vocab_size]."""
     order = torch.sort(logits, descending=True, stable=True).indices
     scaled = logits[order].double() / params.temperature
     probabilities = torch.softmax(scaled, 0)
@@ -198,16 +198,18 @@ def _filtered(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _counted(check: str, path: str, tokens: Tensor, probabilities: Tensor) -> Result:
+    """The line of a chi-square check of drawn tokens."""
     counts = torch.bincount(tokens, minlength=len(probabilities))
-    return judged(check, path, chi_square(counts, probabilities, ODDS))
+    return result_of(check, path, chi_square(counts, probabilities, ODDS))
 
 
-def judged(check: str, path: str, outcome: Outcome) -> Result:
-    passed = outcome.p_value >= ODDS and not math.isnan(outcome.p_value)
-    return Result(check, path, outcome.statistic, outcome.threshold, ODDS, passed)
+def result_of(check: str, path: str, comparison: Comparison) -> Result:
+    """The line of a statistical test, which passes where its p-value reaches `ODDS`."""
+    passed = comparison.p_value >= ODDS and not math.isnan(comparison.p_value)
+    return Result(check, path, comparison.statistic, comparison.threshold, ODDS, passed)
 
 
 def replays(path: str, draw: Draws, purpose: Purpose) -> list[Result]:
-    """Every replay recorded for a purpose."""
+    """Run every replay that is recorded for a purpose."""
     cases = [case for case in CASES if len(wins(case, purpose)[0])]
     return [replay(f"fp64 replay: {case.name}", path, draw, case, purpose) for case in cases]

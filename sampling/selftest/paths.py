@@ -1,6 +1,7 @@
 """The sampler's paths as functions of logits, positions and a seed, for `tailrace verify`.
 
-Each calls what the engine calls on that device, in batches. `speculation_paths` has the others.
+Each calls what the engine calls on that device, in batches. `selftest.speculative_paths` has those
+of speculation.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from sampling.sampler import Sampler, SamplerConfig
 
 
 class Draws(Protocol):
-    """Draws one token from softmax(logits) for each position."""
+    """A function that draws one token from softmax(logits) for each position."""
 
     def __call__(self, logits: Tensor, positions: Tensor, seed: int) -> Tensor:
-        """Token ids int64 [n], on the CPU.
+        """Draw token ids, int64 [n] on the CPU.
 
         Args:
             logits: float32 [vocab_size], on the CPU.
             positions: int64 [n], those of the noise contract.
-            seed: of the request.
+            seed: the request's.
         """
         ...
 
@@ -44,11 +45,11 @@ def sampler_draws(
     params: SamplingParams | None = None,
     rows_by_path: Counter[str] | None = None,
 ) -> Draws:
-    """The engine's sampler for one request.
+    """Draws of the engine's sampler for one request.
 
     Args:
         config, device: the sampler's.
-        params: of the request; neutral if None.
+        params: the request's; neutral if None.
         rows_by_path: counts which path drew.
     """
     params = params or SamplingParams(seed=0)
@@ -67,7 +68,7 @@ def sampler_draws(
 
 
 def race_draws(device: torch.device) -> Draws:
-    """The sampler's race alone, over tile statistics taken once: millions of draws are cheap."""
+    """Draws of the sampler's race alone, over tile statistics taken once: millions are cheap."""
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         rows = one_row(len(logits), SamplingParams(), seed, device)
@@ -89,15 +90,15 @@ class Call(NamedTuple):
 
 
 class Step(Protocol):
-    """Draws the next token of several requests, each in the slot it names."""
+    """A function that draws the next token of several requests, each in the slot it names."""
 
     def __call__(self, calls: Sequence[Call]) -> list[int]:
-        """One token a call, in their order."""
+        """Draw one token a call, in their order."""
         ...
 
 
 def sampler_step(config: SamplerConfig, device: torch.device, *, num_slots: int) -> Step:
-    """The engine's sampler for a batch of requests, the fifth token of each."""
+    """A step of the engine's sampler, which draws each request's token at position 5."""
     position = 5
 
     def step(calls: Sequence[Call]) -> list[int]:
@@ -148,7 +149,7 @@ def _race_once_cuda(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) ->
 def one_row(
     vocab_size: int, params: SamplingParams, seed: int, device: torch.device
 ) -> SamplingRows:
-    """One row that every drawn token shares, as a request verifying many positions has."""
+    """Make one sampling row that every drawn token shares, as if one request had all positions."""
     history = torch.zeros((1, 1), dtype=torch.int32, device=device)
     rows = SamplingRows(1, vocab_size, device, history=history)
     rows.add(0, params, seed=seed, choice=0, prompt_len=0, num_tokens=0)
@@ -159,7 +160,7 @@ def one_row(
 def batches_of(
     positions: Tensor, rows: SamplingRows, *, width: int | None = None
 ) -> Iterator[SamplingBatch]:
-    """Batches that fit the cache of a CPU or the memory of a GPU.
+    """Split positions into batches that fit the cache of a CPU or the memory of a GPU.
 
     Args:
         positions: int64 [n].

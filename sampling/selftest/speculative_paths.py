@@ -1,8 +1,8 @@
 """The paths of speculation as draws from softmax(logits), for `tailrace verify`.
 
-All go by what the engine calls, `drafting.draw_drafts` and `rejection.verify`. Where the recovered
-token is wanted every draft is refused (`synthetic`, at a rate of 0), one that stands beside the
-vocabulary, so that the recovered token has the distribution softmax(logits); acceptance of the
+All call what the engine calls, `drafting.draw_drafts` and `verification.verify`. To get recovered
+tokens every draft is refused (`synthetic`, at a rate of 0). The draft is an additional token behind
+the vocabulary, so that the recovered token has the distribution softmax(logits). Acceptance of the
 second of two tokens has that token's probability.
 """
 
@@ -20,9 +20,9 @@ from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.selftest.paths import Draws, batches_of, one_row, sampler_draws
-from sampling.speculative import rejection
+from sampling.speculative import verification
 from sampling.speculative.drafting import draw_drafts
-from sampling.speculative.rejection import Method
+from sampling.speculative.verification import Method
 
 DRAFT_DEPTH = 1
 """Depth at which drafts are drawn and accepted here."""
@@ -31,7 +31,7 @@ PathMaker = Callable[[SamplerConfig, torch.device], Draws]
 
 
 def draft_draws(config: SamplerConfig, device: torch.device) -> Draws:
-    """The draft's draw at `DRAFT_DEPTH`; needs no configuration, its noise is always float64."""
+    """Draws of a draft at `DRAFT_DEPTH`; needs no configuration, its noise is always float64."""
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         rows = one_row(len(logits), SamplingParams(), seed, device)
@@ -47,7 +47,7 @@ def draft_draws(config: SamplerConfig, device: torch.device) -> Draws:
 
 
 def accept_draws(config: SamplerConfig, device: torch.device) -> Draws:
-    """1 where a one-hot draft of token 1 is accepted at `DRAFT_DEPTH`, else 0; two logits."""
+    """Acceptances as draws: 1 where a one-hot draft of token 1 is accepted, of two, else 0."""
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         x = torch.ones_like(positions)
@@ -57,12 +57,12 @@ def accept_draws(config: SamplerConfig, device: torch.device) -> Draws:
 
 
 def recovered_draws(config: SamplerConfig, device: torch.device) -> Draws:
-    """The recovered token after a one-hot draft."""
+    """Draws of the recovered token after a one-hot draft."""
     return _recovered(device, has_draft_logits=False)
 
 
 def recovered_from_logits_draws(config: SamplerConfig, device: torch.device) -> Draws:
-    """The recovered token after a draft with draft logits."""
+    """Draws of the recovered token after a draft with draft logits."""
     return _recovered(device, has_draft_logits=True)
 
 
@@ -73,7 +73,7 @@ PATHS: dict[str, tuple[PathMaker, Purpose]] = {
     "recovered, one-hot draft": (recovered_draws, Purpose.RESIDUAL),
     "recovered, draft logits": (recovered_from_logits_draws, Purpose.RESIDUAL),
 }
-"""All that `--use-fp64-gumbel` promises float64 noise for, on every device."""
+"""Every path for which `--use-fp64-gumbel` promises float64 noise, on every device."""
 
 
 def _recovered(device: torch.device, *, has_draft_logits: bool) -> Draws:
@@ -98,19 +98,19 @@ def _recovered(device: torch.device, *, has_draft_logits: bool) -> Draws:
 
 
 class SpeculatedDraws(Protocol):
-    """Draws a draft, accepts it or recovers another token, for each position."""
+    """A function that drafts a token and accepts it or recovers another, for each position."""
 
     def __call__(
         self, logits: Tensor, draft_logits: Tensor, positions: Tensor, seed: int
     ) -> Tensor:
-        """Token ids int64 [n]; as `Draws`, with the draft's logits beside the target's."""
+        """Draw token ids, int64 [n]; as `Draws`, with the draft's logits beside the target's."""
         ...
 
 
 def speculated_draws(
     config: SamplerConfig, device: torch.device, *, one_hot: bool
 ) -> SpeculatedDraws:
-    """One speculated token a position, by the draft, accept and recovered paths together.
+    """Draws of one speculated token a position: drafted, then accepted or recovered.
 
     Args:
         one_hot: the drafts are the draft's highest token; else they are drawn from its logits.
@@ -135,15 +135,15 @@ def _at_depth(
     seed: int,
     device: torch.device,
 ) -> Verification:
-    """Verify the drafts `x` int64 [n] at `DRAFT_DEPTH`, after drafts that always stand.
+    """Verify the drafts `x` at `DRAFT_DEPTH`, after drafts that always stand.
 
     Args:
         logits: float32 [vocab_size], the target's.
         draft_logits: float32 [vocab_size], the draft's; None for one-hot drafts.
         x: int64 [n].
         positions: int64 [n], those of the step's first draft.
-        seed: of the request.
-        device: whose implementation.
+        seed: the request's.
+        device: where to verify.
     """
     sure = torch.full_like(logits, -torch.inf)
     sure[0] = 0.0
@@ -166,12 +166,12 @@ def _verified(
     method: Method = "standard",
     rates: Tensor | None = None,
 ) -> Verification:
-    """Verify k drafts a position, by the same logits everywhere; on the CPU.
+    """Verify k drafts a position, by the same logits everywhere; the result is on the CPU.
 
     Args:
         logits: float32 [1 + k, vocab_size]. draft_logits: float32 [k, vocab_size] or None.
         draft_ids: int64 [n, k]. positions: int64 [n], as for `_at_depth`.
-        seed, device: as for `_at_depth`. method, rates: as for `rejection.verify`.
+        seed, device: as for `_at_depth`. method, rates: as for `verification.verify`.
     """
     depths, vocab_size = logits.shape
     rows = one_row(vocab_size, SamplingParams(), seed, device)
@@ -189,7 +189,7 @@ def _verified(
             logits=slots,
         )
         parts.append(
-            rejection.verify(
+            verification.verify(
                 on_device.repeat(n, 1),
                 _spread(batch, depths, rows),
                 rows,
@@ -209,7 +209,7 @@ def _verified(
 
 
 def _spread(batch: SamplingBatch, depths: int, rows: SamplingRows) -> SamplingBatch:
-    """Logit rows of all depths in place of one a position."""
+    """Repeat each position's logit row for all depths."""
     depth = torch.arange(depths, dtype=torch.int32, device=rows.device).repeat(len(batch.rows))
     rows_np = batch.rows_np.repeat(depths)
     return SamplingBatch(

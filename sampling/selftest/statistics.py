@@ -1,4 +1,4 @@
-"""Tests of counts against probabilities, without scipy: exact functions from torch.special."""
+"""Statistical tests of counts against probabilities, without scipy: torch.special has the laws."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MIN_EXPECTED = 40.0
 its tail."""
 
 
-class Outcome(NamedTuple):
-    """A statistic and how it compares.
+class Comparison(NamedTuple):
+    """The result of a statistical test.
 
     Attributes:
         statistic: what was computed, as text.
@@ -27,18 +27,21 @@ class Outcome(NamedTuple):
     p_value: float
 
 
-def chi_square(counts: Tensor, probabilities: Tensor, odds: float) -> Outcome:
-    """Pearson's test of counts against probabilities.
+def chi_square(counts: Tensor, probabilities: Tensor, odds: float) -> Comparison:
+    """Pearson's chi-square test of counts against probabilities.
 
     Args:
         counts: integer [cells].
         probabilities: float64 [cells], summing to 1. Where one is 0 nothing may be counted.
         odds: of a false alarm, for the threshold.
+
+    Raises:
+        ValueError: the counts are too few for two pooled cells.
     """
     total = int(counts.sum())
     impossible = int(counts[probabilities == 0.0].sum())
     if impossible:
-        return Outcome(f"{impossible} of probability 0", "none", 0.0)
+        return Comparison(f"{impossible} of probability 0", "none", 0.0)
     cells, wanted = _pooled(counts.double(), probabilities.double() * total)
     freedom = len(cells) - 1
     if freedom < 1:
@@ -46,24 +49,30 @@ def chi_square(counts: Tensor, probabilities: Tensor, odds: float) -> Outcome:
     value = float(((cells - wanted) ** 2 / wanted).sum())
     limit = _root(lambda x: _chi_square_tail(x, freedom) - odds, 0.0, 100.0 * freedom + 1000.0)
     p_value = _chi_square_tail(value, freedom)
-    return Outcome(f"chi2({freedom}) = {value:.1f}", f"{limit:.1f}", p_value)
+    return Comparison(f"chi2({freedom}) = {value:.1f}", f"{limit:.1f}", p_value)
 
 
-def poisson(count: int, expected: float, odds: float) -> Outcome:
-    """Two-sided test of a count of rare events."""
+def poisson(count: int, expected: float, odds: float) -> Comparison:
+    """Two-sided test of a count of rare events against its expectation.
+
+    Args:
+        count: how many there were.
+        expected: the mean of the Poisson law.
+        odds: of a false alarm, for the threshold.
+    """
     below, above = _poisson_at_most(count, expected), _poisson_at_least(count, expected)
     low = high = int(expected)
     while low >= 0 and _poisson_at_most(low, expected) * 2 >= odds:
         low -= 1
     while _poisson_at_least(high, expected) * 2 >= odds:
         high += 1
-    return Outcome(
+    return Comparison(
         f"{count} of {expected:.1f}", f"{low + 1} to {high - 1}", min(1.0, 2 * min(below, above))
     )
 
 
 def _pooled(counts: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Neighbouring cells together until each expects `MIN_EXPECTED`."""
+    """Pool neighbouring cells until each expects `MIN_EXPECTED`."""
     group, groups, sum_expected = 0, [], 0.0
     for cell in expected.tolist():
         groups.append(group)
@@ -77,7 +86,7 @@ def _pooled(counts: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chi_square_tail(value: float, freedom: int) -> float:
-    """P(X >= value)."""
+    """P(X >= value) of the chi-square law."""
     return _gammaincc(freedom / 2, value / 2)
 
 
@@ -100,7 +109,7 @@ def _double(value: float) -> Tensor:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a decreasing function crosses 0."""
+    """Bisect for the point at which a decreasing function crosses 0."""
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) > 0 else (low, middle)

@@ -1,4 +1,4 @@
-"""Data of `sampling.selftest.tails`: which draws rare tokens win, by the noise contract alone.
+"""The draws that rare tokens win, by the noise contract alone: data of `sampling.selftest.tails`.
 
 Printed by benchmarks/tail_search.c. The accepted and refused positions have depth 1.
 """

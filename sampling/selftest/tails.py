@@ -1,10 +1,10 @@
-"""Distributions whose rare tokens float32 noise can never draw, and when they are drawn.
+"""Distributions whose rare tokens float32 noise can never draw, and the draws that they win.
 
-A float32 generator gives no exponential below 2^-24 (or 2^-31), so where one head leads by a gap
+A float32 generator gives no exponential below 2^-24 (or 2^-31), so where one token leads by a gap
 g > 16.6 (or 21.5) nothing else can win; here a tail wins with probability (tails) e^-g a draw.
 The three cases are those of the project's specification: many tails over all tiles, tails in the
-head's own tile (the race inside a tile decides) and one tail in each other tile (the race of the
-tiles decides).
+leading token's own tile (the race inside a tile decides) and one tail in each other tile (the race
+of the tiles decides).
 
 `wins` lists every draw of a fixed seed that a tail wins, as the noise contract determines it. The
 list comes from benchmarks/tail_search.c, which shares nothing with this package but the contract:
@@ -25,17 +25,17 @@ from sampling.selftest.tail_wins import ACCEPTED, REFUSED, SEED, WINS_BY_STREAM
 __all__ = ["ACCEPTED", "ACCEPT_GAP", "CASES", "REFUSED", "SEED", "TailCase", "wins"]
 
 ACCEPT_GAP = 19.0
-"""The second of two tokens lies that far below the first: its acceptance is the rare event."""
+"""How far the second of two tokens lies below the first: its acceptance is the rare event."""
 
 
 class TailCase(NamedTuple):
-    """A head and tails below it.
+    """A leading token, and tails below it.
 
     Attributes:
-        name: for the table.
-        gap: logits between head and tails.
+        name: of the case in tables.
+        gap: logits between the leading token and the tails.
         num_tails: how many tails.
-        draws: of the specification's test.
+        draws: number of draws in the specification's test.
     """
 
     name: str
@@ -45,12 +45,12 @@ class TailCase(NamedTuple):
 
     @property
     def probability(self) -> float:
-        """That a draw is won by a tail."""
+        """The probability that a tail wins a draw."""
         mass = self.num_tails * math.exp(-self.gap)
         return mass / (1.0 + mass)
 
     def logits(self) -> Tensor:
-        """float32 [vocab_size]: the head is token 0."""
+        """The logits, float32 [vocab_size]; the leading token is token 0."""
         if self is TILES:
             logits = torch.full(((self.num_tails + 1) * TILE,), -torch.inf)
             logits[::TILE] = -self.gap

@@ -1,0 +1,8 @@
+"""Speculative decoding's part of sampling: how drafts are drawn, and how they are verified.
+
+In the order to read them: `draws` (the mathematics in torch, and which noise decides what),
+`drafting` with `triton_drafting` (the drafter's draw), `verification` with `torch_verification` and
+`triton_verification` (which drafts stand, and the token behind them). The kernels of the last are
+`verdict` (the decision on each draft) and `residual` (the draw behind the last accepted one), which
+read p and q by `ratio`.
+"""

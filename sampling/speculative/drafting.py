@@ -1,14 +1,15 @@
-"""How a drafter draws: one token a row and draft step from its logits.
+"""The drafter's draw: one token a row and draft step from its logits, by one of three methods.
 
     greedy   the highest token, the lowest id among equals; the draft is one-hot
-    gumbel   x ~ q = softmax(logits / T); q's logits are kept for verification, Purpose.DRAFT
+    gumbel   x ~ q = softmax(logits / T) by noise of Purpose.DRAFT; q's logits are stored for
+             verification
     coupled  as gumbel, with the noise by which the target will draw at the same position,
              Purpose.TARGET; verification compares tokens and needs no q
 
 A row of temperature 0 takes its highest token whatever the method. The masks that always hold
 (allowed ids, min_tokens, bad words of one token) are applied before: the target will not take
-such a draft. Bias, penalties, filters and longer bad words are not. What the drafts are drawn
-from is what is kept, so verification is exact whatever the drafter's logits are, NaN included.
+such a draft. Bias, penalties, filters and longer bad words are not. Drafts are drawn from the very
+logits that are stored, so verification is exact whatever the drafter's logits are, NaN included.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def draw_drafts(
     """Draw the draft of one depth for each row; on CUDA a graph can hold it.
 
     Args:
-        logits: [n, width], the drafter's as its head gives them: float32, bfloat16 or float16,
+        logits: [n, width], the drafter's as its LM head gives them: float32, bfloat16 or float16,
             rows contiguous; left as they are. Without `columns`, width >= vocab_size.
         batch: the rows they belong to, as `VerifiedStep.sampling`: positions are those of the
             step's first draft, whatever the depth.
@@ -77,8 +78,8 @@ def _draw_on_host(
     draft_logits: Tensor | None,
     columns: Tensor | None,
 ) -> Tensor:
-    """The same in plain torch."""
-    values = _of_target_vocabulary(logits, rows.vocab_size, columns)
+    """`draw_drafts` in plain torch."""
+    values = _spread_columns(logits, rows.vocab_size, columns)
     positions = batch.positions + depth
     if batch.needs.edited:
         own = SamplingBatch(batch.rows, positions, batch.rows_np, batch.needs)
@@ -96,8 +97,8 @@ def _draw_on_host(
     return draws.draw(q, rows.noise_key(batch.rows, batch.positions), Purpose.DRAFT, depth).int()
 
 
-def _of_target_vocabulary(logits: Tensor, vocab_size: int, columns: Tensor | None) -> Tensor:
-    """float32 [n, vocab_size]."""
+def _spread_columns(logits: Tensor, vocab_size: int, columns: Tensor | None) -> Tensor:
+    """The drafter's logits in the target's vocabulary, float32 [n, vocab_size]."""
     if columns is None:
         return logits[:, :vocab_size].float()
     values = logits[:, columns.clamp(min=0).long()].float()
@@ -105,6 +106,6 @@ def _of_target_vocabulary(logits: Tensor, vocab_size: int, columns: Tensor | Non
 
 
 def _scaled(values: Tensor, temperature: Tensor) -> Tensor:
-    """Logits / T in float32: rounding here only changes what q is."""
+    """Divide logits by T in float32; rounding here only changes what q is."""
     rate = torch.where(temperature == 0.0, 1.0, temperature).reciprocal()
     return values * rate.clamp(MIN_SCALE, MAX_RATE).float()[:, None]

@@ -1,7 +1,8 @@
-"""The draws of speculative decoding, one function a path, each with a stream of noise of its own.
+"""The draws of speculative decoding in plain torch: draft, acceptance and recovered token.
 
 A drafter proposes x from q; the target accepts it or a token is recovered (Leviathan et al.
-2023, "Fast inference from transformers via speculative decoding", algorithm 1):
+2023, "Fast inference from transformers via speculative decoding", algorithm 1). Each decision has
+a stream of noise of its own:
 
     draft      x ~ q                                     Purpose.DRAFT, by (first draft, depth)
     accept     u < p(x) / q(x)                           Purpose.ACCEPT, by (first draft, depth)
@@ -15,8 +16,7 @@ All arithmetic is float64 but the sums of the distributions' own tiles (`race.ti
 a = log p_i and b = log q_i the residual's weight is exp(a) (1 - exp(b - a)) for b < a, taken as
 -exp(a) expm1(b - a): no digits cancel where p and q are close, and none are lost in the tails.
 
-These are the torch twins; `draft_kernels`, `verification_kernels` and `residual_kernels` hold the
-device's.
+The kernels of `triton_drafting`, `verdict` and `residual` do the same on CUDA.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Weigh: TypeAlias = Callable[[Tensor], Tensor]
 """Token ids int64 [n, m] to weights float64 [n, m], 0 outside the vocabulary."""
 
 MAX_RATE = 2.0**64
-"""Of a draft's 1 / T: there any gap of logits decides, and a logit times it is still finite."""
+"""Largest 1 / T of a draft: there any gap of logits decides, and a logit times it is finite."""
 BLOCK_TILES = 16
 """Tiles of a residual weighed at a time."""
 
@@ -68,7 +68,14 @@ class Distribution(NamedTuple):
         cut: Cut | None = None,
         stats: TileStats | None = None,
     ) -> Distribution:
-        """With `stats` as `race.tile_stats` gives them; None computes them."""
+        """Make the distribution of n rows.
+
+        Args:
+            logits: float32 [n, vocab_size].
+            temperature: float64 [n].
+            cut: None keeps every token.
+            stats: as `race.tile_stats` gives them; None computes them.
+        """
         scale = _positive(temperature)
         maxima, masses = stats or tile_stats(logits, scale, cut)
         highest = maxima.amax(1, keepdim=True).double()
@@ -84,7 +91,10 @@ class Distribution(NamedTuple):
         return Distribution(logits[index], temperature[index], cut, *(x[index] for x in rest))
 
     def log_probs(self, token_ids: Tensor) -> Tensor:
-        """float64, as `token_ids` int64 [n, m]; -inf outside the vocabulary, the mask, the cut."""
+        """The log-probabilities of `token_ids` int64 [n, m], float64.
+
+        They are -inf outside the vocabulary, the mask and the cut.
+        """
         x = self.logits.gather(1, token_ids.clamp(max=self.logits.shape[1] - 1))
         kept = token_ids < self.logits.shape[1]
         if self.cut is not None:
@@ -93,21 +103,21 @@ class Distribution(NamedTuple):
         return (scaled - self.log_mass).masked_fill(~kept, -torch.inf)
 
     def greedy(self) -> Tensor:
-        """int64 [n], the lowest id among the highest logits."""
+        """The lowest id among the highest logits, int64 [n]."""
         return greedy(self.logits, self.maxima)
 
 
 def draft_distribution(logits: Tensor) -> Distribution:
-    """q of draft logits float32 [n, vocab_size], stored after temperature and masks."""
+    """The draft's q from its logits float32 [n, vocab_size], stored after temperature and masks."""
     return Distribution.of(logits, logits.new_ones(len(logits), dtype=torch.float64))
 
 
 def draw(distribution: Distribution, key: NoiseKey, purpose: Purpose, depth: int = 0) -> Tensor:
-    """One token a row, int64 [n], in range; the highest where the temperature is 0.
+    """Draw one token a row, int64 [n], in range; the highest where the temperature is 0.
 
     Args:
         distribution: q, or whatever else is to be drawn from.
-        key: positions as the purpose has them.
+        key: whose noise; its positions are those of the purpose, see `sampling.noise`.
         purpose: which stream of noise.
         depth: how many drafts of the step precede this one, for `Purpose.DRAFT`.
     """
@@ -121,7 +131,10 @@ def draw(distribution: Distribution, key: NoiseKey, purpose: Purpose, depth: int
 
 
 def acceptance_uniforms(key: NoiseKey, depth: int) -> Tensor:
-    """float64 [n] in (0, 1); `key` positions are those of the step's first draft."""
+    """The uniforms that decide acceptance, float64 [n] in (0, 1).
+
+    The positions of `key` are those of the step's first draft.
+    """
     return uniforms(key, 0, 1, stream(Purpose.ACCEPT, depth=depth))[:, 0]
 
 
@@ -132,7 +145,7 @@ def accept(
     key: NoiseKey,
     depth: int,
 ) -> Tensor:
-    """Whether each draft is kept, bool [n].
+    """Decide whether each draft is accepted, bool [n].
 
     Args:
         draft_ids: int64 [n], x.
@@ -152,7 +165,7 @@ def accept(
 def recovered_draw(
     draft_ids: Tensor, target: Distribution, draft: Distribution | None, key: NoiseKey
 ) -> Tensor:
-    """The token in place of a refused draft, int64 [n].
+    """Draw the token in place of each refused draft, int64 [n].
 
     Args:
         draft_ids, target, draft: as for `accept`.
@@ -180,19 +193,19 @@ def recovered_draw(
 
 
 def _one_hot_residual(target: Distribution, draft_ids: Tensor, token_ids: Tensor) -> Tensor:
-    """p of `token_ids` int64 [n, m] without that of `draft_ids` [n, 1], float64."""
+    """The weights p of `token_ids` int64 [n, m], 0 for `draft_ids` [n, 1]; float64."""
     return target.log_probs(token_ids).exp().masked_fill(token_ids == draft_ids, 0.0)
 
 
 def _residual(target: Distribution, draft: Distribution, token_ids: Tensor) -> Tensor:
-    """max(p - q, 0) of `token_ids` int64 [n, m], float64."""
+    """The weights max(p - q, 0) of `token_ids` int64 [n, m], float64."""
     log_p = target.log_probs(token_ids)
     gap = draft.log_probs(token_ids) - log_p  # NaN, so not below 0, where both are -inf
     return torch.where(gap < 0.0, -log_p.exp() * gap.expm1(), 0.0)
 
 
 def _tile_masses(weigh: Weigh, n: int, vocab_size: int) -> Tensor:
-    """float64 [n, tiles]: sums of weights, a few tiles at a time."""
+    """Sum the weights of each tile, float64 [n, tiles], a few tiles at a time."""
     masses = []
     for first in range(0, vocab_size, BLOCK_TILES * TILE):
         token_ids = torch.arange(first, min(first + BLOCK_TILES * TILE, vocab_size))
@@ -204,7 +217,7 @@ def _tile_masses(weigh: Weigh, n: int, vocab_size: int) -> Tensor:
 def _two_level(
     masses: Tensor, weigh: Weigh, vocab_size: int, key: NoiseKey, purpose: Purpose, depth: int
 ) -> Tensor:
-    """The race of `sampling.race` over any weights, int64 [n].
+    """Race over any weights in two levels, as `sampling.race` does; int64 [n].
 
     Args:
         masses: float64 [n, tiles], the tiles' total weights up to a factor a row.
@@ -219,5 +232,5 @@ def _two_level(
 
 
 def _positive(temperature: Tensor) -> Tensor:
-    """1 in place of 0, where the result is not used."""
+    """The temperature with 1 in place of 0, where the result is not used."""
     return torch.where(temperature > 0.0, temperature, 1.0)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The target p and the draft q of tokens, in Triton.
+"""Device functions for the target's p and the draft's q of tokens, and their ratio.
 
 No softmax of either is written anywhere: kernels work on log p_x = (x - max) / T - log mass and on
 log q_x likewise, in float64, and on 1 - q / p without cancellation.
@@ -8,6 +8,8 @@ log q_x likewise, in float64, and on 1 - q / p without cancellation.
 from __future__ import annotations
 
 from sampling.kernels.logits import load_raw, processed
+from sampling.kernels.order import is_kept
+from sampling.kernels.row_params import sampling_row
 from sampling.triton_support import jit, tl
 
 
@@ -22,20 +24,20 @@ def target_logits(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """Processed logits, -inf beyond the cut, float64."""
+    """Load the target's processed logits, float64; -inf beyond the cut."""
     values = load_raw(source, i, token_ids, token_ids >= 0)
     if edited:
         values = processed(values, token_ids, source, i, first_tile, last_tile)
     if filtered:
         cut, last = tl.load(cuts.thresholds + i), tl.load(cuts.last_ids + i)
-        kept = (values > cut) | ((values == cut) & (token_ids <= last))
+        kept = is_kept(values, token_ids, cut, last)
         values = tl.where(kept, values, float("-inf"))
     return values.to(tl.float64)
 
 
 @jit
 def draft_logits(source, logits, slot, token_ids):
-    """float64; `slot` counts sampling rows times draft steps."""
+    """Load the draft's logits, float64, -inf outside the vocabulary; see `draft_slot`."""
     inside = (token_ids >= 0) & (token_ids < source.vocab_size)
     at = logits + slot * source.vocab_size + token_ids
     return tl.load(at, mask=inside, other=float("-inf")).to(tl.float64)
@@ -43,13 +45,17 @@ def draft_logits(source, logits, slot, token_ids):
 
 @jit
 def draft_slot(source, i, k, depth):
-    """Where the draft logits of a depth lie, for the sampling row of logit row i."""
-    return tl.load(source.rows + i).to(tl.int64) * k + depth
+    """The index of a depth's draft logits for the sampling row of logit row i, of k a row."""
+    return sampling_row(source, i) * k + depth
 
 
 @jit
 def minus_expm1(d):
-    """1 - exp(d) of float64 d < 0, to 2^-50; as `noise.exponential` (Goldberg 1991)."""
+    """1 - exp(d) of float64 d < 0, to a relative error of 2^-50.
+
+    It divides out the error of exp, as `noise.exponential` does of its logarithm (Goldberg 1991,
+    theorem 4).
+    """
     w = tl.exp(d)
     ratio = (1.0 - w) / tl.where(w == 1.0, 1.0, tl.log(w))
     return tl.where(w == 1.0, -d, tl.where(w == 0.0, 1.0, ratio * d))
@@ -57,7 +63,7 @@ def minus_expm1(d):
 
 @jit
 def minus_expm1_f32(d):
-    """The same of float32 d, to 2^-22: Taylor's series above -1/2."""
+    """1 - exp(d) of float32 d < 0, to a relative error of 2^-22: Taylor's series above -1/2."""
     series = 1.0 + d * (1.0 / 8)
     series = 1.0 + d * (1.0 / 7) * series
     series = 1.0 + d * (1.0 / 6) * series
@@ -70,7 +76,13 @@ def minus_expm1_f32(d):
 
 @jit
 def log_ratio(values, drafts, scalars, inverse):
-    """log p and log q - log p, float64; 0 for the latter where p is 0."""
+    """log p and log q - log p, float64; the latter is 0 where p is 0.
+
+    Args:
+        values, drafts: `target_logits` and `draft_logits` of the same tokens.
+        scalars: pointer to the four numbers of `Verdicts.scalars`.
+        inverse: 1 / T of the target.
+    """
     log_p = (values - tl.load(scalars)) * inverse - tl.load(scalars + 1)
     log_q = (drafts - tl.load(scalars + 2)) - tl.load(scalars + 3)
     return log_p, tl.where(values > float("-inf"), log_q - log_p, 0.0)

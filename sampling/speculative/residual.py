@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The token behind a row's last accepted draft, in Triton: a program a row.
+"""The draw of the token behind each row's last accepted draft, in Triton: a program a row.
 
-Where a draft was refused it is a race over max(p - q, 0), or over p without a one-hot draft;
-elsewhere it is the target's own draw.
+Where a draft was refused the draw is a race over the residual max(p - q, 0), or over p without a
+one-hot draft; elsewhere it is the target's own draw.
 
 A residual's tile masses are float32 sums of exp(a) (1 - exp(d)), a = log p, d = log q - log p,
 with d in float64, so that nothing cancels; their relative error is that of the race's masses.
@@ -20,18 +20,11 @@ import torch
 from torch import Tensor
 
 from sampling.kernels.logits import TILE, Source
-from sampling.kernels.race import (
-    Cuts,
-    draw_token,
-    is_random,
-    load_temperature,
-    load_tiles,
-    noise_key,
-    padded,
-    winner,
-)
+from sampling.kernels.race import draw_token, load_tiles, winner
+from sampling.kernels.row_params import is_random, load_temperature, noise_key
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
+from sampling.race import Cut
 from sampling.speculative.ratio import (
     draft_logits,
     draft_slot,
@@ -46,10 +39,10 @@ from sampling.speculative.verdict import (
     DRAW,
     RECOVER,
     STOP,
-    DraftStats,
+    DraftTiles,
     Verdicts,
 )
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 _RESIDUAL_TILE = constexpr(stream(Purpose.RESIDUAL, LEVEL_TILE))
 _RESIDUAL_TOKEN = constexpr(stream(Purpose.RESIDUAL, LEVEL_TOKEN))
@@ -57,7 +50,7 @@ _RESIDUAL_TOKEN = constexpr(stream(Purpose.RESIDUAL, LEVEL_TOKEN))
 
 @jit
 def _last_verdict(work, r, lanes: tl.constexpr):
-    """How many drafts stand, and the verdict behind them."""
+    """The number of drafts that stand, and the verdict at the depth behind them."""
     lane = tl.arange(0, lanes)
     at = work.verdicts + r * (work.k + 1) + lane
     verdicts = tl.load(at, mask=lane <= work.k, other=STOP)
@@ -77,7 +70,7 @@ def _residual_kernel(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """The mass of max(p - q, 0) in one tile, where a token must be recovered."""
+    """Measure max(p - q, 0) in one tile of a row whose token must be recovered."""
     tile, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
     depth, verdict = _last_verdict(work, r, lanes)
     if verdict == RECOVER:
@@ -100,7 +93,7 @@ def _last_token_kernel(
     draft,
     work,
     masses,
-    outcome,
+    verified,
     num_tiles,
     padded_tiles: tl.constexpr,
     lanes: tl.constexpr,
@@ -124,22 +117,22 @@ def _last_token_kernel(
                 source, cuts, draft, work, masses, r, i, depth, tiles, num_tiles, padded_tiles,
                 has_draft_logits, edited, filtered,
             )  # fmt: skip
-    _store_outcome(outcome, work, r, start, depth, verdict, token, lanes)
+    _store_tokens(verified, work, r, start, depth, verdict, token, lanes)
 
 
 @jit
-def _store_outcome(outcome, work, r, start, depth, verdict, token, lanes: tl.constexpr):
-    """The drafts that stand, `depth` of them, and the token behind them if there is one."""
+def _store_tokens(verified, work, r, start, depth, verdict, token, lanes: tl.constexpr):
+    """Store the drafts that stand, `depth` of them, and the token behind them if there is one."""
     num_new = depth + ((verdict == DRAW) | (verdict == RECOVER)).to(tl.int32)
-    tl.store(outcome.num_new + r, num_new)
-    tl.store(outcome.num_accepted + r, depth)
-    tl.store(outcome.bad + r, verdict == BAD)
+    tl.store(verified.num_new + r, num_new)
+    tl.store(verified.num_accepted + r, depth)
+    tl.store(verified.bad + r, verdict == BAD)
     lane = tl.arange(0, lanes)
     drafts = tl.load(work.token_ids + r * work.k + lane, mask=lane < depth, other=0)
     tokens = tl.where(lane == depth, token, drafts.to(tl.int32))
-    tl.store(outcome.token_ids + r * (work.k + 1) + lane, tokens, mask=lane <= work.k)
+    tl.store(verified.token_ids + r * (work.k + 1) + lane, tokens, mask=lane <= work.k)
     own = lane <= tl.load(work.num_drafts + r)
-    tl.store(outcome.chosen + start + lane, tl.where(lane < num_new, tokens, -1), mask=own)
+    tl.store(verified.chosen + start + lane, tl.where(lane < num_new, tokens, -1), mask=own)
 
 
 @jit
@@ -159,7 +152,7 @@ def _recovered(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """The token in place of a refused draft of a random row."""
+    """Draw the token in place of a refused draft of a random row."""
     temperature = load_temperature(source, i)
     inverse, top = 1.0 / temperature, tiles.top.to(tl.float64)
     tile = tl.arange(0, padded_tiles)
@@ -196,8 +189,8 @@ def _recovered(
     return tl.minimum(winner(noise, weights, ids), source.vocab_size - 1)
 
 
-class Outcome(NamedTuple):
-    """The tokens that stand; R rows, n logit rows."""
+class VerifiedTokens(NamedTuple):
+    """The tokens that verification leaves, for R rows with n logit rows."""
 
     token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
     num_new: Tensor  # int32 [R]
@@ -206,20 +199,20 @@ class Outcome(NamedTuple):
     chosen: Tensor  # int32 [n], the same tokens by logit row; -1 where none stands
 
 
-def settle(
+def draw_last_tokens(
     source: Source,
     stats: TileStats,
-    cuts: Cuts | None,
+    cuts: Cut | None,
     work: Verdicts,
-    draft: DraftStats | None,
+    draft: DraftTiles | None,
     *,
     edited: bool,
-) -> Outcome:
-    """Draw one token behind the drafts that stand.
+) -> VerifiedTokens:
+    """Draw one token behind the drafts that stand in each row.
 
     Args:
-        source, stats, cuts, edited: as for `verification_kernels.judge`.
-        work, draft: what it returned.
+        source, stats, cuts, edited: as for `verdict.decide`.
+        work, draft: what `decide` returned.
     """
     (num_rows, k), num_tiles = work.token_ids.shape, stats.maxima.shape[1]
     device = stats.maxima.device
@@ -227,7 +220,7 @@ def settle(
     def buffer(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
-    outcome = Outcome(
+    verified = VerifiedTokens(
         buffer(num_rows, 1 + k),
         buffer(num_rows),
         buffer(num_rows),
@@ -235,8 +228,8 @@ def settle(
         buffer(len(source.rows)),
     )
     shared = {"edited": edited, "filtered": cuts is not None, "enable_fp_fusion": False}
-    lanes = max(2, triton.next_power_of_2(1 + k))
-    cuts = cuts or Cuts(stats.maxima, outcome.num_new)
+    lanes = padded_lanes(1 + k)
+    cuts = cuts or Cut(stats.maxima, verified.num_new)
     masses = stats.masses
     if draft is not None:
         masses = buffer(num_rows, num_tiles, dtype=torch.float32)
@@ -250,11 +243,11 @@ def settle(
         draft or stats,
         work,
         masses,
-        outcome,
+        verified,
         num_tiles,
-        padded_tiles=padded(num_tiles),
+        padded_tiles=padded_lanes(num_tiles),
         lanes=lanes,
         has_draft_logits=draft is not None,
         **shared,
     )
-    return outcome
+    return verified

@@ -1,4 +1,4 @@
-"""Verification in plain torch, for the CPU: depth by depth, the rows that got there.
+"""Verification in plain torch, for the CPU: depth by depth, on the rows that are still running.
 
 It may look at the host, so nothing is computed behind a row's last token.
 """
@@ -24,7 +24,7 @@ def verify(
     method: str,
     rates: Tensor | None,
 ) -> Verification:
-    """As `rejection.verify`."""
+    """Verify a step's drafts; arguments as for `verification.verify`."""
     num_rows, k = drafts.token_ids.shape
     token_ids = torch.zeros((num_rows, 1 + k), dtype=torch.int32)
     num_new = torch.zeros(num_rows, dtype=torch.int32)
@@ -44,7 +44,9 @@ def verify(
         num_accepted[alive] += accepted
         bad[alive] = target.bad
         if batch.needs.logprobs:
-            logprobs = _spread(report(target, tokens, part, rows), at, len(logits), logprobs)
+            reported = report(target, tokens, part, rows)
+            logprobs = logprobs or reported.zeros(len(logits))
+            logprobs.put(at, reported)
         alive = alive[accepted & (depth + 1 < drafts.room[alive])]
         if not len(alive):
             break
@@ -54,7 +56,7 @@ def verify(
 
 
 def _drafts_at(depth: int, alive: Tensor, drafts: Drafts, vocab_size: int) -> Tensor:
-    """int64 [m], the rows' drafts of a depth, -1 where there is none."""
+    """The drafts of some rows at a depth, int64 [m]; -1 where there is none."""
     if depth == drafts.token_ids.shape[1]:
         return torch.full_like(alive, -1)
     x = drafts.token_ids[alive, depth].long()
@@ -72,7 +74,7 @@ def _decide(
     method: str,
     rates: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The token int32 [m] of each row at a depth, and whether it is its draft `x` accepted."""
+    """Decide each row's token at a depth, int32 [m], and whether it is its draft `x` accepted."""
     random = torch.from_numpy(rows.flags_np[batch.rows_np] & RANDOM != 0)
     tested = (x >= 0) & (random | (method == "synthetic"))
     if method == "coupled":
@@ -120,17 +122,6 @@ def _test(
         rest = q and q.select(refused)
         tokens[refused] = draws.recovered_draw(x[refused], p.select(refused), rest, key).int()
     return tokens, accepted
-
-
-def _spread(
-    part: LogprobsOutput, at: Tensor, n: int, logprobs: LogprobsOutput | None
-) -> LogprobsOutput:
-    """Put the report of the logit rows `at` int64 [m] into that of all n."""
-    if logprobs is None:
-        logprobs = LogprobsOutput(*(column.new_zeros((n, *column.shape[1:])) for column in part))
-    for whole, column in zip(logprobs, part, strict=True):
-        whole[at] = column
-    return logprobs
 
 
 def _count(token_ids: Tensor, num_new: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:

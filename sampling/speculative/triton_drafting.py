@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""A drafter's draw in Triton: a pass over the tiles, then the winner's tokens, a program a row.
+"""The drafter's draw in Triton: a pass over the tiles, then a race of the winner's tokens.
 
-`sampling.speculative.drafting` says what it computes. q's logits are made in registers both times,
+`sampling.speculative.drafting` says what it computes. Both kernels make q's logits in registers,
 so they are written only where verification will read them.
 """
 
@@ -14,19 +14,14 @@ from torch import Tensor
 
 from sampling.batch import SamplingBatch
 from sampling.kernels.logits import TILE, Source, load_raw, masked_draft
-from sampling.kernels.race import (
-    is_random,
-    load_temperature,
-    noise_key,
-    padded,
-    winner,
-)
-from sampling.kernels.tile_pass import block_mass
+from sampling.kernels.race import winner
+from sampling.kernels.row_params import is_random, load_temperature, noise_key, sampling_row
+from sampling.kernels.tile_pass import LOG2_E, block_mass
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
 from sampling.race import MIN_SCALE
 from sampling.rows import SamplingRows
 from sampling.speculative.draws import MAX_RATE
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.triton_support import constexpr, jit, padded_lanes, tl, triton
 
 _MAX_RATE, _MIN_SCALE = constexpr(MAX_RATE), constexpr(MIN_SCALE)
 _TARGET_TILE = constexpr(stream(Purpose.TARGET, LEVEL_TILE))
@@ -37,7 +32,7 @@ _DEPTH_SHIFT = constexpr(stream(Purpose.TARGET, depth=1).bit_length() - 1)
 
 
 class _Tiles(NamedTuple):
-    """What the pass over the tiles leaves."""
+    """The statistics of q's tiles."""
 
     maxima: Tensor  # float32 [n, tiles]
     masses: Tensor  # float32 [n, tiles], at T = 1; empty where all rows are greedy
@@ -55,7 +50,7 @@ def _draft_values(
     edited: tl.constexpr,
     scaled: tl.constexpr,
 ):
-    """q's logits of some tokens, float32."""
+    """Compute q's logits of some tokens, float32."""
     if columns is not None:
         inside = token_ids < source.vocab_size
         column = tl.load(columns + token_ids, mask=inside, other=-1)
@@ -64,7 +59,7 @@ def _draft_values(
     else:
         values = load_raw(source, i, token_ids, token_ids >= 0)
     if edited:
-        row = tl.load(source.rows + i).to(tl.int64)
+        row = sampling_row(source, i)
         position = tl.load(source.positions + i) + depth
         values = masked_draft(values, token_ids, source, row, position, first_tile, last_tile)
     if scaled:
@@ -86,21 +81,21 @@ def _tiles_kernel(
     edited: tl.constexpr,
     scaled: tl.constexpr,
 ):
-    """The tile pass over q, which keeps q's logits where there are slots for them."""
+    """Measure the tiles of q, and store q's logits where there are slots for them."""
     i, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * tiles
     tile = first + tl.arange(0, tiles)
     token_ids = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
     last = tl.minimum(first + tiles, num_tiles)
     values = _draft_values(source, columns, i, depth, token_ids, first, last, edited, scaled)
     if slots is not None:
-        row = tl.load(source.rows + i).to(tl.int64)
+        row = sampling_row(source, i)
         slot = slots + (row * k + depth) * source.vocab_size
         tl.store(slot + token_ids, values, mask=token_ids < source.vocab_size)
     maxima = tl.max(values, 1)
     at, inside = i * num_tiles + tile, tile < num_tiles
     tl.store(stats.maxima + at, maxima, mask=inside)
     if scaled:
-        masses = block_mass(values, maxima, 1.4426950408889634)
+        masses = block_mass(values, maxima, LOG2_E)
         tl.store(stats.masses + at, masses, mask=inside)
 
 
@@ -147,7 +142,7 @@ def _draft_kernel(
 
 @jit
 def _stream_ids(depth, coupled: tl.constexpr):
-    """Of both levels of the race."""
+    """The noise streams of the race's two levels, for the tiles and for the tokens."""
     if coupled:
         tile_stream, token_stream = _TARGET_TILE + depth * 0, _TARGET_TOKEN + depth * 0
     else:
@@ -165,7 +160,7 @@ def draw_drafts(
     draft_logits: Tensor | None,
     columns: Tensor | None,
 ) -> Tensor:
-    """As `drafting.draw_drafts`."""
+    """Draw the drafts of one depth; arguments as for `drafting.draw_drafts`."""
     source = Source.of(logits, batch, rows)
     n, num_tiles = len(batch.rows), triton.cdiv(rows.vocab_size, TILE)
     scaled, edited = method != "greedy", batch.needs.edited
@@ -197,7 +192,7 @@ def draw_drafts(
         token_ids,
         depth,
         num_tiles,
-        padded_tiles=padded(num_tiles),
+        padded_tiles=padded_lanes(num_tiles),
         coupled=method == "coupled",
         **shared,
     )

@@ -1,4 +1,4 @@
-"""Verification on CUDA: one tile pass over all positions, one draw a row.
+"""Verification on CUDA: one tile pass over all positions, a verdict a draft, one draw a row.
 
 Only rows with a refused draft get a residual, for one position each. Nothing waits for the host.
 """
@@ -13,8 +13,8 @@ from sampling.kernels.penalties import count_tokens
 from sampling.kernels.tile_pass import tile_pass
 from sampling.paths.triton_path import cut, report
 from sampling.rows import SamplingRows
-from sampling.speculative.residual import settle
-from sampling.speculative.verdict import judge
+from sampling.speculative.residual import draw_last_tokens
+from sampling.speculative.verdict import decide
 
 
 def verify(
@@ -25,13 +25,13 @@ def verify(
     method: str,
     rates: Tensor | None,
 ) -> Verification:
-    """As `rejection.verify`."""
+    """Verify a step's drafts; arguments as for `verification.verify`."""
     needs, edited = batch.needs, batch.needs.edited
     coupled = method == "coupled"
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=edited, peaked=needs.filtered, reported=needs.logprobs)
     cuts = cut(source, stats, needs) if needs.filtered else None
-    verdicts, draft = judge(
+    verdicts, draft = decide(
         source,
         stats,
         cuts,
@@ -42,10 +42,10 @@ def verify(
         edited=edited,
         reported=needs.logprobs,
     )
-    outcome = settle(source, stats, cuts, verdicts, draft, edited=edited)
+    tokens = draw_last_tokens(source, stats, cuts, verdicts, draft, edited=edited)
     logprobs = None
     if needs.logprobs:
-        logprobs = report(source, stats, cuts, verdicts.offsets, outcome.chosen, batch, rows)
+        logprobs = report(source, stats, cuts, verdicts.offsets, tokens.chosen, batch, rows)
     if needs.penalized:  # after logprobs, which report what the tokens were drawn from
-        count_tokens(source, outcome.chosen, outcome.chosen < 0)
-    return Verification(*outcome[:4], logprobs)
+        count_tokens(source, tokens.chosen, tokens.chosen < 0)
+    return Verification(*tokens[:4], logprobs)

@@ -1,13 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""What becomes of each draft, in Triton: a program a row and depth.
+"""The verdict of verification on each draft, in Triton: a program decides one row and depth.
 
 The target p comes as the race's kernels leave it (source, tile statistics, cuts) and is processed
-on the way; the draft q is float32 logits, stored after temperature and masks. `ratio_kernels` says
-how the two are read, `residual_kernels` draws the token behind the last accepted draft.
+on the way; the draft q is float32 logits, stored after temperature and masks. `speculative.ratio`
+reads the two, `speculative.residual` draws the token behind the last accepted draft.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
@@ -16,47 +17,53 @@ from torch import Tensor
 from sampling.batch import Drafts
 from sampling.kernels.logits import TILE, Source
 from sampling.kernels.race import (
-    Cuts,
     draw_token,
     highest_token,
-    is_random,
-    load_temperature,
     load_tiles,
     log_sum,
-    noise_key,
-    padded,
     store_offset,
 )
-from sampling.kernels.tile_pass import TileStats, block_mass
+from sampling.kernels.row_params import is_random, load_temperature, noise_key
+from sampling.kernels.tile_pass import LOG2_E, TileStats, block_mass
 from sampling.noise import Purpose, philox_words, stream, uniform_from_words
+from sampling.race import Cut
 from sampling.speculative.ratio import draft_logits, draft_slot, target_logits
-from sampling.triton_support import constexpr, jit, tl
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
-ACCEPT, RECOVER, DRAW, BAD, STOP = (constexpr(verdict) for verdict in range(5))
-"""The draft stands; another token is drawn in its place; the target draws, there being no draft
-or a refused one that says nothing of p; the logits are bad; behind the row's drafts or room."""
+
+class Verdict(IntEnum):
+    """The decision on one draft, or on a depth without a draft."""
+
+    ACCEPT = 0  # the draft stands
+    RECOVER = 1  # refused; another token is drawn in its place from the residual
+    DRAW = 2  # the target draws: there is no draft, or a refused one that says nothing of p
+    BAD = 3  # the logits are bad
+    STOP = 4  # behind the row's drafts or its room
+
+
+ACCEPT, RECOVER, DRAW, BAD, STOP = (constexpr(int(verdict)) for verdict in Verdict)
 
 _ACCEPT_STREAM = constexpr(stream(Purpose.ACCEPT))
 _DEPTH_SHIFT = constexpr(stream(Purpose.TARGET, depth=1).bit_length() - 1)
 
 
 class Verdicts(NamedTuple):
-    """What is to be verified and what became of it; R rows, n logit rows."""
+    """The drafts and the verdicts on them, for R rows with n logit rows."""
 
-    starts: Tensor  # int64 [R], and so on: `Drafts`
+    starts: Tensor  # int64 [R]; this and the next three as in `Drafts`
     num_drafts: Tensor
     token_ids: Tensor
     room: Tensor
     k: int
-    verdicts: Tensor  # int32 [R, 1 + k]
+    verdicts: Tensor  # int32 [R, 1 + k], `Verdict`
     # float64 [R, k, 4]: of p and q the highest logit and the log of the mass relative to it,
     # where a token must be recovered.
     scalars: Tensor
-    offsets: Tensor  # float64 [n], see `race_kernels.store_offset`
+    offsets: Tensor  # float64 [n], see `race.store_offset`
 
 
-class DraftStats(NamedTuple):
-    """q's logits, and what one pass over those to be tested leaves."""
+class DraftTiles(NamedTuple):
+    """q's logits, and the tile statistics of those that a draft is tested against."""
 
     logits: Tensor  # float32 [slots, k, vocab_size]
     maxima: Tensor  # float32 [R * k, tiles]
@@ -64,7 +71,7 @@ class DraftStats(NamedTuple):
 
 
 class _Draft(NamedTuple):
-    """A draft; values within the kernels."""
+    """A draft under test; values within the kernels."""
 
     token_id: Any
     row: Any  # of R
@@ -74,7 +81,7 @@ class _Draft(NamedTuple):
 
 @jit
 def _draft_at(source, work, r, depth):
-    """The draft of a row and depth, and whether there is one."""
+    """Load the draft of a row and depth; return its id and whether there is one."""
     some = (depth < tl.load(work.num_drafts + r)) & (depth < tl.load(work.room + r))
     x = tl.load(work.token_ids + r * work.k + depth, mask=some, other=-1).to(tl.int32)
     return x, (x >= 0) & (x < source.vocab_size)
@@ -82,7 +89,7 @@ def _draft_at(source, work, r, depth):
 
 @jit
 def _draft_tiles_kernel(source, work, draft, num_tiles):
-    """The tile pass over q, where a draft will be tested."""
+    """Measure the tiles of q where a draft will be tested against it."""
     tile, at = tl.program_id(1), tl.program_id(0).to(tl.int64)
     r, depth = at // work.k, at % work.k
     i = tl.load(work.starts + r).to(tl.int64)
@@ -93,7 +100,7 @@ def _draft_tiles_kernel(source, work, draft, num_tiles):
         logits = draft.logits + draft_slot(source, i, work.k, depth) * source.vocab_size
         values = tl.load(logits + ids, mask=inside, other=float("-inf"))[None, :]
         maxima = tl.max(values, 1)
-        masses = block_mass(values, maxima, 1.4426950408889634)
+        masses = block_mass(values, maxima, LOG2_E)
         lane = tl.arange(0, 1)
         tl.store(draft.maxima + at * num_tiles + tile + lane, maxima)
         tl.store(draft.masses + at * num_tiles + tile + lane, masses)
@@ -150,7 +157,7 @@ def _verdict(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """What becomes of a `_Draft` that there is, beside good logits."""
+    """Decide a `_Draft` whose logit row is good."""
     random = is_random(source, at.i)
     if coupled:
         token = draw_token(
@@ -190,7 +197,7 @@ def _log_ratio(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """log p(x) of a `_Draft` x, less log q(x) where there are draft logits, float64."""
+    """log p(x), or log p(x) - log q(x) where there are draft logits, for a `_Draft` x; float64."""
     temperature = load_temperature(source, at.i)
     top, mass = log_sum(tiles.maxima, tiles.masses, temperature)
     x = at.token_id
@@ -213,7 +220,7 @@ def _log_ratio(
 
 @jit
 def _is_below(source, at, probability):
-    """u < probability, of the acceptance's own stream at a `_Draft`."""
+    """Whether the acceptance uniform of a `_Draft` is below a probability."""
     seed, choice, position = noise_key(source, at.i)
     stream_id = _ACCEPT_STREAM + (at.depth << _DEPTH_SHIFT)
     w0, w1, _, _ = philox_words(tl.arange(0, 2), position - at.depth, choice, stream_id, seed)
@@ -221,10 +228,10 @@ def _is_below(source, at, probability):
     return tl.min(u, 0) < probability
 
 
-def judge(
+def decide(
     source: Source,
     stats: TileStats,
-    cuts: Cuts | None,
+    cuts: Cut | None,
     drafts: Drafts,
     rates: Tensor | None,
     *,
@@ -232,16 +239,19 @@ def judge(
     has_draft_logits: bool,
     edited: bool,
     reported: bool,
-) -> tuple[Verdicts, DraftStats | None]:
-    """What becomes of every draft, looked at for itself.
+) -> tuple[Verdicts, DraftTiles | None]:
+    """Decide every draft by itself, whatever became of those before it.
 
     Args:
-        source, stats, cuts: of the n logit rows, as the race's kernels took and left them.
-        drafts: as for `rejection.verify`.
+        source, stats, cuts: of the n logit rows, as `race.pick` takes them.
+        drafts: as for `verification.verify`.
         rates: float64 [k], for synthetic acceptance; None compares with p and q.
         coupled: compare with the target's draw instead.
         has_draft_logits: whether q is `drafts.logits`; else drafts are one-hot.
         edited, reported: as for `tile_pass`.
+
+    Returns:
+        The verdicts, and q's tiles where `has_draft_logits`.
     """
     (num_rows, k), num_tiles = drafts.token_ids.shape, stats.maxima.shape[1]
     device = stats.maxima.device
@@ -260,18 +270,18 @@ def judge(
     if has_draft_logits:
         assert drafts.logits is not None
         tiles = num_rows * k, num_tiles
-        draft = DraftStats(drafts.logits, buffer(*tiles), buffer(*tiles))
+        draft = DraftTiles(drafts.logits, buffer(*tiles), buffer(*tiles))
         # As the tile pass: one warp a tile.
         _draft_tiles_kernel[(num_rows * k, num_tiles)](source, work, draft, num_tiles, num_warps=1)
     _verdict_kernel[(num_rows, 1 + k)](
         source,
         stats,
-        cuts or Cuts(stats.maxima, work.verdicts),
+        cuts or Cut(stats.maxima, work.verdicts),
         draft or stats,
         stats.masses if rates is None else rates,
         work,
         num_tiles,
-        padded_tiles=padded(num_tiles),
+        padded_tiles=padded_lanes(num_tiles),
         synthetic=rates is not None,
         coupled=coupled,
         has_draft_logits=has_draft_logits,

@@ -1,4 +1,4 @@
-"""Watches kernels in Triton's interpreter: every access must lie inside a tensor it was given.
+"""A watch over kernels in Triton's interpreter for accesses outside the tensors they were given.
 
 The interpreter reads and writes raw addresses, so an access that would fault on a GPU mostly
 passes unseen here.
@@ -15,7 +15,7 @@ import torch
 
 
 def watch_bounds(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Kernels seen to access anything else, by name; filled as kernels run."""
+    """Watch every kernel from now on; return the names of those that stray, filled as they run."""
     from triton.runtime import interpreter
 
     spans: list[tuple[int, int]] = []
@@ -58,7 +58,7 @@ def _wrap(
 
 
 def _spans(value: Any) -> list[tuple[int, int]]:
-    """Addresses of the tensors in nested arguments."""
+    """The address ranges of the tensors in nested arguments."""
     if isinstance(value, torch.Tensor):
         storage = value.untyped_storage()
         return [(storage.data_ptr(), storage.data_ptr() + storage.nbytes())]

@@ -11,7 +11,10 @@ from server.command.settings import load_settings
 
 
 def config_on(device: torch.device) -> SamplerConfig:
-    """On CUDA what TAILRACE_USE_FLASHINFER_SAMPLER makes of it: `make test-gpu` sets 0, then 1."""
+    """The default on a CPU; on CUDA the one of TAILRACE_USE_FLASHINFER_SAMPLER.
+
+    `make test-gpu` sets it to 0, then to 1.
+    """
     if device.type != "cuda":
         return SamplerConfig()
     return sampler_config(engine_config(load_settings({})).sampling)

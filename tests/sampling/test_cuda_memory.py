@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sampling.filters.candidates import MAX_BLOCKS, MAX_CANDIDATES
-from sampling.filters.turns import NOTED
+from sampling.filters.cut_state import NOTED
 from sampling.kernels.logprobs import CHUNK
 from sampling.noise import TILE
 from sampling.paths import triton_path

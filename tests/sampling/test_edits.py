@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ STOPS, END = (5, TILE, WIDTH - 1), [40, 41, 42]
 
 
 def banned(params: SamplingParams, tokens: list[int], num_output: int) -> set[int]:
-    """Ids that may not come next, from the text of `SamplingParams`."""
+    """The ids that may not come next, by the text of `SamplingParams`."""
     ids = set()
     if params.allowed_token_ids is not None:
         ids |= set(range(WIDTH)) - set(params.allowed_token_ids)
@@ -34,7 +35,7 @@ def banned(params: SamplingParams, tokens: list[int], num_output: int) -> set[in
 
 
 def expected(x: Tensor, request: Request) -> Tensor:
-    """Masks and bias, then penalties, one token after the other in float32."""
+    """Apply masks and bias, then penalties, to one token after the other in float32."""
     params, tokens, start = request.params, request.tokens, request.prompt_len
     ids, out = banned(params, tokens, len(tokens) - start), []
     one = np.float32
@@ -58,11 +59,17 @@ def processed(requests: Sequence[Request], logits: Tensor) -> Tensor:
 
 
 def every_kind() -> list[Request]:
-    """Alone and together; prompt of three tokens, and outputs of up to three."""
-    several = {"bad_words": ((7,), (41, 42, 9), (42, 9), (1, 42, 8), (0, 1, 2, 3, 40, 41, 42, 10))}
-    bias = {"logit_bias": {0: 4.5, 5: -100.0, TILE: 0.3, WIDTH - 1: 100.0, 41: 3.0}}
-    penalties = {"repetition_penalty": 1.7, "presence_penalty": 0.3, "frequency_penalty": 0.6}
-    kinds: list[dict[str, object]] = [
+    """Requests with each kind of edit, alone and together, four of each, of three tokens."""
+    several: dict[str, Any] = {
+        "bad_words": ((7,), (41, 42, 9), (42, 9), (1, 42, 8), (0, 1, 2, 3, 40, 41, 42, 10))
+    }
+    bias: dict[str, Any] = {"logit_bias": {0: 4.5, 5: -100.0, TILE: 0.3, WIDTH - 1: 100.0, 41: 3.0}}
+    penalties: dict[str, Any] = {
+        "repetition_penalty": 1.7,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.6,
+    }
+    kinds: list[dict[str, Any]] = [
         {},
         several,
         bias,
@@ -77,7 +84,7 @@ def every_kind() -> list[Request]:
 
 
 def grown() -> list[Request]:
-    """`every_kind` after 0, 1, 2 and 3 tokens."""
+    """The requests of `every_kind` after 0, 1, 2 and 3 tokens of output."""
     requests = every_kind()
     for i, request in enumerate(requests):
         request.tokens += END[: i % 4]
@@ -111,8 +118,8 @@ def test_edits_left_out_or_late_are_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert not equal(requests, logits)
 
 
-def greedy(logits: Tensor, tokens: list[int] | None = None, **params: object) -> list[int]:
-    """Three tokens after `tokens`, the same logits each time."""
+def greedy(logits: Tensor, tokens: list[int] | None = None, **params: Any) -> list[int]:
+    """Draw three tokens after `tokens` greedily, from the same logits each time."""
     request = Request(SamplingParams(temperature=0.0, **params), tokens=tokens or [1, 2, 3])
     host = Host(1, logits.shape[1])
     host.admit(0, request)
@@ -165,7 +172,7 @@ def test_greedy_stays_within_the_allowed_ids() -> None:
     assert greedy(logits, allowed_token_ids=(WIDTH - 1,)) == [WIDTH - 1] * 3
 
 
-NOTHING_LEFT: list[dict[str, object]] = [
+NOTHING_LEFT: list[dict[str, Any]] = [
     {"allowed_token_ids": (5,), "bad_words": ((5,),)},
     {"allowed_token_ids": STOPS, "min_tokens": 1, "stop_token_ids": STOPS},
     {"allowed_token_ids": (5,), "bad_words": ((2, 3, 5),), "top_k": 3},
@@ -174,7 +181,7 @@ NOTHING_LEFT: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("kind", NOTHING_LEFT)
-def test_a_row_with_every_token_masked_is_bad_alone(kind: dict[str, object]) -> None:
+def test_a_row_with_every_token_masked_is_bad_alone(kind: dict[str, Any]) -> None:
     logits, others = make_logits(5, WIDTH), [Request(SamplingParams(), seed=i) for i in range(5)]
     clean = draw(others, logits).token_ids
     masked = [*others[:2], Request(SamplingParams(**kind), seed=2), *others[3:]]

@@ -44,30 +44,26 @@ def one_key(seed: int, position: int = 5, choice: int = 0) -> NoiseKey:
 
 @pytest.mark.parametrize(("counter", "key", "expected"), ANSWERS)
 def test_known_answers(
-    counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
+    counter: tuple[int, int, int, int], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
     assert reference.philox(counter, key) == expected
-    words = noise.philox(
-        tuple(np.array([word], dtype=np.uint64) for word in counter),
-        tuple(np.array([word], dtype=np.uint64) for word in key),
-    )
+    c0, c1, c2, c3, k0, k1 = (np.array([word], dtype=np.uint64) for word in (*counter, *key))
+    words = noise.philox((c0, c1, c2, c3), (k0, k1))
     assert words[:, 0].tolist() == list(expected)
 
 
 def test_philox_of_many_blocks_equals_one_at_a_time() -> None:
     generator = np.random.default_rng(1)
-    counter = tuple(generator.integers(0, 2**32, 300, dtype=np.uint64) for _ in range(4))
-    key = tuple(generator.integers(0, 2**32, 300, dtype=np.uint64) for _ in range(2))
-    words = noise.philox(counter, key)
+    c0, c1, c2, c3, k0, k1 = generator.integers(0, 2**32, (6, 300), dtype=np.uint64)
+    words = noise.philox((c0, c1, c2, c3), (k0, k1))
     for i in range(300):
-        expected = reference.philox(
-            tuple(int(c[i]) for c in counter), tuple(int(k[i]) for k in key)
-        )
+        counter = int(c0[i]), int(c1[i]), int(c2[i]), int(c3[i])
+        expected = reference.philox(counter, (int(k0[i]), int(k1[i])))
         assert words[:, i].tolist() == list(expected)
 
 
 def contract(seed: int, index: int, position: int, choice: int, stream_id: int) -> Fraction:
-    """The uniform before rounding, from the text of the contract."""
+    """The uniform before rounding, by the text of the contract."""
     key = seed % 2**64
     words = reference.philox((index // 2, position, choice, stream_id), (key % 2**32, key >> 32))
     high, low = words[2 * (index % 2)], words[2 * (index % 2) + 1]
@@ -166,7 +162,7 @@ def test_the_reference_has_the_same_exponentials() -> None:
 
 
 def shared_streams(stream_of: Callable[[Purpose, int, int], int]) -> int:
-    """How many of the streams have the counter word of another, or one beyond 32 bits."""
+    """Count the streams that have the counter word of another, or one beyond 32 bits."""
     depths = (0, 1, 2, 3, 7, 255, 256, 65_535, 2**24 - 1)
     ids = [stream_of(*which) for which in product(Purpose, (LEVEL_TILE, LEVEL_TOKEN), depths)]
     return len(ids) - len({word for word in ids if 0 <= word < 2**32})
@@ -191,16 +187,16 @@ def test_no_two_streams_keys_or_indices_share_a_word() -> None:
     pairs = np.arange(512, dtype=np.uint64).reshape(1, 1, -1) + positions * np.uint64(0)
     for seed, purpose, level, depth in product((5, -5), Purpose, (0, 1), (0, 1, 2, 3)):
         key = seed % 2**64
-        halves = (np.uint64(key % 2**32), np.uint64(key >> 32))
+        low, high = (np.array(half, dtype=np.uint64) for half in (key % 2**32, key >> 32))
         stream_id = np.full((1, 1, 1), stream(purpose, level, depth), dtype=np.uint64)
-        high0, low0, high1, low1 = noise.philox((pairs, positions, choices, stream_id), halves)
+        high0, low0, high1, low1 = noise.philox((pairs, positions, choices, stream_id), (low, high))
         words += [high0 << np.uint64(32) | low0, high1 << np.uint64(32) | low1]
     every = np.concatenate([part.ravel() for part in words])
     assert len(np.unique(every)) == len(every) == 64 * 2 * 2 * 4 * 512
 
 
 def test_words_of_neighbouring_indices_look_independent() -> None:
-    """Correlation of u over indices, positions, seeds and purposes.
+    """Uniforms do not correlate over indices, positions, seeds and purposes.
 
     For n pairs of independent uniforms the sample correlation is normal with deviation n^-1/2;
     6 deviations have odds of 2e-9, and four are looked at: 8e-9.

@@ -1,6 +1,8 @@
 """Bounds of the parameters, each refused with its own name. Nothing here is random."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from sampling.params import (
 )
 
 INF, NAN = math.inf, math.nan
-ACCEPTED = {
+ACCEPTED: dict[str, list[Any]] = {
     "temperature": [0.0, 5e-324, 1e-8, 1, 100.0, 1e6],
     "top_k": [0, 1, 2**31 - 1],
     "top_p": [5e-324, 0.5, 1, 1.0],
@@ -29,7 +31,7 @@ ACCEPTED = {
     "logprobs": [None, 0, 20, 10**6],
     "logprob_token_ids": [None, (0,), (5,) * MAX_LOGPROB_TOKEN_IDS],
 }
-REFUSED = {
+REFUSED: dict[str, list[Any]] = {
     "temperature": [-1e-9, -1.0, INF, -INF, NAN],
     "top_k": [-1, 2**31, NAN],
     "top_p": [0.0, -0.1, 1.0000001, INF, NAN],
@@ -50,14 +52,14 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("name", "value"), [(n, v) for n, values in ACCEPTED.items() for v in values]
 )
-def test_accepted(name: str, value: object) -> None:
+def test_accepted(name: str, value: Any) -> None:
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [(n, v) for n, values in REFUSED.items() for v in values]
 )
-def test_refused_by_name(name: str, value: object) -> None:
+def test_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ParameterError) as refusal:
         SamplingParams(**{name: value})
     assert refusal.value.param == name
@@ -70,14 +72,15 @@ def test_every_bounded_parameter_is_covered() -> None:
 
 
 def test_the_message_holds_limit_and_value() -> None:
-    for params, words in [
+    cases: list[tuple[dict[str, Any], list[str]]] = [
         ({"top_p": 1.5}, ["(0, 1]", "1.5"]),
         ({"min_p": -0.5}, ["[0, 1]", "-0.5"]),
         ({"temperature": -3.0}, ["[0, inf)", "-3.0"]),
         ({"top_k": -7}, [f"[0, {2**31 - 1}]", "-7"]),
         ({"seed": 2**63}, [str(-(2**63)), str(2**63 - 1), str(2**63)]),
         ({"logprob_token_ids": (1,) * 129}, ["[1, 128]", "129"]),
-    ]:
+    ]
+    for params, words in cases:
         with pytest.raises(ParameterError) as refusal:
             SamplingParams(**params)
         for word in words:
@@ -88,8 +91,11 @@ def test_the_message_holds_limit_and_value() -> None:
     "name", ["logit_bias", "allowed_token_ids", "bad_words", "stop_token_ids", "logprob_token_ids"]
 )
 def test_ids_outside_the_vocabulary_are_refused_by_name(name: str) -> None:
-    shapes = {"logit_bias": lambda t: {0: 1.0, t: 1.0}, "bad_words": lambda t: ((0,), (t, 1))}
-    make = shapes.get(name, lambda t: (0, t))
+    shapes: dict[str, Callable[[int], Any]] = {
+        "logit_bias": lambda t: {0: 1.0, t: 1.0},
+        "bad_words": lambda t: ((0,), (t, 1)),
+    }
+    make: Callable[[int], Any] = shapes.get(name, lambda t: (0, t))
     for token_id in (0, 99):
         SamplingParams(**{name: make(token_id)}).check_vocab(100)
     for token_id in (-1, 100, 2**40):
@@ -122,6 +128,7 @@ def test_what_is_greedy_and_what_is_penalized() -> None:
     assert not SamplingParams(temperature=5e-324).greedy
     assert not SamplingParams().penalized
     for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-        assert SamplingParams(**{name: 1.1}).penalized
+        factor: dict[str, Any] = {name: 1.1}
+        assert SamplingParams(**factor).penalized
     assert SamplingParams(repetition_penalty=0.9).penalized
     assert SamplingParams(presence_penalty=-1.0).penalized

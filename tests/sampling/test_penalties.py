@@ -1,5 +1,7 @@
 """Penalties against a plain loop in float32, bit for bit, and their counts. Nothing is random."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -23,7 +25,7 @@ FACTORS = [  # repetition, presence, frequency
 
 
 def make_words(n: int) -> Tensor:
-    """Unseen, in the prompt only, in the output only, in both; up to 5,000 times."""
+    """Counts of tokens unseen, in the prompt, in the output, in both; up to 5,000 times."""
     generator = torch.Generator().manual_seed(1)
     counts = torch.randint(0, 4, (n, WIDTH), generator=generator)
     counts[:, ::97] = 5_000
@@ -32,7 +34,7 @@ def make_words(n: int) -> Tensor:
 
 
 def looped(x: Tensor, words: Tensor, factors: tuple[float, float, float]) -> list[float]:
-    """Token by token, each operation rounded to float32."""
+    """Penalise token by token, each operation rounded to float32."""
     repetition, presence, frequency = map(np.float32, factors)
     out = []
     for value, word in zip(x.numpy(), words.tolist(), strict=True):
@@ -115,7 +117,7 @@ def test_added_tokens_are_counted_as_often_as_they_occur() -> None:
     assert torch.equal(counts.words.float(), expected)
 
 
-def request(**factors: float) -> Request:
+def request(**factors: Any) -> Request:
     return Request(SamplingParams(temperature=0.9, **factors), seed=8, tokens=[1, 2, 2, 3])
 
 

@@ -18,9 +18,8 @@ from sampling import noise, race, reference
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose
 from sampling.race import MASS_ERROR, Cut, TileStats, greedy, log_sum_exp, tile_maxima, tile_stats
 from sampling.selftest import checks
-from sampling.selftest.checks import Draws
-from sampling.selftest.paths import race_draws
-from sampling.selftest.tails import CASES, TILES, TOKENS
+from sampling.selftest.paths import Draws, race_draws
+from sampling.selftest.tails import CASES, TILES, TOKENS, TailCase
 from tests.sampling.steps import make_logits
 
 CPU = torch.device("cpu")
@@ -30,7 +29,7 @@ N, NUM_DRAWS, SEED = len(TEMPERATURES), 4_000, 3
 
 
 def make_key(n: int) -> NoiseKey:
-    """Seeds of either sign and at the bounds of int64."""
+    """Noise keys with seeds of either sign and at the bounds of int64."""
     seeds = [5, -5, 2**63 - 1, -(2**63), 2**40, -1, 0] * (n // 7 + 1)
     return NoiseKey(torch.tensor(seeds[:n]), torch.arange(n) * 3, torch.arange(n) % 4)
 
@@ -55,13 +54,13 @@ def expect(logits: Tensor, temperature: Tensor, key: NoiseKey) -> list[reference
 
 
 def assert_equal(tokens: Tensor, expected: list[reference.Draw]) -> None:
-    """Every token, and no row so close that it would have been excused."""
+    """Assert that every token is equal, and that no row is so close that it would be excused."""
     assert min(draw.margin for draw in expected) > 2 * MASS_ERROR
     assert tokens.tolist() == [draw.token_id for draw in expected]
 
 
 def spread(logits: Tensor) -> Tensor:
-    """Rows whose distribution at their temperature is that of unscaled normal logits."""
+    """Scale rows so that their distribution at their temperature is that of normal logits."""
     return logits * torch.tensor(TEMPERATURES)[: len(logits), None].clamp(max=1.0)
 
 
@@ -189,7 +188,7 @@ def distinct(
     positions: Tensor | int = 1,
     choices: Tensor | int = 1,
 ) -> Tensor:
-    """`NUM_DRAWS` tokens, by noise keys that differ in one of their parts."""
+    """Draw `NUM_DRAWS` tokens by noise keys that differ in one of their parts."""
     parts = [torch.as_tensor(part).expand(NUM_DRAWS) for part in (seeds, positions, choices)]
     stats = tile_stats(logits[None], torch.ones(1, dtype=torch.float64))
     stats = TileStats(*(column.expand(NUM_DRAWS, -1) for column in stats))
@@ -226,7 +225,7 @@ def test_seeds_and_choices_are_as_good_as_positions(draw: Draws) -> None:
 
 
 def uniform_masses(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
-    """Forgets what the tiles weigh."""
+    """Draw as if all tiles had the same mass."""
     flat = tile_stats(logits[None], torch.ones(1, dtype=torch.float64))
     stats = TileStats(*(torch.ones_like(column).expand(NUM_DRAWS, -1) for column in flat))
     ones, zeros = torch.ones(NUM_DRAWS, dtype=torch.float64), torch.zeros_like(positions)
@@ -252,7 +251,7 @@ def test_wrong_frequencies_are_found(draw: Draws, shape: int) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_race_has_its_tail(case: checks.TailCase) -> None:
+def test_the_race_has_its_tail(case: TailCase) -> None:
     assert checks.replay("", "", race_draws(CPU), case, Purpose.TARGET).passed
 
 
@@ -260,7 +259,7 @@ Noise = Callable[[NoiseKey, Tensor | int, int, Tensor | int], Tensor]
 
 
 def float32_noise(level: int) -> Noise:
-    """24-bit uniforms at one level: none lies below 2^-24."""
+    """Exponentials of 24-bit uniforms at one level, none of which lies below 2^-24."""
 
     def degraded(key: NoiseKey, first: Tensor | int, count: int, stream_id: Tensor | int) -> Tensor:
         u = noise.uniforms(key, first, count, stream_id)
@@ -274,13 +273,13 @@ def float32_noise(level: int) -> Noise:
 def shared_levels(
     key: NoiseKey, first: Tensor | int, count: int, stream_id: Tensor | int
 ) -> Tensor:
-    """One stream for both levels: the first tile's noise decides tile 0's tokens again."""
+    """Use one stream for both levels: the tiles' noise decides tile 0's tokens again."""
     return noise.exponentials(key, first, count, int(stream_id) & ~1)
 
 
 @pytest.mark.parametrize(("case", "level"), [(TOKENS, LEVEL_TOKEN), (TILES, LEVEL_TILE)])
 def test_float32_noise_at_either_level_loses_the_tail(
-    case: checks.TailCase, level: int, monkeypatch: pytest.MonkeyPatch
+    case: TailCase, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(race, "exponentials", float32_noise(level))
     result = checks.replay("", "", race_draws(CPU), case, Purpose.TARGET)

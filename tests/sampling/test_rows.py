@@ -1,6 +1,7 @@
-"""SamplingRows, its edits and mirrors: what a device row holds after a flush. Nothing is random."""
+"""SamplingRows and their edits: what a device row holds after a flush. Nothing is random."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sampling.edits import ALWAYS, TOKEN, UNTIL, WORD_LEN, WORD_START, EditRows
-from sampling.mirror import MirroredRows
 from sampling.noise import TILE
 from sampling.params import MAX_EDITS, SamplingParams
 from sampling.rows import (
@@ -43,31 +43,12 @@ def make_rows(max_rows: int = 4, width: int = WIDTH) -> SamplingRows:
     return SamplingRows(max_rows, width, CPU, history=torch.zeros(max_rows, 16, dtype=torch.int32))
 
 
-def add(rows: SamplingRows, row: int, key: int = 0, **params: object) -> None:
+def add(rows: SamplingRows, row: int, key: int = 0, **params: Any) -> None:
     rows.add(row, SamplingParams(**params), seed=key, choice=row, prompt_len=2, num_tokens=2)
 
 
 def needs(rows: SamplingRows, *which: int) -> SamplingNeeds:
     return rows.needs(np.array(which, dtype=np.int32))
-
-
-def test_a_mirror_publishes_touched_rows_only_and_once() -> None:
-    mirror = MirroredRows((4, 2), np.int32, CPU, fill=-1)
-    assert (mirror.tensor == -1).all()
-    mirror.np[:] = [[1, 2], [3, 4], [5, 6], [7, 8]]
-    mirror.touch(1)
-    mirror.touch(3)
-    mirror.touch(1)
-    mirror.flush()
-    assert mirror.tensor.tolist() == [[-1, -1], [3, 4], [-1, -1], [7, 8]]
-    mirror.np[1] = 9  # the device has a copy of its own
-    mirror.flush()
-    assert mirror.tensor[1].tolist() == [3, 4]
-    address = mirror.tensor.data_ptr()
-    mirror.touch(1)
-    mirror.flush()
-    assert mirror.tensor[1].tolist() == [9, 9]
-    assert mirror.tensor.data_ptr() == address  # captured graphs read it there
 
 
 def test_a_row_holds_its_parameters_after_a_flush() -> None:
@@ -114,7 +95,7 @@ def test_a_row_holds_its_parameters_after_a_flush() -> None:
         ({"logprobs_mode": "processed_logits"}, RANDOM),  # nothing is reported
     ],
 )
-def test_flags_say_what_a_row_needs(params: dict[str, object], flags: int) -> None:
+def test_flags_say_what_a_row_needs(params: dict[str, Any], flags: int) -> None:
     rows = make_rows()
     add(rows, 1, **params)
     rows.flush()
@@ -160,7 +141,7 @@ def test_explicit_ids_are_padded_and_replaced() -> None:
     assert rows.explicit_ids[1, :3].tolist() == [4, -1, -1]
 
 
-def make_edits(width: int = WIDTH, **params: object) -> tuple[EditRows, int]:
+def make_edits(width: int = WIDTH, **params: Any) -> tuple[EditRows, int]:
     edits = EditRows(3, width, CPU)
     num = edits.add(1, SamplingParams(**params))
     edits.flush()

@@ -5,6 +5,7 @@ tokens are replayed from the noise contract or compared with each other.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,7 @@ def test_tokens_equal_the_reference(width: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-8, 1e-4, 0.05, 0.7, 1.0, 10.0, 100.0])
 def test_every_temperature_is_honoured_as_given(temperature: float) -> None:
-    """On logits of that size the draws equal the reference, and greedy tokens do not."""
+    """On logits as large as the temperature draws equal the reference, and not greedy tokens."""
     requests = [Request(SamplingParams(temperature=temperature), seed=-i) for i in range(12)]
     logits = make_logits(12, WIDTH, scale=2.0 * temperature)
     drawn = draw(requests, logits).token_ids.tolist()
@@ -88,7 +89,7 @@ def test_every_temperature_is_honoured_as_given(temperature: float) -> None:
 def test_a_small_temperature_is_greedy_where_gaps_are_large(temperature: float) -> None:
     logits = make_logits(20, WIDTH)
     logits[torch.arange(20), torch.arange(20) * 100] = 20.0
-    filters = ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1})
+    filters: tuple[dict[str, Any], ...] = ({}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1})
     every = [SamplingParams(temperature=temperature, **filters[i % 4]) for i in range(20)]
     assert tokens(every, logits) == [i * 100 for i in range(20)]
 
@@ -108,9 +109,9 @@ def test_equals_stay_equal_at_any_temperature(temperature: float) -> None:
 
 
 def bad_rows() -> dict[str, tuple[Tensor, bool]]:
-    """What peers crash or leak on, each row of 32,768 with whether it is bad."""
-    names = ("all NaN", "16 NaN", "NaN at the top", "+Inf", "several +Inf", "several -Inf")
-    names += ("all -Inf", "NaN and Inf", "clean")
+    """Rows of 32,768 logits that samplers tend to crash or leak on, each with whether it is bad."""
+    names = ["all NaN", "16 NaN", "NaN at the top", "+Inf", "several +Inf", "several -Inf"]
+    names += ["all -Inf", "NaN and Inf", "clean"]
     rows = dict(zip(names, make_logits(len(names), 32_768, scale=3.0), strict=True))
     rows["all NaN"][:] = NAN
     rows["16 NaN"][5_000:5_016] = NAN
@@ -165,6 +166,8 @@ def test_neighbours_of_a_bad_row_keep_every_byte(value: float) -> None:
     others = torch.arange(12) % 4 != 0
     assert drawn.bad.tolist() == (~others).tolist()
     assert torch.equal(drawn.token_ids[others], clean.token_ids[others])
+    assert drawn.logprobs is not None
+    assert clean.logprobs is not None
     for mine, theirs in zip(drawn.logprobs, clean.logprobs, strict=True):
         assert mine[others].numpy().tobytes() == theirs[others].numpy().tobytes()
 
@@ -185,13 +188,17 @@ def test_columns_beyond_the_vocabulary_are_ignored(padding: float, temperature: 
     drawn = host.sampler(wide[::2], host.batch(range(4)))
     assert torch.equal(drawn.token_ids, expected.token_ids)
     assert not drawn.bad.any()
+    assert drawn.logprobs is not None
+    assert expected.logprobs is not None
     assert torch.equal(drawn.logprobs.chosen, expected.logprobs.chosen)
     assert torch.equal(wide.nan_to_num(), before.nan_to_num())  # left as they are
 
 
-def noise_drawn(width: int, filters: dict[str, float]) -> tuple[int, int]:
-    """Exponentials and Philox blocks that three random rows beside two greedy ones take."""
-    exponentials, philox, counts, blocks = race.exponentials, noise.philox, [], []
+def noise_drawn(width: int, filters: dict[str, Any]) -> tuple[int, int]:
+    """Count the exponentials and Philox blocks that three random and two greedy rows take."""
+    exponentials, philox = noise.exponentials, noise.philox
+    counts: list[int] = []
+    blocks: list[int] = []
 
     def counted(key: NoiseKey, first: Tensor | int, count: int, stream_id: int) -> Tensor:
         drawn = exponentials(key, first, count, stream_id)
@@ -199,7 +206,7 @@ def noise_drawn(width: int, filters: dict[str, float]) -> tuple[int, int]:
         counts.append(drawn.numel())
         return drawn
 
-    def counted_philox(*arguments: object) -> noise.Words:
+    def counted_philox(*arguments: Any) -> noise.Words:
         words = philox(*arguments)
         blocks.append(words[0].size)
         return words
@@ -216,9 +223,7 @@ NOISY = [(1, {}), (8193, {}), (32_768, {"top_k": 5, "top_p": 0.5, "min_p": 0.1})
 
 
 @pytest.mark.parametrize(("width", "filters"), NOISY)
-def test_a_row_draws_noise_for_its_tiles_and_one_tile(
-    width: int, filters: dict[str, float]
-) -> None:
+def test_a_row_draws_noise_for_its_tiles_and_one_tile(width: int, filters: dict[str, Any]) -> None:
     tiles = -(-width // TILE)
     drawn, blocks = noise_drawn(width, filters)
     assert 0 < drawn <= 3 * (tiles + TILE)
@@ -227,7 +232,9 @@ def test_a_row_draws_noise_for_its_tiles_and_one_tile(
 
 def test_noise_for_every_token_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_level(x: Tensor, stats: object, t: Tensor, key: NoiseKey, *rest: object) -> Tensor:
-        return (race.exponentials(key, 0, x.shape[1], 0) / (x / t[:, None]).exp()).argmin(1)
+        exponentials = vars(race)["exponentials"]  # looked up late: it is being counted
+        drawn: Tensor = exponentials(key, 0, x.shape[1], 0) / (x / t[:, None]).exp()
+        return drawn.argmin(1)
 
     monkeypatch.setattr(torch_path, "race", one_level)
     drawn, blocks = noise_drawn(8193, {})

@@ -61,7 +61,7 @@ WISHES: dict[str, list[dict[str, Any]]] = {
 
 
 def draw(logits: Tensor, wishes: list[dict[str, Any]], vocab_size: int) -> tuple[Any, Tensor]:
-    """Draw once for every row; the output and the counts it leaves."""
+    """Draw once for every row; return the output and the counts it leaves."""
     device = logits.device
     generator = torch.Generator().manual_seed(vocab_size)
     history = torch.randint(0, vocab_size, (NUM_ROWS, 64), generator=generator, dtype=torch.int32)
@@ -125,7 +125,7 @@ def test_kernels_equal_plain_torch(
 
 @pytest.mark.skipif(not INTERPRETED, reason="watches the interpreter")
 def test_kernels_stay_inside_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything at once, with fewer explicit ids and top tokens than their buckets hold."""
+    """All features at once, with fewer explicit ids and top tokens than their buckets hold."""
     everything = EDITS | {"top_k": 50, "top_p": 0.9, "min_p": 0.01, "logprobs": 3}
     everything |= {"logprob_token_ids": (0,) * 17, "logprobs_mode": "processed_logprobs"}
     masked = {"allowed_token_ids": (1, 5, 9), "logprobs": 20, "logprobs_mode": "processed_logits"}

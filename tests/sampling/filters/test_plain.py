@@ -1,4 +1,4 @@
-"""Min-p, top-k and top-p against a full sort in float64, and by hand.
+"""The filters in plain torch against a full sort in float64, and by hand.
 
 Only the two chi-square tests are random in outcome: seeds are fixed, and each had odds of 1e-8
 (`checks.ODDS`) of failing by chance when its seed was chosen.
@@ -7,6 +7,7 @@ Only the two chi-square tests are random in outcome: seeds are fixed, and each h
 import math
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from sampling.race import Cut
 from sampling.sampler import SamplerConfig
 from sampling.selftest import checks
 from sampling.selftest.paths import sampler_draws
+from sampling.selftest.tails import SEED as TAIL_SEED
 from sampling.selftest.tails import TOKENS, wins
 from tests.sampling.steps import Request, draw, make_logits
 
@@ -50,7 +52,7 @@ TOGETHER = [
 
 
 def keeps(logits: Tensor, filters: list[Filters], cutter: Cutter = cut) -> Tensor:
-    """Bool [n, vocab_size]: what the filters leave, row by row."""
+    """The tokens that the filters keep, bool [n, vocab_size]."""
     temperature, top_k, top_p, min_p = zip(*filters, strict=True)
     last = cutter(
         logits,
@@ -63,7 +65,7 @@ def keeps(logits: Tensor, filters: list[Filters], cutter: Cutter = cut) -> Tenso
 
 
 def expected(logits: Tensor, filters: list[Filters]) -> Tensor:
-    """The same by `reference.kept`."""
+    """The tokens that `reference.kept` keeps, bool [n, vocab_size]."""
     rows = [
         reference.kept(
             x.double().numpy(), temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
@@ -215,17 +217,17 @@ def test_tied_frequencies() -> None:
 @pytest.mark.parametrize(
     "filters", [{"top_p": 1 - 1e-15}, {"min_p": 1e-12}, {"top_p": 1 - 1e-15, "min_p": 1e-12}]
 )
-def test_filters_that_spare_the_tail_lose_none_of_it(filters: dict[str, float]) -> None:
+def test_filters_that_spare_the_tail_lose_none_of_it(filters: dict[str, Any]) -> None:
     draws = sampler_draws(CONFIG, CPU, SamplingParams(seed=0, **filters))
     assert checks.replay("", "", draws, TOKENS, Purpose.TARGET).passed
 
 
-def test_a_filter_that_cuts_the_tail_leaves_the_head() -> None:
+def test_a_filter_that_cuts_the_tail_leaves_the_leading_token() -> None:
     positions, tokens = wins(TOKENS, Purpose.TARGET)
     low = int(tokens.sort().values[len(tokens) // 2])
     draws = sampler_draws(CONFIG, CPU, SamplingParams(seed=0, top_k=low + 1))
-    drawn = draws(TOKENS.logits(), positions, checks.SEED)
+    drawn = draws(TOKENS.logits(), positions, TAIL_SEED)
     assert drawn[tokens <= low].tolist() == tokens[tokens <= low].tolist()
     assert (drawn[tokens > low] <= low).all()
     draws = sampler_draws(CONFIG, CPU, SamplingParams(seed=0, top_p=1 - 1e-4))
-    assert not draws(TOKENS.logits(), positions, checks.SEED).any()
+    assert not draws(TOKENS.logits(), positions, TAIL_SEED).any()

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from sampling.batch import SamplingBatch
 from sampling.filters import scan as scan_kernels
-from sampling.filters import shortlist as filter_kernels
 from sampling.filters.bracket import bracket
 from sampling.filters.cut import cut_within
+from sampling.filters.cut_state import Brackets
 from sampling.filters.plain import cut
 from sampling.filters.search import search
-from sampling.filters.turns import Brackets
+from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source
 from sampling.kernels.tile_pass import tile_pass
 from sampling.params import SamplingParams
@@ -45,7 +45,7 @@ DEVICES = [
 
 @pytest.fixture(autouse=True)
 def numpy_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of Triton's interpreter, which compares one element at a time."""
+    """Let numpy sort in the interpreter, which would compare one element at a time."""
 
     def sort(values: Any, descending: bool = False) -> Any:
         ordered = np.sort(values.handle.data)
@@ -61,12 +61,12 @@ def normal(n: int, width: int) -> Tensor:
 
 
 def heavy_tail(n: int, width: int) -> Tensor:
-    """As a model's: few of many tokens matter, and what the lighter of them weigh is in few too."""
+    """Logits like a model's: few of many tokens matter, and few others hold most of the rest."""
     return normal(n, width) * 1.3 - 15.0 * (torch.arange(width) * 7919 % width >= width // 15)
 
 
 def crowd(n: int, width: int) -> Tensor:
-    """Close values at the cut, in one tile."""
+    """Logits with a crowd of close values at the cut, in one tile."""
     return torch.where(
         torch.arange(width) // 1024 == 1, 3 + normal(n, width) / 3000, normal(n, width) / 6
     )
@@ -84,7 +84,7 @@ DISTRIBUTIONS: dict[str, Callable[[int, int], Tensor]] = {
         torch.arange(width) % 4 == 1, normal(n, width), -torch.inf
     ),
     "two values": lambda n, width: (normal(n, width) > 0).float(),
-    "two heads": lambda n, width: normal(n, width).index_fill(1, torch.tensor([7, 70]), 25.0),
+    "two peaks": lambda n, width: normal(n, width).index_fill(1, torch.tensor([7, 70]), 25.0),
     "signed zeros": lambda n, width: normal(n, width).round() * 0.0,
 }
 ROWS = [
@@ -123,7 +123,7 @@ def make_batch(width: int, device: torch.device) -> tuple[SamplingBatch, Samplin
 
 
 def wanted_cuts(values: Tensor, rows: SamplingRows) -> Cut:
-    """By the filters in plain torch; neutral for rows without."""
+    """The cuts of the filters in plain torch; neutral for rows without filters."""
     floats, ints = rows.floats, rows.ints
     temperature = floats[:, TEMPERATURE].where(floats[:, TEMPERATURE] > 0, 1.0)
     cuts = cut(values, temperature, ints[:, TOP_K], floats[:, TOP_P], floats[:, LOG_MIN_P])
@@ -138,7 +138,7 @@ Mislead = Callable[[int, Brackets], None]
 def check(
     logits: Tensor, device: torch.device, *, turns: int, mislead: Mislead | None = None
 ) -> int:
-    """Compare kept sets and masses; how many rows were left to the last resort.
+    """Compare kept tokens and masses; return how many rows were left to the last resort.
 
     `mislead` is called with every turn's brackets.
     """
@@ -152,16 +152,16 @@ def check(
     batch, rows = make_batch(width, device)
     source = Source.of(logits.to(device), batch, rows)
     stats = tile_pass(source, edited=True, peaked=True, reported=False)
-    cuts, scratch = filter_kernels.head(source, stats, edited=True)
+    cuts, scratch = shortlist(source, stats, edited=True)
     if turns == 0 or mislead is not None:
-        scratch.undecided.copy_(torch.from_numpy(rows.flags_np & FILTERED != 0))
+        scratch.states.copy_(torch.from_numpy(rows.flags_np & FILTERED != 0))
     brackets = None
     for turn in range(turns):
         brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=True)
         if mislead is not None:
             mislead(turn, brackets)
         cut_within(source, stats, cuts, scratch, brackets, edited=True)
-    left = int(scratch.undecided.count_nonzero())
+    left = int(scratch.states.count_nonzero())
     search(source, stats, cuts, scratch, edited=True)
     ours = Cut(cuts.thresholds.cpu(), cuts.last_ids.cpu().long())
     ids = torch.arange(width)
@@ -175,12 +175,13 @@ def check(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_every_stage_cuts_where_a_sort_does(name: str, device: str) -> None:
-    """No row is left to the last resort, which a sample sends there that misleads twice.
+    """No row is left to the last resort, where only samples that mislead twice send it.
 
-    Once it does in fewer than one of a hundred rows, by how its bracket is made, so of these 33
-    rows at two or three widths one would be in fewer than one of a hundred choices of the seeds.
+    A sample misleads in fewer than one of a hundred rows, by how the bracket is made. So among
+    these 33 rows at two or three widths, one row would be left over in fewer than one of a hundred
+    choices of the seeds.
     """
-    widths = (80, 1300) if device == "cpu" else (80, 1300, 9000, 151936)
+    widths: tuple[int, ...] = (80, 1300) if device == "cpu" else (80, 1300, 9000, 151936)
     if name in ("normal", "few values", "heavy tail", "crowd", "masked"):
         widths += (9000,)  # beyond what a bracket looks at altogether
     for width in dict.fromkeys(widths):

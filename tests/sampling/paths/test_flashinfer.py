@@ -1,7 +1,8 @@
-"""When FlashInfer's sampler may draw: every setting on devices with and without it."""
+"""Whether FlashInfer's sampler may draw, for every setting, on devices with and without it."""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 import types
@@ -34,7 +35,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     flashinfer._log_once.cache_clear()
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flashinfer.importlib.util, "find_spec", lambda name: fake)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: fake)
     monkeypatch.setattr(torch, "Generator", lambda device: types.SimpleNamespace(seed=lambda: 1))
     return monkeypatch
 
@@ -48,7 +49,7 @@ def make_rows(params: SamplingParams) -> SamplingRows:
 def test_the_obstacle_is_named(gpu: pytest.MonkeyPatch) -> None:
     assert obstacle(CUDA) is None
     assert "CUDA" in str(obstacle(CPU))
-    gpu.setattr(flashinfer.importlib.util, "find_spec", lambda name: None)
+    gpu.setattr(importlib.util, "find_spec", lambda name: None)
     assert "flashinfer-python" in str(obstacle(CUDA))
     gpu.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert "compute capability 7.5" in str(obstacle(CUDA))
@@ -69,7 +70,7 @@ def test_never_is_logged_once(gpu: pytest.MonkeyPatch, caplog: pytest.LogCapture
 def test_insisting_where_it_cannot_run_is_an_error(gpu: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnavailableError, match="CUDA"):
         choose("always", use_fp64_gumbel=False, device=CPU)
-    gpu.setattr(flashinfer.importlib.util, "find_spec", lambda name: None)
+    gpu.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="package flashinfer-python"):
         choose("always", use_fp64_gumbel=False, device=CUDA)
     gpu.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
@@ -103,7 +104,7 @@ def test_kernels_that_cannot_be_loaded(
 def test_auto_warns_once_on_cuda_and_is_silent_on_the_cpu(
     gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gpu.setattr(flashinfer.importlib.util, "find_spec", lambda name: None)
+    gpu.setattr(importlib.util, "find_spec", lambda name: None)
     for _ in range(2):
         assert choose("auto", use_fp64_gumbel=False, device=CUDA) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -146,7 +147,7 @@ def test_warm_up_chooses_the_faster(
     rows.device = CUDA  # only looked at; nothing is drawn here
     needs = rows.needs(torch.zeros(1, dtype=torch.int32).numpy())
     for times, uses in (((1.0, 2.0), False), ((2.0, 1.0), True)):
-        gpu.setattr(warm_up, "race_of_samplers", lambda *args, times=times: times)
+        gpu.setattr(warm_up, "time_samplers", lambda *args, times=times: times)
         gpu.setattr(warm_up, "compile_kernels", lambda *args: None)
         sampler = Sampler(SamplerConfig(flashinfer="auto"), rows)
         assert sampler.is_capturable(needs)  # until it is timed, the native sampler draws

@@ -1,4 +1,4 @@
-"""What FlashInfer is given, what becomes of its tokens, and on a GPU the sampler itself."""
+"""The rows FlashInfer draws: its inputs, the use of its tokens, and on a GPU its frequencies."""
 
 from __future__ import annotations
 

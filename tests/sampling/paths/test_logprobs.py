@@ -1,17 +1,15 @@
 """Logprobs against a float64 computation by a full sort. Nothing here is random in outcome."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from sampling.batch import LogprobsOutput
 from sampling.params import LogprobsMode
-from sampling.paths.logprobs import (
-    LogprobsOutput,
-    gather_logprobs,
-    listed_logprobs,
-    prompt_logprobs,
-)
+from sampling.paths.logprobs import gather_logprobs, listed_logprobs, prompt_logprobs
 from sampling.race import log_sum_exp, tile_stats
 
 WIDTHS = [1, 7, 111, 1024, 8193]
@@ -20,8 +18,8 @@ INF = float("inf")
 
 def reference(
     values: Tensor, token_ids: Tensor, k: int, explicit: Tensor, normalized: bool = True
-) -> list[dict]:
-    """Row by row in float64, the order by (value descending, id ascending)."""
+) -> list[dict[str, Any]]:
+    """Compute what each row reports in float64, in the order (value descending, id ascending)."""
     rows = []
     for x, token, ids in zip(values.double().numpy(), token_ids, explicit, strict=True):
         reported = x - (np.logaddexp.reduce(x) if normalized else 0.0)
@@ -39,13 +37,14 @@ def reference(
 
 
 def gather(values: Tensor, tokens: Tensor, num_top: int, ids: Tensor | None) -> LogprobsOutput:
-    """With the offsets that the sampler computes."""
+    """Gather logprobs with the offsets that the sampler computes."""
     neutral = torch.ones(len(values), dtype=torch.float64)
     offsets = log_sum_exp(tile_stats(values.float(), neutral), neutral)
     return gather_logprobs(values, offsets, tokens, num_top=num_top, explicit_ids=ids)
 
 
-def check(out: LogprobsOutput, expected: list[dict]) -> None:
+def check(out: LogprobsOutput, expected: list[dict[str, Any]]) -> None:
+    assert len(out.ranks) == len(out.chosen) == len(out.top_ids) == len(expected) > 0
     for i, row in enumerate(expected):
         assert out.ranks[i].item() == row["rank"]
         assert out.top_ids[i].tolist() == row["top_ids"].tolist()
@@ -98,15 +97,16 @@ def test_every_number_of_a_row_is_bit_equal() -> None:
     explicit = torch.cat((tokens[:, None], make_ids(8, 5000, 127)), dim=1)
     out = gather(x, tokens, 20, explicit)
     in_list = out.top_logprobs.gather(1, out.ranks.long()[:, None] - 1)[:, 0]
+    assert out.top_ids.shape == (8, 20)
     assert torch.equal(in_list, out.chosen)
     assert torch.equal(out.explicit[:, 0], out.chosen)
     assert out.ranks.tolist() == list(range(1, 9))
 
 
-def test_a_scored_token_has_the_value_it_was_drawn_with() -> None:
+def test_a_prompt_token_has_the_value_it_was_drawn_with() -> None:
     x, tokens, explicit = make_logits(8, 5000), make_ids(8, 5000, 1)[:, 0], make_ids(8, 5000, 4)
-    scored = prompt_logprobs(x, tokens, num_top=20, explicit_ids=explicit)
-    for mine, theirs in zip(scored, gather(x, tokens, 20, explicit), strict=True):
+    of_prompt = prompt_logprobs(x, tokens, num_top=20, explicit_ids=explicit)
+    for mine, theirs in zip(of_prompt, gather(x, tokens, 20, explicit), strict=True):
         assert torch.equal(mine, theirs)
 
 
@@ -115,6 +115,7 @@ def test_a_row_does_not_depend_on_its_neighbours_or_strides() -> None:
     padded = torch.full((16, 5000), INF)
     padded[:, :4100] = x
     whole = gather(padded[:, :4100], tokens, 5, None)
+    assert whole.top_ids.shape == (16, 5)
     for i in range(16):
         alone = gather(x[i : i + 1], tokens[i : i + 1], 5, None)
         for mine, theirs in zip(alone, whole, strict=True):
@@ -129,6 +130,7 @@ def test_masked_tokens_stay_minus_infinity() -> None:
     out = gather(x, tokens, 4, torch.tensor([[5, -1, 2500]] * 3))
     assert (out.explicit == -INF).all()
     assert out.chosen.isfinite().tolist() == [True, True, False]
+    assert out.explicit.shape == (3, 3)
     assert out.top_ids[2].tolist() == [0, 1, 2, 3]
     assert (out.top_logprobs[2] == -INF).all()
     assert out.ranks[2].item() == 8
@@ -140,6 +142,7 @@ def test_a_bad_row_stays_in_range_and_alone(bad: float) -> None:
     clean = gather(x, tokens, 5, None)
     x[1, 17:40] = bad
     out = gather(x, tokens, 5, None)
+    assert out.top_ids.shape == (3, 5)
     assert ((out.top_ids >= 0) & (out.top_ids < 2500)).all()
     for mine, theirs in zip(out, clean, strict=True):
         assert torch.equal(mine[::2], theirs[::2])
@@ -161,7 +164,7 @@ def test_shared_explicit_ids_of_prompt_positions() -> None:
 
 
 def test_a_large_offset_costs_no_digits() -> None:
-    """Values near 0 beside a log-sum-exp of hundreds: float32 would round it by 3e-5."""
+    """Values near 0 beside a log-sum-exp of hundreds, which float32 would round by 3e-5."""
     x = make_logits(64, 4096, scale=1.0) + torch.linspace(300, 900, 64)[:, None]
     tokens = x.argmax(1)
     out = prompt_logprobs(x, tokens, num_top=3)

@@ -6,6 +6,7 @@ The bound is 1e-5 * max(1, |value|). Nothing here is random in outcome.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,33 +27,42 @@ MODES: tuple[LogprobsMode, ...] = (
     "processed_logprobs",
     "processed_logits",
 )
-PENALTIES = (
+PENALTIES: tuple[dict[str, Any], ...] = (
     {},
     {"repetition_penalty": 1.7},
     {"repetition_penalty": 0.8, "presence_penalty": 0.6, "frequency_penalty": -0.4},
 )
-FILTERS = ({}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.95}, {"min_p": 0.02})
+FILTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_p": 0.8},
+    {"top_k": 40, "top_p": 0.95},
+    {"min_p": 0.02},
+)
+EDITS: tuple[dict[str, Any], ...] = (
+    {},
+    {"logit_bias": {4: 3.0, 17: -2.0}, "bad_words": ((5,), (0, 7))},
+)
 DEVICES = ("cpu", pytest.param("cuda", marks=pytest.mark.gpu))
 CASES = [
     SamplingParams(
         temperature=temperature,
         **filters,
         **penalties,
-        **({"logit_bias": {4: 3.0, 17: -2.0}, "bad_words": ((5,), (0, 7))} if biased else {}),
+        **edits,
         min_tokens=0,
         seed=1,
         logprobs=TOP,
         logprob_token_ids=IDS,
     )
-    for temperature, filters, penalties, biased in itertools.product(
-        (0.0, 0.3, 1.0, 1.7), FILTERS, PENALTIES, (False, True)
+    for temperature, filters, penalties, edits in itertools.product(
+        (0.0, 0.3, 1.0, 1.7), FILTERS, PENALTIES, EDITS
     )
 ]
 
 
 @pytest.fixture(scope="module")
 def logits() -> torch.Tensor:
-    """float32 [PROMPT + OUTPUT, VOCAB], what the model says before each position."""
+    """The model's logits before each position, float32 [PROMPT + OUTPUT, VOCAB]."""
     generator = torch.Generator().manual_seed(2)
     return torch.randn(PROMPT + OUTPUT, VOCAB, generator=generator) * 3 + 5
 
@@ -66,7 +76,7 @@ def history() -> torch.Tensor:
 def wanted(
     raw: np.ndarray, before: np.ndarray, num_prompt: int, params: SamplingParams, mode: LogprobsMode
 ) -> np.ndarray:
-    """float64 [VOCAB]: what the mode reports after the tokens `before`."""
+    """The values that the mode reports after the tokens `before`, float64 [VOCAB]."""
     values = raw.astype(np.float64)
     if mode.startswith("processed"):
         for token, bias in params.logit_bias.items():
@@ -105,11 +115,12 @@ def check(out: LogprobsOutput, tables: list[np.ndarray], token_ids: list[int]) -
             (out.top_logprobs[i, :TOP].cpu(), table[order]),
             (out.explicit[i, : len(IDS)].cpu(), table[list(IDS)]),
         ):
-            got, want = np.atleast_1d(got.numpy()).astype(np.float64), np.atleast_1d(want)
-            assert (np.isneginf(got) == np.isneginf(want)).all()
-            finite_ones = np.isfinite(want)
-            error = np.abs(got[finite_ones] - want[finite_ones])
-            assert (error <= 1e-5 * np.maximum(1, np.abs(want[finite_ones]))).all()
+            have, due = np.atleast_1d(got.numpy()).astype(np.float64), np.atleast_1d(want)
+            assert have.shape == due.shape
+            assert (np.isneginf(have) == np.isneginf(due)).all()
+            finite_ones = np.isfinite(due)
+            error = np.abs(have[finite_ones] - due[finite_ones])
+            assert (error <= 1e-5 * np.maximum(1, np.abs(due[finite_ones]))).all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -141,8 +152,8 @@ def test_prompt(
     mode: LogprobsMode, case: int, device: str, logits: torch.Tensor, history: torch.Tensor
 ) -> None:
     params, first, known = CASES[case], 3, history.to(device)
-    scorer = PromptReporter(params, mode, TOP, IDS, vocab_size=VOCAB, history=known)
-    out = scorer(logits[first:PROMPT].to(device), first)
+    reporter = PromptReporter(params, mode, TOP, IDS, vocab_size=VOCAB, history=known)
+    out = reporter(logits[first:PROMPT].to(device), first)
     tables = [
         wanted(logits[at].numpy(), history[:at].numpy(), at, params, mode)
         for at in range(first, PROMPT)
@@ -150,5 +161,5 @@ def test_prompt(
     check(out, tables, history[first:PROMPT].tolist())
 
 
-def _fields(params: SamplingParams) -> dict[str, object]:
+def _fields(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in params.__struct_fields__}

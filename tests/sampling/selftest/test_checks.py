@@ -1,11 +1,11 @@
-"""The checks of `tailrace verify` must fail what is wrong, in every way that peers have shipped.
+"""The checks of `tailrace verify` fail samplers that are wrong in the ways known from elsewhere.
 
 Replays and comparisons are exact. Counts here use fixed seeds, so their outcome is fixed; each
 had odds of 1e-8 (`checks.ODDS`) of failing by chance when its seed was chosen, and the wrong
 ones pass with odds far below that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from sampling.params import SamplingParams
 from sampling.sampler import SamplerConfig
 from sampling.selftest import checks
 from sampling.selftest.checks import Result
-from sampling.selftest.paths import Call, race_draws, sampler_draws, sampler_step
+from sampling.selftest.paths import Call, Draws, race_draws, sampler_draws, sampler_step
 from sampling.selftest.speculative_paths import (
     DRAFT_DEPTH,
     accept_draws,
@@ -26,7 +26,7 @@ from sampling.selftest.speculative_paths import (
     recovered_from_logits_draws,
     speculated_draws,
 )
-from sampling.selftest.tails import CASES, MANY, TILES, TOKENS, wins
+from sampling.selftest.tails import CASES, MANY, TILES, TOKENS, TailCase, wins
 from sampling.speculative import draws
 from sampling.speculative.draws import Distribution
 
@@ -36,7 +36,7 @@ Noise = Callable[[NoiseKey, Tensor | int, int, Tensor | int], Tensor]
 
 
 def float32_exponentials(level: int) -> Noise:
-    """As a float32 generator makes them at one level: nothing lies below 2^-24."""
+    """Exponentials as a float32 generator makes them at one level: none lies below 2^-24."""
 
     def degraded(key: NoiseKey, first: Tensor | int, count: int, stream_id: Tensor | int) -> Tensor:
         u = noise.uniforms(key, first, count, stream_id)
@@ -48,14 +48,14 @@ def float32_exponentials(level: int) -> Noise:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_sampler_has_its_tail(case: checks.TailCase) -> None:
+def test_the_sampler_has_its_tail(case: TailCase) -> None:
     draw = sampler_draws(CONFIG, CPU)
     assert checks.replay("", "", draw, case, Purpose.TARGET).passed
 
 
 @pytest.mark.parametrize(("case", "level"), [(TOKENS, LEVEL_TOKEN), (TILES, LEVEL_TILE)])
 def test_float32_noise_at_either_level_of_the_sampler_fails(
-    case: checks.TailCase, level: int, monkeypatch: pytest.MonkeyPatch
+    case: TailCase, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(race, "exponentials", float32_exponentials(level))
     result = checks.replay("", "", sampler_draws(CONFIG, CPU), case, Purpose.TARGET)
@@ -73,9 +73,9 @@ def test_float32_noise_at_either_level_of_the_sampler_fails(
     ],
 )
 def test_float32_noise_in_speculation_fails(
-    maker: Callable[[SamplerConfig, torch.device], checks.Draws],
+    maker: Callable[[SamplerConfig, torch.device], Draws],
     purpose: Purpose,
-    case: checks.TailCase,
+    case: TailCase,
     level: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,8 +88,8 @@ def test_float32_noise_in_speculation_fails(
 def test_a_float32_acceptance_uniform_fails(lowest: float, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.replay_acceptance("", "", accept_draws(CONFIG, CPU)).passed
 
-    def degraded(*arguments: Tensor | int) -> Tensor:
-        return (noise.uniforms(*arguments) * 2.0**24).floor() * 2.0**-24 + lowest
+    def degraded(key: NoiseKey, first: Tensor | int, count: int, stream_id: Tensor | int) -> Tensor:
+        return (noise.uniforms(key, first, count, stream_id) * 2.0**24).floor() * 2.0**-24 + lowest
 
     monkeypatch.setattr(draws, "uniforms", degraded)
     assert not checks.replay_acceptance("", "", accept_draws(CONFIG, CPU)).passed
@@ -105,10 +105,10 @@ def test_wins_are_as_many_as_probability_says() -> None:
 
 
 def test_the_count_of_tail_wins_fails_a_sampler_without_a_tail() -> None:
-    def head_only(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
+    def leader_only(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         return torch.zeros_like(positions)
 
-    assert not checks.tail_count("", head_only, MANY, MANY.draws, SEED).passed
+    assert not checks.tail_count("", leader_only, MANY, MANY.draws, SEED).passed
     few = checks.tail_count("", race_draws(CPU), MANY, 10_000, SEED)
     assert few.passed
     assert few.statistic.endswith("of 3.3")
@@ -179,10 +179,10 @@ def test_noise_keyed_by_slot_fails() -> None:
     step = sampler_step(CONFIG, CPU, num_slots=checks.NUM_REQUESTS)
     assert checks.slot_invariance("", step).passed
 
-    def by_slot(calls: list[Call]) -> list[int]:
+    def by_slot(calls: Sequence[Call]) -> list[int]:
         return step([call._replace(seed=call.slot) for call in calls])
 
-    def by_order(calls: list[Call]) -> list[int]:
+    def by_order(calls: Sequence[Call]) -> list[int]:
         return step([call._replace(seed=i) for i, call in enumerate(calls)])
 
     assert not checks.slot_invariance("", by_slot).passed

@@ -1,4 +1,4 @@
-"""Against scipy, and by hand."""
+"""The statistical tests against scipy, and by hand."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Steps of speculation for tests: requests in rows, their drafts in the history."""
+"""Steps of speculation for tests, with requests in rows and their drafts in the history."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
-from sampling.speculative.rejection import Method, verify
+from sampling.speculative.verification import Method, verify
 
 PROMPT_LEN = 10
 
@@ -50,7 +50,7 @@ class Step:
     counted: bool = True
 
     def make(self, device: torch.device) -> tuple[SamplingBatch, SamplingRows, Drafts]:
-        """What `verify` takes beside the logits."""
+        """Make what `verify` takes beside the logits."""
         num_rows, k = self.draft_ids.shape
         rows = SamplingRows(num_rows, self.vocab_size, device, history=self._history().to(device))
         for row, params in enumerate(self.params):
@@ -91,14 +91,14 @@ class Step:
         rates: Sequence[float] | None = None,
         device: torch.device | None = None,
     ) -> tuple[Verification, SamplingRows]:
-        """Verify it, and the rows it leaves."""
+        """Verify the step; return the outcome and the rows with their counts."""
         device = device or torch.device("cpu")
         batch, rows, drafts = self.make(device)
         given = None if rates is None else torch.tensor(rates, dtype=torch.float64, device=device)
         return verify(self.logits.to(device), batch, rows, drafts, method, given), rows
 
     def _history(self) -> Tensor:
-        """With the drafts, as the engine writes them."""
+        """The history with the drafts written into it, as the engine does."""
         history = self.history.clone()
         for row, length in enumerate(self.num_tokens):
             for depth in range(int(self.num_drafts[row])):

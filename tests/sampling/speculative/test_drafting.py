@@ -1,4 +1,7 @@
-"""A drafter's draws against the float64 reference, in torch; `test_drafting_kernels` compares."""
+"""A drafter's draws in torch against the float64 reference.
+
+`test_drafting_kernels` compares the kernels with torch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ N = 2 * len(PARAMS)
 def make_rows(
     vocab_size: int, device: str = "cpu", wishes: list[dict[str, Any]] = PARAMS
 ) -> tuple[SamplingBatch, SamplingRows]:
-    """Row i is sampled by logit row N - 1 - i."""
+    """A batch of N rows in which logit row N - 1 - i belongs to row i."""
     history = torch.full((N, 32), 2, dtype=torch.int32, device=device)
     rows = SamplingRows(N, vocab_size, torch.device(device), history=history)
     for row in range(N):

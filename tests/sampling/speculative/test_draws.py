@@ -206,7 +206,7 @@ def speculate(
     x = torch.ones(n, dtype=torch.int64) if draft is None else draw(draft, key, Purpose.DRAFT)
     recovered = recovered_draw(x, target, draft, key)
     if shared:  # the draft's own noise again
-        assert draft is not None
+        assert draft_logits is not None
         p, q = softmax(logits)[0], softmax(draft_logits)[0]
         weights = torch.tensor(np.maximum(p - q, 0.0)).log().float().expand(n, -1)
         recovered = race(weights, tile_stats(weights, ones), ones, key, Purpose.DRAFT)

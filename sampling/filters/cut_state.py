@@ -1,54 +1,98 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: what the turns know of a row.
+"""The state of a row whose cut is not found yet: which cut is wanted, and where it can lie.
 
 The wanted cut is the highest value v such that the measure of the tokens at or above v, a count
-for top-k and a mass for top-p, reaches a target. A turn looks for it so: `bracket_kernels` brackets
-v by a sample of the row, `scan_kernels` measures what lies above the bracket and notes what lies
-inside, `cut_kernels` finds v there. Where the sample misled, the measures prove it, and they are
+for top-k and a mass for top-p, reaches a target. A turn looks for it so: `filters.bracket` brackets
+v by a sample of the row, `filters.scan` measures what lies above the bracket and notes what lies
+inside, `filters.cut` finds v there. Where the sample misled, the measures prove it, and they are
 exact: the next turn has only what lies between them to look at.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from sampling.filters.shortlist import LAST_ID, TEMPERATURE, TOP_K, TOP_P
-from sampling.kernels.logits import NUM_FLOATS, NUM_INTS
+from sampling import rows
 from sampling.kernels.order import order
+from sampling.kernels.row_params import NUM_FLOATS, NUM_INTS, TEMPERATURE, sampling_row
+from sampling.race import NO_LAST
 from sampling.triton_support import constexpr, jit, tl
 
 NOTED = 8192  # room for the values inside a row's bracket
 
+LAST_ID = constexpr(NO_LAST)  # the largest int32: all tokens equal to a cut are kept
 LOWEST_ORDER = constexpr(-2139095040)  # of the lowest finite float32
+_TOP_K, _TOP_P = constexpr(rows.TOP_K), constexpr(rows.TOP_P)
 
-# What `Scratch.undecided` says of a row: 0 it is cut, otherwise one of the first two, which tell
-# what is cut next, plus AGAIN where a turn has looked for that cut in vain.
-FIRST, SECOND = constexpr(1), constexpr(2)  # a top-k, or a lone top-p; the top-p after a top-k
-AGAIN = constexpr(2)
+
+class CutState(IntEnum):
+    """Which cut of a row is looked for next, as `Scratch.states` holds it.
+
+    The shortlist starts a row; the kernel of `filters.cut` moves it on at the end of each turn.
+    A row with a top-k and a top-p is cut twice: its top-p is a share of what the top-k left.
+
+        shortlist --decides-------------------------------------> DECIDED
+            |
+            v
+          FIRST --found, no top-p left--------------------------> DECIDED
+            | |
+            | +---found, a top-p is left--> SECOND --found------> DECIDED
+            | missed                          | missed
+            v                                 v
+        FIRST_AGAIN                      SECOND_AGAIN
+        moves on as FIRST does,          moves on as SECOND does,
+        stays as it is when missed       stays as it is when missed
+
+    Where all turns are over, `filters.search` decides whatever is not DECIDED.
+    """
+
+    DECIDED = 0  # the row is cut, or has no filters
+    FIRST = 1  # look for the cut of a top-k, of a top-p alone, or of a min-p alone
+    SECOND = 2  # look for the cut of the top-p among what the top-k left
+    FIRST_AGAIN = 3  # as FIRST, with the bounds proved by a turn that missed the cut
+    SECOND_AGAIN = 4
+
+
+DECIDED = constexpr(int(CutState.DECIDED))
+FIRST, SECOND = constexpr(int(CutState.FIRST)), constexpr(int(CutState.SECOND))
+AGAIN = constexpr(CutState.FIRST_AGAIN - CutState.FIRST)  # the same step from SECOND
+
+
+@jit
+def is_second(state):
+    """Whether a row's second cut is looked for, `SECOND` or `SECOND_AGAIN`."""
+    return state % 2 == 0
+
+
+@jit
+def has_missed(state):
+    """Whether a turn has looked for the row's present cut and missed it."""
+    return state > AGAIN
 
 
 class Brackets(NamedTuple):
-    """Where each row's cut lies, as `order`s, and what may be kept at all."""
+    """The bounds of each row's cut, as `order`s."""
 
-    low: Tensor  # int32 [n]
+    low: Tensor  # int32 [n], the bracket: the cut probably lies between its two ends
     high: Tensor  # int32 [n]; below `low` where everything down to the limit is kept
     tied: Tensor  # int32 [n], 1: values equal to low or high are many, and counted, not noted
-    limit: Tensor  # int32 [n], nothing lower is kept
-    limit_id: Tensor  # int32 [n], of the tokens equal to the limit the last one kept
+    limit: Tensor  # int32 [n], nothing lower may be kept
+    limit_id: Tensor  # int32 [n], the last token that may be kept of those equal to the limit
     floor: Tensor  # int32 [n], the cut is proved not to be lower
-    ceiling: Tensor  # int32 [n], or higher
-    from_above: Tensor  # int32 [n], how `left` counts
+    ceiling: Tensor  # int32 [n], the cut is proved not to be higher
+    from_above: Tensor  # int32 [n], 1: `left` counts from the ceiling, 0: from the floor
     num_noted: Tensor  # int32 [n], counted up by the scan
-    left: Tensor  # float64 [n], measure between the cut and the ceiling (1) or the floor (0)
+    left: Tensor  # float64 [n], measure between the cut and the ceiling or the floor
 
 
 class Row(NamedTuple):
-    """Scalars of a row and its bracket."""
+    """A row's parameters and bracket; values within the kernels."""
 
-    by_mass: Any
-    second: Any
+    by_mass: Any  # the measure is a mass, not a count
+    second: Any  # see `is_second`
     low: Any
     high: Any
     tied: Any
@@ -60,7 +104,7 @@ class Row(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Scalars of a row whose cut is looked for."""
+    """The bounds of the cut that a turn looks for; values within the kernels, as in `Brackets`."""
 
     by_mass: Any
     limit: Any
@@ -73,10 +117,11 @@ class Wanted(NamedTuple):
 
 @jit
 def load_row(source, brackets, i, state):
-    row = tl.load(source.rows + i).to(tl.int64)
+    """Load the `Row` of logit row i."""
+    row = sampling_row(source, i)
     floats = source.floats + row * NUM_FLOATS
-    top_k = tl.load(source.ints + row * NUM_INTS + TOP_K)
-    second = state % 2 == 0
+    top_k = tl.load(source.ints + row * NUM_INTS + _TOP_K)
+    second = is_second(state)
     return Row(
         (top_k == 0) | second,
         second,
@@ -87,7 +132,7 @@ def load_row(source, brackets, i, state):
         tl.load(brackets.limit_id + i),
         tl.load(floats + TEMPERATURE),
         top_k,
-        tl.load(floats + TOP_P),
+        tl.load(floats + _TOP_P),
     )
 
 
@@ -111,19 +156,19 @@ def under_min_p(row):
 
 @jit
 def higher(orders):
-    """The next order; there is none for a negative zero."""
+    """The next higher order; a negative zero has none of its own, so -1 is skipped."""
     return orders + tl.where(orders == -2, 2, 1)
 
 
 @jit
 def lower(orders):
-    """The order before."""
+    """The next lower order; -1, a negative zero, is skipped."""
     return orders - tl.where(orders == 0, 2, 1)
 
 
 @jit
 def floor_order(top, temperature, log_min_p):
-    """The order of the lowest finite float32 that min-p keeps."""
+    """The order of the lowest finite float32 that min-p keeps beside the row's maximum `top`."""
     floor = top + temperature * log_min_p
     nearest = floor.to(tl.float32)
     lowest = order(nearest)
@@ -133,7 +178,7 @@ def floor_order(top, temperature, log_min_p):
 
 @jit
 def row_top(stats, i, num_tiles, padded_tiles: tl.constexpr):
-    """The row's maximum."""
+    """The highest logit of logit row i."""
     tiles = tl.arange(0, padded_tiles)
     at = i * num_tiles + tiles
     return tl.max(tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf")), 0)
@@ -141,7 +186,7 @@ def row_top(stats, i, num_tiles, padded_tiles: tl.constexpr):
 
 @jit
 def reopened(brackets, i, by_mass):
-    """What the last turn has proved."""
+    """The `Wanted` cut as the last turn has bounded it."""
     return Wanted(
         by_mass,
         tl.load(brackets.limit + i),
@@ -168,7 +213,7 @@ def opened(
     num_tiles,
     padded_tiles: tl.constexpr,
 ):
-    """What is known before the first turn.
+    """The `Wanted` cut before its first turn.
 
     All tokens lower than T ln(V / (1 - p)) below the top have a mass of less than 1 - p together,
     so the cut is not among them, nor much mass five times T lower.
@@ -187,7 +232,7 @@ def opened(
 
 @jit
 def _row_mass(stats, i, top, temperature, num_tiles, padded_tiles: tl.constexpr):
-    """Sum of the masses relative to the row's maximum, float64."""
+    """The sum of the tiles' masses relative to the row's maximum, float64."""
     tiles = tl.arange(0, padded_tiles)
     at = i * num_tiles + tiles
     maxima = tl.load(stats.maxima + at, mask=tiles < num_tiles, other=float("-inf"))

@@ -1,4 +1,4 @@
-"""The logprobs kernels against the torch path: in Triton's interpreter, and on a GPU as they are.
+"""The logprobs kernels against the torch path, in Triton's interpreter and on a GPU.
 
 Nothing here is random in outcome: integers are equal, values agree to 1e-5.
 """
@@ -12,9 +12,8 @@ from sampling.batch import LogprobsOutput, SamplingBatch
 from sampling.filters.plain import cut
 from sampling.kernels import logprobs as logprob_kernels
 from sampling.kernels.logits import Source
-from sampling.kernels.race import Cuts
 from sampling.kernels.tile_pass import tile_pass
-from sampling.params import SamplingParams
+from sampling.params import LogprobsMode, SamplingParams
 from sampling.paths import torch_edits, torch_path
 from sampling.paths.logprobs import gather_logprobs, prompt_kernels, prompt_logprobs
 from sampling.race import Cut
@@ -22,7 +21,12 @@ from sampling.rows import SamplingRows
 from sampling.triton_support import INTERPRETED
 
 INF = float("inf")
-MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
+MODES: tuple[LogprobsMode, ...] = (
+    "raw_logprobs",
+    "raw_logits",
+    "processed_logprobs",
+    "processed_logits",
+)
 
 pytestmark = [
     pytest.mark.skipif(
@@ -48,6 +52,8 @@ def make_logits(n: int, width: int, seed: int = 0) -> Tensor:
 
 def same(mine: LogprobsOutput, theirs: LogprobsOutput) -> None:
     mine = LogprobsOutput(*(tensor.cpu() for tensor in mine))
+    assert len(theirs.ranks) > 0
+    assert [column.shape for column in mine] == [column.shape for column in theirs]
     assert mine.ranks.tolist() == theirs.ranks.tolist()
     reported = theirs.top_logprobs > -INF
     assert torch.equal(mine.top_ids[reported], theirs.top_ids[reported])
@@ -90,6 +96,7 @@ def test_a_bad_row_stays_in_range_and_alone(bad: float, device: torch.device) ->
     clean = prompt_kernels(x, tokens, 5, None, True)
     x[1, 17:40] = bad
     out = prompt_kernels(x, tokens, 5, None, True)
+    assert out.top_ids.shape == (3, 5)
     assert ((out.top_ids >= 0) & (out.top_ids < 2500)).all()
     for mine, theirs in zip(out, clean, strict=True):
         assert torch.equal(mine[::2], theirs[::2])
@@ -121,8 +128,8 @@ def test_every_mode_beside_the_others(device: torch.device) -> None:
     expected = gather_logprobs(values, offsets, token_ids, num_top=7, explicit_ids=ids)
     reporting = torch.arange(n) != 8
     same(
-        LogprobsOutput(*(tensor.cpu()[reporting] for tensor in mine)),
-        LogprobsOutput(*(tensor[reporting] for tensor in expected)),
+        LogprobsOutput(*(tensor.cpu() for tensor in mine)).at(reporting),
+        expected.at(reporting),
     )
 
 
@@ -142,7 +149,7 @@ def make_batch(
 
 
 def make_cuts(processed: Tensor, params: list[SamplingParams]) -> Cut:
-    """Greedy rows are not cut."""
+    """The cuts of each row's filters; greedy rows keep everything."""
     temperature = torch.tensor([one.temperature or 1.0 for one in params], dtype=torch.float64)
     top_k = torch.tensor([0 if one.greedy else one.top_k for one in params])
     top_p = torch.tensor([1.0 if one.greedy else one.top_p for one in params]).double()
@@ -157,12 +164,12 @@ def on_kernels(
     token_ids: Tensor,
     ids: Tensor,
     device: torch.device,
-) -> tuple[Tensor, ...]:
+) -> LogprobsOutput:
     source = Source.of(x.to(device), *make_batch(params, device))
     return logprob_kernels.gather_logprobs(
         source,
         tile_pass(source, edited=True, peaked=False, reported=True),
-        Cuts(cuts.thresholds.to(device), cuts.last_ids.int().to(device)),
+        Cut(cuts.thresholds.to(device), cuts.last_ids.int().to(device)),
         offsets.to(device),
         token_ids.to(device),
         num_top=7,

@@ -23,10 +23,10 @@ from sampling.batch import SamplingBatch
 from sampling.noise import LEVEL_TILE, NoiseKey, Purpose, stream
 from sampling.params import SamplingParams
 from sampling.sampler import Sampler, SamplerConfig
-from sampling.speculative import draws, torch_verification
+from sampling.speculative import draws
 from sampling.speculative.drafting import DraftMethod, draw_drafts
 from sampling.speculative.draws import Distribution
-from sampling.speculative.rejection import Method
+from sampling.speculative.verification import Method
 from tests.sampling.speculative.speculated_steps import Step
 
 ODDS, IMPOSSIBLE = 1e-6, 1e-10
@@ -49,7 +49,7 @@ DRAFT = 0.4 * TARGET[:K] + make_logits(108)[:K]
 
 
 def target(depth: int, before: list[int], wish: dict[str, Any]) -> np.ndarray:
-    """p by its definition, float64 [VOCAB]."""
+    """Compute the target's p by its definition, float64 [VOCAB]."""
     x, history = TARGET[depth].double().numpy(), HISTORY + before
     params = SamplingParams(**wish)
     x = reference.penalize(
@@ -62,17 +62,18 @@ def target(depth: int, before: list[int], wish: dict[str, Any]) -> np.ndarray:
     )
     kept = reference.kept(x, temperature=params.temperature, top_p=params.top_p)
     weights = np.where(kept, np.exp((x - x.max()) / params.temperature), 0.0)
-    return weights / weights.sum()
+    probabilities: np.ndarray = weights / weights.sum()
+    return probabilities
 
 
 def draft(depth: int, wish: dict[str, Any]) -> np.ndarray:
-    """q, float64 [VOCAB]."""
+    """Compute the draft's q, float64 [VOCAB]."""
     return torch.softmax(DRAFT[depth].double() / wish.get("temperature", 1.0), 0).numpy()
 
 
 @dataclass
 class Sample:
-    """What came of many requests."""
+    """The first tokens, drafts and acceptances of many requests."""
 
     first: Tensor  # int64 [m], the token at the first position
     second: Tensor  # int64 [m], at the second; drawn by the plain sampler where none stood
@@ -146,7 +147,7 @@ def make_step(wish: dict[str, Any], seed: int, counted: bool) -> Step:
 
 
 def pair_p_value(sample: Sample, wish: dict[str, Any]) -> float:
-    """Of the pairs of tokens against p(first) p(second | first)."""
+    """The p-value of the pairs of tokens against p(first) p(second | first), by chi-square."""
     first = target(0, [], wish)
     p = np.stack([first[x] * target(1, [x], wish) for x in range(VOCAB)]).flatten()
     pairs = (sample.first * VOCAB + sample.second).numpy()
@@ -161,7 +162,10 @@ def pair_p_value(sample: Sample, wish: dict[str, Any]) -> float:
 
 
 def acceptance_p_values(sample: Sample, wish: dict[str, Any], *, one_hot: bool) -> list[float]:
-    """At both depths, against sum min(p, q) or sum p(draft), given the drafts before."""
+    """The p-values of acceptance at both depths, given the drafts before.
+
+    Theory says sum min(p, q), or p(draft) where drafts are one-hot.
+    """
     p_values = []
     for depth in range(K):
         reached = sample.num_accepted >= depth
@@ -229,7 +233,7 @@ def test_a_stream_shared_by_draft_and_residual_is_found(monkeypatch: pytest.Monk
 
 
 def test_strict_matching_is_found() -> None:
-    """Drafts with noise of their own are accepted only where the target draws the same."""
+    """Comparing tokens drawn by independent noise is exact, but accepts far too few drafts."""
     sample = speculate(WISHES["plain"], "gumbel", "coupled")
     assert pair_p_value(sample, WISHES["plain"]) > ODDS  # it is exact, and slow
     assert acceptance_p_values(sample, WISHES["plain"], one_hot=False)[0] < IMPOSSIBLE
@@ -241,6 +245,6 @@ def test_matching_the_highest_token_is_found(monkeypatch: pytest.MonkeyPatch) ->
     ) -> Tensor:
         return x == p.greedy()
 
-    monkeypatch.setattr(torch_verification.draws, "accept", match)
+    monkeypatch.setattr(draws, "accept", match)
     sample = speculate(WISHES["plain"], "greedy")
     assert pair_p_value(sample, WISHES["plain"]) < IMPOSSIBLE

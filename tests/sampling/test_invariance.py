@@ -21,7 +21,7 @@ LOGITS = [make_logits(NUM_REQUESTS, WIDTH, seed=position) for position in range(
 
 
 def requests() -> list[Request]:
-    """Greedy and random, filtered, masked, biased and penalised, prompts of several lengths."""
+    """Requests that are greedy, random, filtered, masked, biased and penalised, in turn."""
     return [
         Request(
             SamplingParams(
@@ -46,7 +46,7 @@ def requests() -> list[Request]:
 
 
 def logits_of(host: Host, rows: list[int], order: dict[int, int]) -> Tensor:
-    """Each request's own logits at its position; `order` maps rows to requests."""
+    """The logits of each row's request at its position; `order` maps rows to requests."""
     return torch.stack([LOGITS[len(host.requests[row].tokens)][order[row]] for row in rows])
 
 
@@ -55,7 +55,7 @@ def outputs(every: list[Request]) -> list[list[int]]:
 
 
 def together(rows_of: list[int], num_rows: int = NUM_REQUESTS) -> list[list[int]]:
-    """All in one batch, request i in row `rows_of[i]`, the batch in the order of the rows."""
+    """Run all in one batch, request i in row `rows_of[i]`, the batch in the order of the rows."""
     host, every = Host(num_rows, WIDTH), requests()
     order = {row: i for i, row in enumerate(rows_of)}
     for row, i in order.items():
@@ -67,7 +67,7 @@ def together(rows_of: list[int], num_rows: int = NUM_REQUESTS) -> list[list[int]
 
 
 def alone() -> list[list[int]]:
-    """One after the other in row 0 of one host."""
+    """Run one request after the other, in row 0 of one host."""
     host, every = Host(1, WIDTH), requests()
     for i, request in enumerate(every):
         host.admit(0, request)
@@ -78,7 +78,7 @@ def alone() -> list[list[int]]:
 
 
 def preempted() -> list[list[int]]:
-    """Two thirds are taken out at some step, and come back later in a row another has had."""
+    """Run all; two thirds are taken out at some step and come back in a row another has had."""
     host, every, order = Host(NUM_REQUESTS, WIDTH), requests(), {}
     for i, request in enumerate(every):
         host.admit(i, request)
@@ -131,7 +131,7 @@ Key = Callable[[SamplingRows, Tensor, Tensor], NoiseKey]
 
 
 def keyed_by(part: Callable[[Tensor, Tensor, Iterator[int]], dict[str, Tensor]]) -> Key:
-    """`SamplingRows.noise_key` with a part replaced."""
+    """`SamplingRows.noise_key` with a part of the key replaced."""
     noise_key, calls = SamplingRows.noise_key, count()
 
     def wrong(self: SamplingRows, rows: Tensor, positions: Tensor) -> NoiseKey:

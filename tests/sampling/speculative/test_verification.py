@@ -18,7 +18,7 @@ from sampling import reference
 from sampling.batch import Verification
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
-from sampling.speculative.rejection import Method, conditional_rates, rates_of_length
+from sampling.speculative.verification import Method, conditional_rates, rates_of_length
 from tests.sampling.speculative.speculated_steps import PROMPT_LEN, Step, random_step
 from tests.sampling.steps import Host, Request
 
@@ -52,7 +52,7 @@ def starts(step: Step) -> list[int]:
 
 
 def target(step: Step, row: int, depth: int, start: int) -> np.ndarray:
-    """p by its definition, float64 [vocab_size]; the drafts before `depth` are history."""
+    """Compute p by its definition, float64 [vocab_size]; drafts before `depth` count as history."""
     params, length = step.params[row], step.num_tokens[row]
     drafts = step.draft_ids[row, :depth] % step.vocab_size  # behind a missing one p is not used
     history = [*step.history[row, :length].tolist(), *drafts.tolist()]
@@ -75,7 +75,8 @@ def target(step: Step, row: int, depth: int, start: int) -> np.ndarray:
         frequency=params.frequency_penalty,
     )
     if params.greedy:
-        return (np.arange(len(x)) == x.argmax()).astype(np.float64)
+        one_hot: np.ndarray = (np.arange(len(x)) == x.argmax()).astype(np.float64)
+        return one_hot
     kept = reference.kept(
         x,
         temperature=params.temperature,
@@ -84,7 +85,8 @@ def target(step: Step, row: int, depth: int, start: int) -> np.ndarray:
         min_p=params.min_p,
     )
     weights = np.where(kept, np.exp((x - x.max()) / params.temperature), 0.0)
-    return weights / weights.sum()
+    probabilities: np.ndarray = weights / weights.sum()
+    return probabilities
 
 
 def expected(step: Step, row: int, start: int) -> reference.Verified:
@@ -178,7 +180,7 @@ def test_a_bad_row_keeps_the_tokens_before_it_and_stays_alone(bad: float) -> Non
     assert not verified.bad.any()
 
 
-def test_a_draft_head_gone_bad_is_refused_and_harms_nothing() -> None:
+def test_bad_draft_logits_are_refused_and_harm_nothing() -> None:
     step = random_step([{}], 30, 1, 40, has_draft_logits=True)
     assert step.draft_logits is not None
     step.draft_logits[:10, 0, 3] = torch.nan
@@ -217,9 +219,9 @@ MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, EVERYTHING, {"top_k": 8}])
 def test_generation_equals_the_plain_sampler(params: dict[str, Any], mode: str) -> None:
-    """Token for token with T = 0 or coupled, whatever the drafts; the same logprobs, bit for bit.
+    """With T = 0 or coupled, tokens and logprobs are the plain sampler's, bit for bit.
 
-    Rows whose drafts are all the plain tokens, wrong from some depth on, and missing.
+    The rows have drafts that are all the plain tokens, wrong from some depth on, and missing.
     """
     wish = params | {"logprobs": 2, "logprob_token_ids": (0, 7, 7), "logprobs_mode": mode}
     method: Method = "standard" if params.get("temperature") == 0.0 else "coupled"
@@ -247,13 +249,13 @@ def test_generation_equals_the_plain_sampler(params: dict[str, Any], mode: str) 
 
 
 def logits_after(tokens: list[int]) -> Tensor:
-    """float32 [40]: a model whose logits depend on the last two tokens and the position."""
+    """Logits float32 [40] of a model that depend on the last two tokens and the position."""
     seed = tokens[-1] * 1009 + tokens[-2] * 31 + len(tokens)
     return torch.randn(40, generator=torch.Generator().manual_seed(seed)) * 2
 
 
 def plain_run(requests: list[Request], length: int) -> tuple[list[list[int]], list[Any]]:
-    """Tokens of each request by the plain sampler, and the logprobs of each step."""
+    """Run the plain sampler: the tokens of each request, and the logprobs of each step."""
     host = Host(len(requests), 40)
     for row, request in enumerate(requests):
         host.admit(row, Request(request.params, request.seed, request.choice))
@@ -267,7 +269,10 @@ def plain_run(requests: list[Request], length: int) -> tuple[list[list[int]], li
 def next_step(
     requests: list[Request], plain: list[list[int]], at: Tensor, k: int, rounds: int
 ) -> Step:
-    """Each row as far as `at`; row r drafts the plain tokens, wrong from depth r mod (k + 2)."""
+    """The step after `at` tokens of each row.
+
+    Row r drafts the plain tokens, but a wrong one at depth (r + rounds) mod (k + 2).
+    """
     num_rows = len(requests)
     history = torch.zeros((num_rows, 64), dtype=torch.int32)
     draft_ids = torch.zeros((num_rows, k), dtype=torch.int32)

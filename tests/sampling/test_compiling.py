@@ -1,11 +1,12 @@
-"""Every kernel of the sampler compiles for a Hopper GPU, here, where there is none.
+"""Every kernel of the sampler compiles for a Hopper GPU, on a machine that has none.
 
-Triton brings its own assembler. What the interpreter accepts a compiler may not: types that
+Triton brings its own assembler. A compiler may refuse what the interpreter accepts: types that
 differ between branches, constants that are not, shapes that are no powers of two.
 """
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 import torch
 
 from sampling import sampler as sampler_module
-from sampling.compiling import compiling_together
+from sampling.compiling import compiling_together, on_compilation
 from sampling.sampler import SamplerConfig
-from sampling.speculative import drafting, rejection
+from sampling.speculative import drafting, verification
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
 from tests.sampling import test_sampler_kernels
 from tests.sampling.speculative import test_drafting
@@ -32,7 +33,7 @@ REPORT = {"logprobs": 20, "logprob_token_ids": (1, 2), "logprobs_mode": "process
 
 
 class _NoGPU:
-    """What Triton asks of a driver before it compiles."""
+    """A driver that answers the questions Triton has before it compiles."""
 
     def get_current_device(self) -> int:
         return 0
@@ -49,7 +50,7 @@ class _NoGPU:
 
 @pytest.fixture(autouse=True)
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Names of the kernels that were compiled in place of being launched."""
+    """Compile kernels in place of launching them; collects their names."""
     names: set[str] = set()
     run = triton.runtime.JITFunction.run
 
@@ -59,7 +60,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
         names.add(self.__name__)
 
     monkeypatch.setattr(triton.runtime.JITFunction, "run", compile_only)
-    for module in (sampler_module, drafting, rejection):
+    for module in (sampler_module, drafting, verification):
         monkeypatch.setattr(module, "kernels_run_on", lambda device: True)
     monkeypatch.setattr(test_sampler_kernels, "config_on", lambda device: SamplerConfig())
     triton.runtime.driver.set_active(_NoGPU())
@@ -75,7 +76,7 @@ def test_the_sampler(compiled: set[str]) -> None:
 
 
 def test_verified_drafts(compiled: set[str]) -> None:
-    wishes = [EDITS | REPORT, {"temperature": 0.0}]
+    wishes: list[dict[str, Any]] = [EDITS | REPORT, {"temperature": 0.0}]
     step = random_step(wishes, 3, 4, 2500, has_draft_logits=True)
     step.verify("standard", None)
     assert {"_verdict_kernel", "_last_token_kernel"} <= compiled
@@ -100,3 +101,15 @@ def test_what_no_kernel_wrote_can_be_used_as_token_ids() -> None:
             memory.fill_(-7)
     assert torch.empty is not torch.zeros
     assert torch.Tensor.new_empty is not torch.Tensor.new_zeros
+
+
+def test_a_listener_hears_of_each_kernel_until_it_is_removed() -> None:
+    heard: list[str] = []
+    runtime = triton.knobs.runtime
+    on_compilation(heard.append)
+    try:
+        runtime.jit_post_compile_hook(fn=types.SimpleNamespace(name="a_kernel"))
+        assert heard == ["a_kernel"]
+    finally:
+        on_compilation(None)
+    assert runtime.jit_post_compile_hook is None

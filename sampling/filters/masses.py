@@ -1,16 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Min-p, top-k and top-p in Triton without sorting the vocabulary: what a cut keeps of each tile.
+"""Device functions for the mass that a cut keeps of each tile, which the race needs.
 
 Tiles note their values in no certain order, but each its own always in the same, so a tile's mass
-does not depend on who came first.
+does not depend on which tile came first.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sampling.filters.shortlist import LAST_ID
-from sampling.filters.turns import first_inside, last_inside
+from sampling.filters.cut_state import LAST_ID, first_inside, last_inside
 from sampling.kernels.logits import TILE, load_raw, processed
 from sampling.kernels.order import order, value_of
 from sampling.triton_support import constexpr, jit, tl
@@ -18,8 +17,8 @@ from sampling.triton_support import constexpr, jit, tl
 _RANKS = constexpr(16)  # notes of every tile looked at together
 
 
-class Tiles(NamedTuple):
-    """A row's tiles, vectors of [padded_tiles]."""
+class ScannedTiles(NamedTuple):
+    """The scan's findings in a row's tiles, vectors of [padded_tiles]; see `scan.Scan`."""
 
     maxima: Any
     mass_above: Any
@@ -30,13 +29,13 @@ class Tiles(NamedTuple):
 
 
 @jit
-def scanned_tiles(scan, stats, row, i, num_tiles, padded_tiles: tl.constexpr):
-    """What the scan has found in a row's tiles."""
+def load_scanned_tiles(scan, stats, row, i, num_tiles, padded_tiles: tl.constexpr):
+    """Load the `ScannedTiles` of logit row i."""
     tiles = tl.arange(0, padded_tiles)
     at, mask = i * num_tiles + tiles, tiles < num_tiles
     tied = tiles < tl.where(row.tied != 0, num_tiles, 0)
     noted = tiles < tl.where(first_inside(row) <= last_inside(row), num_tiles, 0)
-    return Tiles(
+    return ScannedTiles(
         tl.load(stats.maxima + at, mask=mask, other=float("-inf")),
         tl.load(scan.mass_above + at, mask=mask, other=0.0),
         tl.load(scan.num_high + at, mask=tied, other=0),
@@ -47,7 +46,7 @@ def scanned_tiles(scan, stats, row, i, num_tiles, padded_tiles: tl.constexpr):
 
 
 @jit
-def keep(
+def kept_masses(
     source,
     scan,
     row,
@@ -60,7 +59,7 @@ def keep(
     padded_tiles: tl.constexpr,
     edited: tl.constexpr,
 ):
-    """The masses of what the cut keeps of each tile, and the last id equal to it."""
+    """The mass of what the cut keeps of each tile, and the last id kept that equals the cut."""
     masses, num_equal = tiles.mass_above, tl.zeros_like(tiles.num_inside)
     maxima = tiles.maxima[:, None]
     for first in range(0, tl.max(tiles.num_inside, 0), _RANKS):
@@ -76,22 +75,22 @@ def keep(
         num_equal = tl.where(cut == row.high, tiles.num_high, num_equal)
     num_high = tl.where(cut < row.high, tiles.num_high, 0)
     masses += _mass_of(num_high, row.high, tiles.maxima, scale)
-    num_kept, last_id = _keep_equal(source, row, i, cut, needed, num_equal, padded_tiles, edited)
+    num_kept, last_id = _kept_equal(source, row, i, cut, needed, num_equal, padded_tiles, edited)
     return masses + _mass_of(num_kept, cut, tiles.maxima, scale), last_id
 
 
 @jit
 def _mass_of(number, orders, maxima, scale):
-    """That of so many equal tokens in each tile."""
+    """The mass of `number` tokens of one order in each tile, relative to its maximum."""
     mass = number * tl.exp2((value_of(orders) - maxima) * scale)
     return tl.where(number > 0, mass, 0.0)
 
 
 @jit
-def _keep_equal(
+def _kept_equal(
     source, row, i, cut, needed, num_equal, padded_tiles: tl.constexpr, edited: tl.constexpr
 ):
-    """Keep the first `needed` tokens equal to the cut: how many in each tile, and the last id."""
+    """Count the first `needed` tokens equal to the cut in each tile; return the last id too."""
     tiles = tl.arange(0, padded_tiles)
     ends = tl.cumsum(num_equal, 0)
     kept = tl.minimum(tl.maximum(needed - (ends - num_equal), 0.0), num_equal)
@@ -116,7 +115,8 @@ def _equal_id(source, i, tile, cut, rank, edited: tl.constexpr):
 
 
 @jit
-def leave(stats, cuts, i, cut, last_id, masses, num_tiles, padded_tiles: tl.constexpr):
+def store_cut(stats, cuts, i, cut, last_id, masses, num_tiles, padded_tiles: tl.constexpr):
+    """Store the cut of logit row i and the masses that it keeps."""
     tiles = tl.arange(0, padded_tiles)
     tl.store(stats.masses + i * num_tiles + tiles, masses, mask=tiles < num_tiles)
     tl.store(cuts.thresholds + i, value_of(cut))

@@ -1,4 +1,4 @@
-"""Verification: which of a step's drafts stand, and the token behind them.
+"""Verification of a step's drafts: which of them stand, and the token behind them.
 
 At each depth the target's p is what the sampler would draw from there, with every mask, bias,
 penalty and filter of the row; q is what the draft was drawn from. Depth by depth:
@@ -10,7 +10,7 @@ penalty and filter of the row; q is what the draft was drawn from. Depth by dept
     coupled    accept when x is the token that the plain sampler draws, else that token
 
 A greedy row draws its highest token; it accepts x when x is that token (at the given rate where
-synthetic). What stands behind the last accepted draft, at a depth without a draft, or in a row
+synthetic). The token behind the last accepted draft, at a depth without a draft, or in a row
 without drafts is the plain sampler's own token at that position, bit for bit.
 `sampling.speculative.draws` says which stream of noise decides what.
 
@@ -63,7 +63,7 @@ def verify(
 
 
 def rates_of_length(length: float, k: int) -> list[float]:
-    """Acceptance rates by position for which a step enters `length` tokens on average.
+    """Acceptance rates by position that make a step enter `length` tokens on average.
 
     Args:
         length: in [1, k + 1]; its whole part is always entered.
@@ -72,10 +72,10 @@ def rates_of_length(length: float, k: int) -> list[float]:
 
 
 def conditional_rates(rates: Sequence[float]) -> list[float]:
-    """How often a depth accepts once all before it did, from how often it is accepted at all.
+    """Each depth's acceptance rate given that all before it accepted, from the rates by position.
 
     Args:
-        rates: by position, in [0, 1], not increasing.
+        rates: how often the draft of each position is accepted at all, in [0, 1], not increasing.
     """
     before = [1.0, *rates[:-1]]
     return [rate / last if last else 0.0 for rate, last in zip(rates, before, strict=True)]

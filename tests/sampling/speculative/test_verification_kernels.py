@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from sampling.batch import Verification
-from sampling.speculative import rejection
-from sampling.speculative.rejection import Method
+from sampling.speculative import verification
+from sampling.speculative.verification import Method
 from sampling.triton_support import INTERPRETED
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.speculative.speculated_steps import Step, random_step
@@ -64,7 +64,7 @@ CASES = [
 
 
 def make_step(wishes: list[dict[str, Any]], vocab_size: int, has_draft_logits: bool) -> Step:
-    """Missing drafts, little room, a draft head gone bad and bad logits, each in some row."""
+    """A step with missing drafts, little room, bad draft logits and bad logits, each somewhere."""
     step = random_step(wishes, NUM_ROWS, K, vocab_size, has_draft_logits=has_draft_logits)
     step.draft_ids[2, 1] = -1
     step.draft_ids[3, 0] = vocab_size
@@ -116,7 +116,7 @@ def test_kernels_equal_plain_torch(
     rates = RATES if method == "synthetic" else None
     ours, rows = step.verify(method, rates, torch.device(device))
     with monkeypatch.context() as plain:
-        plain.setattr(rejection, "kernels_run_on", lambda device: False)
+        plain.setattr(verification, "kernels_run_on", lambda device: False)
         wanted, wanted_rows = step.verify(method, rates)
     assert_equal(ours, wanted, step)
     assert torch.equal(rows.counts.words.cpu(), wanted_rows.counts.words)
@@ -126,11 +126,15 @@ def test_kernels_equal_plain_torch(
 def test_penalties_count_the_drafts_before_a_depth(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = {"repetition_penalty": 1.2, "frequency_penalty": 1.5, "presence_penalty": 1.0}
+    wish: dict[str, Any] = {
+        "repetition_penalty": 1.2,
+        "frequency_penalty": 1.5,
+        "presence_penalty": 1.0,
+    }
     wish |= {"logprobs": 3, "logprobs_mode": "processed_logits"}
     step = random_step([wish], 8, K, 60, has_draft_logits=False, likely=4.0, alike=True)
     ours, _ = step.verify(device=torch.device(device))
-    monkeypatch.setattr(rejection, "kernels_run_on", lambda device: False)
+    monkeypatch.setattr(verification, "kernels_run_on", lambda device: False)
     wanted, _ = step.verify()
     assert_equal(ours, wanted, step)
     forgotten, _ = replace(step, counted=False).verify()
@@ -140,7 +144,7 @@ def test_penalties_count_the_drafts_before_a_depth(
 @pytest.mark.skipif(not INTERPRETED, reason="watches the interpreter")
 @pytest.mark.parametrize("how", ["draft logits", "one-hot", "coupled"])
 def test_kernels_stay_inside_their_tensors(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything at once, with fewer explicit ids and top tokens than their buckets hold."""
+    """All features at once, with fewer explicit ids and top tokens than their buckets hold."""
     everything = EDITS | {"top_k": 50, "top_p": 0.9, "min_p": 0.01, "logprobs": 3}
     everything |= {"logprob_token_ids": (0,) * 17, "logprobs_mode": "processed_logprobs"}
     masked = {"allowed_token_ids": (1, 5, 9), "logprobs": 20, "logprobs_mode": "processed_logits"}

@@ -1,0 +1,110 @@
+"""The tile pass against plain torch, and the memory it must not touch. Nothing is random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sampling import race
+from sampling.batch import SamplingBatch
+from sampling.kernels import tile_pass as tile_pass_module
+from sampling.kernels.logits import Source
+from sampling.kernels.tile_pass import PEAK, TileStats, tile_pass
+from sampling.noise import TILE
+from sampling.params import SamplingParams
+from sampling.race import MASS_ERROR
+from sampling.rows import SamplingRows
+from sampling.triton_support import triton
+from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
+
+NUM_ROWS, NUM_TILES, TEMPERATURE = 2, 5, 0.7
+VOCAB_SIZE = NUM_TILES * TILE - 100
+POISON = -77.0
+
+
+def make_source(device: str, wish: dict[str, Any]) -> tuple[Source, Tensor]:
+    """Bfloat16 logits of two rows, on the device and as float32 on the CPU."""
+    where = torch.device(device)
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(NUM_ROWS, VOCAB_SIZE, generator=generator) * 3).bfloat16()
+    history = torch.zeros(NUM_ROWS, 8, dtype=torch.int32, device=where)
+    rows = SamplingRows(NUM_ROWS, VOCAB_SIZE, where, history=history)
+    for row in range(NUM_ROWS):
+        params = SamplingParams(temperature=TEMPERATURE, **wish)
+        rows.add(row, params, seed=row, choice=0, prompt_len=1, num_tokens=4)
+    rows.flush()
+    rows_np = np.arange(NUM_ROWS, dtype=np.int32)
+    batch = SamplingBatch(
+        torch.arange(NUM_ROWS, dtype=torch.int32, device=where),
+        torch.full((NUM_ROWS,), 4, device=where),
+        rows_np,
+        rows.needs(rows_np),
+    )
+    return Source.of(logits.to(where), batch, rows), logits.float()
+
+
+def assert_right(stats: TileStats, logits: Tensor, processed: Tensor) -> None:
+    """Maxima are equal; masses lie within the error that `sampling.race` derives."""
+    temperature = torch.full((NUM_ROWS,), TEMPERATURE, dtype=torch.float64)
+    for values, scale, maxima, masses in (
+        (processed, temperature, stats.maxima, stats.masses),
+        (logits, torch.ones_like(temperature), stats.raw_maxima, stats.raw_masses),
+    ):
+        wanted = race.tile_stats(values, scale)
+        assert torch.equal(maxima.cpu(), wanted.maxima)
+        error = (masses.cpu() / wanted.masses - 1).abs().max()
+        assert float(error) < 2 * MASS_ERROR  # both sides are float32 sums
+    filled = torch.nn.functional.pad(processed, (0, 100), value=-torch.inf)
+    assert torch.equal(stats.peaks.cpu(), filled.view(NUM_ROWS, -1, PEAK).amax(2))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("edited", [False, True])
+@pytest.mark.parametrize(("tiles", "steps"), [(None, None), (1, 1), (4, 1), (2, 2), (8, 1)])
+def test_every_launch_shape_gives_the_same(
+    tiles: int | None, steps: int | None, edited: bool, device: str
+) -> None:
+    if steps == 2 and not edited:
+        steps = 1  # several steps are for edited rows
+    source, logits = make_source(device, {"logit_bias": {7: 2.0}} if edited else {})
+    processed = logits.clone()
+    if edited:
+        processed[:, 7] += 2.0
+    stats = tile_pass(source, edited=edited, peaked=True, reported=True, tiles=tiles, steps=steps)
+    assert_right(stats, logits, processed)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_partial_group_of_tiles_writes_nothing_behind_its_row(edited: bool, device: str) -> None:
+    """Four tiles a program, five in a row: the last row's second program has three too many."""
+    source, logits = make_source(device, {"logit_bias": {7: 0.5}} if edited else {})
+    peaks_a_tile = TILE // PEAK
+    sizes = [NUM_ROWS * NUM_TILES * width for width in (1, 1, peaks_a_tile, 1, 1)]
+    behind = 4 * peaks_a_tile  # more than a program can reach
+    buffers = [torch.full((size + behind,), POISON, device=device) for size in sizes]
+    stats = TileStats(
+        *(buffer[:size].view(NUM_ROWS, -1) for buffer, size in zip(buffers, sizes, strict=True))
+    )
+    tile_pass_module._tile_pass_kernel[(triton.cdiv(NUM_TILES, 4) * NUM_ROWS,)](
+        source,
+        stats,
+        NUM_TILES,
+        1,
+        tiles=4,
+        edited=edited,
+        peaked=True,
+        reported=True,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    for name, buffer, size in zip(TileStats._fields, buffers, sizes, strict=True):
+        assert (buffer[size:] == POISON).all(), name
+    processed = logits.clone()
+    if edited:
+        processed[:, 7] += 0.5
+    assert_right(stats, logits, processed)
