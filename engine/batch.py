@@ -1,31 +1,35 @@
-"""Device state of rows, and a step's inputs derived from it on the device.
+"""The rows' state on the device, and a step's inputs, which are gathered from it there.
 
 `RequestRows` owns token history, lengths and block tables; one index is one row for as long as a
-choice runs. `InputBatch` is views and gathers of it, made anew each step and never stored.
+choice runs. `StepInputs` is views and gathers of it, made anew for each step and never stored:
+`engine.runner.gather` makes those of a step of any shape, `engine.runner.decode_step` those of a
+decode step, at fixed addresses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.blocks import NULL_BLOCK
-from engine.buffers import StagedWrites, to_device
+from engine.buffers import StagedWrites
 from engine.contracts.attention import AttentionInputs
 from engine.plan import StepPlan
-from engine.request import Int32Array, Int64Array
+from engine.request import Int32Array
+from sampling.batch import Drafts, SamplingBatch
+from sampling.mirror import to_device
+from sampling.rows import SamplingNeeds
 
 ALIGNMENT = 16
 """Kernels are compiled for addresses and strides divisible by 16, and anew for others."""
 
 
 class RequestRows:
-    """Owner of what the device knows of each row.
+    """Owns what the device knows of each row.
 
     Histories and tables are wide enough for the drafts behind the last place of the context.
 
@@ -102,142 +106,89 @@ class RequestRows:
         positions = self.num_computed[rows, None] + places
         self.token_ids[rows[:, None], positions] = self.drafts[rows].clamp(min=0)
 
-    def enter(self, batch: InputBatch, token_ids: torch.Tensor) -> None:
-        """Append drawn tokens int32 [L, W]; what does not stand will be overwritten."""
-        first = batch.draw_positions[batch.logit_starts]
-        positions = first[:, None] + torch.arange(token_ids.shape[1], device=self.device)
-        self.token_ids[batch.draw_rows[:, None], positions] = token_ids
+    def enter(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Write tokens int32 [L, W] into rows int64 [L], from positions int64 [L] on.
 
-    def advance(self, batch: InputBatch, num_new: torch.Tensor | None) -> None:
-        """Count the step's tokens as computed.
+        Those that do not stand are written too: later steps overwrite them.
+        """
+        places = torch.arange(token_ids.shape[1], device=self.device)
+        self.token_ids[rows[:, None], positions[:, None] + places] = token_ids
+
+
+class Drafting(NamedTuple):
+    """The rows for which the drafter proposes behind a step: P of its R rows.
+
+    Attributes:
+        places: int64 [P], where they are among the step's rows.
+        rows: int64 [P]. rows_np: int32 [P], the same on the host.
+        needs: of these rows.
+        block_tables: int32 [P, max_blocks], wide enough for what is drafted.
+    """
+
+    places: torch.Tensor
+    rows: torch.Tensor
+    rows_np: Int32Array
+    needs: SamplingNeeds
+    block_tables: torch.Tensor
+
+
+class RowEnds(NamedTuple):
+    """The ends of rows once a step's tokens are in them, from which the drafter goes on.
+
+    Attributes:
+        next_ids: int32 [T], the token after each query token, as in `VerifiedStep`.
+        last: int64 [P], the last query token that stands in each row of `Drafting`.
+        positions: int64 [P], of the next step's first draft. limits: int64 [P], of the rows.
+        num_offered: int32 [L], drafts that were verified, as far as there was room; None where
+            the step verified none.
+    """
+
+    next_ids: torch.Tensor
+    last: torch.Tensor
+    positions: torch.Tensor
+    limits: torch.Tensor
+    num_offered: torch.Tensor | None
+
+
+class Entry(Protocol):
+    """Puts the tokens of one step into their rows."""
+
+    def enter(self, token_ids: torch.Tensor | None, num_new: torch.Tensor | None) -> RowEnds | None:
+        """Append what was drawn, and count query tokens as computed.
 
         Args:
-            num_new: int32 [L], tokens that stand of decoding rows with drafts, which come first.
+            token_ids: int32 [L, W]; None where no row draws.
+            num_new: int32 [L], how many of them stand, where drafts were verified. None: all do.
+
+        Returns:
+            None where the drafter does not run behind the step.
         """
-        computed = batch.num_query
-        if num_new is not None:
-            computed = computed.clone()
-            computed[: batch.num_decodes] = num_new[: batch.num_decodes].to(computed.dtype)
-        self.num_computed[batch.rows] += computed
+        ...
 
 
 @dataclass(frozen=True)
-class InputBatch:
+class StepInputs:
     """One step's inputs: R rows, T tokens; L rows draw from N logit rows.
 
     Attributes:
-        rows: int64 [R]. num_query: int64 [R]. num_decodes: rows, the first, that decode.
-        input_ids: int32 [T]. positions: int64 [T]. token_rows: int64 [T], the row of each token.
-        draw_rows: int64 [L], rows that draw. logit_starts: int64 [L], their first logit rows.
-        logit_tokens: int64 [N], tokens whose hidden state goes through the head.
-        logit_rows: int64 [N], the row that draws from each logit row; logit_rows_np: int32.
-        depths: int32 [N], drafts before the token to be drawn.
-        draw_positions: int64 [N], absolute position of the token to be drawn.
-        attention: lengths and tables.
+        rows: int64 [R].
+        input_ids: int32 [T]. positions: int64 [T], of the tokens in their rows.
+        attention: lengths, tables and slots.
+        logit_tokens: the N tokens whose hidden state goes through the LM head: int64 [N], or a
+            slice.
+        sampling: the N logit rows; None where no row draws.
+        drafts: what the logit rows verify, its `logits` left to the drafter; None where they
+            verify nothing.
+        drafting: None where the drafter does not run behind the step, or there is none.
+        entry: puts the step's tokens into their rows.
     """
 
     rows: torch.Tensor
-    num_query: torch.Tensor
-    num_decodes: int
     input_ids: torch.Tensor
     positions: torch.Tensor
-    token_rows: torch.Tensor
-    draw_rows: torch.Tensor
-    logit_starts: torch.Tensor
-    logit_tokens: torch.Tensor
-    logit_rows: torch.Tensor
-    logit_rows_np: Int32Array
-    depths: torch.Tensor
-    draw_positions: torch.Tensor
     attention: AttentionInputs
-
-
-def make_batch(plan: StepPlan, state: RequestRows) -> InputBatch:
-    """Gather a step's inputs from the rows; one small copy to the device, no wait."""
-    num_rows, num_tokens = len(plan.rows), int(plan.num_query.sum())
-    starts_np = np.zeros(num_rows + 1, dtype=np.int32)
-    np.cumsum(plan.num_query, out=starts_np[1:])
-    logits = _LogitRows.of(plan, starts_np)
-    rows, num_query, starts, draw_rows, logit_starts, logit_tokens, logit_rows, depths = _split(
-        [plan.rows, plan.num_query, starts_np, *logits], state.device
-    )
-    num_decodes = int(plan.decodes.sum()) if plan.num_drafts else 0
-    if num_decodes:
-        state.enter_drafts(rows[:num_decodes])
-
-    num_computed = state.num_computed[rows]
-    tables = state.tables_of(rows, plan.max_seq_len)
-    if num_tokens == num_rows:  # every row brings one token
-        token_idx, positions = torch.arange(num_rows, device=state.device), num_computed
-    else:
-        row_ids = torch.arange(num_rows, device=state.device)
-        token_idx = torch.repeat_interleave(row_ids, num_query, output_size=num_tokens)
-        offsets = torch.arange(num_tokens, device=state.device) - starts[token_idx]
-        positions = num_computed[token_idx] + offsets
-    token_rows = rows[token_idx]
-    blocks = tables[token_idx, positions // state.block_size].to(torch.int64)
-    return InputBatch(
-        rows=rows,
-        num_query=num_query,
-        num_decodes=num_decodes,
-        input_ids=state.token_ids[token_rows, positions],
-        positions=positions,
-        token_rows=token_rows,
-        draw_rows=draw_rows,
-        logit_starts=logit_starts,
-        logit_tokens=logit_tokens,
-        logit_rows=logit_rows,
-        logit_rows_np=logits.rows.astype(np.int32),
-        depths=depths.to(torch.int32),
-        draw_positions=positions[logit_tokens] + 1,
-        attention=AttentionInputs(
-            query_starts=starts.to(torch.int32),
-            query_starts_np=starts_np,
-            seq_lens=(num_computed + num_query).to(torch.int32),
-            block_tables=tables,
-            slots=blocks * state.block_size + positions % state.block_size,
-            seq_lens_np=plan.starts + plan.num_query,
-            max_query_len=int(plan.num_query.max()),
-            decode_len=1 + plan.num_drafts,
-        ),
-    )
-
-
-class _LogitRows(NamedTuple):
-    """Which token each logit row follows: fields as in `InputBatch`, on the host."""
-
-    draw_rows: Int64Array
-    starts: Int64Array
-    tokens: Int64Array
-    rows: Int64Array
-    depths: Int64Array
-
-    @classmethod
-    def of(cls, plan: StepPlan, query_starts: Int32Array) -> _LogitRows:
-        drawing = np.flatnonzero(plan.samples)
-        count = plan.num_logits[drawing]
-        starts = np.cumsum(count) - count
-        draw_rows = plan.rows[drawing].astype(np.int64)
-        depths = np.arange(int(count.sum())) - np.repeat(starts, count)
-        first_tokens = query_starts[drawing + 1] - count
-        return cls(
-            draw_rows=draw_rows,
-            starts=starts,
-            tokens=np.repeat(first_tokens, count) + depths,
-            rows=np.repeat(draw_rows, count),
-            depths=depths,
-        )
-
-
-def _split(
-    arrays: Sequence[npt.NDArray[np.integer[Any]]], device: torch.device
-) -> tuple[torch.Tensor, ...]:
-    """The arrays on the device as int64, by one copy, each at an address of `ALIGNMENT`."""
-    sizes = [len(array) for array in arrays]
-    unit = ALIGNMENT // np.dtype(np.int64).itemsize
-    places = np.cumsum([0, *(-(-size // unit) * unit for size in sizes)])
-    joined = np.zeros(places[-1], dtype=np.int64)
-    for array, place in zip(arrays, places, strict=False):
-        joined[place : place + len(array)] = array
-    together = to_device(joined, device)
-    return tuple(together[place : place + size] for place, size in zip(places, sizes, strict=False))
+    logit_tokens: torch.Tensor | slice
+    sampling: SamplingBatch | None
+    drafts: Drafts | None
+    drafting: Drafting | None
+    entry: Entry

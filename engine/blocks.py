@@ -1,8 +1,8 @@
-"""Pages of KV cache: who holds them, and which hold a prefix that others may share. No torch.
+"""The blocks of the KV cache: their holders, and the prefixes they can be found by. No torch.
 
 A full block's hash chains its parent's hash with its own token ids, so equal hashes mean equal
-prefixes. A block nobody holds stays findable by its hash until it is granted to someone else;
-the least recently released goes first.
+prefixes. A block that nobody holds stays findable by its hash until it is granted again; the least
+recently released block is granted first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import chain
 from engine.request import Int32Array
 
 NULL_BLOCK = 0
-"""Never granted: padding tokens write there, and unused table entries point at it."""
+"""The block that is never granted: padding tokens write there, unused table entries name it."""
 
 
 def block_hashes(token_ids: Int32Array, block_size: int, salt: str = "") -> list[bytes]:
-    """Chained hashes of the full blocks of int32 [num_tokens]."""
+    """Chained hashes of the full blocks of `token_ids`, int32 [num_tokens]."""
     parent, raw, width = root_hash(salt), token_ids.tobytes(), block_size * token_ids.itemsize
     hashes = []
     for start in range(0, len(raw) - width + 1, width):
@@ -29,12 +29,12 @@ def block_hashes(token_ids: Int32Array, block_size: int, salt: str = "") -> list
 
 
 def root_hash(salt: str = "") -> bytes:
-    """The parent of a first block; only equal salts share blocks."""
+    """The hash that a first block has as its parent; only equal salts share blocks."""
     return hashlib.blake2b(salt.encode(), digest_size=16).digest()
 
 
 def chain_hash(parent: bytes, token_ids: bytes) -> bytes:
-    """Hash of a full block, the bytes of its int32 ids, given its parent's."""
+    """The hash of a full block: of its parent's hash and the bytes of its int32 ids."""
     return hashlib.blake2b(parent + token_ids, digest_size=16).digest()
 
 
@@ -51,19 +51,19 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks nobody holds, shareable ones included."""
+        """The number of blocks nobody holds, shareable ones included."""
         return len(self._free)
 
     @property
     def num_used(self) -> int:
-        """Blocks somebody holds."""
+        """The number of blocks somebody holds."""
         return self.num_blocks - 1 - len(self._free)
 
     def match(self, hashes: Iterable[bytes], *, drafted: bool = False) -> list[int]:
-        """Blocks of the longest known prefix of a hash chain; nobody's hold changes.
+        """The blocks of the longest known prefix of a hash chain, without holding them.
 
         Args:
-            drafted: as far as the drafter's cache has it too.
+            drafted: end the prefix before the first block that the drafter's cache lacks.
         """
         blocks = []
         for block_hash in hashes:
@@ -74,11 +74,11 @@ class BlockPool:
         return blocks
 
     def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of these blocks nobody holds, so that sharing them lowers `num_free`."""
+        """How many of these blocks nobody holds; sharing them lowers `num_free` by as many."""
         return sum(1 for block in blocks if self._holders[block] == 0)
 
     def grant(self, count: int) -> list[int] | None:
-        """`count` blocks with one holder each and unknown contents; None if too few are free."""
+        """Take `count` blocks, contents unknown, with one holder each; None if too few are free."""
         if count > len(self._free):
             return None
         blocks = []
@@ -97,7 +97,7 @@ class BlockPool:
             self._holders[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Drop a holder. The end of a prefix is reused before its beginning."""
+        """Drop a holder of each block. Ends of prefixes are granted again before beginnings."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:
@@ -110,9 +110,10 @@ class BlockPool:
         return self._undrafted.isdisjoint(blocks)
 
     def register(self, block: int, block_hash: bytes, *, drafted: bool = True) -> None:
-        """Let others find a held, full, cleanly computed block.
+        """Let others find a held, full block that was computed from usable logits.
 
-        The first of equal ones stays, unless only the later one is in the drafter's cache too.
+        Of blocks with equal hashes the first stays the one that is found, unless the drafter's
+        cache has only the later one.
         """
         if block in self._hash_of:
             return
@@ -132,7 +133,7 @@ class BlockPool:
             del self._block_of[block_hash]
 
     def check(self, held: Iterable[Sequence[int]]) -> None:
-        """Assert the books against every holder's blocks; for tests and idle moments."""
+        """Assert that the books agree with every holder's blocks; for tests and idle moments."""
         holders = [0] * self.num_blocks
         for block in chain.from_iterable(held):
             holders[block] += 1

@@ -1,4 +1,4 @@
-"""Moving small things between host and device without waiting."""
+"""Moves small arrays between host and device without waiting, and issues device work."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-
-def to_device(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Copy a host array to the device in stream order; the array may be reused at once."""
-    tensor = torch.from_numpy(array)
-    if device.type == "cpu":
-        return tensor.clone()
-    # The caching host allocator keeps the pinned copy until the transfer's event has passed.
-    return tensor.pin_memory().to(device, non_blocking=True)
+from sampling.mirror import to_device
 
 
 class StagedWrites:
-    """Scattered writes of integers to a device tensor, gathered on the host, published by one copy.
+    """Gathers scattered integer writes to a device tensor on the host; one copy publishes them.
 
     Later writes to one place within a flush are undefined; callers write a place once a step.
     """
@@ -52,7 +45,7 @@ class StagedWrites:
 
 
 class HostCopy:
-    """Device tensors on their way to the host; `arrays` waits for them."""
+    """Copies device tensors to the host in the background; `arrays` waits for them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._event: torch.cuda.Event | None = None
@@ -108,7 +101,7 @@ def is_device_lost(error: Exception) -> bool:
 
 
 class Launcher(Protocol):
-    """Where a step's device work is issued."""
+    """Issues a step's device work, at once or behind what was issued before."""
 
     def __call__(self, work: Any, *args: Any) -> Future[Any]: ...
 
@@ -128,7 +121,7 @@ class HostStream:
 
 
 class InlineLauncher:
-    """On CUDA the calling thread issues the kernels; the stream itself is what runs behind."""
+    """Issues kernels in the calling thread; on CUDA they run behind it on the stream."""
 
     def __call__(self, work: Any, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -1,7 +1,7 @@
-"""The frontend's side of the engine: start it, submit, abort, know when it is gone.
+"""The frontend's side of the engine: start it, submit to it, abort, notice when it is gone.
 
-`EngineHandle` is what the server is written against; `EngineClient` speaks to the engine process,
-tests may stand in a fake.
+The server is written against `EngineHandle`. `EngineClient` is the handle of an engine process;
+tests use a fake.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import shutil
 import sys
 import tempfile
 import time
@@ -22,7 +23,8 @@ import zmq
 import zmq.asyncio
 
 from engine.config import ConfigError, EngineConfig, EngineInfo
-from engine.process import Beat, Failed, Ready, StatusLine
+from engine.process import FOLDER_PREFIX, Beat, Failed, Progress, Ready, StatusLine
+from engine.progress import Listener
 from engine.request import (
     FrontendMessage,
     Request,
@@ -44,26 +46,31 @@ __all__ = [
 
 _status_decoder: msgspec.json.Decoder[StatusLine] = msgspec.json.Decoder(StatusLine)
 
-COMMAND = (sys.executable, "-m", "engine.process")
-"""Takes the address to listen at; see `engine.process`."""
+_PROGRAM = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); "
+    "import runpy; runpy.run_module('engine.process', run_name='__main__', alter_sys=True)"
+)
+COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
+"""The command that starts an engine process; the address to listen at follows. It is
+`python -m engine.process`, but imports no file of the directory the user happens to stand in."""
 
 SILENCE_S = 10.0
-"""Without a heartbeat for so long, the engine counts as hung."""
+"""Seconds without a heartbeat after which the engine counts as hung."""
 
 CLOSE_S = 5.0
-"""How long a closing engine may take before it is killed."""
+"""Seconds a closing engine may take before it is killed."""
 
 MAX_HELD = 8
-"""Requests of one turn of the event loop that go in one message; the engine begins on these while
-a burst of hundreds is still being read."""
+"""Requests of one turn of the event loop that go in one message at most. The engine begins with
+these while a burst of hundreds is still being read."""
 
 
 class EngineHandle(Protocol):
     """An engine, as the server sees it.
 
     Attributes:
-        info: what the engine said of itself when it was ready.
-        stats: of the latest step output; None before the first.
+        info: the engine's description of itself.
+        stats: statistics of the latest step output; None before the first.
     """
 
     info: EngineInfo
@@ -95,19 +102,18 @@ class EngineHandle(Protocol):
 
 
 class EngineClient:
-    """An engine process of our own and the socket to it. Use `start`."""
+    """An engine process and the socket to it. `start` makes one."""
 
     def __init__(self, process: Process, info: EngineInfo, folder: str, address: str) -> None:
         self.info = info
         self.stats: EngineStats | None = None
         self._process = process
         self._folder = folder
-        self._tickets: dict[int, Submission] = {}
+        self._submissions: dict[int, Submission] = {}
         self._handles = itertools.count(1)
         self._message = FrontendMessage()
         self._beat_at = time.monotonic()
         self._died: str | None = None
-        self._closing = False
         self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
@@ -115,30 +121,35 @@ class EngineClient:
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._watch())]
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> EngineClient:
+    async def start(
+        cls, config: EngineConfig, on_progress: Listener = lambda phase, done, total: None
+    ) -> EngineClient:
         """Start an engine process and wait until it serves.
 
+        Args:
+            on_progress: is told how far the start is.
+
         Raises:
-            ConfigError: the engine refused to start; the message says why in one line.
+            ConfigError: the engine could not start; the message says why in one line.
         """
-        folder = tempfile.mkdtemp(prefix="tailrace-")
+        folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
         address = f"ipc://{folder}/engine"
         process = await asyncio.create_subprocess_exec(*COMMAND, address, stdin=PIPE, stdout=PIPE)
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         try:
-            info = await _handshake(process)
+            info = await _handshake(process, on_progress)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-            _remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)  # the engine process may be at it too
             raise
         return cls(process, info, folder, address)
 
     @property
     def pid(self) -> int:
-        """Of the engine process."""
+        """The id of the engine process."""
         return self._process.pid
 
     def new_handle(self) -> int:
@@ -147,7 +158,7 @@ class EngineClient:
 
     def submit(self, request: Request) -> Submission:
         """Send a request, never blocking; raises `EngineDeadError` if the engine is gone."""
-        submission = self._new_ticket(request.handle, request.n)
+        submission = self._new_submission(request.handle, request.n)
         message = self._outgoing()
         message.submit.append(request)
         if len(message.submit) == MAX_HELD:
@@ -156,13 +167,13 @@ class EngineClient:
 
     def score(self, request: ScoringRequest) -> Submission:
         """Send a scoring request; as `submit`."""
-        submission = self._new_ticket(request.handle, 1)
+        submission = self._new_submission(request.handle, 1)
         self._outgoing().score.append(request)
         return submission
 
     def abort(self, handle: int, choice: int = -1) -> None:
         """End one choice, or all with -1. The submission still sees each choice's end."""
-        if handle in self._tickets and self._died is None:
+        if handle in self._submissions and self._died is None:
             self._outgoing().abort.append((handle, choice))
 
     def failure(self) -> str | None:
@@ -174,7 +185,6 @@ class EngineClient:
 
     async def close(self) -> None:
         """Stop the engine and wait for it to be gone."""
-        self._closing = True
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -186,24 +196,24 @@ class EngineClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._socket.close(linger=0)
-        _remove(self._folder)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
-    # -- wires ------------------------------------------------------------------------------
+    # -- messages ---------------------------------------------------------------------------
 
-    def _new_ticket(self, handle: int, num_choices: int) -> Submission:
+    def _new_submission(self, handle: int, num_choices: int) -> Submission:
         if self._died is not None:
             raise EngineDeadError(self._died)
-        submission = self._tickets[handle] = Submission(handle, num_choices)
+        submission = self._submissions[handle] = Submission(handle, num_choices)
         return submission
 
     def _outgoing(self) -> FrontendMessage:
-        """The message of this turn of the event loop, to be added to; its first use sends it."""
+        """The message of this turn of the event loop; its first use schedules the sending."""
         if not _has_content(self._message):
             asyncio.get_running_loop().call_soon(self._send)
         return self._message
 
     def _send(self) -> None:
-        """Send what there is; it may have gone already."""
+        """Send the message, unless it is empty: a full one was sent before its turn ended."""
         message, self._message = self._message, FrontendMessage()
         if _has_content(message):
             self._socket.send(encode(message))
@@ -212,8 +222,8 @@ class EngineClient:
         while True:
             output = decode_output(await self._socket.recv())
             self.stats = output.stats
-            for handle in deliver_output(output, self._tickets):
-                del self._tickets[handle]
+            for handle in deliver_output(output, self._submissions):
+                del self._submissions[handle]
 
     async def _watch(self) -> None:
         assert self._process.stdout is not None
@@ -226,32 +236,32 @@ class EngineClient:
                     reason = f": {message}"
         code = await self._process.wait()
         self._died = f"the engine process ended (status {code}){reason}"
-        for submission in self._tickets.values():
+        for submission in self._submissions.values():
             submission.fail(EngineDeadError(self._died))
-        self._tickets.clear()
+        self._submissions.clear()
 
 
 def _has_content(message: FrontendMessage) -> bool:
     return bool(message.submit or message.score or message.abort)
 
 
-async def _handshake(process: Process) -> EngineInfo:
+async def _handshake(process: Process, on_progress: Listener) -> EngineInfo:
     assert process.stdout is not None
-    line = await process.stdout.readline()
-    status = _status(line) if line else None
-    if isinstance(status, Failed):
-        raise ConfigError(status.message)
-    if isinstance(status, Ready):
-        return status.info
+    async for line in process.stdout:
+        match _status(line):
+            case Progress(phase, done, total):
+                on_progress(phase, done, total)
+            case Failed(message):
+                raise ConfigError(message)
+            case Ready(info):
+                return info
     code = await process.wait()
-    raise ConfigError(f"the engine process ended while starting (status {code})")
+    raise ConfigError(
+        f"the engine process ended while starting (status {code}); the log lines above say why. "
+        "Where memory ran out, lower --gpu-memory-utilization, --max-model-len or --max-num-seqs; "
+        "elsewhere try --enforce-eager"
+    )
 
 
 def _status(line: bytes) -> StatusLine:
     return _status_decoder.decode(line)
-
-
-def _remove(folder: str) -> None:
-    for path in Path(folder).iterdir():
-        path.unlink()
-    Path(folder).rmdir()

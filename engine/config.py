@@ -1,4 +1,4 @@
-"""The engine's configuration: frozen, composed, validated once. Reads no environment."""
+"""The engine's configuration, validated when it is made. Reads no environment variables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 from msgspec import structs
 
 from engine.errors import ConfigError as ConfigError  # speculation's config raises it too
+from engine.logs import LogFormat
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import LogprobsMode
 
@@ -17,15 +18,16 @@ FlashInferSampler = Literal["auto", "always", "never"]
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Which model, in which arithmetic, where.
+    """The model, its arithmetic and its device.
 
     Attributes:
-        model: folder or hub id.
-        revision: of a hub id.
-        dtype: "auto" is the checkpoint's on CUDA and float32 on CPU.
-        device: "auto" is CUDA where torch sees one.
-        load_format: "dummy" fills random weights from the config alone.
-        model_impl: "fused" or "transformers" insist; "auto" prefers fused.
+        model: folder or hub id of the model.
+        revision: branch, tag or commit of a hub id; None is the default branch.
+        dtype: "auto" is the checkpoint's dtype on CUDA and float32 on CPU.
+        device: "auto" is CUDA where torch finds a GPU, else CPU.
+        load_format: "dummy" makes random weights from the model's config alone.
+        model_impl: "fused" is this project's code for the model, "transformers" that library's;
+            "auto" takes the former where it supports the model.
         max_model_len: context length in tokens; None takes the model's.
         trust_remote_code: run modelling code that comes with the model.
     """
@@ -44,10 +46,10 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The paged KV cache.
 
     Attributes:
-        block_size: tokens a block.
-        num_blocks: None sizes the cache from memory.
-        memory_utilization: share of the GPU's memory the server may use.
-        cpu_bytes: size of the cache on CPU when num_blocks is None.
+        block_size: tokens in a block.
+        num_blocks: number of blocks; None sizes the cache from memory.
+        memory_utilization: share of the GPU's memory that the server may use.
+        cpu_bytes: size of the cache on CPU where num_blocks is None.
         prefix_caching: reuse blocks of equal prefixes.
     """
 
@@ -62,12 +64,13 @@ CPU_STEP_TOKENS, GPU_STEP_TOKENS = 2048, 8192
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Who runs and how many tokens a step.
+    """The choices that run and the tokens of a step.
 
     Attributes:
         max_rows: choices running at once (`--max-num-seqs`).
-        max_step_tokens: token budget of a step (`--max-num-batched-tokens`); None is the device's.
-        chunked_prefill: split prompts over steps; off, a prompt needs a step that holds it.
+        max_step_tokens: token budget of a step (`--max-num-batched-tokens`); None takes the
+            default of the device.
+        chunked_prefill: split prompts over steps; where off, a prompt must fit into one step.
         policy: "priority" orders by (priority, arrival); "fcfs" by arrival.
     """
 
@@ -84,19 +87,19 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return max(CPU_STEP_TOKENS, self.max_rows)
 
     def on_gpu(self) -> SchedulerConfig:
-        """The same with a GPU's budget where none was given: its steps cost more to launch."""
+        """The same with a GPU's default budget, which is larger: its steps cost more to launch."""
         budget = max(GPU_STEP_TOKENS, self.max_rows)
         return structs.replace(self, max_step_tokens=self.max_step_tokens or budget)
 
 
 class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Promises about the sampler.
+    """Settings of the sampler.
 
     Attributes:
-        use_fp64_gumbel: float64 noise on every path or an error at startup.
+        use_fp64_gumbel: draw float64 noise on every path, or fail at startup.
         flashinfer: whether FlashInfer's sampler may serve rows (`TAILRACE_USE_FLASHINFER_SAMPLER`).
-        max_logprobs: top tokens a request may ask for; -1 for no cap.
-        logprobs_mode: of requests that name none.
+        max_logprobs: top tokens a request may ask for; -1 for no limit.
+        logprobs_mode: the mode of requests that name none.
     """
 
     use_fp64_gumbel: bool = False
@@ -106,12 +109,14 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the engine process is told.
+    """The whole configuration of an engine process.
 
     Attributes:
         cuda_graphs: replay decode steps from CUDA graphs (`--enforce-eager` turns them off).
         num_threads: torch threads on CPU; None leaves torch's choice.
-        step_timeout_s: a step that takes longer is treated as hung.
+        step_timeout_s: seconds after which a step counts as hung.
+        log_level: least level of the engine's log lines.
+        log_format: what its log lines look like.
     """
 
     model: ModelConfig
@@ -122,40 +127,46 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     num_threads: int | None = None
     step_timeout_s: float = 300.0
+    log_level: str = "info"
+    log_format: LogFormat = "text"
 
     def __post_init__(self) -> None:
-        _at_least("max-num-seqs", self.scheduler.max_rows, 1)
-        _at_least("max-num-batched-tokens", self.scheduler.step_tokens, 1)
-        _at_least("block-size", self.cache.block_size, 1)
+        _at_least("--max-num-seqs", self.scheduler.max_rows, 1)
+        _at_least("--max-num-batched-tokens", self.scheduler.step_tokens, 1)
+        _at_least("--block-size", self.cache.block_size, 1)
         if self.scheduler.step_tokens < self.scheduler.max_rows:
             raise ConfigError(
-                f"max-num-batched-tokens ({self.scheduler.step_tokens}) must be at least "
-                f"max-num-seqs ({self.scheduler.max_rows}), one token a row"
+                f"--max-num-batched-tokens ({self.scheduler.step_tokens}) must be at least "
+                f"--max-num-seqs ({self.scheduler.max_rows}), one token a row"
             )
         if self.speculation is not None:
             num_drafts = self.speculation.num_speculative_tokens
-            _at_least("max-num-batched-tokens", self.scheduler.step_tokens, 1 + num_drafts)
+            _at_least("--max-num-batched-tokens", self.scheduler.step_tokens, 1 + num_drafts)
         if self.cache.num_blocks is not None:
-            _at_least("num-gpu-blocks-override", self.cache.num_blocks, 2)
+            _at_least("--num-gpu-blocks-override", self.cache.num_blocks, 2)
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise ConfigError(
-                f"gpu-memory-utilization must be in (0, 1], got {self.cache.memory_utilization}"
+                f"--gpu-memory-utilization must be in (0, 1], got {self.cache.memory_utilization}"
             )
 
 
-def _at_least(name: str, value: int, low: int) -> None:
+def _at_least(flag: str, value: int, low: int) -> None:
     if value < low:
-        raise ConfigError(f"{name} must be at least {low}, got {value}")
+        raise ConfigError(f"{flag} must be at least {low}, got {value}")
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a started engine tells its frontends.
+    """The description of a started engine, as frontends get it.
 
     Attributes:
         vocab_size: ids 0 to vocab_size - 1 can be given and drawn.
         max_model_len: prompt and generated tokens together, at most.
-        eos_token_ids: from the model's config and generation config.
-        device: in words, such as "cpu" or "NVIDIA H200".
+        eos_token_ids: end-of-sequence ids of the model's config and generation config.
+        max_rows: choices running at once, at most.
+        num_blocks, block_size: blocks of the KV cache, and tokens in each.
+        dtype: name of the model's dtype.
+        device: name of the device, such as "cpu" or "NVIDIA H200".
+        sampler: which path draws rows, in words.
     """
 
     vocab_size: int
@@ -166,3 +177,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     dtype: str
     device: str
+    sampler: str = "native"

@@ -1,4 +1,4 @@
-"""The engine: submit, abort, step. One step is always in flight while the next is planned."""
+"""The engine's loop: requests in, steps planned and launched, results read back, outputs out."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from engine.blocks import BlockPool
 from engine.config import EngineConfig, EngineInfo
-from engine.plan import Runner, RunnerLostError, StepHandle, StepPlan, StepResult
+from engine.plan import Runner, StepFailedError, StepHandle, StepPlan, StepResult, result_of
 from engine.planning.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.planning.outputs import OutputRing
+from engine.planning.prefixes import PrefixIndex
 from engine.planning.scheduler import Scheduler
 from engine.planning.settle import Settled, settle
 from engine.planning.timings import Timings
@@ -32,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Engine:
-    """Continuous batching over a runner. Single-threaded: one loop calls everything here."""
+    """Continuous batching over a runner, one step in flight while the next is planned.
+
+    Single-threaded: one loop calls all methods.
+    """
 
     def __init__(
         self,
@@ -49,12 +53,14 @@ class Engine:
         max_new = 1 + drafting.num_tokens
         self._table = RowTable(info.max_rows, info.max_model_len + 1, max_new)
         self._ring = OutputRing(info.max_rows, max_new)
+        self._prefixes = PrefixIndex(config.cache, self._pool, self._table)
         self._scheduler = Scheduler(
             config.scheduler,
-            config.cache,
+            config.cache.block_size,
             self._pool,
             self._table,
-            on_preempt=self._close,
+            self._prefixes,
+            on_preempt=self._save,
             drafting=drafting,
         )
         self._drafts = DraftCounts(info.max_rows, k) if (k := drafting.num_tokens) else None
@@ -69,19 +75,16 @@ class Engine:
         self._timings = Timings()
         self._in_flight: StepHandle | None = None
         self._unfinished: dict[tuple[bytes, int], list[Choice]] = {}
-        self._num_unfinished = 0
         self._parents: set[Choice] = set()
-        self._num_arrivals = 0
-        self._num_steps = 0
-        self._prompt_tokens_computed = 0
-        self._nan_rows = 0
-        self._failed_steps = 0
+        self._num_unfinished = self._num_arrivals = 0
+        self._num_steps = self._failed_steps = 0
+        self._prompt_tokens_computed = self._nan_rows = 0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         generating = self._num_unfinished > 0 or self._in_flight is not None
-        return generating or self._scoring.has_work or self._ring.has_mail
+        return generating or self._scoring.has_work or self._ring.has_output
 
     def submit(self, frontend: bytes, request: Request) -> None:
         """Queue a request's choices; those after the first wait for its prompt to be computed."""
@@ -106,26 +109,26 @@ class Engine:
         self._scheduler.enqueue(choices[0])
 
     def score(self, frontend: bytes, request: ScoringRequest) -> None:
-        """Queue a scoring request, which fits the context: frontends check before."""
+        """Queue a scoring request. Frontends have checked that it fits the context."""
         self._num_arrivals += 1
         self._scoring.submit(frontend, request, self._num_arrivals)
 
     def _refusal(self, request: Request) -> str | None:
-        """Why a request can never run. Frontends check before; this keeps the loop alive."""
+        """Why a request can never run, if so. Frontends check too; this keeps the loop alive."""
         prompt_len = len(request.prompt_token_ids)
         if not 1 <= prompt_len <= self.info.max_model_len:
             return f"a prompt of {prompt_len} tokens; the context holds {self.info.max_model_len}"
         return None
 
     def abort(self, frontend: bytes, handle: int, choice_idx: int = -1) -> None:
-        """End one choice, or all with -1; ended or unknown ones are left alone."""
+        """End one choice, or all with -1; choices that ended or are unknown are left alone."""
         self._scoring.abort(frontend, handle)
         for choice in list(self._unfinished.get((frontend, handle), ())):
             if choice_idx in (-1, choice.index):
                 self._end([choice], Finish.ABORT)
 
     def step(self) -> list[tuple[bytes, StepOutput]]:
-        """Launch the next step, then read back the one before it and tell what it means."""
+        """Launch the next step, then read back the one before it; returns outputs by frontend."""
         plan = self._scheduler.plan()
         launched = self._launch(plan) if plan is not None else None
         self._scoring.launch()
@@ -133,7 +136,7 @@ class Engine:
             self._read_back(self._in_flight)
         self._in_flight = launched
         self._scoring.read_back(self._timeout_s)
-        return self._ring.collect(self.stats()) if self._ring.has_mail else []
+        return self._ring.collect(self.stats()) if self._ring.has_output else []
 
     def _launch(self, plan: StepPlan) -> StepHandle:
         self._timings.started(admission.choice for admission in plan.admissions)
@@ -143,19 +146,17 @@ class Engine:
                 self._drafts.open(admission.row, admission.choice)
         return self._runner.launch(plan)
 
-    def _close(self, row: int) -> None:
-        """A choice is losing its row to another, and will go on later."""
+    def _save(self, row: int) -> None:
+        """Save what a row holds, because its choice is about to be preempted."""
         self._ring.flush(row)
         _keep_drafts(self._table.choice(row))
 
     def _read_back(self, handle: StepHandle) -> None:
         plan = handle.plan
         try:
-            result = handle.wait(self._timeout_s)
-        except (TimeoutError, RunnerLostError):
-            raise
-        except Exception as error:
-            self._fail(plan, error)
+            result = result_of(handle, self._timeout_s)
+        except StepFailedError as failure:
+            self._fail(plan, str(failure))
             return
         self._num_steps += 1
         self._prompt_tokens_computed += plan.num_prompt_tokens
@@ -169,12 +170,12 @@ class Engine:
         self._finish_rows(settled)
         self._release_children()
 
-    # -- what a step means ------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------
 
     def _finish_rows(self, settled: Settled) -> None:
         failed = settled.finish == Finish.NAN
         self._nan_rows += int(failed.sum())
-        self._scheduler.register_blocks(settled.rows[~failed])
+        self._prefixes.register(settled.rows[~failed])
         for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
             self._forget(self._table.choice(row))
             self._scheduler.release(row)
@@ -186,12 +187,10 @@ class Engine:
             self._drafts.add(settled.rows, offered[idx], accepted[idx])
 
     def _release_children(self) -> None:
-        """Let the other choices of a request in once its prompt is computed, or nobody will."""
+        """Enqueue the other choices of each request whose prompt the first one has computed."""
         for choice in list(self._parents):
-            computed = choice.row is not None and (
-                self._table.num_settled[choice.row] >= choice.prompt_len
-            )
-            if computed or choice.ended:
+            row = choice.row
+            if row is not None and self._table.num_settled[row] >= choice.prompt_len:
                 self._enqueue_children(choice)
 
     def _enqueue_children(self, choice: Choice) -> None:
@@ -203,24 +202,20 @@ class Engine:
 
     def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         live = self._table.epoch[plan.rows] == plan.epochs
-        for span, scores in zip(plan.spans, result.prompt_logprobs, strict=True):
+        for span, part in zip(plan.spans, result.prompt_logprobs, strict=True):
             choice = span.choice
             wanted = choice.request.prompt_logprobs
             if not live[span.row_idx] or choice.prompt_parts is None or wanted is None:
                 continue
-            choice.prompt_parts.append(scores)
-            if (
-                sum(len(part.chosen) for part in choice.prompt_parts)
-                == choice.prompt_len - wanted.start
-            ):
-                whole = _join(choice.prompt_parts)
-                choice.prompt_parts = None
-                self._ring.add_prompt_logprobs(
-                    choice,
-                    PromptLogprobs(
-                        handle=choice.request.handle, start=wanted.start, logprobs=whole
-                    ),
+            choice.prompt_parts.append(part)
+            num_read = sum(len(each.chosen) for each in choice.prompt_parts)
+            if num_read == choice.prompt_len - wanted.start:
+                whole = LogprobArrays.concat(choice.prompt_parts)
+                reply = PromptLogprobs(
+                    handle=choice.request.handle, start=wanted.start, logprobs=whole
                 )
+                self._ring.add_prompt_logprobs(choice.frontend, reply)
+                choice.prompt_parts = None
 
     # -- ends -------------------------------------------------------------------------------
 
@@ -234,17 +229,17 @@ class Engine:
                 row = np.array([choice.row], dtype=np.int32)
                 self._ring.emit(row, np.array([finish], dtype=np.uint8), error)
                 self._scheduler.release(choice.row)
-            self._enqueue_children(choice)
 
-    def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """A step raised: its choices end with the reason, the others go on."""
+    def _fail(self, plan: StepPlan, message: str) -> None:
+        """End the choices of a step that raised; the others go on."""
         self._failed_steps += 1
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
         logger.error("a step of %d rows failed: %s", len(plan.rows), message)
         self._end([c for c in plan.choices if not c.ended], Finish.ERROR, message)
 
     def _forget(self, choice: Choice) -> None:
+        """Strike an ended choice from the books; choices that waited for its prompt go on."""
         choice.ended = True
+        self._enqueue_children(choice)
         self._timings.ended(choice)
         _keep_drafts(choice)
         self._num_unfinished -= 1
@@ -254,7 +249,7 @@ class Engine:
             del self._unfinished[key]
 
     def stats(self) -> EngineStats:
-        """Gauges now and counters since the start."""
+        """Gauges of now and counters since the start."""
         num_running, scoring = len(self._table.running), self._scoring
         return EngineStats(
             num_running=num_running + scoring.num_active,
@@ -277,16 +272,14 @@ class Engine:
         """Assert that blocks and rows agree; for tests and idle moments."""
         held = [self._table.blocks[row] for row in self._table.running]
         self._pool.check(held + self._scoring.held_blocks)
+        assert self._num_unfinished == sum(map(len, self._unfinished.values()))
         if not self._num_unfinished:
+            assert not self._unfinished
+            assert not self._parents
             assert not self._table.running
 
 
 def _keep_drafts(choice: Choice) -> None:
-    """Take the counts along from a row that another choice will hold."""
+    """Copy a choice's draft counts out of its row, which another choice will hold."""
     if choice.drafts is not None:
         choice.drafts = choice.drafts.copy()
-
-
-def _join(parts: list[LogprobArrays]) -> LogprobArrays:
-    fields = LogprobArrays.__struct_fields__
-    return LogprobArrays(**{f: np.concatenate([getattr(p, f) for p in parts]) for f in fields})

@@ -1,4 +1,7 @@
-"""Why a configuration or a model cannot be served. Imports nothing, so that anyone may raise it."""
+"""The errors of a configuration or model that cannot be served, and how errors are told.
+
+Imports nothing, so that every module may raise them.
+"""
 
 
 class ConfigError(ValueError):
@@ -7,3 +10,15 @@ class ConfigError(ValueError):
 
 class ModelError(ConfigError):
     """A model folder that cannot be served; the message names the file, field or feature."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; the name of its class where it has no message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def kind_and_line(error: BaseException) -> str:
+    """The class of an error and the first line of its message, for errors of unknown origin."""
+    kind, line = type(error).__name__, first_line(error)
+    return line if line == kind else f"{kind}: {line}"

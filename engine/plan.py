@@ -1,22 +1,25 @@
-"""What engine and runner say to each other: a step's plan, and what it computed. No torch."""
+"""A step's plan, made by the engine, and its result, made by the runner. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import numpy as np
 
 from engine.contracts.scoring import ScoringRunner
+from engine.errors import kind_and_line
 from engine.request import Int32Array, Int64Array, LogprobArrays
 from engine.rows import BoolArray, Choice
 
 
 @dataclass(frozen=True)
 class Admission:
-    """A choice that got a row in this step: its device row starts from these facts.
+    """A choice that got a row in this step, and the state its row on the device starts from.
 
     Attributes:
         num_computed: tokens whose KV its first blocks hold.
-        limit: first position its tokens may not reach.
+        limit: prompt and generated tokens together at most; no token gets this position.
     """
 
     row: int
@@ -36,7 +39,10 @@ class BlockGrant:
 
 @dataclass(frozen=True)
 class PromptSpan:
-    """Query tokens first .. last - 1 of the plan's row `row_idx`, whose successors are scored."""
+    """Query tokens first .. last - 1 of the plan's row `row_idx`.
+
+    The logprob of the prompt token after each of them is wanted.
+    """
 
     row_idx: int
     first: int
@@ -46,25 +52,25 @@ class PromptSpan:
 
 @dataclass
 class StepPlan:
-    """One forward: R rows, those that decode first, then those with one query token.
+    """One forward over R rows: decoding rows first, then other rows with one query token.
 
     A decoding row computes its last token and `num_drafts` drafts, and draws behind each.
 
     Attributes:
         rows: int32 [R]. num_query: int32 [R], tokens each row computes.
         starts: int32 [R], upper bound of tokens computed before, exact for rows that prefill.
-        samples: bool [R], rows whose last known token is computed, so that they draw the next.
-        decodes: bool [R], those of them that did so before.
+        samples: bool [R], rows whose last token is computed here, so that they draw the next.
+        decodes: bool [R], the rows among these whose prefill ended in an earlier step.
         runs_drafter: whether the drafter sees this step's tokens.
-        proposes: bool [R], rows for which it makes the next step's drafts.
-        epochs: int64 [R], of the rows when the step was planned.
-        choices: whose rows these were.
+        proposes: bool [R], rows for which the drafter makes the next step's drafts.
+        epochs: int64 [R], epochs of the rows when the step was planned.
+        choices: the choice that held each row then.
         num_prompt_tokens: prompt tokens among those computed.
         num_drafts: k or 0, the same for every decoding row.
         admissions, grants: rows and blocks given since the last plan, in order.
         released: rows vacated since the last plan; apply before admissions.
         undrafted: decoding rows of this step that bring no drafts of their own.
-        spans: prompt positions whose next tokens are to be scored.
+        spans: prompt positions whose next tokens' logprobs are wanted.
     """
 
     rows: Int32Array
@@ -84,9 +90,46 @@ class StepPlan:
     undrafted: list[int] = field(default_factory=list)
     spans: list[PromptSpan] = field(default_factory=list)
 
+    @classmethod
+    def of_new_rows(
+        cls,
+        choices: list[Choice],
+        num_tokens: int,
+        limit: int,
+        blocks: Int64Array,
+        *,
+        num_drafts: int = 0,
+        runs_drafter: bool = False,
+    ) -> StepPlan:
+        """A step that admits choices to rows 0, 1, ..., computes their tokens and draws in each.
+
+        Args:
+            num_tokens: that each row computes, those of its drafts included.
+            limit: as in `Admission`. blocks: [R, blocks a row].
+            num_drafts: as in `StepPlan`; where there are any, all rows decode.
+        """
+        rows = np.arange(len(choices), dtype=np.int32)
+        plan = cls(
+            rows=rows,
+            num_query=np.full_like(rows, num_tokens),
+            starts=np.zeros_like(rows),
+            samples=np.ones(len(rows), dtype=np.bool_),
+            epochs=np.zeros(len(rows), dtype=np.int64),
+            choices=choices,
+            num_prompt_tokens=len(rows) * num_tokens,
+            num_drafts=num_drafts,
+            decodes=np.full(len(rows), num_drafts > 0),
+            runs_drafter=runs_drafter,
+            proposes=np.full(len(rows), runs_drafter),
+            admissions=[Admission(row, choice, 0, limit) for row, choice in enumerate(choices)],
+            grants=[BlockGrant(row, 0, own) for row, own in enumerate(blocks.tolist())],
+        )
+        plan.spans = prompt_spans(plan, rows.astype(np.int64))
+        return plan
+
     @property
     def num_logits(self) -> Int64Array:
-        """int64 [R], logit rows of each row: one a token that may be drawn behind."""
+        """int64 [R], logit rows of each row: one for each token that is drawn behind."""
         return self.samples + self.decodes * self.num_drafts
 
     @property
@@ -106,7 +149,7 @@ class StepPlan:
 
 
 def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
-    """Which query tokens predict prompt tokens that are to be scored.
+    """The query tokens behind which the logprobs of prompt tokens are wanted.
 
     Args:
         prefilling: int64, indices of the plan's rows that compute prompt tokens.
@@ -114,11 +157,11 @@ def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
     spans = []
     for row_idx in prefilling.tolist():
         choice = plan.choices[row_idx]
-        scores = choice.request.prompt_logprobs
-        if choice.prompt_parts is None or scores is None:
+        wanted = choice.request.prompt_logprobs
+        if choice.prompt_parts is None or wanted is None:
             continue
         start = int(plan.starts[row_idx])
-        first = max(scores.start - 1 - start, 0)
+        first = max(wanted.start - 1 - start, 0)
         last = min(int(plan.num_query[row_idx]), choice.prompt_len - 1 - start)
         if first < last:
             spans.append(PromptSpan(row_idx, first, last, choice))
@@ -127,15 +170,15 @@ def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step computed, on the host: L rows drew, from N logit rows in all.
+    """The result of a step on the host: L rows drew, from N logit rows in all.
 
     Attributes:
         token_ids: int32 [L, 1 + num_drafts], in the plan's order of drawing rows.
-        num_new: int32 [L], how many of them stand.
+        num_new: int32 [L], how many of each row's tokens were drawn; the others are undefined.
         bad: bool [L], rows whose logits were not usable behind those.
         num_offered, num_accepted: int32 [L], drafts verified and kept; None without drafts.
-        logprobs: [N], where the batch asked for any.
-        prompt_logprobs: of the plan's spans, in order.
+        logprobs: logprobs of N positions, None where no row asked for any.
+        prompt_logprobs: logprobs of each of the plan's spans, in order.
     """
 
     token_ids: Int32Array
@@ -155,27 +198,55 @@ class StepHandle(Protocol):
     """A step that was launched.
 
     Attributes:
-        plan: what it runs.
+        plan: the plan it runs.
     """
 
     plan: StepPlan
 
     def wait(self, timeout_s: float | None = None) -> StepResult:
-        """What it computed.
+        """Wait for the step's result.
 
         Raises:
             RunnerLostError: no later step can run either.
-            TimeoutError: it took longer.
-            Exception: what the step raised.
+            TimeoutError: the step took longer than `timeout_s`.
+            Exception: the error that this step alone raised.
         """
         ...
+
+
+class StepFailedError(RuntimeError):
+    """A step raised, and later steps can run. The message is one line for its requests."""
+
+
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Launched(Protocol[Result_co]):
+    """A step of either kind: `StepHandle`, or `ScoringHandle` of `engine.contracts.scoring`."""
+
+    def wait(self, timeout_s: float | None = None) -> Result_co: ...
+
+
+def result_of(step: Launched[Result_co], timeout_s: float | None) -> Result_co:
+    """Wait for the result of a launched step, telling its own failure from the runner's.
+
+    Raises:
+        StepFailedError: the step raised; it ends the step's requests and no others.
+        RunnerLostError, TimeoutError: as `StepHandle.wait`.
+    """
+    try:
+        return step.wait(timeout_s)
+    except (TimeoutError, RunnerLostError):
+        raise
+    except Exception as error:
+        raise StepFailedError(kind_and_line(error)) from error
 
 
 class Runner(ScoringRunner, Protocol):
     """Runs plans in the order they are launched, without waiting for their results.
 
     Attributes:
-        rows_by_path: rows drawn so far, by the sampler's path.
+        rows_by_path: number of rows drawn so far by each of the sampler's paths.
     """
 
     @property

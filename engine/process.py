@@ -1,14 +1,15 @@
-"""The engine in a process of its own: the loop that owns it, and the two lines that tie it down.
+"""The engine process: its loop, its socket to frontends and its status lines to the parent.
 
 Started as `python -m engine.process ADDRESS` with the configuration on standard input. It talks
 to any number of frontends over one ROUTER socket at ADDRESS. Its standard output carries status
-lines to the parent: `ready`, a `beat` twice a second, and `failed` before it ends of itself. It
-ignores SIGTERM and SIGINT (draining is the server's business) and ends when its standard input
-does, so that it cannot outlive a killed parent.
+lines to the parent: `progress` while it starts, `ready`, a `beat` twice a second, and `failed`
+before it ends by itself. It ignores SIGTERM and SIGINT, because the server drains requests first,
+and ends when its standard input does, so that it cannot outlive a killed parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -16,23 +17,40 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import zmq
 
 from engine.config import ConfigError, EngineConfig, EngineInfo
+from engine.errors import kind_and_line
+from engine.logs import adopt_library_lines, configure_logging
 from engine.planning.outputs import empty_output
+from engine.progress import on_progress, phase
 from engine.request import StepOutput, decode_message, encode
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+logger = logging.getLogger("engine")
 
 BEAT_S = 0.5
+"""Seconds between heartbeats."""
+
 STATS_S = 0.5
-"""A long prompt or a request of many items may take seconds without anything to report."""
+"""Seconds without an output after which a frontend is sent statistics: a long prompt or a request
+of many items may take longer before there is anything to report."""
+
 SWITCH_S = 50e-6
-"""The stepping thread gets the interpreter back this soon; Python's own 5 ms is a CPU step."""
+"""Seconds after which the stepping thread gets the interpreter back. Python's own 5 ms are as long
+as a step on a CPU."""
+
+FOLDER_PREFIX = "tailrace-"
+"""How the names of folders begin that a parent makes for the socket, and for nothing else."""
+
 EXIT_CONFIG, EXIT_HUNG, EXIT_FATAL = 2, 3, 4
+"""Exit status after a configuration that cannot be served, a hung step, and any other error."""
 
 
 class Status(msgspec.Struct, tag_field="status", tag="", frozen=True):
@@ -46,20 +64,28 @@ class Ready(Status, tag="ready", frozen=True):
 
 
 class Failed(Status, tag="failed", frozen=True):
-    """The engine ends: it cannot start for a reason the user can mend, or it cannot go on."""
+    """The engine ends: its configuration cannot be served, or it cannot go on."""
 
     message: str
 
 
+class Progress(Status, tag="progress", frozen=True):
+    """How far a phase of the start is; see `engine.progress.Listener`."""
+
+    phase: str
+    done: int
+    total: int
+
+
 class Beat(Status, tag="beat", frozen=True):
-    """The process is alive and its loop goes round."""
+    """The process is alive and no step takes too long."""
 
 
-StatusLine = Ready | Failed | Beat
+StatusLine = Ready | Failed | Progress | Beat
 
 
 class _StatusPipe:
-    """Writes status lines; libraries that print to standard output reach standard error."""
+    """Writes status lines to standard output; what libraries print goes to standard error."""
 
     def __init__(self) -> None:
         self._fd = os.dup(1)
@@ -71,17 +97,27 @@ class _StatusPipe:
             os.write(self._fd, msgspec.json.encode(line) + b"\n")
 
 
-def _follow_parent() -> None:
-    """End the process at once when the parent is gone; a step in flight is of no use to anyone."""
+def _follow_parent(address: str) -> None:
+    """End the process as soon as standard input ends: nobody waits for the step in flight."""
     while os.read(0, 4096):
         pass
+    _remove_socket(address)
     os._exit(0)
 
 
-class EngineLoop:
-    """Receives, steps, sends; idle, it waits for a message."""
+def _remove_socket(address: str) -> None:
+    """Leave nothing behind: a parent that was killed cannot remove the folder it made."""
+    path = Path(address.removeprefix("ipc://"))
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+        if path.parent.name.startswith(FOLDER_PREFIX):
+            path.parent.rmdir()
 
-    def __init__(self, config: EngineConfig, address: str, engine: Any) -> None:
+
+class EngineLoop:
+    """Receives messages, runs steps and sends outputs; waits for a message when idle."""
+
+    def __init__(self, config: EngineConfig, address: str, engine: Engine) -> None:
         self._config = config
         self._engine = engine
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
@@ -92,7 +128,7 @@ class EngineLoop:
 
     @property
     def hung(self) -> bool:
-        """Whether the round the loop is in has taken longer than a step may."""
+        """Whether the current round of the loop has taken longer than a step may."""
         return time.monotonic() - self._busy_since > self._config.step_timeout_s
 
     def run(self) -> None:
@@ -112,7 +148,7 @@ class EngineLoop:
         self._socket.send_multipart([frontend, encode(output)])
 
     def _send_stats(self) -> None:
-        """How the engine stands, to frontends it has had nothing to say to for a while."""
+        """Send statistics to frontends that got no output for `STATS_S`."""
         now = time.monotonic()
         for frontend, sent_at in self._sent_at.items():
             if now - sent_at > STATS_S:
@@ -139,10 +175,10 @@ class EngineLoop:
 
 
 def _watch(loop: EngineLoop, status: _StatusPipe, limit_s: float) -> None:
-    """Beat while the loop goes round, and end the process when it does not.
+    """Send heartbeats until a step takes too long, then end the process.
 
-    On a thread of its own: the stepping thread may be waiting inside CUDA, which lets go of the
-    interpreter but hears nothing.
+    Runs on a thread of its own: the stepping thread may wait inside CUDA, which releases the
+    interpreter but cannot be interrupted.
     """
     while not loop.hung:
         status.send(Beat())
@@ -157,26 +193,32 @@ def _give_up(status: _StatusPipe, code: int, reason: str) -> int:
 
 
 def _exit(code: int) -> None:
-    """Threads of a hung step would keep a normal exit waiting."""
+    """End at once: a normal exit would wait for the threads of a hung step."""
     sys.stderr.flush()
     os._exit(code)
 
 
 def main() -> int:
-    """Entry point of the engine process; the exit status tells the parent why it ended."""
+    """Run the engine process; returns the exit status, which tells the parent why it ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_S)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s engine: %(message)s")
     status = _StatusPipe()
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-    started = time.monotonic()
+    address = sys.argv[1]
+    line = sys.stdin.buffer.readline()
+    if not line:  # the parent is gone already
+        _remove_socket(address)
+        return 0
+    config = msgspec.json.decode(line, type=EngineConfig)
+    configure_logging(config.log_level, config.log_format, "engine", "sampling")
+    threading.Thread(target=_follow_parent, args=(address,), daemon=True).start()
+    on_progress(lambda phase, done, total: status.send(Progress(phase, done, total)))
     try:
-        from engine.startup.build import build_engine  # torch, once the parent can be followed
+        with phase("importing"):
+            from engine.startup.build import build_engine  # torch, once the parent can be followed
 
-        logger.info("importing took %.1f s", time.monotonic() - started)
-        loop = EngineLoop(config, sys.argv[1], engine := build_engine(config))
+        adopt_library_lines()
+        loop = EngineLoop(config, address, engine := build_engine(config))
     except ConfigError as error:
         status.send(Failed(str(error)))
         return EXIT_CONFIG
@@ -192,8 +234,7 @@ def main() -> int:
         _exit(_give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s"))
     except Exception as error:  # freeing tensors on a device that is lost would abort the process
         logger.exception("the engine cannot go on")
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        _exit(_give_up(status, EXIT_FATAL, reason))
+        _exit(_give_up(status, EXIT_FATAL, kind_and_line(error)))
     return 0
 
 

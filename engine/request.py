@@ -6,6 +6,7 @@ Both directions are one message type each, encoded with msgpack; arrays travel a
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
+Index = slice | npt.NDArray[Any] | tuple[npt.NDArray[Any], ...]
 
 
 class Finish(enum.IntEnum):
@@ -38,7 +40,7 @@ class Finish(enum.IntEnum):
 
 
 class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Which prompt positions are scored.
+    """Which logprobs of the prompt's own tokens are reported.
 
     Attributes:
         start: first prompt position reported, at least 1 (position 0 follows nothing).
@@ -65,7 +67,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         max_tokens: tokens generated at most, at least 1.
         priority: lower runs earlier; equal ones in order of arrival.
         emit_interval: report to the frontend every so many tokens (and at the end); 1 streams.
-        prompt_logprobs: scores of the prompt's own tokens, reported once, by choice 0.
+        prompt_logprobs: which logprobs of the prompt's own tokens are reported, once, by choice 0.
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
     """
 
@@ -84,14 +86,14 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A query with items after it, some positions of which are read. Nothing is generated.
 
     Attributes:
-        handle: as `Request.handle`, of the same numbers.
+        handle: as `Request.handle`; both kinds of request share the numbers.
         query_token_ids: int32 [Q]; may be empty.
         item_token_ids: int32 [item_lens.sum()], item after item.
         item_lens: int32 [N], each at least 1.
         num_read: int32 [N], how many of an item's last positions are read; the sum is at least 1
             and an item's at most its length.
-        id_lists: int32 [M, J], ids whose logprobs are read, padded with -1. The lists take turns:
-            the request's p-th read position, items in order, reads list p % M.
+        id_lists: int32 [M, J], ids whose logprobs are read, padded with -1. The lists are used in
+            turn: the request's p-th read position, items in order, reads list p % M.
         priority: as `Request.priority`.
     """
 
@@ -121,6 +123,9 @@ class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):
 class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
     """Logprobs of T positions; rows that asked for fewer tops or ids read the first of them.
 
+    The positions may have more than one axis, [rows, slots] in `OutputRing`; indices then count
+    along these.
+
     Attributes:
         chosen: float32 [T], the chosen token's value.
         ranks: int32 [T], 1 for the highest.
@@ -134,6 +139,78 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
     top_ids: Int32Array
     top_logprobs: Float32Array
     explicit: Float32Array
+
+    @property
+    def num_top(self) -> int:
+        """Top tokens per position, K."""
+        return int(self.top_ids.shape[-1])
+
+    @property
+    def num_explicit(self) -> int:
+        """Explicit ids per position, J."""
+        return int(self.explicit.shape[-1])
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], num_top: int, num_explicit: int) -> LogprobArrays:
+        """Arrays of zeros for positions of this shape, to be filled by `put`."""
+        return cls(
+            chosen=np.zeros(shape, dtype=np.float32),
+            ranks=np.zeros(shape, dtype=np.int32),
+            top_ids=np.zeros((*shape, num_top), dtype=np.int32),
+            top_logprobs=np.zeros((*shape, num_top), dtype=np.float32),
+            explicit=np.zeros((*shape, num_explicit), dtype=np.float32),
+        )
+
+    @classmethod
+    def concat(cls, parts: Sequence[LogprobArrays]) -> LogprobArrays:
+        """Positions of all parts, which are equally wide, one part after another."""
+        return cls(
+            chosen=np.concatenate([part.chosen for part in parts]),
+            ranks=np.concatenate([part.ranks for part in parts]),
+            top_ids=np.concatenate([part.top_ids for part in parts]),
+            top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
+            explicit=np.concatenate([part.explicit for part in parts]),
+        )
+
+    def at(self, index: Index) -> LogprobArrays:
+        """Some of the positions: views for a slice, copies for an array of indices or bools."""
+        return LogprobArrays(
+            chosen=self.chosen[index],
+            ranks=self.ranks[index],
+            top_ids=self.top_ids[index],
+            top_logprobs=self.top_logprobs[index],
+            explicit=self.explicit[index],
+        )
+
+    def narrow(self, num_top: int, num_explicit: int) -> LogprobArrays:
+        """Views of the first `num_top` top tokens and `num_explicit` ids, or of as many as are."""
+        return LogprobArrays(
+            chosen=self.chosen,
+            ranks=self.ranks,
+            top_ids=self.top_ids[..., :num_top],
+            top_logprobs=self.top_logprobs[..., :num_top],
+            explicit=self.explicit[..., :num_explicit],
+        )
+
+    def copy(self) -> LogprobArrays:
+        """The same values in memory of their own."""
+        return LogprobArrays(
+            chosen=self.chosen.copy(),
+            ranks=self.ranks.copy(),
+            top_ids=self.top_ids.copy(),
+            top_logprobs=self.top_logprobs.copy(),
+            explicit=self.explicit.copy(),
+        )
+
+    def put(self, index: Index, values: LogprobArrays) -> None:
+        """Write other arrays at some of the positions, as far as both are wide."""
+        num_top = min(self.num_top, values.num_top)
+        num_explicit = min(self.num_explicit, values.num_explicit)
+        mine, theirs = self.narrow(num_top, num_explicit), values.narrow(num_top, num_explicit)
+        mine.chosen[index], mine.ranks[index] = theirs.chosen, theirs.ranks
+        mine.top_ids[index] = theirs.top_ids
+        mine.top_logprobs[index] = theirs.top_logprobs
+        mine.explicit[index] = theirs.explicit
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +241,7 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one step has to say to one frontend: E entries, T tokens in all.
+    """All results of one step for one frontend: E entries, T tokens in all.
 
     Attributes:
         handles: int64 [E], the request of each entry.
@@ -178,8 +255,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         prompt_logprobs: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
         errors: handle -> message for entries ended with `Finish.ERROR`.
-        drafts: int64 [E, 2 + k], what became of the drafts of each entry's choice so far: as
-            `DraftStats`, whose fields it holds in order; None without a drafter.
+        drafts: int64 [E, 2 + k], counts of the drafts of each entry's choice so far, the fields of
+            `DraftStats` in order; None without a drafter.
         stats: the engine's gauges and counters.
     """
 
@@ -214,15 +291,15 @@ _output_decoder = msgspec.msgpack.Decoder(StepOutput, dec_hook=_decode_array)
 
 
 def encode(message: FrontendMessage | StepOutput) -> bytes:
-    """Encode either message for the wire."""
+    """The bytes of either message."""
     return _encoder.encode(message)
 
 
 def decode_message(raw: bytes) -> FrontendMessage:
-    """Decode what a frontend sent; raises `msgspec.DecodeError` on anything else."""
+    """The message a frontend sent; raises `msgspec.DecodeError` on anything else."""
     return _message_decoder.decode(raw)
 
 
 def decode_output(raw: bytes) -> StepOutput:
-    """Decode what the engine sent; arrays are read-only views of `raw`."""
+    """The output the engine sent; its arrays are read-only views of `raw`."""
     return _output_decoder.decode(raw)

@@ -1,7 +1,8 @@
-"""The host's truth about rows: one array per fact, one index per row. No torch.
+"""The rows of the host: one array per fact, indexed by row. No torch.
 
-Tokens *scheduled* (a step that computes or draws them was planned) run ahead of tokens *read
-back* by the steps in flight; both are kept apart here, and nothing is planned from a result.
+A token is *scheduled* once a step that computes or draws it is planned, and *read back* once that
+step's result is on the host. Scheduled counts run ahead of counts read back by the steps in flight.
+Both are kept here, and steps are planned from scheduled counts alone.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ class Choice:
     """One choice of a request, waiting or running.
 
     Attributes:
-        frontend: identity of the frontend it answers to.
-        index: which of the request's `n`.
-        seed: noise key, drawn at admission where the request named none.
-        arrival: number in order of submission; children of one request share it.
-        token_ids: prompt, and what was generated before a preemption.
-        children: choices that wait for this one to have computed their common prompt.
-        row: while running.
+        frontend: identity of the frontend that submitted the request.
+        index: number of the choice among the request's `n`.
+        seed: noise key, drawn at submission where the request named none.
+        arrival: number in order of submission; all choices of a request share it.
+        token_ids: the prompt, followed by tokens generated before a preemption.
+        children: choices that wait until this one has computed their common prompt.
+        row: the row it holds while running, else None.
         num_cached: prompt tokens found computed at the first admission.
-        hashes: of token_ids' full blocks, computed when first needed.
-        prompt_parts: prompt logprobs read back so far; None once they were reported.
-        drafts: what became of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
+        hashes: hashes of the full blocks of `token_ids`; None until first needed.
+        prompt_parts: prompt logprobs read back so far; None where none are wanted any more.
+        drafts: counts of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
+        ended: nothing more is drawn for it.
         queued_at, started_at, drew_at: when it was submitted, first got a row and drew its first
             token, on the monotonic clock in seconds; 0 before.
     """
@@ -58,35 +60,45 @@ class Choice:
 
     @property
     def prompt_len(self) -> int:
-        """Tokens of the prompt."""
+        """The number of tokens of the prompt."""
         return len(self.request.prompt_token_ids)
 
 
 class RowTable:
-    """Arrays indexed by row; `claim` and `vacate` are the only ways in and out.
+    """Facts about rows, one array each; `claim` gives a row to a choice and `vacate` takes it back.
 
     Attributes:
+        max_rows, max_len: number of rows, and of tokens a row holds.
+        choices: the choice that holds each row, None for a vacant row.
+        blocks: blocks of each row, in order of their positions.
+        parent_hash: hash of each row's last registered block, or the root's.
         token_ids: int32 [max_rows, max_len + max_new - 1], prompt then output, valid up to
             num_known.
-        num_known: tokens read back (or given).
-        num_drawing: steps in flight that draw for the row, one token each at the least.
-        num_tokens: upper bound of num_known once they are read back.
-        num_computed: upper bound of tokens whose KV planned steps compute.
+        num_known: tokens read back, the ones given at admission included.
+        num_drawing: steps in flight that draw for the row, at least one token each.
+        num_tokens: tokens scheduled, an upper bound of num_known once they are read back.
+        num_computed: tokens whose KV is scheduled to be computed, an upper bound.
         prefill_end: tokens to compute before the row decodes, drawing a token in every step.
-        num_settled: tokens whose KV a step that was read back has computed.
-        num_hashed: leading blocks registered for reuse, in tokens.
+        num_settled: tokens whose KV was computed by steps that were read back.
+        num_hashed: tokens of the leading blocks that are registered for reuse.
+        num_granted: blocks the row holds.
+        prompt_len: tokens of the prompt.
         limit: num_known at which the choice ends for length.
-        min_known: num_known below which stop ids do not end it.
+        min_known: num_known below which stop ids do not end the choice.
         stop_ids: int32 [max_rows, S], padded with NO_TOKEN.
         is_pinned: rows that draft whatever the load.
         has_gap: rows with tokens that the drafter has not seen.
         has_drafts: rows whose next token was drafted in the last step planned.
-        epoch: raised by every `vacate`, so that late results of an earlier choice are told apart.
+        epoch: raised by every `vacate`; a plan whose epoch differs was made for an earlier choice.
         running: rows in use, in order of admission.
     """
 
     def __init__(self, max_rows: int, max_len: int, max_new: int = 1) -> None:
-        """`max_new`: tokens a row may draw in one step, some of them behind its end."""
+        """Make vacant rows.
+
+        Args:
+            max_new: tokens a row may draw in one step, some of them behind its end.
+        """
         self.max_rows = max_rows
         self.max_len = max_len
         self.choices: list[Choice | None] = [None] * max_rows
@@ -114,11 +126,11 @@ class RowTable:
 
     @property
     def num_vacant(self) -> int:
-        """Rows free to claim."""
+        """The number of rows free to claim."""
         return len(self._vacant)
 
     def claim(self, choice: Choice, num_cached: int, prefill_end: int, *, is_pinned: bool) -> int:
-        """Give the choice a row whose first `num_cached` tokens will lie computed in its blocks."""
+        """Give the choice a row; its first `num_cached` tokens are computed in shared blocks."""
         row = self._vacant.pop()
         request = choice.request
         num_tokens = len(choice.token_ids)
@@ -139,11 +151,11 @@ class RowTable:
         return row
 
     def limit_of(self, choice: Choice) -> int:
-        """Tokens known at which the choice ends for length."""
+        """The number of tokens known at which the choice ends for length."""
         return min(choice.prompt_len + max(choice.request.max_tokens, 1), self.max_len)
 
     def vacate(self, row: int) -> None:
-        """Take the row from its choice; blocks must have been released."""
+        """Take the row from its choice, whose blocks must have been released."""
         choice = self.choices[row]
         assert choice is not None
         choice.row = None

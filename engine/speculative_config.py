@@ -1,4 +1,4 @@
-"""What `--speculative-config` may say. Imports no torch."""
+"""The object that `--speculative-config` holds, and its checks. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RENAMED = {
     "strict": '"rejection_sample_method": "standard" with "draft_sample_method": "greedy"',
     "probabilistic": '"rejection_sample_method": "standard" with "draft_sample_method": "gumbel"',
 }
-"""Removed spellings, and what says the same now."""
+"""Removed spellings, and their replacements."""
 
 Method = Literal["eagle", "eagle3", "draft_model", "ngram"]
 DraftSampleMethod = Literal["greedy", "gumbel"]
@@ -34,19 +34,19 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """How tokens are drafted and verified; field names are vLLM's.
 
     Attributes:
-        method: who drafts.
-        num_speculative_tokens: k, drafts a step, 1 to `MAX_DRAFTS`.
+        method: the kind of drafter.
+        num_speculative_tokens: k, drafts per step, 1 to `MAX_DRAFTS`.
         model: folder or hub id of the head or draft model; none for "ngram".
-        revision: of a hub id.
-        draft_sample_method: "greedy" drafts are the draft's highest token, "gumbel" are drawn from
-            it. None is greedy, and with "coupled" gumbel.
+        revision: branch, tag or commit of a hub id.
+        draft_sample_method: "greedy" takes the draft's highest token, "gumbel" draws from the
+            draft's distribution. None is "gumbel" with "coupled", otherwise "greedy".
         rejection_sample_method: "synthetic" accepts at given rates, for studies of cost; "coupled"
             accepts a draft equal to the token the request draws without speculation.
         synthetic_acceptance_rates: probability that the first i + 1 drafts are all accepted, for
             each i below k; never rising.
-        synthetic_acceptance_length: mean tokens a step, the target's own included, 1 to k + 1.
-        prompt_lookup_min, prompt_lookup_max: length in tokens of the n-grams looked up; one that is
-            missing equals the other, both are 5.
+        synthetic_acceptance_length: mean tokens per step, the target's own included, 1 to k + 1.
+        prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram looked up, in tokens; one
+            that is missing equals the other, and without both they are 5.
         disable_by_batch_size: choices decoding at once from which on nothing is drafted; None
             leaves it to the engine.
     """
@@ -72,7 +72,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def draft_source(self) -> DraftSource:
-        """Where drafts come from: the highest token, the draft's noise or the target's."""
+        """The way drafts are chosen: the highest token, or by the draft's or the target's noise."""
         coupled = self.rejection_sample_method == "coupled"
         if self.draft_sample_method == "greedy" or not (coupled or self.draft_sample_method):
             return "greedy"
@@ -80,15 +80,16 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def lookup_lengths(self) -> tuple[int, int]:
-        """Shortest and longest n-gram looked up."""
+        """The lengths of the shortest and the longest n-gram looked up."""
         given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None]
         return (given[0], given[-1]) if given else (5, 5)
 
     @property
     def acceptance_rates(self) -> tuple[float, ...] | None:
-        """Synthetic probability that draft i is accepted once those before it were; else None.
+        """Synthetic probabilities that draft i is accepted after those before it; else None.
 
-        A length becomes the rates of least variance: whole drafts are sure, the rest is chance.
+        A length becomes the rates of least variance: the whole part of it in drafts that are
+        certain, the fraction in one draft by chance.
         """
         if self.rejection_sample_method != "synthetic":
             return None
@@ -104,10 +105,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def parse_speculative_config(text: str, *, own_head: str | None = None) -> SpeculativeConfig | None:
-    """The object a JSON text holds; None for null, which turns off what a file has set.
+    """Read the object of a JSON text; None for null, which overrides a configuration file.
 
     Args:
-        own_head: EAGLE head that ships with the target, for an object that names none.
+        own_head: EAGLE head that ships with the target, used where the object names no model.
 
     Raises:
         ConfigError: one line that names the field, what it may be and what it is.
@@ -132,7 +133,7 @@ def parse_speculative_config(text: str, *, own_head: str | None = None) -> Specu
 
 
 def _check_names(fields: dict[str, Any]) -> None:
-    """Unknown fields and choices, told better than a decoder tells them."""
+    """Refuse unknown fields and values, with better messages than a decoder has."""
     known = SpeculativeConfig.__struct_fields__
     for name in fields:
         if name not in known:
@@ -208,4 +209,4 @@ def _in_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def _error(reason: str) -> ConfigError:
-    return ConfigError(f"speculative-config: {reason}")
+    return ConfigError(f"--speculative-config: {reason}")

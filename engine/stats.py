@@ -1,4 +1,4 @@
-"""What an engine tells of itself with every step: gauges, counters, histograms."""
+"""Statistics that an engine reports with every output: gauges, counters, histograms."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 
 class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the drafts of a choice, or of all.
+    """Counts of the drafts of one choice, or of all choices.
 
     Attributes:
-        num_drafts: steps that verified any.
+        num_drafts: steps that verified any drafts.
         num_draft_tokens: drafts verified.
-        accepted_at: drafts kept by their place in the step, the first of k first.
+        accepted_at: drafts accepted at each of the k places of a step.
     """
 
     num_drafts: int
@@ -22,7 +22,7 @@ class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, counts: npt.NDArray[np.int64]) -> DraftStats:
-        """From counts int64 [2 + k]."""
+        """Make statistics of counts int64 [2 + k], which hold the fields in order."""
         num_drafts, num_draft_tokens, *accepted_at = counts.tolist()
         return cls(
             num_drafts=num_drafts,
@@ -32,20 +32,21 @@ class DraftStats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_accepted(self) -> int:
-        """Drafts kept."""
+        """The number of drafts accepted."""
         return sum(self.accepted_at)
 
     @property
     def acceptance(self) -> list[float]:
-        """Share of the steps that kept the draft of each place."""
+        """The share of the steps that accepted the draft of each place."""
         return [count / max(self.num_drafts, 1) for count in self.accepted_at]
 
 
 class HistogramStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram over the bounds its maker knows.
+    """A histogram over bounds that are not part of it.
 
     Attributes:
-        counts: values up to each bound and above the one before; the last, above all.
+        counts: number of values up to each bound and above the one before; the last counts values
+            above all bounds.
         total: sum of the values.
     """
 
@@ -54,23 +55,43 @@ class HistogramStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimingStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Histograms of choices that drew a token and have ended, and of their steps.
+    """Histograms of times of choices that drew a token and ended, and of the sizes of steps.
 
     Attributes:
-        queue, prefill, decode, inference: seconds until a choice got a row, from there to its first
-            token, from there to its last, and the latter two together; `timings.SECONDS`.
-        step_tokens: tokens a step computed; `timings.STEP_TOKENS`.
+        queue: seconds from submission to the first row. Bounds of this and the next three:
+            `timings.SECONDS`.
+        prefill: seconds from there to the first token.
+        decode: seconds from there to the end.
+        inference: prefill and decode together.
+        first_token: seconds from the submission of a request to the first token of its first
+            choice, counted at once. Bounds: `timings.SECONDS`.
+        step_tokens: tokens a step computed. Bounds: `timings.STEP_TOKENS`.
     """
 
     queue: HistogramStats
     prefill: HistogramStats
     decode: HistogramStats
     inference: HistogramStats
+    first_token: HistogramStats
     step_tokens: HistogramStats
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Gauges after the step, and counters since the engine started."""
+    """Gauges after a step, and counters since the engine started.
+
+    Attributes:
+        num_running, num_waiting: choices and scoring requests with and without blocks.
+        kv_blocks_used, kv_blocks_total: blocks of the KV cache held, and in all.
+        num_steps: steps of choices that were read back without error.
+        num_preemptions: times a running choice lost its row.
+        prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
+        prompt_tokens_computed: prompt tokens computed by steps.
+        nan_rows: choices and scoring requests ended by unusable logits.
+        timings: histograms of where time is spent.
+        failed_steps: steps of both kinds that raised.
+        sampler_rows: rows drawn by each of the sampler's paths.
+        drafts: counts of all drafts; None without a drafter.
+    """
 
     num_running: int
     num_waiting: int

@@ -1,4 +1,4 @@
-"""What comes back of a submitted request, as its frontend reads it."""
+"""`Submission`: a submitted request as its frontend reads it, entry by entry."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _FINISHES = tuple(Finish)
 
 
 class Entry(NamedTuple):
-    """One entry of a step's output; arrays are views, sliced when asked.
+    """One entry of a step's output; its arrays are views, sliced when asked for.
 
     Attributes:
         output: the step's output.
-        entry_idx: of this entry in it.
-        start: of this entry's tokens in it.
+        entry_idx: index of this entry in the output.
+        start: index of this entry's first token in the output.
         num_new: tokens in this entry.
         choice: index of the choice within its request.
         finish: RUNNING, or why the choice ended with this entry.
@@ -48,29 +48,20 @@ class Entry(NamedTuple):
 
     @property
     def token_ids(self) -> Int32Array:
-        """int32 [num_new]."""
+        """The tokens of this entry, int32 [num_new]."""
         return self.output.token_ids[self.start : self.start + self.num_new]
 
     @property
     def drafts(self) -> Int64Array | None:
-        """What became of the choice's drafts so far, as `StepOutput.drafts`."""
+        """Counts of the choice's drafts so far, int64 [2 + k]; None without a drafter."""
         counts = self.output.drafts
         return None if counts is None else counts[self.entry_idx]
 
     @property
     def logprobs(self) -> LogprobArrays | None:
-        """Of this entry's tokens, where the step carried any."""
+        """Logprobs of this entry's tokens; None where no entry of the output asked for any."""
         arrays = self.output.logprobs
-        if arrays is None:
-            return None
-        part = slice(self.start, self.start + self.num_new)
-        return LogprobArrays(
-            chosen=arrays.chosen[part],
-            ranks=arrays.ranks[part],
-            top_ids=arrays.top_ids[part],
-            top_logprobs=arrays.top_logprobs[part],
-            explicit=arrays.explicit[part],
-        )
+        return None if arrays is None else arrays.at(slice(self.start, self.start + self.num_new))
 
     @property
     def error(self) -> str | None:
@@ -79,14 +70,15 @@ class Entry(NamedTuple):
 
 
 class Submission:
-    """A submitted request: iterate for batches of entries until every choice has ended.
+    """A submitted request: iterate over it for lists of entries until every choice has ended.
 
-    Entries that arrived since the last look come together, so a slow reader coalesces.
-    `prompt_logprobs` is set before the first entry of choice 0 is seen. A scoring request's
-    submission is of one choice without entries: `item_scores` is set when the iteration ends.
+    Entries that arrived since the last look come in one list. `prompt_logprobs` is set before the
+    first entry of choice 0 is seen. The submission of a scoring request has one choice without
+    entries; `item_scores` is set when the iteration ends.
 
     Attributes:
-        arrived: set when there is something to read; who reads several may let them share one.
+        arrived: set when there is something to read; a reader of several submissions may let them
+            share one event.
     """
 
     def __init__(self, handle: int, num_choices: int) -> None:
@@ -104,20 +96,20 @@ class Submission:
         return self._unfinished == 0
 
     def deliver(self, entry: Entry) -> None:
-        """Append an entry; called by the client for each one."""
+        """Append an entry. The client calls this."""
         self._entries.append(entry)
         if entry.finish != Finish.RUNNING:
             self._unfinished -= 1
         self.arrived.set()
 
     def deliver_scores(self, scores: ItemScores) -> None:
-        """End a scoring request; called by the client."""
+        """End a scoring request. The client calls this."""
         self.item_scores = scores
         self._unfinished = 0
         self.arrived.set()
 
     def fail(self, failure: EngineDeadError) -> None:
-        """Let the reader raise `failure`; nothing more will come."""
+        """Let the reader raise `failure` after the entries that are there."""
         self._failure = failure
         self.arrived.set()
 
@@ -133,7 +125,7 @@ class Submission:
         return entries
 
     def take(self) -> list[Entry]:
-        """What arrived since the last look; raises the failure where nothing more will come."""
+        """The entries that arrived since the last look; raises the failure once there are none."""
         if not self._entries and self._failure is not None:
             raise self._failure
         entries, self._entries = self._entries, []
@@ -141,7 +133,7 @@ class Submission:
 
 
 def entries_of(output: StepOutput) -> list[Entry]:
-    """A step's entries. Plain numbers are taken out of the arrays for all of them at once."""
+    """The entries of an output. Numbers are converted for all entries at once."""
     counts = output.num_new.tolist()
     columns = zip(
         accumulate(counts, initial=0),
@@ -155,15 +147,15 @@ def entries_of(output: StepOutput) -> list[Entry]:
 
 
 def deliver_output(output: StepOutput, submissions: Mapping[int, Submission]) -> list[int]:
-    """Hand a step's entries to their submissions; returns handles whose requests have ended."""
+    """Give an output's entries to their submissions; returns handles of requests that ended."""
     ended = []
-    for scores in output.prompt_logprobs:
+    for prompt_logprobs in output.prompt_logprobs:
+        if submission := submissions.get(prompt_logprobs.handle):
+            submission.prompt_logprobs = prompt_logprobs
+    for scores in output.item_scores:
         if submission := submissions.get(scores.handle):
-            submission.prompt_logprobs = scores
-    for ended_scores in output.item_scores:
-        if submission := submissions.get(ended_scores.handle):
-            submission.deliver_scores(ended_scores)
-            ended.append(ended_scores.handle)
+            submission.deliver_scores(scores)
+            ended.append(scores.handle)
     for handle, entry in zip(output.handles.tolist(), entries_of(output), strict=True):
         if submission := submissions.get(handle):
             submission.deliver(entry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -76,7 +77,7 @@ def value_row(position: int) -> Float32Array:
 def score(
     row: Float32Array, token_id: int, num_top: int, explicit: tuple[int, ...]
 ) -> LogprobArrays:
-    """The arrays of one position."""
+    """The logprobs of one position, which are the values of `row` themselves."""
     order = np.lexsort((np.arange(len(row)), -row))
     top = order[:num_top].astype(np.int32)
     return LogprobArrays(
@@ -92,10 +93,11 @@ def score(
 class _Running:
     request: Request
     choice: int
+    began: float = field(default_factory=time.perf_counter)
     position: int = 0
     aborted: bool = False
     new: list[int] = field(default_factory=list)
-    scores: list[LogprobArrays] = field(default_factory=list)
+    logprobs: list[LogprobArrays] = field(default_factory=list)
 
 
 class FakeEngine:
@@ -137,7 +139,7 @@ class FakeEngine:
         self.scoring_finish = Finish.LENGTH
         self.closed = False
         self._handles = itertools.count(1)
-        self._tickets: dict[int, Submission] = {}
+        self._submissions: dict[int, Submission] = {}
         self._waiting: list[_Running] = []
         self._running: list[_Running] = []
         self._failure: str | None = None
@@ -154,7 +156,7 @@ class FakeEngine:
         if self._failure is not None:
             raise EngineDeadError(self._failure)
         self.requests.append(request)
-        submission = self._tickets[request.handle] = Submission(request.handle, request.n)
+        submission = self._submissions[request.handle] = Submission(request.handle, request.n)
         self._waiting += [_Running(request, choice) for choice in range(request.n)]
         if self._loop is None or self._loop.done():
             self._loop = asyncio.get_running_loop().create_task(self._run())
@@ -165,13 +167,13 @@ class FakeEngine:
         if self._failure is not None:
             raise EngineDeadError(self._failure)
         self.scored.append(request)
-        submission = self._tickets[request.handle] = Submission(request.handle, 1)
+        submission = self._submissions[request.handle] = Submission(request.handle, 1)
         if not self.scoring_hangs:
             asyncio.get_running_loop().call_later(self.step_s, self._finish_scoring, request)
         return submission
 
     def _finish_scoring(self, request: ScoringRequest) -> None:
-        if submission := self._tickets.pop(request.handle, None):
+        if submission := self._submissions.pop(request.handle, None):
             submission.deliver_scores(item_scores(request, self.scoring_finish))
 
     def abort(self, handle: int, choice: int = -1) -> None:
@@ -195,9 +197,9 @@ class FakeEngine:
     def die(self, reason: str = "killed") -> None:
         """As after kill -9: every reader gets an error, nothing more is taken."""
         self._failure = reason
-        for submission in self._tickets.values():
+        for submission in self._submissions.values():
             submission.fail(EngineDeadError(reason))
-        self._tickets.clear()
+        self._submissions.clear()
         self._waiting.clear()
         self._running.clear()
 
@@ -219,20 +221,23 @@ class FakeEngine:
             row = self._waiting.pop(0)
             self._running.append(row)
             if row.choice == 0 and row.request.prompt_logprobs is not None:
-                prompt_logprobs.append(_prompt_scores(row.request))
+                prompt_logprobs.append(_prompt_logprobs(row.request))
         ended = [(row, Finish.ABORT) for row in self._waiting if row.aborted]
         self._waiting = [row for row in self._waiting if not row.aborted]
         entries = ended + [(row, self._advance(row)) for row in self._running]
         self._running = [row for row, finish in entries if finish == Finish.RUNNING]
         self._num_steps += 1
         self._timings.stepped(len(entries))
+        for row, _ in entries:
+            if row.choice == 0 and row.position == 1 and not row.aborted:
+                self._timings.first_token(time.perf_counter() - row.began)
         due = [e for e in entries if e[1] or len(e[0].new) >= e[0].request.emit_interval]
         output = _output(due, prompt_logprobs, self._statistics())
         for row, _ in due:
-            row.new, row.scores = [], []
+            row.new, row.logprobs = [], []
         self.stats = output.stats
-        for handle in deliver_output(output, self._tickets):
-            del self._tickets[handle]
+        for handle in deliver_output(output, self._submissions):
+            del self._submissions[handle]
 
     def _advance(self, row: _Running) -> Finish:
         params = row.request.params
@@ -245,7 +250,7 @@ class FakeEngine:
         if params.logprobs is not None or params.logprob_token_ids is not None:
             values = value_row(len(row.request.prompt_token_ids) + row.position)
             ids = params.logprob_token_ids or ()
-            row.scores.append(score(values, drawn, params.logprobs or 0, ids))
+            row.logprobs.append(score(values, drawn, params.logprobs or 0, ids))
         row.position += 1
         if drawn in params.stop_token_ids and row.position > params.min_tokens:
             return Finish.STOP
@@ -290,7 +295,7 @@ def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> Item
     )
 
 
-def _prompt_scores(request: Request) -> PromptLogprobs:
+def _prompt_logprobs(request: Request) -> PromptLogprobs:
     wanted = request.prompt_logprobs
     assert wanted is not None
     tokens = request.prompt_token_ids.tolist()
@@ -303,19 +308,12 @@ def _prompt_scores(request: Request) -> PromptLogprobs:
 
 def _stack(rows: list[LogprobArrays]) -> LogprobArrays:
     """Positions under one another, narrow ones filled up with what nobody may read."""
-    num_top = max(row.top_ids.shape[1] for row in rows)
-    num_explicit = max(row.explicit.shape[1] for row in rows)
-
-    def wide(array: np.ndarray, width: int) -> np.ndarray:
-        return np.pad(array, ((0, 0), (0, width - array.shape[1])), constant_values=-1)
-
-    return LogprobArrays(
-        chosen=np.concatenate([row.chosen for row in rows]),
-        ranks=np.concatenate([row.ranks for row in rows]),
-        top_ids=np.concatenate([wide(row.top_ids, num_top) for row in rows]),
-        top_logprobs=np.concatenate([wide(row.top_logprobs, num_top) for row in rows]),
-        explicit=np.concatenate([wide(row.explicit, num_explicit) for row in rows]),
-    )
+    num_top = max(row.num_top for row in rows)
+    stacked = LogprobArrays.zeros((len(rows),), num_top, max(row.num_explicit for row in rows))
+    stacked.top_ids[:], stacked.top_logprobs[:], stacked.explicit[:] = -1, -1, -1
+    for i, row in enumerate(rows):
+        stacked.put(slice(i, i + 1), row)
+    return stacked
 
 
 _BLANK = score(value_row(0), 0, 0, ())
@@ -325,8 +323,8 @@ def _output(
     due: list[tuple[_Running, Finish]], prompt_logprobs: list[PromptLogprobs], stats: EngineStats
 ) -> StepOutput:
     rows = [row for row, _ in due]
-    scores = [s for row in rows for s in (row.scores or [_BLANK] * len(row.new))]
-    any_scores = any(row.scores for row in rows)
+    logprobs = [each for row in rows for each in (row.logprobs or [_BLANK] * len(row.new))]
+    any_logprobs = any(row.logprobs for row in rows)
     return StepOutput(
         handles=np.array([row.request.handle for row in rows], dtype=np.int64),
         choices=np.array([row.choice for row in rows], dtype=np.int32),
@@ -334,7 +332,7 @@ def _output(
         finish=np.array([finish for _, finish in due], dtype=np.uint8),
         num_cached=np.array([len(row.request.prompt_token_ids) // 2 for row in rows], np.int32),
         token_ids=np.array([t for row in rows for t in row.new], dtype=np.int32),
-        logprobs=_stack(scores) if any_scores else None,
+        logprobs=_stack(logprobs) if any_logprobs else None,
         prompt_logprobs=prompt_logprobs,
         errors={row.request.handle: "it broke" for row, f in due if f == Finish.ERROR},
         stats=stats,

@@ -19,6 +19,7 @@ from engine.attention.flashinfer import (
 )
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
+from engine.errors import first_line
 from engine.kernels.decode_attention import paged_decode
 from engine.kernels.decode_shares import DecodeScratch
 
@@ -26,10 +27,10 @@ logger = logging.getLogger(__name__)
 
 
 class CudaAttention:
-    """AttentionBackend over a KVCache; needs Triton.
+    """The `AttentionBackend` on CUDA; needs Triton.
 
     Args:
-        max_decode_len: query tokens of a decoding row at most, 1 + drafts to be verified.
+        max_decode_len: most query tokens of a decoding row, 1 + drafts to be verified.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class CudaAttention:
         return self.attend_stored(layer, q)
 
     def key_rows(self, slots: torch.Tensor) -> torch.Tensor:
-        """Where keys of tokens go for slots int64 [T], as in `Cells`."""
+        """The `Cells.key_rows` of tokens with slots int64 [T]."""
         block_size = self._cache.block_size
         # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
         blocks = slots.div(block_size, rounding_mode="floor")
@@ -81,7 +82,7 @@ class CudaAttention:
         return self.cells_at(layer, self._key_rows)
 
     def cells_at(self, layer: int, key_rows: torch.Tensor) -> Cells:
-        """`cells` of other tokens than the step's: those whose keys go to `key_rows`."""
+        """The cells of tokens whose keys go to `key_rows` instead of those of the step's tokens."""
         return Cells(self._cells[layer], key_rows, self._cache.block_size)
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
@@ -90,7 +91,7 @@ class CudaAttention:
         return out
 
     def attend_into(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """`attend_stored`, into `out` of q's shape; both contiguous."""
+        """Attend as `attend_stored` does, into `out` of q's shape; both contiguous."""
         count, inputs = self._num_decode, self._inputs
         if count:
             paged_decode(
@@ -124,6 +125,6 @@ def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> Flash
     try:
         return FlashInferPrefill(specs, cache)
     except (RuntimeError, OSError) as error:  # no compiler, and no modules built ahead
-        reason = str(error).strip().split("\n", 1)[0]
-        logger.warning("prefill runs on plain torch: FlashInfer has no kernels: %s", reason)
+        words = "prefill runs on plain torch: FlashInfer has no kernels: %s"
+        logger.warning(words, first_line(error))
         return None

@@ -1,4 +1,4 @@
-"""Attention over keys already gathered from the cache: the arithmetic of every AttentionSpec.
+"""Attention over keys that were gathered from the cache, with every feature of AttentionSpec.
 
 Letters in shapes: n rows, q query tokens a row, L keys a row, H key heads, G query heads a key
 head, D head_dim.
@@ -14,11 +14,12 @@ import torch.nn.functional as F  # noqa: N812
 from engine.contracts.attention import AttentionSpec
 
 SCORE_ELEMENTS = 1 << 24
-"""Scores held at once on the explicit path (64 MiB of float32); longer queries go in slices."""
+"""Number of attention scores held at once on the explicit path (64 MiB of float32); longer queries
+go in slices."""
 
 
 class Visible(NamedTuple):
-    """Which keys each query sees.
+    """The keys that each query sees.
 
     Attributes:
         bias: [n, 1, q, L]; 0 where seen, -inf elsewhere.
@@ -32,7 +33,7 @@ class Visible(NamedTuple):
 def attend_dense(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: Visible
 ) -> torch.Tensor:
-    """Attention of q [n, H * G, q, D] over k, v [n, H, L, D] → [n, H * G, q, D]."""
+    """Attend from q [n, H * G, q, D] to k, v [n, H, L, D] → [n, H * G, q, D]."""
     if spec.softcap is None and spec.alibi_slopes is None and spec.sinks is None:
         return F.scaled_dot_product_attention(
             q,
@@ -62,7 +63,7 @@ def _queries_of(visible: Visible, start: int, step: int) -> Visible:
 def _attend_explicitly(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: Visible
 ) -> torch.Tensor:
-    """Float32 scores and softmax, for what the library's attention does not know."""
+    """Attend by float32 scores and softmax, for features the library's attention lacks."""
     num_rows, num_heads, num_queries, head_dim = q.shape
     grouped = (num_rows, spec.num_kv_heads, -1, head_dim)  # [n, H, G * q, D]
     scores = q.float().reshape(grouped) @ k.float().transpose(2, 3)

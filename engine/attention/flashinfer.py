@@ -14,22 +14,23 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.buffers import to_device
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.contracts.sharing import Sharing
 from engine.kernels.item_attention import item_attention, item_tiles
+from sampling.mirror import to_device
 
 WORKSPACE_BYTES = 256 << 20
 MIN_CAPABILITY = 8
-"""Ampere."""
+"""Lowest major compute capability, Ampere's."""
 HEAD_DIMS = (64, 128, 256)
 IN_FLIGHT = 4
-"""A plan lies in pinned memory until its copy has run. When a step is launched, the one before it
-may not have come so far, and a turn may launch two: one of choices, one of scoring."""
+"""Number of plans kept. A plan lies in pinned memory until its copy has run. When a step is
+launched, the copies of the one before may not have run, and a turn may launch two steps: one of
+choices and one of scoring."""
 
 
 class Kind(NamedTuple):
-    """Layers of one kind share a plan."""
+    """The features by which layers are told apart; layers of one kind share a plan."""
 
     num_q_heads: int
     num_kv_heads: int
@@ -44,12 +45,12 @@ class Kind(NamedTuple):
 
     @property
     def group(self) -> int:
-        """Query heads a key head."""
+        """Number of query heads for each key head."""
         return self.num_q_heads // self.num_kv_heads
 
 
 class Pages(NamedTuple):
-    """Blocks of R rows, one row's after the other's.
+    """The blocks of R rows, row after row.
 
     Attributes:
         starts: int32 [R + 1], host. blocks: int32 [starts[-1]], device.
@@ -61,7 +62,7 @@ class Pages(NamedTuple):
     last_lens: npt.NDArray[np.int32]
 
     def of_rows(self, count: int) -> Pages:
-        """Of the first `count` rows."""
+        """Views of the first `count` rows."""
         starts = self.starts[: count + 1]
         return Pages(starts, self.blocks[: int(starts[-1])], self.last_lens[:count])
 
@@ -82,18 +83,18 @@ def is_expressible(spec: AttentionSpec, dtype: torch.dtype) -> bool:
 
 
 def _backend(device: torch.device) -> str:
-    """The kernels FlashInfer is asked for on a device."""
+    """The name of the FlashInfer backend for a device."""
     return "fa3" if torch.cuda.get_device_capability(device)[0] == 9 else "fa2"
 
 
 class FlashInferPrefill:
-    """Attends from rows with several query tokens, for the layers it can express.
+    """Attends from rows that prefill, in the layers FlashInfer can express.
 
     Loads its kernels when it is made, and builds them then if they are not built; raises
     RuntimeError where that is not possible.
 
     Attributes:
-        layers: those layers.
+        layers: indices of those layers.
     """
 
     def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
@@ -106,7 +107,7 @@ class FlashInferPrefill:
         kinds = {self._kinds[i] for i in self.layers}
         backend = _backend(device)
         self._wrappers = {kind: _wrappers(workspace, backend) for kind in kinds}
-        # Of rows that share blocks; a window would see some of these in part.
+        # For rows that share blocks; a query of a layer with a window may see only some of these.
         shareable = {kind for kind in kinds if kind.sliding_window is None}
         self._shared = {kind: _wrappers(workspace, backend) for kind in shareable}
         self._num_alone = 0  # tokens of the rows that share nothing
@@ -135,7 +136,7 @@ class FlashInferPrefill:
             self._begin_shared(inputs, sharing)
 
     def _begin_shared(self, inputs: AttentionInputs, sharing: Sharing) -> None:
-        """Each group as one row over its blocks, then its rows over what they have beyond."""
+        """Plan each group as one row over its shared blocks, then its rows over their own."""
         tables, block_size = inputs.block_tables, self._cache.block_size
         pages = self._pages(tables, sharing.starts[:-1], sharing.num_blocks * block_size)
         group_starts = inputs.query_starts_np[sharing.starts] - self._num_alone
@@ -197,7 +198,7 @@ class FlashInferPrefill:
         )
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attention of q [T, num_q_heads, D] over stored keys, into `out` of the same shape."""
+        """Attend from q [T, num_q_heads, D] to stored keys, into `out` of the same shape."""
         kind, cache, step = self._kinds[layer], self._cache.layers[layer], self._step
         alone = self._num_alone if kind in self._shared else len(q)
         if alone:
@@ -211,7 +212,7 @@ class FlashInferPrefill:
 
 
 def _compile_items(kind: Kind, pages: torch.Tensor) -> None:
-    """What the first request that shares a query would else compile, tried on the null block."""
+    """Compile item attention on the null block, so that no request has to."""
     device = pages.device
     shape = (1, kind.num_q_heads, kind.head_dim)
     q, out = torch.zeros((2, *shape), dtype=pages.dtype, device=device)
@@ -224,7 +225,7 @@ def _compile_items(kind: Kind, pages: torch.Tensor) -> None:
 
 
 def _load_kernels(kind: Kind, backend: str, dtype: torch.dtype, device: torch.device) -> None:
-    """What `plan` would else load, or build, in the first step."""
+    """Load or build FlashInfer's module, which `plan` would otherwise do in the first step."""
     from flashinfer.prefill import get_batch_prefill_module  # slow to import
 
     no_positions, no_fp16_sums = 0, False
@@ -244,7 +245,7 @@ def _load_kernels(kind: Kind, backend: str, dtype: torch.dtype, device: torch.de
 
 
 def _wrappers(workspace: torch.Tensor, backend: str) -> list[Any]:
-    """One for each step in flight."""
+    """Make a wrapper for each step in flight."""
     from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 
     make = BatchPrefillWithPagedKVCacheWrapper

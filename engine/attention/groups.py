@@ -19,9 +19,10 @@ import torch
 from engine.attention.dense import Visible
 from engine.blocks import NULL_BLOCK
 from engine.contracts.attention import AttentionInputs
+from sampling.mirror import to_device
 
 SHORT_TOKENS = 128
-"""Rows up to this long share a group; above, each factor of four has a group of its own."""
+"""Length up to which rows share a group; above, each factor of four has a group of its own."""
 
 Indices = slice | torch.Tensor
 
@@ -31,8 +32,8 @@ class Group:
     """n rows of q query tokens each.
 
     Attributes:
-        tokens: which of the step's tokens are theirs, row after row.
-        seq_lens: int32 [n]. block_tables: int32 [n, max_blocks]. As in AttentionInputs.
+        tokens: indices of their tokens in the step, row after row.
+        seq_lens: int32 [n]. block_tables: int32 [n, max_blocks]. Both as in AttentionInputs.
         max_seq_len: upper bound of seq_lens.
     """
 
@@ -45,8 +46,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Context:
-    """The keys a group reads under one sliding window.
+class GroupKeys:
+    """The keys that a group reads under one sliding window.
 
     Attributes:
         pages: int32 [2 * n * b]; rows of a cache layer viewed as [num_blocks * 2, ...]: where the
@@ -58,7 +59,7 @@ class Context:
 
 
 def split_rows(inputs: AttentionInputs) -> Iterator[Group]:
-    """Groups that together hold every row with query tokens."""
+    """Split a step into groups that together hold every row with query tokens."""
     query_lens = np.diff(inputs.query_starts_np).astype(np.int64)
     bounds = inputs.seq_lens_np
     length_class = np.ceil(np.log2(np.maximum(bounds / SHORT_TOKENS, 1.0)) / 2).astype(np.int64)
@@ -80,8 +81,8 @@ def _group(
         tokens = slice(start, start + num_rows * num_queries)
     else:
         starts = inputs.query_starts_np[rows].astype(np.int64)
-        row_indices = _to_device(rows, inputs.seq_lens.device)
-        tokens = _to_device(
+        row_indices = to_device(rows, inputs.seq_lens.device)
+        tokens = to_device(
             (starts[:, None] + np.arange(num_queries)).reshape(-1), inputs.seq_lens.device
         )
     return Group(
@@ -94,17 +95,10 @@ def _group(
     )
 
 
-def _to_device(indices: npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(indices)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def context_of(
+def group_keys(
     group: Group, block_size: int, window: int | None, dtype: torch.dtype, with_distance: bool
-) -> Context:
-    """What the group's rows read when a query sees `window` keys (None: all before it)."""
+) -> GroupKeys:
+    """Find the keys the group's rows read when a query sees `window` keys (None: all before it)."""
     device = group.seq_lens.device
     width = group.block_tables.shape[1]
     num_blocks = min(width, -(-group.max_seq_len // block_size))
@@ -125,7 +119,7 @@ def context_of(
     # Blocks past a row's length are masked; they may be granted already and never written.
     is_past = blocks * block_size >= group.seq_lens[:, None]
     pages = pages.masked_fill(is_past, NULL_BLOCK).reshape(-1) * 2
-    return Context(
+    return GroupKeys(
         pages=torch.cat([pages, pages + 1]),
         visible=_visible(group, key_positions, window, dtype, with_distance),
     )

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.dense import attend_dense
-from engine.attention.groups import Context, Group, context_of, split_rows
+from engine.attention.groups import Group, GroupKeys, group_keys, split_rows
 from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
 
 
 class PlainAttention:
-    """AttentionBackend over a KVCache."""
+    """The `AttentionBackend` in plain torch."""
 
     def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
         self._specs = list(specs)
@@ -28,7 +28,7 @@ class PlainAttention:
         self._pages = [layer.flatten(2).flatten(0, 1) for layer in cache.layers]
         self._windows = {spec.sliding_window for spec in specs}
         self._with_distance = any(spec.alibi_slopes is not None for spec in specs)
-        self._groups: list[tuple[Group, dict[int | None, Context]]] = []
+        self._groups: list[tuple[Group, dict[int | None, GroupKeys]]] = []
         self._one_group = False
         self._key_rows = torch.empty(0, dtype=torch.int64)
 
@@ -37,7 +37,7 @@ class PlainAttention:
         blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
         self._clear(inputs.slots, blocks)
         self._key_rows = inputs.slots + blocks * self._block_size
-        self._groups = [(group, self._contexts(group)) for group in split_rows(inputs)]
+        self._groups = [(group, self._keys(group)) for group in split_rows(inputs)]
         self._one_group = (
             len(self._groups) == 1
             and isinstance(tokens := self._groups[0][0].tokens, slice)
@@ -54,16 +54,16 @@ class PlainAttention:
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         spec, pages = self._specs[layer], self._pages[layer]
         if self._one_group:
-            group, contexts = self._groups[0]
-            return _attend_group(spec, pages, group, contexts[spec.sliding_window], q)
+            group, keys = self._groups[0]
+            return _attend_group(spec, pages, group, keys[spec.sliding_window], q)
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # padding tokens stay finite
-        for group, contexts in self._groups:
-            context = contexts[spec.sliding_window]
-            out[group.tokens] = _attend_group(spec, pages, group, context, q[group.tokens])
+        for group, keys in self._groups:
+            own, tokens = keys[spec.sliding_window], group.tokens
+            out[tokens] = _attend_group(spec, pages, group, own, q[tokens])
         return out
 
     def _clear(self, slots: torch.Tensor, blocks: torch.Tensor) -> None:
-        """Zero the blocks that tokens of the step are the first of.
+        """Zero the blocks whose first token is one of the step's.
 
         A key past a row's length is read and weighed by zero, and zero times a NaN that an earlier
         owner of the block left would be NaN.
@@ -78,25 +78,25 @@ class PlainAttention:
         for layer in self._layers:
             layer.index_fill_(0, blocks, 0.0)
 
-    def _contexts(self, group: Group) -> dict[int | None, Context]:
+    def _keys(self, group: Group) -> dict[int | None, GroupKeys]:
         return {
-            window: context_of(group, self._block_size, window, self._dtype, self._with_distance)
+            window: group_keys(group, self._block_size, window, self._dtype, self._with_distance)
             for window in self._windows
         }
 
 
 def _attend_group(
-    spec: AttentionSpec, pages: torch.Tensor, group: Group, context: Context, q: torch.Tensor
+    spec: AttentionSpec, pages: torch.Tensor, group: Group, keys: GroupKeys, q: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of the group's tokens q [n * q, heads, D] over pages of its rows."""
+    """Attend from the group's tokens q [n * q, heads, D] to the pages of its rows."""
     rows = group.num_rows
-    gathered = pages.index_select(0, context.pages)
+    gathered = pages.index_select(0, keys.pages)
     kv = gathered.view(2, rows, -1, spec.num_kv_heads, spec.head_dim).transpose(2, 3)
     out = attend_dense(
         spec,
         q.reshape(rows, group.num_queries, spec.num_q_heads, spec.head_dim).transpose(1, 2),
         kv[0],
         kv[1],
-        context.visible,
+        keys.visible,
     )  # [n, heads, q, D]
     return out.transpose(1, 2).reshape(-1, spec.num_q_heads, spec.head_dim)

@@ -1,4 +1,4 @@
-"""The attention contract: what a layer is, what a step brings, what a backend must do.
+"""The attention contract between the runner, the models and the attention backends.
 
 A step's lengths and block tables live on the device; the host knows only upper bounds of
 lengths, because a step in flight may not have produced them yet (after speculation the host
@@ -21,7 +21,7 @@ from engine.contracts.sharing import Sharing
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What one layer's attention is.
+    """Describes the attention of one layer.
 
     Attributes:
         num_q_heads, num_kv_heads: grouped-query attention when they differ.
@@ -73,7 +73,7 @@ class AttentionInputs:
 
     @property
     def num_decode_rows(self) -> int:
-        """How many leading rows bring `decode_len` tokens."""
+        """The number of leading rows that bring `decode_len` tokens."""
         query_lens = np.diff(self.query_starts_np)
         return int(np.argmin(np.append(query_lens == self.decode_len, False)))
 
@@ -99,7 +99,7 @@ class AttentionInputs:
 
 
 class KVCache:
-    """Owner of paged keys and values: a layer [num_blocks, 2, block_size, kv_heads, head_dim].
+    """Owns paged keys and values: a layer [num_blocks, 2, block_size, kv_heads, head_dim].
 
     Index 1 of a layer's tensor tells keys (0) from values (1). Block 0 is scratch: padding tokens
     write there.
@@ -132,13 +132,14 @@ class KVCache:
 
 
 class Cells(NamedTuple):
-    """Where the keys and values of a step's tokens go in one layer.
+    """The places of a step's keys and values in one layer's cache.
 
     Attributes:
         tensor: [num_blocks * 2 * block_size, kv_heads, head_dim]; the layer's cache, a view.
         key_rows: int64 [T]; the row of it where a token's key goes.
         values_after: rows from a token's key to its value.
-        queries: [T, num_q_heads, head_dim], where the queries go; None leaves it to who makes them.
+        queries: [T, num_q_heads, head_dim], where the queries go; None: wherever their kernel
+            allocates them.
     """
 
     tensor: torch.Tensor
@@ -153,7 +154,7 @@ class Cells(NamedTuple):
 
 
 class LayerAttention(Protocol):
-    """What a model's layers see: keys and values are stored, the paged context is attended to."""
+    """The part of a backend that a model's layers call: store keys and values, then attend."""
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k, v in the layer's cells, then attend causally.
@@ -168,16 +169,16 @@ class LayerAttention(Protocol):
         ...
 
     def cells(self, layer: int) -> Cells:
-        """Where a kernel that makes the step's keys and values may store them itself."""
+        """The places where a kernel that makes the step's keys and values may store them itself."""
         ...
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """`attend` for keys and values that are in the layer's cells already."""
+        """Attend as `attend` does, where the keys and values are in the layer's cells already."""
         ...
 
 
 class AttentionBackend(LayerAttention, Protocol):
-    """The attention of steps, one after another."""
+    """Attention over the paged cache for one step after another."""
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Take the step's inputs; called once before the layers run."""

@@ -1,4 +1,4 @@
-"""The drafter contract: what a verified step leaves it, and what it must propose.
+"""The contract between the runner and a drafter.
 
 Every decoding row of a step brings 1 + k query tokens: its last token, then its k drafts. The
 target's step verifies them, enters a + 1 new tokens (a accepted, one recovered or bonus) and
@@ -20,26 +20,26 @@ from sampling.batch import SamplingBatch
 
 @dataclass(frozen=True)
 class VerifiedStep:
-    """What the target's step knows when its tokens have been entered; R rows, T tokens, L drew.
+    """A step of the target as its drafter sees it: R rows, T tokens; L rows drew.
 
     Attributes:
         rows: int64 [R].
         input_ids: int32 [T]. positions: int64 [T]. The query tokens the target computed.
-        next_ids: int32 [T], the token that follows each in its row: the next prompt token, the
-            token entered after it, or, behind a row's last accepted token, anything below
-            vocab_size.
-        hidden: [T, hidden_size], the target's, after its final norm.
+        next_ids: int32 [T], the token that follows each in its row: the next prompt token or the
+            token entered after it. Behind a row's last token that stands they are undefined, but
+            below vocab_size.
+        hidden: [T, hidden_size], the target's hidden states after its final norm.
         features: [T, F], outputs of the target's layers `Drafter.feature_layers` side by side;
             None where it names none.
         attention: lengths, tables and slots of the target's step. The drafter's cache has the same
             blocks: slot s of a token is its slot in every layer of every cache. Tables are as wide
             as `block_tables`; every row brings at least one token.
-        draw_rows: int64 [L], index into `rows` of the rows that drew.
-        last: int64 [L], index into the T tokens of the last one that stands in each of these rows;
-            the row's newest token has position positions[last] + 1.
+        draw_rows: int64 [L], index into `rows` of the rows that drew and are drafted for.
+        last: int64 [L], index into the T tokens of the last one that stands in each of these rows.
+            The row's newest token, which is not among the T, has position positions[last] + 1.
         sampling: L rows; positions are those of the next step's first draft, positions[last] + 2.
-        limits: int64 [L], positions a draft must not reach; where one would, it is never accepted
-            and its key and value must go to the null block.
+        limits: int64 [L], the first position that no draft may have. A draft there or beyond is
+            never accepted, and its key and value must go to the null block.
         block_tables: int32 [L, max_blocks] of the rows that drew; blocks are granted for k + 1
             positions past the newest token, as far as `limits`.
     """
@@ -59,7 +59,7 @@ class VerifiedStep:
 
 
 class Drafter(Protocol):
-    """Proposes drafts.
+    """Proposes the drafts that the next step verifies.
 
     Attributes:
         num_tokens: k.
@@ -75,7 +75,7 @@ class Drafter(Protocol):
     attention_specs: Sequence[AttentionSpec]
 
     def allocate(self, num_blocks: int) -> None:
-        """Give it a KV cache of so many blocks, zeros, in place of the one it has.
+        """Replace its KV cache by one of `num_blocks` blocks of zeros.
 
         Called before the first `propose` and never once a graph holds it. A block takes
         `KVCache.bytes_per_block(attention_specs, block_size, dtype of the target)`.
@@ -83,7 +83,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
-        """The drafts int32 [L, k]; -1 where there is none, which verification always refuses.
+        """Propose drafts int32 [L, k]; -1 stands for no draft, and verification always refuses it.
 
         Reads nothing on the host beyond shapes, so that a graph can hold it on CUDA. Draft logits
         of the rows are written in the same call.

@@ -1,4 +1,4 @@
-"""What the runner asks of a model."""
+"""The contract between the runner and a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CausalLM(Protocol):
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
     ) -> torch.Tensor:
-        """Hidden states after the final norm.
+        """The hidden states of a step's tokens, after the final norm.
 
         Args:
             input_ids: int32 [T]. positions: int64 [T], absolute.
@@ -41,7 +41,7 @@ class CausalLM(Protocol):
         ...
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """What the first layer gets for token ids [T]: [T, hidden_size] in the model's dtype."""
+        """The embeddings of token ids [T]: [T, hidden_size] in the model's dtype."""
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

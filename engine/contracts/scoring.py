@@ -1,4 +1,4 @@
-"""One step of scoring, as the runner gets it, and how it is put together. No torch.
+"""The contract between the scoring queue and the runner. No torch.
 
 A step is rows of tokens: parts of queries, which only leave keys and values behind, and items,
 some of whose positions are read.
@@ -15,7 +15,7 @@ from engine.request import Float32Array, Int32Array, Int64Array
 
 @dataclass(frozen=True)
 class ScoringPlan:
-    """R rows of T tokens; P positions are read, for J ids each.
+    """The plan of one step of scoring: R rows of T tokens; J ids are read at each of P positions.
 
     Attributes:
         token_ids: int32 [T]. positions: int64 [T], absolute.
@@ -25,7 +25,7 @@ class ScoringPlan:
         slots: int64 [T], block * block_size + offset where a token's key and value go.
         sharing: rows that begin with the same blocks, if any do; some of these may be computed by
             rows of this step.
-        read_tokens: int64 [P], tokens whose hidden state goes through the head.
+        read_tokens: int64 [P], tokens whose hidden state goes through the LM head.
         id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
     """
 
@@ -42,11 +42,11 @@ class ScoringPlan:
 
 @dataclass(frozen=True)
 class ScoringResult:
-    """What a step of scoring read, on the host.
+    """The values that a step of scoring read, on the host.
 
     Attributes:
-        values: float32 [P, J], logprobs of the ids, NaN where the logits were not usable; what
-            stands for `NO_TOKEN` is undefined.
+        values: float32 [P, J], logprobs of the ids, NaN where the logits were not usable;
+            undefined in the places of `NO_TOKEN`.
         others: float32 [P], log of the mass of all other ids.
     """
 

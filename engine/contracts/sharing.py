@@ -1,4 +1,4 @@
-"""Rows of a step that begin with the same blocks, and when it pays to read these once. No torch."""
+"""Groups of rows that begin with the same blocks, and when to read these once. No torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import NamedTuple
 from engine.request import Int32Array, Int64Array
 
 QUERY_TILE = 128
-"""Query tokens of one row that attention multiplies with a tile of keys at once (FlashInfer's FA3);
-a shorter row leaves the rest of them idle."""
+"""Number of query tokens of one row that attention multiplies with a tile of keys at once
+(FlashInfer's FA3); a shorter row leaves the rest of the tile idle."""
 MIN_SAVED = 1024
-"""Keys that query tiles must be spared. A tile takes some 20 ns a key and head on one of an H200's
-132 multiprocessors, so at 16 heads this is about what the one more kernel of a layer costs."""
+"""Least product of query tiles saved and keys shared for which sharing pays. A tile takes some
+20 ns for each key and head on one of an H200's 132 multiprocessors, so at 16 heads this costs
+about as much as the one more kernel that each layer then launches."""
 
 
 class Sharing(NamedTuple):
@@ -28,15 +29,15 @@ class Sharing(NamedTuple):
     num_blocks: Int32Array
 
     def after(self, count: int) -> Sharing:
-        """The same groups where the first `count` rows, which share nothing, are left out."""
+        """The same groups without the first `count` rows of the step, which share nothing."""
         return Sharing(self.starts - count, self.num_blocks)
 
 
 def pays_to_share(counts: Int64Array, num_keys: int) -> bool:
     """Whether rows of `counts` tokens should see the `num_keys` keys they share as one row.
 
-    Each row for itself fills its last tile of queries in part, as one row they fill all but one.
-    A row alone, and rows of whole tiles, spare nothing.
+    Apart, each row leaves part of its last tile of queries empty; together they leave part of one
+    tile empty. A single row, and rows of whole tiles, save nothing.
     """
     num_apart, num_together = (-(-counts // QUERY_TILE)).sum(), -(-counts.sum() // QUERY_TILE)
     return bool((num_apart - num_together) * num_keys >= MIN_SAVED)

@@ -10,11 +10,11 @@ from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from sampling.triton_support import jit, tl, triton
 
 COLUMNS = 1024
-"""Of one program."""
+"""Number of columns that a program computes."""
 
 
 def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up of gate_up [T, 2 * m], the gate in the first half → [T, m].
+    """Compute silu(gate) * up of gate_up [T, 2 * m], the gate in the first half → [T, m].
 
     silu is computed in float32 and rounded to the input's dtype before it multiplies.
     """
@@ -36,7 +36,7 @@ def _silu_and_mul_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """BLOCK of a row's `width` output columns a program."""
+    """A program computes BLOCK of a row's `width` output columns."""
     begin_next(overlap)
     wait_for_last(overlap)
     row = tl.program_id(0).to(tl.int64)
@@ -52,7 +52,7 @@ def _silu_and_mul_kernel(
 
 
 def silu_and_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up contiguous."""
+    """Compute `silu_and_mul` in a kernel; gate_up contiguous."""
     assert gate_up.is_contiguous()
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Attention of a row's last few tokens over the paged cache: one kernel, lengths on the device.
+"""Attention of a row's newest tokens over the paged cache: one kernel, lengths on the device.
 
 A program takes a key head, a row and a share of the row's keys, which it reads once for all query
 tokens and heads. Where a row is shared by several programs, the last of them to arrive adds up
@@ -32,7 +32,7 @@ from sampling.triton_support import jit, tl, triton
 
 
 class _Paged(NamedTuple):
-    """Where the keys of a batch are; one kernel argument."""
+    """The pages, tables and lengths of a batch; one kernel argument."""
 
     pages: torch.Tensor
     tables: torch.Tensor
@@ -40,7 +40,7 @@ class _Paged(NamedTuple):
 
 
 class _Rules(NamedTuple):
-    """What a layer's attention is, see AttentionSpec; one kernel argument."""
+    """The features of a layer's attention, as in AttentionSpec; one kernel argument."""
 
     scale: float
     softcap: float | None
@@ -49,11 +49,11 @@ class _Rules(NamedTuple):
     sinks: torch.Tensor | None
 
 
-class _Tile(NamedTuple):
-    """A row's queries of one key head; values within the kernel."""
+class _DecodeTile(NamedTuple):
+    """The queries of a row and key head; values within the kernel."""
 
     queries: Any  # [M, D]
-    at: Any  # [M, D], where they lie in q, and what comes of them in out
+    at: Any  # [M, D], their offsets in q, and those of their outputs in out
     mask: Any  # [M, D], of those there are
     inside: Any  # [M], likewise
     heads: Any  # [M]
@@ -73,7 +73,7 @@ def _share_of(seq_len, num_shares, rules, shape: tl.constexpr):
 
 @jit
 def _load_tile(q, row, head, seq_len, shape: tl.constexpr):
-    """The queries of a row and key head."""
+    """Load the queries of a row and key head."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     inside = m < shape.query_len * shape.group
     token, heads = m // shape.group, head * shape.group + m % shape.group
@@ -81,12 +81,12 @@ def _load_tile(q, row, head, seq_len, shape: tl.constexpr):
     at_token = (row * shape.query_len + token) * shape.kv_heads * shape.group
     at = (at_token + heads)[:, None] * shape.head_dim + d[None, :]
     queries = tl.load(q + at, mask=mask, other=0.0)
-    return _Tile(queries, at, mask, inside, heads, seq_len - shape.query_len + token)
+    return _DecodeTile(queries, at, mask, inside, heads, seq_len - shape.query_len + token)
 
 
 @jit
 def _distances(tile, n, inside, seq_len, shape: tl.constexpr):
-    """Key position - query position [M or 1, N], and which of the keys n [N] a query sees."""
+    """Key position - query position [M or 1, N], and whether a query sees a key n [N]."""
     if shape.query_len == 1:  # a comparison for each key instead of each score
         distance = (n - seq_len + 1)[None, :]
         seen = inside[None, :]
@@ -98,7 +98,7 @@ def _distances(tile, n, inside, seq_len, shape: tl.constexpr):
 
 @jit
 def _scores(q, keys, distance, slopes, rules, shape: tl.constexpr):
-    """Scores of q [M, D] against keys [D, N] in units of log2, -inf outside the window."""
+    """Attention scores of q [M, D] and keys [D, N] in units of log2, -inf outside the window."""
     scores = tl.dot(q, keys, input_precision=shape.precision) * rules.scale
     scores = capped(scores, rules.softcap)
     if rules.alibi_slopes is not None:
@@ -140,7 +140,7 @@ def _attend(tile, pages, table, head, start, end, seq_len, rules, shape: tl.cons
 
 @jit
 def _add_sinks(tile, top, total, acc, sinks):
-    """Weights that no value has."""
+    """Add the sinks' weights, which have no values, to the sums."""
     sink = tl.load(sinks + tile.heads, mask=tile.inside, other=float("-inf")) * LOG2E
     higher = tl.maximum(top, sink)
     shrink = rescale(top, higher)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""A row's keys shared among several programs of the decode kernel: what each leaves, and the sum.
+"""Scratch and sums for a row whose keys are shared among several programs of the decode kernel.
 
 The last share to arrive adds up what the others left, in the order of the shares: the sum does not
 depend on who came last. Letters in comments as in `decode_attention`.
@@ -15,17 +15,17 @@ from engine.contracts.attention import AttentionSpec
 from sampling.triton_support import jit, tl
 
 MAX_SHARES = 16
-"""Programs a row and key head at most."""
+"""Most programs that share a row and key head."""
 
 
 class DecodeScratch:
-    """What the shares of a row leave for the last of them; one owner for all layers.
+    """Owns what the shares of a row leave for the last of them, for all layers.
 
     Attributes:
         sums: float32, room for the shares' weighted values.
         stats: float32, room for their maxima and sums of weights.
         arrivals: int32, shares that have come, 0 between launches.
-        max_query_len: query tokens a row may bring.
+        max_query_len: most query tokens of a row.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DecodeScratch:
         self.arrivals = torch.zeros(max_rows * most, dtype=torch.int32, device=device)
 
     def num_shares(self, num_rows: int, kv_heads: int) -> int:
-        """How many programs share a row and key head, so that together they fill the GPU."""
+        """The number of programs that share a row and key head so that all fill the GPU."""
         return max(1, min(MAX_SHARES, self.num_programs // (num_rows * kv_heads)))
 
 
@@ -65,7 +65,10 @@ class Shared(NamedTuple):
 
 @jit
 def rescale(top, higher):
-    """What weights taken against `top` are worth against `higher`; nothing seen yet is -inf."""
+    """The factor from weights relative to `top` to weights relative to `higher`.
+
+    Either is -inf where no key has been seen.
+    """
     return tl.exp2(top - tl.where(higher == float("-inf"), 0.0, higher))
 
 

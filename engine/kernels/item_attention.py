@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Attention of rows that share their first keys, over the keys each has for itself.
+"""Attention of rows that share their first keys, continued over the keys of each row alone.
 
-What attention over the shared keys A makes of a query is its output o = sum_A 2^s v / 2^log and
+For a query, attention over the shared keys A gives the output o = sum_A 2^s v / 2^log and
 log = log2 sum_A 2^s, with scores s in units of log2. An online softmax that has seen A holds the
 sum of weights sum_A 2^(s - t) and the weighted values sum_A 2^(s - t) v against some t. With
 t = log these are 1 and o, and no score of A is above t. So a softmax that begins with (log, 1, o)
@@ -40,14 +40,14 @@ from engine.kernels.pages import (
 from sampling.triton_support import constexpr, jit, tl, triton
 
 TILE_QUERIES = 64
-"""Heads of tokens a program takes: 32 tokens where two heads share a key head, and the least that
-Hopper's matrix units multiply at once."""
+"""Number of queries of a tile: 32 tokens where two query heads share a key head. It is the least
+that Hopper's matrix units multiply at once."""
 BLOCK_KEYS = 32
-"""Keys a turn: an item that is no longer than this takes one."""
+"""Number of keys of a turn of the loop: an item no longer than this takes one turn."""
 NUM_WARPS = 4
-"""Of a program up to D = 128, twice as many above: sums are M * D float32 in registers."""
+"""Warps of a program up to D = 128, twice as many above: sums are M * D float32 in registers."""
 NUM_STAGES = 2
-"""Beyond one, keys and values go to shared memory without passing through registers."""
+"""Stages of the loop; beyond one, keys and values reach shared memory without passing registers."""
 _COLUMNS = constexpr(4)
 
 
@@ -86,7 +86,7 @@ def item_tiles(
     return np.stack(columns, axis=1)
 
 
-class _Tile(NamedTuple):
+class _ItemTile(NamedTuple):
     """A row of `item_tiles`; values within the kernel."""
 
     table: Any  # where the blocks of its own keys are
@@ -103,18 +103,18 @@ def _load_tile(tables, tiles, i):
     first_token = tl.load(tile_ptr + 1)
     num_tokens = tl.load(tile_ptr + 2).to(tl.int32)
     num_before = tl.load(tile_ptr + 3).to(tl.int32)
-    return _Tile(table, first_token, num_tokens, num_before, num_before + num_tokens)
+    return _ItemTile(table, first_token, num_tokens, num_before, num_before + num_tokens)
 
 
 @jit
 def _load_block_ids(tile, n, shape: tl.constexpr):
-    """The pages of own keys n [N]."""
+    """Load the pages of own keys n [N]."""
     return tl.load(tile.table + n // shape.page, mask=n < tile.end, other=0)
 
 
 @jit
 def _go_on(top, acc, queries, tile, block_ids, pages, head, scale, softcap, shape: tl.constexpr):
-    """The sum of weights and the weighted values over all keys, from those over the shared ones.
+    """Extend the sum of weights and the weighted values from the shared keys to all keys.
 
     Args:
         top: [M], log2 of the sum of the shared keys' weights.
@@ -190,7 +190,7 @@ def item_attention(
     scale: float,
     softcap: float | None,
 ) -> None:
-    """Go on, in place, from attention over shared keys to attention over all of a row's keys.
+    """Turn attention over shared keys into attention over all of a row's keys, in place.
 
     Args:
         out: [T, num_q_heads, D], contiguous; attention of the tiles' tokens over the shared keys.

@@ -14,7 +14,7 @@ Linear = Callable[[torch.Tensor], torch.Tensor]
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """x [T, in] → x @ weight.T + bias [T, out] for weight [out, in].
+    """Make the function x [T, in] → x @ weight.T + bias [T, out] for weight [out, in].
 
     On a CPU, weights are packed for oneDNN: a third faster on tens of rows and several
     times on a few, because a plain product repacks the weight on each call.
@@ -27,7 +27,7 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
 def _library_linear(
     weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
 ) -> torch.Tensor:
-    """Few rows on CUDA are a stream of weights, for which cuBLAS is slow."""
+    """Multiply by our kernel for a few rows on CUDA, where cuBLAS is slow, else by the library."""
     if is_skinny(x):
         return skinny_linear(x, weight, bias)[0]
     return F.linear(x, weight, bias)
@@ -36,7 +36,7 @@ def _library_linear(
 def _packed_linear(
     packed: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
 ) -> torch.Tensor:
-    """A product over one of few row counts: oneDNN compiles and keeps code for each it meets."""
+    """Multiply with rows padded to one of few counts: oneDNN compiles code for each it meets."""
     num_rows = x.shape[0]
     padded_rows = round_rows(num_rows)
     if padded_rows > num_rows:
@@ -46,7 +46,7 @@ def _packed_linear(
 
 
 def round_rows(num_rows: int) -> int:
-    """The next count with three significant bits: 1 to 8, 10, 12, 14, 16, 20, ..."""
+    """Round up to a count with three significant bits: 1 to 8, 10, 12, 14, 16, 20, ..."""
     step = 1 << max(num_rows.bit_length() - 3, 0)
     return -(-num_rows // step) * step
 
@@ -60,7 +60,7 @@ def _can_be_packed(dtype: torch.dtype) -> bool:
 
 
 def logits_linear(weight: torch.Tensor) -> Linear:
-    """hidden [N, in] → float32 logits [N, vocab] for weight [vocab, in].
+    """Make the function hidden [N, in] → float32 logits [N, vocab] for weight [vocab, in].
 
     On CUDA the products of bfloat16 or float16 are summed and returned in float32, never rounded
     to the narrow type; on a CPU they are computed in the weight's dtype.

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""n-gram matches on the device; the torch twin and the definition are in `ngram`."""
+"""Finds n-gram matches on the device; `engine.speculation.ngram` has definition and torch twin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _ngram_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
     DRAFTS: tl.constexpr,  # noqa: N803
 ):
-    """One row a program. A place is ranked by (tokens that match, place): the highest wins."""
+    """A program takes a row. It ranks places by (tokens that match, place); the highest wins."""
     i = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths_ptr + i)
     tokens = history_ptr + tl.load(rows_ptr + i).to(tl.int64) * max_len
@@ -58,7 +58,7 @@ def ngram_drafts_triton(
     min_n: int,
     max_n: int,
 ) -> torch.Tensor:
-    """As `ngram.ngram_drafts`; history contiguous."""
+    """Compute `ngram_drafts` of `engine.speculation.ngram` in a kernel; history contiguous."""
     assert history.is_contiguous()
     drafts = torch.empty((len(rows), num_tokens), dtype=torch.int32, device=history.device)
     if len(rows):

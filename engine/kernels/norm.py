@@ -11,7 +11,7 @@ from sampling.triton_support import jit, tl, triton
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) * weight over the last dimension.
+    """Normalize: x / sqrt(mean(x²) + eps) * weight over the last dimension.
 
     Computed in float32; rounded to x's dtype before the weight multiplies, as transformers does.
 
@@ -26,7 +26,9 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rms_norm(x + residual), x + residual); the sum, in x's dtype, is written over `residual`.
+    """Add and normalize: (rms_norm(x + residual), x + residual).
+
+    The sum, in x's dtype, is written over `residual`.
 
     Args:
         x, residual: [T, d] of one dtype. weight: [d].
@@ -58,7 +60,7 @@ def _rms_norm_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """One row a program; `width` of its BLOCK columns are real."""
+    """A program takes a row; `width` of its BLOCK columns are real."""
     begin_next(overlap)
     wait_for_last(overlap)
     row = tl.program_id(0).to(tl.int64)
@@ -81,7 +83,12 @@ def _rms_norm_kernel(
 def rms_norm_triton(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [T, d] with unit column stride; `residual`, contiguous, is added to x and overwritten."""
+    """Compute the norm in a kernel.
+
+    Args:
+        x: [T, d] with unit column stride.
+        residual: contiguous; added to x, and overwritten by the sum.
+    """
     num_rows, width = x.shape
     assert x.stride(1) == 1
     assert residual is None or residual.is_contiguous()

@@ -1,4 +1,4 @@
-"""A product with the residual addition and RMSNorm in front of it, as a decoder layer has two."""
+"""The two products of a decoder layer that follow a residual addition and an RMSNorm."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from engine.kernels.skinny import MAX_NORMED, Norm, is_skinny, skinny_linear
 
 
 class NormedProduct:
-    """(x, residual) → (product of the normed sum, the sum).
+    """Maps (x, residual) to (product of the normed sum with a weight, the sum).
 
     Args:
         norm_weight: [in_features].
         weight: [out_features, in_features]. bias: [out_features].
-        gated: the product's halves are a gate and what it lets through, joined by silu.
+        gated: the product's halves are a gate and values, joined as silu(gate) * values.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class NormedProduct:
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`residual` None adds nothing; it may be overwritten with the sum."""
+        """Add, normalize, multiply; `residual` may be overwritten by the sum, None adds nothing."""
         weight = self._weight
         if weight is not None and is_skinny(x):
             return self._skinny(x, residual, weight)

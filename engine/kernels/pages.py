@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""What attention kernels share: where keys and values lie in the pages, and how scores are capped.
+"""Parts of all attention kernels: loading keys and values from pages, capping scores.
 
 Letters in comments: D head_dim (padded to a power of two), N keys a block, a turn's.
 """
@@ -11,17 +11,17 @@ from typing import NamedTuple
 from sampling.triton_support import constexpr, jit, tl
 
 MIN_DOT = 16
-"""The least that the matrix units multiply."""
+"""Smallest dimension that the matrix units multiply."""
 LOG2E = constexpr(1.4426950408889634)
 
 
 class AttentionShape(NamedTuple):
-    """What an attention kernel is compiled for; one constant kernel argument.
+    """The sizes an attention kernel is compiled for; one constant kernel argument.
 
     Attributes:
-        group: query heads a key head.
-        query_len: query tokens a row, 0 where rows differ.
-        page: keys a page.
+        group: query heads for each key head.
+        query_len: query tokens of each row, 0 where rows differ.
+        page: keys in a page.
         padded_queries, padded_dim: M and D of the kernel's comments.
         block: N.
         precision: of products, as `tl.dot` takes it.
@@ -40,7 +40,7 @@ class AttentionShape(NamedTuple):
 
 @jit
 def cells_of(block_ids, n, head, shape: tl.constexpr):
-    """Where the head's keys n [N], whose pages are `block_ids`, begin."""
+    """The offsets where the head's keys n [N] begin; their pages are `block_ids`."""
     page_stride: tl.constexpr = 2 * shape.page * shape.kv_heads * shape.head_dim
     offsets = (n % shape.page * shape.kv_heads + head) * shape.head_dim
     return block_ids.to(tl.int64) * page_stride + offsets
@@ -48,7 +48,7 @@ def cells_of(block_ids, n, head, shape: tl.constexpr):
 
 @jit
 def load_keys(pages, cells, inside, shape: tl.constexpr):
-    """[D, N]; 0 beyond the head and outside."""
+    """Load keys [D, N]; 0 beyond head_dim and where not `inside`."""
     d = tl.arange(0, shape.padded_dim)
     mask = inside[None, :] & (d < shape.head_dim)[:, None]
     return tl.load(pages + cells[None, :] + d[:, None], mask=mask, other=0.0)
@@ -56,7 +56,7 @@ def load_keys(pages, cells, inside, shape: tl.constexpr):
 
 @jit
 def load_values(pages, cells, inside, shape: tl.constexpr):
-    """[N, D]; 0 beyond the head and outside."""
+    """Load values [N, D]; 0 beyond head_dim and where not `inside`."""
     d = tl.arange(0, shape.padded_dim)
     mask = inside[:, None] & (d < shape.head_dim)[None, :]
     to_values: tl.constexpr = shape.page * shape.kv_heads * shape.head_dim
@@ -65,7 +65,7 @@ def load_values(pages, cells, inside, shape: tl.constexpr):
 
 @jit
 def capped(scores, softcap):
-    """c * tanh(s / c), the scores themselves without a cap."""
+    """Cap scores s to c * tanh(s / c); without a cap they stay as they are."""
     if softcap is not None:
         scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)
     return scores

@@ -22,7 +22,8 @@ from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from sampling.triton_support import jit, tl, triton
 
 HEADS = 8
-"""Of one program: fewer leave most of a token's threads idle, more leave a lone token slow."""
+"""Number of heads that a program takes. With fewer most of its threads are idle; with more, a step
+of one token has too few programs."""
 
 
 class Rotation(NamedTuple):
@@ -33,7 +34,7 @@ class Rotation(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """The layout of a fused QKV product's output [T, (num_q + 2 * num_kv) * D].
+    """The attention heads in a fused QKV product's output [T, (num_q + 2 * num_kv) * D].
 
     Attributes:
         norm: RMSNorm weights of query and key heads [num_q + num_kv, D], if they are normalized.
@@ -46,7 +47,7 @@ class Heads(NamedTuple):
 
 
 def rope_table(inv_freq: torch.Tensor, scale: float, num_positions: int) -> torch.Tensor:
-    """float32 [num_positions, D]: cos of every angle, then sin, both times `scale`."""
+    """Make the table float32 [num_positions, D] of cos, then sin, of all angles, times `scale`."""
     positions = torch.arange(num_positions, dtype=torch.float32, device=inv_freq.device)
     angles = positions[:, None] * inv_freq.float()  # [num_positions, D / 2]
     return torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(scale)
@@ -61,12 +62,12 @@ def rotation_at(table: torch.Tensor, positions: torch.Tensor) -> Rotation:
 def rope_and_store(
     qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
 ) -> torch.Tensor:
-    """Normalize (if the heads are) and turn queries and keys; store keys and values.
+    """Normalize (if `heads.norm` is given) and rotate queries and keys; store keys and values.
 
     Norms are rounded to qkv's dtype, rotations computed in float32 and rounded once.
 
     Returns:
-        Queries [T, num_q, D], `cells.queries` where there is such a place.
+        Queries [T, num_q, D]; `cells.queries` where that is given.
     """
     if qkv.is_cuda:
         return rope_and_store_triton(qkv, heads, rotation, cells)
@@ -89,7 +90,7 @@ def rope_and_store_torch(
 
 
 def rope(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
-    """Heads x [T, heads, D] turned by their token's rotation."""
+    """Rotate heads x [T, heads, D] by their token's rotation."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return torch.addcmul(x * rotation.cos, swapped, rotation.sin).to(x.dtype)
 
@@ -113,7 +114,7 @@ def _rope_and_store_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """HEADS heads of one token a program; HALF of BLOCK lanes are real."""
+    """A program takes HEADS heads of a token; HALF of its BLOCK lanes are real."""
     begin_next(overlap)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -156,7 +157,7 @@ def _rope_and_store_kernel(
 def rope_and_store_triton(
     qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
 ) -> torch.Tensor:
-    """qkv, the rotation, the cells and the place for queries contiguous."""
+    """Compute `rope_and_store` in a kernel; all tensors are contiguous."""
     head_dim = cells.tensor.shape[-1]
     num_heads = heads.num_q + 2 * heads.num_kv
     assert qkv.is_contiguous()

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Products of a few rows with a weight, at the speed of reading the weight.
+"""Products of a few rows with a weight, as fast as the weight can be read.
 
 With so few rows a product is a stream of weights past a vector. A program takes whole rows of the
 weight, so that all of its loads are in flight before the first is needed, and issues them before
@@ -21,15 +21,15 @@ from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from sampling.triton_support import jit, tl, triton
 
 NUM_ROWS = (1, 2, 4)
-"""Each is compiled; a server meets them all before it is ready."""
+"""The numbers of rows that are compiled, all of them before a server is ready."""
 MAX_PRODUCT = 14 << 10
-"""Of rows and input features: beyond, cuBLAS is faster (measured on an H200)."""
+"""Largest product of rows and input features; beyond, cuBLAS is faster (measured on an H200)."""
 MAX_NORMED = 2 << 10
-"""The same where every program norms the input for itself: beyond, a kernel of its own wins."""
+"""Largest such product where each program normalizes the input; beyond, a norm kernel is faster."""
 
 
 class Norm(NamedTuple):
-    """x + residual and its RMSNorm, in front of a product.
+    """A residual addition and RMSNorm in front of a product.
 
     Attributes:
         residual: [T, in_features]; None adds nothing.
@@ -42,7 +42,7 @@ class Norm(NamedTuple):
 
 
 class _Shape(NamedTuple):
-    """How a launch is cut: weight rows a program, warps."""
+    """The shape of a launch: weight rows and warps of each program."""
 
     rows: int
     warps: int
@@ -55,7 +55,7 @@ def is_skinny(x: torch.Tensor) -> bool:
 
 @jit
 def _input(x, residual, norm_weight, sums, k, inside, eps, features, first):
-    """A row of the input as the product takes it, float32; the first program keeps x + residual."""
+    """Load a row of the product's input as float32; the first program stores x + residual."""
     value = tl.load(x + k, mask=inside, other=0.0)
     dtype = value.dtype
     if residual is not None:
@@ -89,7 +89,7 @@ def _skinny_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """ROWS output features of all rows a program."""
+    """A program computes ROWS output features of all rows."""
     begin_next(overlap)
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, BLOCK)
@@ -138,12 +138,12 @@ def skinny_linear(
     gated: bool = False,
     shape: _Shape | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, in_features] through what surrounds and is the product with weight.
+    """Multiply x [T, in_features] by a weight, with the norm and gate around the product.
 
     Args:
         weight: [out_features, in_features], contiguous; gated, [gate rows, then up rows].
         bias: [len(weight)].
-        shape: of the launch; None takes what was measured to be fast.
+        shape: shape of the launch; None takes one that was measured to be fast.
 
     Returns:
         The product [T, out_features], and x + residual (x itself without a residual).
@@ -178,7 +178,7 @@ def skinny_linear(
 
 
 def launch_shape(block: int, *, gated: bool) -> _Shape:
-    """Rows and warps of a program for `block` input features, a power of two."""
+    """The fast shape of a launch for `block` input features, a power of two."""
     if block >= 1 << 12:
         return _Shape(1, 8)
     if block == 1 << 11:

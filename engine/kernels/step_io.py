@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""A decode step's two ends on the device: inputs gathered from rows, drawn tokens entered.
+"""Kernels at the two ends of a decode step: gather inputs from rows, enter tokens into them.
 
-Each is one kernel with fixed addresses, so that a graph can hold it. Padding is rows equal to the
-scratch row: they read token 0 at position 0, write to the null block and stay as they are.
+Each is one kernel at fixed addresses, so that a graph can hold it. Padding is rows equal to the
+scratch row: they read token 0 at position 0, write to the null block and do not change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sampling.triton_support import jit, tl
 
 
 class RowState(NamedTuple):
-    """The device state of rows; see `engine.batch.RequestRows`.
+    """The tensors of `engine.batch.RequestRows`; one kernel argument.
 
     Attributes:
         token_ids: int32 [max_rows + 1, width]; the last row is scratch.
@@ -32,13 +32,13 @@ class RowState(NamedTuple):
 
 
 class DecodeInputs(NamedTuple):
-    """What one kernel writes for S rows of Q = 1 + d query tokens; fields as in `InputBatch`.
+    """A decode step's inputs at fixed addresses: S rows of Q = 1 + d query tokens.
 
     Attributes:
         positions: int64 [S * Q]. draw_positions: int64 [S * Q], positions + 1.
         token_rows: int32 [S * Q]. input_ids: int32 [S * Q]. slots: int64 [S * Q].
         seq_lens: int32 [S]. room: int32 [S], places left for tokens, at least 1.
-        draft_ids: int32 [S, d].
+        draft_ids: int32 [S, d], -1 where there is none.
         block_tables: int32 [S, max_blocks].
     """
 
@@ -127,7 +127,7 @@ def _gather_kernel(
 def gather_decode_inputs(
     rows: torch.Tensor, state: RowState, inputs: DecodeInputs, block_size: int
 ) -> None:
-    """Fill `inputs` for rows int64 [S]; table entries past a row's reach are left as they are.
+    """Fill `inputs` for rows int64 [S]; table entries past a row's reach are not written.
 
     The rows' drafts are put behind their last tokens, where their histories hold them until they
     are verified.
@@ -164,12 +164,12 @@ def enter_decoded(rows: torch.Tensor, token_ids: torch.Tensor, state: RowState) 
 
 
 class Entered(NamedTuple):
-    """Where S rows stand behind their verified tokens.
+    """The ends of S rows behind their verified tokens; see `engine.batch.RowEnds`.
 
     Attributes:
-        last: int64 [S], the query token, of all S * Q, that is the last to stand.
+        last: int64 [S], the last of each row's query tokens that stands, among all S * Q.
         positions: int64 [S], of the next step's first draft. limits: int64 [S], as in `RowState`.
-        num_offered: int32 [S], drafts there were, as far as there was room.
+        num_offered: int32 [S], drafts that were verified, as far as there was room.
     """
 
     last: torch.Tensor

@@ -1,4 +1,4 @@
-"""From a ModelConfig to a CausalLM on a device."""
+"""Loads the model of a `ModelConfig`: fused modules where they fit, else transformers'."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import torch
 
 from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 from engine.models.checkpoint.folder import eos_token_ids as eos_token_ids_of
 from engine.models.checkpoint.folder import model_folder, read_json
 from engine.models.checkpoint.weights import Checkpoint, DummyWeights, WeightSource
+from engine.models.fallback.checks import position_limit
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import decoder_config, unfused_reason
 
 SPARE_POSITIONS = 64
-"""Rotations past the context: a step already in flight when a row reached its end asks for them."""
+"""Number of rotations past the context: a step in flight when a row ends asks for some of them."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(config: ModelConfig, device: torch.device) -> CausalLM:
-    """The model of a folder or hub id, its weights on `device`.
+    """Load the model of a folder or hub id, its weights on `device`.
 
     Raises:
         ModelError: it cannot be served; the message names the file, field or feature.
@@ -33,23 +34,33 @@ def load_model(config: ModelConfig, device: torch.device) -> CausalLM:
     dtype = resolve_dtype(config, hf_config, device)
     reason = unfused_reason(hf_config)
     if config.model_impl == "fused" and reason is not None:
-        raise ModelError(f"the fused decoder does not run {config.model!r}: {reason}")
+        raise ModelError(
+            f"--model-impl fused: the fused decoder does not run {config.model!r}: {reason}; "
+            "--model-impl auto runs it on transformers' modules"
+        )
     if reason is None and config.model_impl != "transformers":
-        return _load_decoder(config, hf_config, folder, dtype, device)
-    from engine.models.fallback.model import (
-        load_fallback,  # transformers' modules: seconds to import
-    )
+        return _fused_decoder(config, hf_config, folder, dtype, device)
+    from engine.models.fallback.model import load_fallback_model  # seconds to import
 
-    return load_fallback(config, hf_config, folder, dtype, device)
+    return load_fallback_model(config, hf_config, folder, dtype, device)
+
+
+def max_position(config: ModelConfig) -> int:
+    """The positions that the model was made for, read from its config, without its weights."""
+    folder = model_folder(config.model, config.revision, weights=False)
+    hf_config = read_config(folder, config.trust_remote_code)
+    if unfused_reason(hf_config) is None:
+        return decoder_config(hf_config).max_position
+    return position_limit(hf_config, config.max_model_len)
 
 
 def eos_token_ids(config: ModelConfig) -> tuple[int, ...]:
-    """End-of-sequence ids of config.json and generation_config.json."""
+    """The end-of-sequence ids of config.json and generation_config.json."""
     return eos_token_ids_of(model_folder(config.model, config.revision, weights=False))
 
 
 def read_config(folder: Path, trust_remote_code: bool) -> Any:
-    """The folder's transformers config.
+    """Read the folder's transformers config.
 
     Raises:
         ModelError: config.json is missing, unreadable, or of an unknown architecture.
@@ -60,17 +71,17 @@ def read_config(folder: Path, trust_remote_code: bool) -> Any:
     if content.get("quantization_config"):
         method = content["quantization_config"].get("quant_method", "unknown")
         raise ModelError(
-            f"{folder}: quantized weights (quantization_config {method}) not supported"
+            f"{folder}: quantized weights ({method}, says quantization_config in config.json) are "
+            "not supported; give the unquantized model as MODEL"
         )
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers validates in many ways
-        reason = str(error).strip().split("\n", 1)[0]
-        raise ModelError(f"{folder / 'config.json'}: {reason}") from error
+        raise ModelError(f"{folder / 'config.json'}: {first_line(error)}") from error
 
 
 def resolve_dtype(config: ModelConfig, hf_config: Any, device: torch.device) -> torch.dtype:
-    """Of weights and activations: "auto" is the checkpoint's on CUDA, float32 on the CPU."""
+    """The dtype of weights and activations: "auto" is the checkpoint's on CUDA, else float32."""
     if config.dtype != "auto":
         return DTYPES[config.dtype]
     if device.type == "cpu":
@@ -79,7 +90,7 @@ def resolve_dtype(config: ModelConfig, hf_config: Any, device: torch.device) -> 
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
 
 
-def _load_decoder(
+def _fused_decoder(
     config: ModelConfig, hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
 ) -> CausalLM:
     shape = decoder_config(hf_config)
@@ -89,7 +100,7 @@ def _load_decoder(
     if config.load_format == "dummy":
         source = DummyWeights(shape.initializer_range, device)
     else:
-        # Some tied checkpoints carry the head as well.
+        # Some tied checkpoints hold the LM head as well.
         source = Checkpoint(folder, frozenset({"lm_head.weight"} if shape.tied else ()))
     with torch.no_grad():
         return Decoder(shape, source, dtype, device, num_positions)

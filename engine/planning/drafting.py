@@ -1,9 +1,9 @@
-"""When rows draft: the host's part of speculation, known before any token is. No torch.
+"""Decides which rows draft and when: the part of speculation on the host. No torch.
 
-A row's tokens under the standard method depend on where its drafts begin, so a seeded row drafts
-in every step whatever the load: which race it gets depends on that row alone. The other rows draft
-while the batch is small. A drafter that is off does not run; rows computed meanwhile have a gap in
-its KV cache and draft again only when they are admitted anew, computed from the start.
+Under the standard method the tokens of a row depend on the positions its drafts begin at. So a
+seeded row drafts in every step whatever the load, and its tokens depend on that row alone. The
+other rows draft while the batch is small. While the drafter does not run, rows that are computed
+get a gap in its KV cache; they draft again once they are admitted anew and computed from the start.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from engine.rows import Choice, RowTable
 from engine.speculative_config import SpeculativeConfig
 
 DRAFTS_OFF_FROM = 129
-"""Rows from which drafting costs more than it saves, where the configuration says nothing."""
+"""The default number of rows from which on drafting costs more than it saves."""
 
 
 @dataclass(frozen=True)
 class DraftRules:
-    """What the host must know of a drafter.
+    """Properties of a drafter that the host plans by.
 
     Attributes:
-        num_tokens: k, drafts a row and step; 0 where there is no drafter.
-        max_rows: rows running above which nobody drafts who need not.
+        num_tokens: k, drafts per row and step; 0 without a drafter.
+        max_rows: with more rows running nobody drafts, unless one of them is pinned.
         has_cache: the drafter has keys and values of its own, in which a row may have a gap.
-        looks_ahead: its entry at a position depends on the next token, so that the last block of
-            a shared prefix is not the sharer's.
+        looks_ahead: the drafter's entry at a position depends on the next token, so that the last
+            block of a shared prefix cannot be shared.
         draws_differ: the tokens of a seeded row depend on its drafts.
     """
 
@@ -41,7 +41,7 @@ class DraftRules:
 
     @property
     def lookahead(self) -> int:
-        """Positions past a step's tokens that the drafter may write to."""
+        """The number of positions past a step's tokens that the drafter may write to."""
         return self.num_tokens + 1 if self.num_tokens else 0
 
     def pins(self, request: Request) -> bool:
@@ -57,7 +57,7 @@ class DraftRules:
         return len(running) <= self.max_rows or bool(table.is_pinned[running].any())
 
     def num_drafts(self, table: RowTable, decoding: Int64Array) -> int:
-        """How many drafts each of the decoding rows brings to the next step."""
+        """The number of drafts that each decoding row brings to the next step."""
         any_drafts = bool(table.has_drafts[decoding].any())
         return self.num_tokens if any_drafts and self.is_on(table) else 0
 
@@ -66,7 +66,7 @@ NO_DRAFTS = DraftRules()
 
 
 def draft_rules(config: SpeculativeConfig | None) -> DraftRules:
-    """What the configuration of a drafter means for the host."""
+    """The rules that follow from a configuration, None being no drafter."""
     if config is None:
         return NO_DRAFTS
     off_from = config.disable_by_batch_size or DRAFTS_OFF_FROM
@@ -80,11 +80,11 @@ def draft_rules(config: SpeculativeConfig | None) -> DraftRules:
 
 
 class DraftCounts:
-    """What becomes of drafts, as `request.DraftStats`: counts of 2 + k.
+    """Counts drafts verified and accepted; a count is 2 + k numbers, as in `DraftStats`.
 
     Attributes:
-        total: int64 [2 + k], since the engine started.
-        of_row: int64 [max_rows, 2 + k], of the choice that holds each row.
+        total: int64 [2 + k], all drafts since the engine started.
+        of_row: int64 [max_rows, 2 + k], drafts of the choice that holds each row.
     """
 
     def __init__(self, max_rows: int, num_tokens: int) -> None:
@@ -92,13 +92,14 @@ class DraftCounts:
         self.of_row: Int64Array = np.zeros((max_rows, 2 + num_tokens), dtype=np.int64)
 
     def open(self, row: int, choice: Choice) -> None:
-        """Go on with the counts of a choice that got a row."""
+        """Continue the counts of a choice that got a row."""
         self.of_row[row] = 0 if choice.drafts is None else choice.drafts
         choice.drafts = self.of_row[row]
 
     def add(self, rows: Int32Array, offered: Int32Array, accepted: Int32Array) -> None:
-        """Count a step: drafts verified and kept [n], the kept ones being the first."""
+        """Count a step of n rows: the drafts verified, and how many of the first were accepted."""
         places = np.arange(self.of_row.shape[1] - 2)
-        part = np.column_stack((offered > 0, offered, places < accepted[:, None])).astype(np.int64)
-        self.of_row[rows] += part
-        self.total += part.sum(axis=0)
+        kept = places < accepted[:, None]
+        counts = np.column_stack((offered > 0, offered, kept)).astype(np.int64)
+        self.of_row[rows] += counts
+        self.total += counts.sum(axis=0)

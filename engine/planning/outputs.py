@@ -1,7 +1,7 @@
-"""From settled steps to `StepOutput`s: a ring of the latest tokens per row, emitted by array.
+"""Makes `StepOutput`s of settled steps: each row's latest tokens are held until they are due.
 
-Rows that stream are emitted every step, others every `emit_interval` tokens and at their end, so
-the cost per token on either side of the wire is a fraction of an array operation.
+Rows that stream are emitted every step, others every `emit_interval` tokens and at their end. All
+rows of a step are handled by the same few array operations.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from engine.rows import Choice
 from engine.stats import EngineStats
 
 DEPTH = 32
-"""The largest emit_interval that has an effect."""
+"""Tokens a row holds at most before they are emitted; the largest emit_interval in effect."""
 
 _NONE: Int32Array = np.zeros(0, dtype=np.int32)
 
 
 @dataclass
-class _Part:
-    """Entries of one emission, before they are told apart by frontend."""
+class _Emission:
+    """Entries of `StepOutput` with their tokens, E choices with T tokens in all."""
 
     choices: list[Choice]
     num_new: Int64Array
@@ -44,45 +44,53 @@ class _Part:
 
 
 @dataclass
-class _Mail:
-    """What one frontend is told this step."""
+class _Outbox:
+    """What one frontend gets with the next output."""
 
-    parts: list[_Part] = field(default_factory=list)
+    emissions: list[_Emission] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     item_scores: list[ItemScores] = field(default_factory=list)
 
 
 class OutputRing:
-    """Holds each row's tokens and logprobs until they are due, then hands them over by frontend."""
+    """Holds each row's tokens and logprobs until they are due, then gives them out by frontend."""
 
     def __init__(self, max_rows: int, max_new: int = 1) -> None:
-        """`max_new`: tokens a row may draw in one step."""
+        """Make an empty ring.
+
+        Args:
+            max_new: tokens a row may draw in one step.
+        """
         self._shape = (max_rows, DEPTH - 1 + max_new)
         self._token_ids: Int32Array = np.zeros(self._shape, dtype=np.int32)
         self._held: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self._interval: Int64Array = np.ones(max_rows, dtype=np.int64)
         self._choices: list[Choice | None] = [None] * max_rows
         self._wants_logprobs: npt.NDArray[np.bool_] = np.zeros(max_rows, dtype=np.bool_)
-        self._logprobs = self._logprob_ring(0, 0)
-        self._mail: dict[bytes, _Mail] = {}
+        self._logprobs = LogprobArrays.zeros(self._shape, 0, 0)
+        self._outboxes: dict[bytes, _Outbox] = {}
 
     @property
-    def has_mail(self) -> bool:
-        """Whether `collect` has something to hand over."""
-        return bool(self._mail)
+    def has_output(self) -> bool:
+        """Whether `collect` has anything to give out."""
+        return bool(self._outboxes)
 
     def open(self, row: int, choice: Choice) -> None:
         """Start holding for a choice that got a row."""
         params = choice.request.params
         self._choices[row] = choice
-        self._held[row] = 0
         self._interval[row] = min(choice.request.emit_interval, DEPTH)
         num_explicit = len(params.logprob_token_ids or ())
         self._wants_logprobs[row] = params.logprobs is not None or num_explicit > 0
-        have = self._logprobs
-        num_top, width = max(have.top_ids.shape[2], params.logprobs or 0), have.explicit.shape[2]
-        if num_top > have.top_ids.shape[2] or num_explicit > width:
-            self._logprobs = self._logprob_ring(num_top, max(width, num_explicit), have)
+        self._widen(params.logprobs or 0, num_explicit)
+
+    def _widen(self, num_top: int, num_explicit: int) -> None:
+        """Make room for as many top tokens and explicit ids in every row."""
+        old = self._logprobs
+        if num_top > old.num_top or num_explicit > old.num_explicit:
+            widths = max(num_top, old.num_top), max(num_explicit, old.num_explicit)
+            self._logprobs = LogprobArrays.zeros(self._shape, *widths)
+            self._logprobs.put(slice(None), old)
 
     def push(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
         """Hold the step's tokens, and their logprobs [logit rows of the plan]."""
@@ -93,21 +101,9 @@ class OutputRing:
             self._token_ids[rows, slots] = settled.token_ids[kept, column]
             self._held[rows] = slots + 1
             if logprobs is not None:
-                self._push_logprobs(rows, slots, logprobs, settled.logit_idx[kept] + column)
-
-    def _push_logprobs(
-        self, rows: Int32Array, slots: Int64Array, logprobs: LogprobArrays, idx: Int64Array
-    ) -> None:
-        wanted = self._wants_logprobs[rows]
-        rows, slots, idx = rows[wanted], slots[wanted], idx[wanted]
-        ring = self._logprobs
-        ring.chosen[rows, slots] = logprobs.chosen[idx]
-        ring.ranks[rows, slots] = logprobs.ranks[idx]
-        num_top = min(ring.top_ids.shape[2], logprobs.top_ids.shape[1])
-        ring.top_ids[rows, slots, :num_top] = logprobs.top_ids[idx, :num_top]
-        ring.top_logprobs[rows, slots, :num_top] = logprobs.top_logprobs[idx, :num_top]
-        num_explicit = min(ring.explicit.shape[2], logprobs.explicit.shape[1])
-        ring.explicit[rows, slots, :num_explicit] = logprobs.explicit[idx, :num_explicit]
+                wanted = self._wants_logprobs[rows]
+                drawn = logprobs.at(settled.logit_idx[kept][wanted] + column)
+                self._logprobs.put((rows[wanted], slots[wanted]), drawn)
 
     def emit_due(self, settled: Settled) -> None:
         """Emit the rows of a settled step that ended or hold as much as they may."""
@@ -118,11 +114,11 @@ class OutputRing:
             self.emit(settled.rows[due], settled.finish[due])
 
     def emit(self, rows: Int32Array, finish: UInt8Array, error: str | None = None) -> None:
-        """Emit everything these rows hold, and how they stand."""
+        """Emit everything these rows hold, with their `Finish` codes."""
         held = self._held[rows]
         token_rows = np.repeat(rows, held)
         slots = np.arange(len(token_rows)) - np.repeat(np.cumsum(held) - held, held)
-        part = _Part(
+        emission = _Emission(
             choices=[choice for row in rows.tolist() if (choice := self._choices[row])],
             num_new=held,
             finish=finish,
@@ -131,8 +127,8 @@ class OutputRing:
             error=error,
         )
         self._held[rows] = 0
-        for frontend, mine in _by_frontend(part).items():
-            self._mail.setdefault(frontend, _Mail()).parts.append(mine)
+        for frontend, mine in _by_frontend(emission).items():
+            self._outbox(frontend).emissions.append(mine)
 
     def flush(self, row: int) -> None:
         """Emit what a row holds, if anything, because its choice is losing the row."""
@@ -141,118 +137,84 @@ class OutputRing:
             self.emit(np.array([row], dtype=np.int32), running)
 
     def end_waiting(self, choice: Choice, finish: Finish, error: str | None = None) -> None:
-        """Tell of a choice that ended without a row."""
+        """Emit the end of a choice that holds no row."""
         nothing = np.zeros(1, dtype=np.int64)
         code = np.array([finish], dtype=np.uint8)
-        part = _Part([choice], nothing, code, _NONE, None, error)
-        self._mail.setdefault(choice.frontend, _Mail()).parts.append(part)
+        emission = _Emission([choice], nothing, code, _NONE, None, error)
+        self._outbox(choice.frontend).emissions.append(emission)
 
-    def add_prompt_logprobs(self, choice: Choice, scores: PromptLogprobs) -> None:
-        """Send a request's complete prompt logprobs with its next entry."""
-        self._mail.setdefault(choice.frontend, _Mail()).prompt_logprobs.append(scores)
+    def add_prompt_logprobs(self, frontend: bytes, logprobs: PromptLogprobs) -> None:
+        """Send a request's complete prompt logprobs."""
+        self._outbox(frontend).prompt_logprobs.append(logprobs)
 
     def add_item_scores(self, frontend: bytes, scores: ItemScores) -> None:
         """Send the end of a scoring request."""
-        self._mail.setdefault(frontend, _Mail()).item_scores.append(scores)
+        self._outbox(frontend).item_scores.append(scores)
 
     def collect(self, stats: EngineStats) -> list[tuple[bytes, StepOutput]]:
-        """One output for each frontend that has something to hear."""
-        mail, self._mail = self._mail, {}
-        return [(frontend, _step_output(letter, stats)) for frontend, letter in mail.items()]
+        """Give out one output for each frontend that anything was emitted for."""
+        outboxes, self._outboxes = self._outboxes, {}
+        return [(frontend, _step_output(outbox, stats)) for frontend, outbox in outboxes.items()]
+
+    def _outbox(self, frontend: bytes) -> _Outbox:
+        return self._outboxes.setdefault(frontend, _Outbox())
 
     def _take_logprobs(
         self, rows: Int32Array, token_rows: Int32Array, slots: Int64Array
     ) -> LogprobArrays | None:
         if not self._wants_logprobs[rows].any():
             return None
-        ring = self._logprobs
         params = [c.request.params for row in rows.tolist() if (c := self._choices[row])]
         num_top = max(p.logprobs or 0 for p in params)
         num_explicit = max(len(p.logprob_token_ids or ()) for p in params)
-        return LogprobArrays(
-            chosen=ring.chosen[token_rows, slots],
-            ranks=ring.ranks[token_rows, slots],
-            top_ids=ring.top_ids[token_rows, slots, :num_top],
-            top_logprobs=ring.top_logprobs[token_rows, slots, :num_top],
-            explicit=ring.explicit[token_rows, slots, :num_explicit],
-        )
-
-    def _logprob_ring(
-        self, num_top: int, num_explicit: int, old: LogprobArrays | None = None
-    ) -> LogprobArrays:
-        shape = self._shape
-        ring = LogprobArrays(
-            chosen=np.zeros(shape, dtype=np.float32),
-            ranks=np.zeros(shape, dtype=np.int32),
-            top_ids=np.zeros((*shape, num_top), dtype=np.int32),
-            top_logprobs=np.zeros((*shape, num_top), dtype=np.float32),
-            explicit=np.zeros((*shape, num_explicit), dtype=np.float32),
-        )
-        if old is not None:
-            ring.chosen[:], ring.ranks[:] = old.chosen, old.ranks
-            ring.top_ids[:, :, : old.top_ids.shape[2]] = old.top_ids
-            ring.top_logprobs[:, :, : old.top_ids.shape[2]] = old.top_logprobs
-            ring.explicit[:, :, : old.explicit.shape[2]] = old.explicit
-        return ring
+        return self._logprobs.narrow(num_top, num_explicit).at((token_rows, slots))
 
 
 def empty_output(stats: EngineStats) -> StepOutput:
     """An output without entries."""
-    return _step_output(_Mail(), stats)
+    return _step_output(_Outbox(), stats)
 
 
-def _by_frontend(part: _Part) -> dict[bytes, _Part]:
-    frontends = [choice.frontend for choice in part.choices]
+def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
+    frontends = [choice.frontend for choice in emission.choices]
     if len(set(frontends)) == 1:
-        return {frontends[0]: part}
-    parts = {}
+        return {frontends[0]: emission}
+    emissions = {}
     for frontend in dict.fromkeys(frontends):
         mine = np.array([other == frontend for other in frontends])
-        tokens = np.repeat(mine, part.num_new)
-        parts[frontend] = _Part(
-            choices=[c for c in part.choices if c.frontend == frontend],
-            num_new=part.num_new[mine],
-            finish=part.finish[mine],
-            token_ids=part.token_ids[tokens],
-            logprobs=_select(part.logprobs, tokens),
-            error=part.error,
+        tokens = np.repeat(mine, emission.num_new)
+        emissions[frontend] = _Emission(
+            choices=[c for c in emission.choices if c.frontend == frontend],
+            num_new=emission.num_new[mine],
+            finish=emission.finish[mine],
+            token_ids=emission.token_ids[tokens],
+            logprobs=None if emission.logprobs is None else emission.logprobs.at(tokens),
+            error=emission.error,
         )
-    return parts
+    return emissions
 
 
-def _select(arrays: LogprobArrays | None, tokens: npt.NDArray[np.bool_]) -> LogprobArrays | None:
-    if arrays is None:
-        return None
-    return LogprobArrays(
-        chosen=arrays.chosen[tokens],
-        ranks=arrays.ranks[tokens],
-        top_ids=arrays.top_ids[tokens],
-        top_logprobs=arrays.top_logprobs[tokens],
-        explicit=arrays.explicit[tokens],
-    )
-
-
-def _step_output(letter: _Mail, stats: EngineStats) -> StepOutput:
-    parts = letter.parts
-    choices = [choice for part in parts for choice in part.choices]
+def _step_output(outbox: _Outbox, stats: EngineStats) -> StepOutput:
+    emissions = outbox.emissions
+    choices = [choice for emission in emissions for choice in emission.choices]
     return StepOutput(
         handles=np.array([c.request.handle for c in choices], dtype=np.int64),
         choices=np.array([c.index for c in choices], dtype=np.int32),
-        num_new=np.concatenate([_NONE, *[p.num_new for p in parts]]).astype(np.int32),
-        finish=np.concatenate([_NONE, *[p.finish for p in parts]]).astype(np.uint8),
+        num_new=np.concatenate([_NONE, *[e.num_new for e in emissions]]).astype(np.int32),
+        finish=np.concatenate([_NONE, *[e.finish for e in emissions]]).astype(np.uint8),
         num_cached=np.array([c.num_cached or 0 for c in choices], dtype=np.int32),
-        token_ids=np.concatenate([_NONE, *[p.token_ids for p in parts]]).astype(np.int32),
-        logprobs=concat_logprobs([(part.logprobs, len(part.token_ids)) for part in parts]),
-        prompt_logprobs=letter.prompt_logprobs,
-        item_scores=letter.item_scores,
-        errors={c.request.handle: p.error for p in parts if p.error for c in p.choices},
+        token_ids=np.concatenate([_NONE, *[e.token_ids for e in emissions]]).astype(np.int32),
+        logprobs=concat_logprobs([(e.logprobs, len(e.token_ids)) for e in emissions]),
+        prompt_logprobs=outbox.prompt_logprobs,
+        item_scores=outbox.item_scores,
+        errors={c.request.handle: e.error for e in emissions if e.error for c in e.choices},
         drafts=_draft_counts(choices),
         stats=stats,
     )
 
 
 def _draft_counts(choices: list[Choice]) -> Int64Array | None:
-    """Counts of each choice, zeros for one that never ran; None where nobody drafts."""
+    """Draft counts of each choice, zeros for one that never ran; None without a drafter."""
     some = next((c.drafts for c in choices if c.drafts is not None), None)
     if some is None:
         return None
@@ -260,27 +222,19 @@ def _draft_counts(choices: list[Choice]) -> Int64Array | None:
 
 
 def concat_logprobs(parts: list[tuple[LogprobArrays | None, int]]) -> LogprobArrays | None:
-    """Join arrays of given token counts, None standing for undefined values, widths padded."""
+    """Join arrays of given token counts, as wide as the widest.
+
+    None stands for undefined values, and what a narrower part lacks is undefined too.
+    """
     present = [arrays for arrays, _ in parts if arrays is not None]
     if not present:
         return None
-    num_top = max(arrays.top_ids.shape[1] for arrays in present)
-    num_explicit = max(arrays.explicit.shape[1] for arrays in present)
-    total = sum(count for _, count in parts)
-    joined = LogprobArrays(
-        chosen=np.zeros(total, dtype=np.float32),
-        ranks=np.zeros(total, dtype=np.int32),
-        top_ids=np.zeros((total, num_top), dtype=np.int32),
-        top_logprobs=np.zeros((total, num_top), dtype=np.float32),
-        explicit=np.zeros((total, num_explicit), dtype=np.float32),
-    )
+    num_top = max(arrays.num_top for arrays in present)
+    num_explicit = max(arrays.num_explicit for arrays in present)
+    joined = LogprobArrays.zeros((sum(count for _, count in parts),), num_top, num_explicit)
     start = 0
     for arrays, count in parts:
         if arrays is not None:
-            end = start + count
-            joined.chosen[start:end], joined.ranks[start:end] = arrays.chosen, arrays.ranks
-            joined.top_ids[start:end, : arrays.top_ids.shape[1]] = arrays.top_ids
-            joined.top_logprobs[start:end, : arrays.top_ids.shape[1]] = arrays.top_logprobs
-            joined.explicit[start:end, : arrays.explicit.shape[1]] = arrays.explicit
+            joined.put(slice(start, start + count), arrays)
         start += count
     return joined

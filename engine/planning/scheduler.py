@@ -1,4 +1,8 @@
-"""Who runs and how many tokens: a token budget a step, chunked prefill, preemption. No torch."""
+"""Decides which choices run and how many tokens each computes in a step. No torch.
+
+A step has a token budget. Decoding rows come first, prompts are split into chunks that fit what is
+left, and a choice whose next token finds no free block preempts the ones served after it.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +11,40 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
-from engine.config import CacheConfig, SchedulerConfig
+from engine.blocks import BlockPool
+from engine.config import SchedulerConfig
 from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
 from engine.planning.drafting import DraftRules
-from engine.request import Int32Array, Int64Array
+from engine.planning.prefixes import PrefixIndex
+from engine.request import Int64Array
 from engine.rows import BoolArray, Choice, RowTable
 
 
 class Scheduler:
-    """Plans steps from what was scheduled before, never from results that are not read back."""
+    """Plans each step from the tokens scheduled by earlier ones, whose results may not be read yet.
+
+    Attributes:
+        num_preemptions: times a running choice lost its row.
+        prefix_queries, prefix_hits: prompt tokens looked up, and found computed.
+    """
 
     def __init__(
         self,
         config: SchedulerConfig,
-        cache: CacheConfig,
+        block_size: int,
         pool: BlockPool,
-        rows: RowTable,
+        table: RowTable,
+        prefixes: PrefixIndex,
+        *,
         on_preempt: Callable[[int], None],
         drafting: DraftRules,
     ) -> None:
-        """`on_preempt` is told a row whose choice is about to lose it."""
+        """`on_preempt` is called with a row before its choice is preempted."""
         self._config = config
-        self._block_size = cache.block_size
-        self._prefix_caching = cache.prefix_caching
+        self._block_size = block_size
         self._pool = pool
-        self._table = rows
+        self._table = table
+        self._prefixes = prefixes
         self._on_preempt = on_preempt
         self._drafting = drafting
         self._waiting: list[tuple[tuple[int, int, int], Choice]] = []
@@ -46,16 +58,16 @@ class Scheduler:
     # -- queue ------------------------------------------------------------------------------
 
     def enqueue(self, choice: Choice) -> None:
-        """Let a choice wait for a row, in order of rank; one that ends meanwhile is skipped."""
+        """Let a choice wait for a row in order of rank; one that ends meanwhile is skipped."""
         heapq.heappush(self._waiting, (self._rank(choice), choice))
 
     def _rank(self, choice: Choice) -> tuple[int, int, int]:
-        """Order of service: lower runs first and is preempted last."""
+        """The order of service: the lowest rank runs first and is preempted last."""
         priority = choice.request.priority if self._config.policy == "priority" else 0
         return (priority, choice.arrival, choice.index)
 
     def release(self, row: int) -> None:
-        """End a row's choice: its blocks and row are free for others."""
+        """Take row and blocks from a choice that ended or is preempted."""
         self._pool.release(self._table.blocks[row])
         self._table.vacate(row)
         self._released.append(row)
@@ -63,7 +75,7 @@ class Scheduler:
     # -- planning ---------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can be computed before results are read back."""
+        """Plan the next step; None when nothing can be computed before results are read back."""
         table = self._table
         rows, decodes = self._running_in_order()
         num_drafts = self._drafting.num_drafts(table, rows[decodes])
@@ -86,7 +98,7 @@ class Scheduler:
         return self._build(rows, counts, num_drafts) if len(rows) else None
 
     def _running_in_order(self) -> tuple[Int64Array, BoolArray]:
-        """Rows by rank, decoding rows first, so that a prefill never stalls them; which decode."""
+        """Rows by rank, decoding rows first, so that no prefill stalls them; and which decode."""
         table = self._table
         running = table.running
         if self._config.policy == "priority":
@@ -105,16 +117,15 @@ class Scheduler:
         return self._num_blocks(ends, table.limit[rows]) - table.num_granted[rows]
 
     def _num_blocks(self, num_computed: Int64Array | int, limit: Int64Array | int) -> Int64Array:
-        """Blocks of rows with so many tokens computed, those included that the drafter writes.
+        """Blocks that rows with so many tokens computed need, the drafter's writes included.
 
-        A row's last token is never computed, and what is written from there on goes to the null
-        block.
+        A row's last token is never computed, and writes from its position on go to the null block.
         """
         ends: Int64Array = np.minimum(num_computed + self._drafting.lookahead, limit - 1)
         return -(-ends // self._block_size)
 
     def _make_room(self, row: int, missing: int) -> None:
-        """Grant blocks to a running row, preempting lower ranks, in the end the row itself."""
+        """Grant blocks to a running row; preempts the last in rank, in the end the row itself."""
         while True:
             blocks = self._pool.grant(missing)
             if blocks is not None:
@@ -132,13 +143,15 @@ class Scheduler:
         self._table.num_granted[row] = len(held)
 
     def _preempt(self, row: int) -> None:
-        """Back to waiting with the tokens read back; one in flight is drawn again, the same."""
+        """Let a running choice wait again with the tokens read back.
+
+        Noise depends on seed and position alone, so that tokens in flight are drawn again the same.
+        """
         choice = self._table.choice(row)
         choice.token_ids = self._table.token_ids[row, : self._table.num_known[row]].copy()
         choice.hashes = None
         if choice.prompt_parts is not None:
             choice.prompt_parts = []
-        self._admissions = [a for a in self._admissions if a.row != row]
         self._grants = [g for g in self._grants if g.row != row]
         self._on_preempt(row)
         self.release(row)
@@ -148,7 +161,7 @@ class Scheduler:
     # -- admission --------------------------------------------------------------------------
 
     def _admit(self, budget: int) -> dict[int, int]:
-        """Rows given to waiting choices, in order of rank, and the tokens each computes first."""
+        """Give rows to waiting choices in order of rank; returns the tokens of each first chunk."""
         admitted: dict[int, int] = {}
         room = self._pool.num_free - self.num_promised() if self._waiting else 0
         while self._waiting and budget > 0 and self._table.num_vacant:
@@ -166,10 +179,10 @@ class Scheduler:
         return admitted
 
     def _admit_one(self, choice: Choice, budget: int, room: int) -> tuple[int, int] | None:
-        """Give a choice a row and its first chunk; None where budget or blocks are too few.
+        """Give a choice a row and plan its first chunk; None where budget or room is too small.
 
-        `room` are free blocks that nobody counts on. Returns the chunk's tokens, and how much of
-        the room the choice will take.
+        `budget` is the step's tokens left, `room` the free blocks that no other choice is promised.
+        Returns the tokens of the chunk, and the part of the room that the choice takes.
         """
         pinned = self._drafting.pins(choice.request)
         shared = self._shared_blocks(choice, pinned)
@@ -178,8 +191,8 @@ class Scheduler:
         remaining = end - num_cached
         if remaining > budget and not self._config.chunked_prefill:
             return None
-        # Room for all of it, though granted chunk by chunk: a choice let in early would only
-        # be preempted before its first token.
+        # Blocks are granted chunk by chunk, but there must be room for all tokens: a choice
+        # admitted too early would be preempted before its first token.
         limit = self._table.limit_of(choice)
         need = int(self._num_blocks(len(choice.token_ids), limit)) - len(shared)
         need += self._pool.num_idle(shared)
@@ -191,10 +204,7 @@ class Scheduler:
         self._table.has_gap[row] = has_gap
         if shared:
             self._append_blocks(row, shared)
-        hashes = self._hashes(choice)
-        self._table.parent_hash[row] = (
-            hashes[len(shared) - 1] if shared else root_hash(self._salt(choice))
-        )
+        self._table.parent_hash[row] = self._prefixes.last_hash(choice, len(shared))
         self._admissions.append(Admission(row, choice, num_cached, limit))
         if choice.num_cached is None:
             choice.num_cached = min(num_cached, choice.prompt_len)
@@ -207,7 +217,7 @@ class Scheduler:
         return count, need
 
     def num_promised(self) -> int:
-        """Blocks that admitted choices still need for tokens they already have."""
+        """The number of blocks that running choices still need for tokens they already have."""
         table = self._table
         rows = table.running
         need = self._num_blocks(table.num_tokens[rows], table.limit[rows]) - table.num_granted[rows]
@@ -216,62 +226,23 @@ class Scheduler:
     def _prefill_end(self, choice: Choice) -> int:
         """Tokens to compute before the choice decodes.
 
-        Where there is a drafter, a preempted choice goes on with the drafts it had, so that its
-        tokens stay the same: it computes all but its last token, from which they are made again.
+        With a drafter, a preempted choice must decode from the same drafts as before, or its tokens
+        could differ. It computes all but its last token, from which these drafts are made again.
         """
         num_tokens = len(choice.token_ids)
         goes_on = self._drafting.num_tokens and num_tokens > choice.prompt_len
         return num_tokens - 1 if goes_on else num_tokens
 
     def _shared_blocks(self, choice: Choice, pinned: bool) -> list[int]:
-        """Computed blocks of the choice's prefix, short of the tokens it must compute itself."""
-        if not self._prefix_caching and choice.index == 0:
-            return []
+        """Known blocks of the choice's prefix, up to the first token it must compute itself."""
         reusable = self._prefill_end(choice) - 1  # the last token's logits are always needed
-        scores = choice.request.prompt_logprobs
-        if choice.prompt_parts is not None and scores is not None:
-            reusable = min(reusable, scores.start - 1)
+        wanted = choice.request.prompt_logprobs
+        if choice.prompt_parts is not None and wanted is not None:
+            reusable = min(reusable, wanted.start - 1)
         rules = self._drafting
-        shared = self._pool.match(
-            self._hashes(choice)[: max(reusable, 0) // self._block_size],
-            drafted=rules.has_cache and (pinned or rules.is_on(self._table)),
-        )
+        drafts = rules.has_cache and (pinned or rules.is_on(self._table))
+        shared = self._prefixes.find(choice, reusable, drafted=drafts)
         return shared[:-1] if rules.looks_ahead else shared
-
-    def _hashes(self, choice: Choice) -> list[bytes]:
-        if choice.hashes is None:
-            choice.hashes = block_hashes(choice.token_ids, self._block_size, self._salt(choice))
-        return choice.hashes
-
-    def _salt(self, choice: Choice) -> str:
-        """Without prefix caching a request's choices still share, and only with each other."""
-        if self._prefix_caching:
-            return choice.request.cache_salt
-        return f"{choice.arrival}/{choice.request.cache_salt}"
-
-    def register_blocks(self, rows: Int32Array) -> None:
-        """Offer these rows' full blocks for reuse: their logits were read back clean."""
-        table = self._table
-        full = np.minimum(table.num_settled[rows], table.num_known[rows]) // self._block_size
-        new = full * self._block_size > table.num_hashed[rows]
-        for row, num_full in zip(rows[new].tolist(), full[new].tolist(), strict=True):
-            self._register(row, num_full)
-
-    def _register(self, row: int, num_full: int) -> None:
-        table, size = self._table, self._block_size
-        known = self._hashes(table.choice(row))
-        for block_idx in range(int(table.num_hashed[row]) // size, num_full):
-            if block_idx < len(known):
-                table.parent_hash[row] = known[block_idx]
-            else:
-                part = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
-                table.parent_hash[row] = chain_hash(table.parent_hash[row], part.tobytes())
-            self._pool.register(
-                table.blocks[row][block_idx],
-                table.parent_hash[row],
-                drafted=not table.has_gap[row],
-            )
-        table.num_hashed[row] = num_full * size
 
     # -- the plan ---------------------------------------------------------------------------
 
@@ -311,7 +282,10 @@ class Scheduler:
         return plan
 
     def _propose(self, rows: Int64Array, ready: BoolArray, runs_drafter: bool) -> BoolArray:
-        """Which rows the drafter serves behind a step; a drafter that is off misses its tokens."""
+        """The rows for which the drafter proposes after a step.
+
+        A drafter that does not run misses the step's tokens, which leaves a gap in the rows.
+        """
         table = self._table
         table.has_gap[rows] |= self._drafting.has_cache and not runs_drafter
         proposes = ready & ~table.has_gap[rows] & runs_drafter

@@ -1,4 +1,4 @@
-"""Turning a step that was read back into facts: tokens known, choices ended. No torch."""
+"""Enters the result of a step that was read back: tokens known, choices ended. No torch."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from engine.rows import BoolArray, RowTable
 
 @dataclass(frozen=True)
 class Settled:
-    """What a step's results mean: S rows whose choice still runs drew tokens.
+    """The S rows that drew tokens in a step and still belong to the choice that drew them.
 
     Attributes:
         rows: int32 [S].
-        token_ids: int32 [S, W]; num_new: int64 [S], how many of them each row keeps, in order.
-        logit_idx: int64 [S], where the result's logprobs hold each row's first token.
+        token_ids: int32 [S, W], tokens drawn, in order.
+        num_new: int64 [S], how many of these each row keeps.
+        logit_idx: int64 [S], index of each row's first token in the result's logprobs.
         finish: uint8 [S], `Finish` codes.
-        result_idx: int64 [S], where the step's result holds each row.
+        result_idx: int64 [S], index of each row in the step's result.
         first_drawn: int32, the rows among these that drew their choice's first token.
     """
 
@@ -34,10 +35,10 @@ class Settled:
 
 
 def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
-    """Enter a step's results into the rows' truth.
+    """Enter a step's result into the rows.
 
-    Rows vacated since the step was planned are passed over: that is how what a finished choice
-    drew one step too many is dropped.
+    Rows vacated since the step was planned are passed over. A choice that stopped was planned once
+    more before its stop was read back; the token of that step is dropped here.
     """
     live = table.epoch[plan.rows] == plan.epochs
     drew = live & plan.samples
@@ -59,7 +60,7 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
 
 
 def _take_back(table: RowTable, rows: Int32Array, refused: Int64Array, decoded: BoolArray) -> None:
-    """Lower what was planned on the assumption that every draft would be accepted."""
+    """Lower the scheduled counts, which assumed that every draft would be accepted."""
     table.num_tokens[rows] -= refused
     table.num_computed[rows] -= refused * decoded
     table.num_settled[rows[decoded]] = table.num_known[rows[decoded]] - 1
@@ -72,7 +73,7 @@ def _finish(
     num_drawn: Int64Array,
     failed: BoolArray,
 ) -> tuple[UInt8Array, Int64Array]:
-    """Whether and why each choice ends, and how many of its tokens it keeps."""
+    """The `Finish` code of each row, and how many of its tokens the row keeps."""
     order = np.arange(tokens.shape[1])
     known = table.num_known[rows, None] + order  # tokens known before each of the new ones
     stands = order < num_drawn[:, None]
@@ -90,7 +91,7 @@ def _finish(
 
 
 def _enter(table: RowTable, rows: Int32Array, tokens: Int32Array, num_new: Int64Array) -> None:
-    """Append each row's first `num_new` tokens to what is known; behind them nothing is."""
+    """Append each row's first `num_new` tokens to the known ones; later ones are undefined."""
     known = table.num_known[rows]
     table.token_ids[rows[:, None], known[:, None] + np.arange(tokens.shape[1])] = tokens
     table.num_known[rows] = known + num_new

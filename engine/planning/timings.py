@@ -1,4 +1,4 @@
-"""Where choices spend their time and how many tokens steps have, as histograms. No torch."""
+"""Histograms of the times of choices and of the sizes of steps. No torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Histogram:
-    """Counts of values up to each of some bounds, ascending, and of those above all."""
+    """Counts values up to each of some ascending bounds, and values above all of them."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -22,7 +22,7 @@ class Histogram:
         self._total = 0.0
 
     def add(self, value: float) -> None:
-        """Count a value. A step has so few that arrays would cost it more."""
+        """Count a value, without arrays: a step has too few values for these to pay."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._total += value
 
@@ -32,33 +32,40 @@ class Histogram:
 
 
 class Timings:
-    """Follows choices from submission to end, a stop string or a client's going included."""
+    """Measures choices from submission to end, however they end."""
 
     def __init__(self) -> None:
         self._queue, self._prefill = Histogram(SECONDS), Histogram(SECONDS)
         self._decode, self._inference = Histogram(SECONDS), Histogram(SECONDS)
+        self._first_token = Histogram(SECONDS)
         self._step_tokens = Histogram(STEP_TOKENS)
 
     def queued(self, choices: Iterable[Choice]) -> None:
-        """Choices were submitted."""
+        """Note that choices were submitted."""
         now = time.monotonic()
         for choice in choices:
             choice.queued_at = now
 
     def started(self, choices: Iterable[Choice]) -> None:
-        """Choices got a row; again after a preemption."""
+        """Note that choices got a row. Only a choice's first row counts."""
         now = time.monotonic()
         for choice in choices:
             choice.started_at = choice.started_at or now
 
     def drew(self, choices: Iterable[Choice]) -> None:
-        """Choices' first tokens were read back."""
+        """Note that the first tokens of choices were read back."""
         now = time.monotonic()
         for choice in choices:
             choice.drew_at = now
+            if choice.index == 0:
+                self.first_token(now - choice.queued_at)
+
+    def first_token(self, seconds: float) -> None:
+        """Count the seconds from a request's submission to its first choice's first token."""
+        self._first_token.add(seconds)
 
     def ended(self, choice: Choice) -> None:
-        """A choice has ended; one that never drew a token is not counted."""
+        """Count the times of a choice that ended; one that never drew a token is left out."""
         if not choice.drew_at:
             return
         now = time.monotonic()
@@ -68,7 +75,7 @@ class Timings:
         self._inference.add(now - choice.started_at)
 
     def stepped(self, num_tokens: int) -> None:
-        """A step of so many tokens was read back."""
+        """Count a step of `num_tokens` tokens that was read back."""
         self._step_tokens.add(num_tokens)
 
     def stats(self) -> TimingStats:
@@ -78,5 +85,6 @@ class Timings:
             prefill=self._prefill.stats(),
             decode=self._decode.stats(),
             inference=self._inference.stats(),
+            first_token=self._first_token.stats(),
             step_tokens=self._step_tokens.stats(),
         )

@@ -1,4 +1,4 @@
-"""Decode steps as CUDA graphs over a ladder of batch sizes.
+"""Captures decode steps as CUDA graphs for a ladder of batch sizes, and replays them.
 
 A step is two graphs, the halves of a `DecodeStep`: one for each size, and one for each size and
 each common `SamplingNeeds`; rarer needs run the same code eagerly. With a drafter there are steps
@@ -6,8 +6,8 @@ that verify drafts and make the next ones, and steps of rows that do without. A 
 sizes is padded with the scratch row, which reads and writes nothing of anyone's.
 
 All graphs share one memory pool, those of `engine.runner.piecewise_graphs` too: only one runs at a
-time, so each may use the memory that the others use in between. What must outlive a graph's run is
-held here.
+time, so each may use the memory that the others use in between. Tensors that are read after a
+graph has run are held here.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ import numpy as np
 import torch
 
 from engine.batch import RequestRows
-from engine.buffers import to_device
 from engine.contracts.attention import AttentionBackend
-from engine.contracts.model import CausalLM
 from engine.plan import StepPlan
+from engine.progress import report
 from engine.request import Int32Array
 from engine.runner.decode_step import DecodeStep, StepRows
 from engine.runner.forward import Hidden
-from engine.runner.speculation import Drawn, Speculation
+from engine.runner.step import StepTokens, TokenStage
 from sampling import rows as flags
+from sampling.mirror import to_device
 from sampling.rows import SamplingNeeds, SamplingRows
-from sampling.sampler import Sampler
 
 DRAWN, FILTERED = flags.RANDOM, flags.RANDOM | flags.FILTERED
 PROCESSED = FILTERED | flags.TWICE_FILTERED | flags.MASKED | flags.EDITED | flags.PENALIZED
@@ -45,11 +44,14 @@ COMMON_NEEDS = (
     SamplingNeeds(flags=DRAWN | REPORTED, greedy=True, num_top=5, num_explicit=0),
     SamplingNeeds(flags=FILTERED | REPORTED, greedy=True, num_top=20, num_explicit=0),
 )
-"""What is captured, cheapest first. A batch runs on the first that covers its own needs."""
+"""The needs that are captured, cheapest first. A batch runs on the first that covers its own."""
 
 
 def ladder(max_rows: int) -> tuple[int, ...]:
-    """Sizes up to max_rows: every small one that halves, then steps of an eighth or less."""
+    """The batch sizes that are captured, ascending, the last `max_rows`.
+
+    Up to 16 a size is at most twice the one before, beyond at most half as much again.
+    """
     sizes = [size for size in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96) if size < max_rows]
     sizes += range(128, max_rows, 32 if max_rows <= 256 else 64)
     return (*sizes, max_rows)
@@ -58,7 +60,7 @@ def ladder(max_rows: int) -> tuple[int, ...]:
 def covers(captured: SamplingNeeds, needs: SamplingNeeds) -> bool:
     """Whether a graph captured for some needs serves a batch with others.
 
-    Which path draws a row is not told by its needs alone; see `Sampler.is_capturable`.
+    Needs alone do not say whether a step can be captured; see `Sampler.is_capturable`.
     """
     return (
         needs.flags & ~captured.flags & ~flags.FLASHINFER == 0
@@ -76,7 +78,7 @@ class _Forward:
 @dataclass(frozen=True)
 class _Draw:
     graph: torch.cuda.CUDAGraph
-    drawn: Drawn
+    tokens: StepTokens
 
 
 class DecodeGraphs:
@@ -88,21 +90,20 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: CausalLM,
+        stage: TokenStage,
         attention: AttentionBackend,
         rows: RequestRows,
         sampling_rows: SamplingRows,
-        sampler: Sampler,
-        speculation: Speculation | None = None,
     ) -> None:
         self.sizes = ladder(rows.scratch_row)
         self._rows = rows
         self._sampling_rows = sampling_rows
-        self._sampler = sampler
+        self._sampler = stage.sampler
         self._step_rows = StepRows(rows)
-        kinds = [None] if speculation is None else [None, speculation]
-        steps = [DecodeStep(model, attention, rows, sampler, self._step_rows, k) for k in kinds]
-        self._steps = {step.num_drafts: step for step in steps}
+        self._steps = {
+            num_drafts: DecodeStep(stage, attention, rows, self._step_rows, num_drafts)
+            for num_drafts in dict.fromkeys((0, rows.drafts.shape[1]))
+        }
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._draws: dict[tuple[int, int, SamplingNeeds], _Draw] = {}
 
@@ -112,8 +113,10 @@ class DecodeGraphs:
     def capture(self, pool: Any) -> None:
         """Capture every size into a memory pool, the largest first so that the others fit."""
         with capturing_stream():
+            total = len(self._steps) * len(self.sizes)
             for step in reversed(self._steps.values()):
                 for size in reversed(self.sizes):
+                    report(len(self._forwards), total)
                     self._capture(step, size, pool)
 
     def _capture(self, step: DecodeStep, size: int, pool: Any) -> None:
@@ -128,29 +131,28 @@ class DecodeGraphs:
             step.draw(size, warm, needs)
             graph = torch.cuda.CUDAGraph()
             with _capturing(graph, pool):
-                drawn = step.draw(size, hidden, needs)
-            self._draws[step.num_drafts, size, needs] = _Draw(graph, drawn)
+                tokens = step.draw(size, hidden, needs)
+            self._draws[step.num_drafts, size, needs] = _Draw(graph, tokens)
 
     def _is_capturable(self, step: DecodeStep, needs: SamplingNeeds) -> bool:
-        """Drafts are never verified by a path that looks at values on the host."""
+        """Whether a draw for these needs looks at nothing on the host; verification never does."""
         return step.num_drafts > 0 or self._sampler.is_capturable(needs)
 
     # -- replay -----------------------------------------------------------------------------
 
-    def replay(self, plan: StepPlan) -> Drawn:
-        """One decode step; its outputs are valid until the next replay."""
+    def replay(self, plan: StepPlan) -> StepTokens:
+        """Run one decode step; its outputs are valid until the next replay."""
         rows, step = plan.rows, self._steps[plan.num_drafts]
         size = next(size for size in self.sizes if size >= len(rows))
-        self._load(rows, size)
+        self._publish(rows, size)
         forward = self._forwards[step.num_drafts, size]
         forward.graph.replay()
         needs = self._sampling_rows.needs(rows)
-        self._sampler.count(rows, verified=plan.num_drafts > 0)
         draw = self._captured_draw(step, size, needs)
         if draw is None:
             return step.draw(len(rows), forward.hidden, needs)
         draw.graph.replay()
-        return draw.drawn.of_rows(len(rows))
+        return draw.tokens.of_rows(len(rows))
 
     def _captured_draw(self, step: DecodeStep, size: int, needs: SamplingNeeds) -> _Draw | None:
         if not self._is_capturable(step, needs):
@@ -159,8 +161,8 @@ class DecodeGraphs:
         draws = (self._draws.get((step.num_drafts, size, each)) for each in covering)
         return next((draw for draw in draws if draw is not None), None)
 
-    def _load(self, rows: Int32Array, size: int) -> None:
-        """Publish which rows the step is of; nothing to do where they are those of the last."""
+    def _publish(self, rows: Int32Array, size: int) -> None:
+        """Tell the device the step's rows, unless they are those of the step before."""
         wanted = np.full(size, self._rows.scratch_row, dtype=np.int64)
         wanted[: len(rows)] = rows
         if np.array_equal(self._step_rows.ids_np[:size], wanted):
@@ -171,7 +173,7 @@ class DecodeGraphs:
 
 @contextlib.contextmanager
 def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Capture on the current stream. torch.cuda.graph would collect garbage each time."""
+    """Capture on the current stream; torch.cuda.graph would collect garbage each time."""
     graph.capture_begin(pool=pool)
     try:
         yield
@@ -181,7 +183,10 @@ def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def capturing_stream() -> Iterator[None]:
-    """A stream to capture on, and no collection: it could free a tensor, which is not allowed."""
+    """Run the block on a stream of its own with garbage collection off.
+
+    A collection could free a tensor, which is not allowed while a graph is captured.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     gc.collect()

@@ -1,38 +1,37 @@
-"""A decode step on fixed addresses, in two parts that a graph can hold each.
+"""A decode step at fixed addresses, in two halves that a graph can hold each.
 
 The first gathers the inputs of its rows on the device and runs the model to hidden states. The
-second makes logits, draws or verifies, enters the tokens into their rows and drafts the next ones.
+second is `TokenStage`, over the same inputs.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
-from engine.batch import RequestRows
+from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.attention import AttentionBackend, AttentionInputs
-from engine.contracts.drafter import VerifiedStep
-from engine.contracts.model import CausalLM
 from engine.kernels.step_io import (
     DecodeInputs,
-    Entered,
     RowState,
     enter_decoded,
     enter_verified,
     gather_decode_inputs,
 )
 from engine.runner.forward import Hidden, forward
-from engine.runner.speculation import Drawn, Speculation, feature_layers_of
+from engine.runner.speculation import feature_layers_of
+from engine.runner.step import StepTokens, TokenStage
+from sampling.batch import Drafts, SamplingBatch
 from sampling.rows import SamplingNeeds
-from sampling.sampler import Sampler, SamplingBatch
-from sampling.speculative.rejection import Drafts
 
 
 class StepRows:
-    """Which rows a decode step is of.
+    """The rows of a decode step, at a fixed address.
 
     Attributes:
-        ids: int64 [max_rows], on the device; the scratch row where there are fewer.
+        ids: int64 [max_rows], on the device, padded with the scratch row.
         ids_np: the same on the host.
     """
 
@@ -41,40 +40,66 @@ class StepRows:
         self.ids_np = np.full(rows.scratch_row, rows.scratch_row, dtype=np.int64)
 
 
+@dataclass(frozen=True)
+class DecodeEntry:
+    """The `Entry` of a decode step: one kernel over fixed addresses.
+
+    Attributes:
+        ids: int64 [S], the step's rows.
+        inputs: theirs, as they were gathered.
+    """
+
+    ids: torch.Tensor
+    state: RowState
+    inputs: DecodeInputs
+
+    def enter(self, token_ids: torch.Tensor | None, num_new: torch.Tensor | None) -> RowEnds | None:
+        assert token_ids is not None, "every row of a decode step draws"
+        if num_new is None:
+            enter_decoded(self.ids, token_ids, self.state)
+            return None
+        entered = enter_verified(self.ids, token_ids, num_new, self.inputs, self.state)
+        return RowEnds(
+            next_ids=token_ids.flatten(),  # behind the last that stands they are 0
+            last=entered.last,
+            positions=entered.positions,
+            limits=entered.limits,
+            num_offered=entered.num_offered,
+        )
+
+
 class DecodeStep:
-    """Steps in which every row decodes with as many drafts.
+    """Runs steps in which every row decodes with equally many drafts.
 
     Args:
-        step_rows: of the step; its first rows take part.
-        speculation: verifies and drafts; None where rows bring one token.
+        step_rows: which rows; the first of them take part.
+        num_drafts: that each row brings: k of the stage's drafter, or 0.
     """
 
     def __init__(
         self,
-        model: CausalLM,
+        stage: TokenStage,
         attention: AttentionBackend,
         rows: RequestRows,
-        sampler: Sampler,
         step_rows: StepRows,
-        speculation: Speculation | None,
+        num_drafts: int,
     ) -> None:
-        self.num_drafts = 0 if speculation is None else speculation.drafter.num_tokens
-        self._model, self._attention = model, attention
-        self._rows, self._sampler = rows, sampler
-        self._step_rows, self._speculation = step_rows, speculation
-        self._feature_layers = feature_layers_of(speculation)
+        self.num_drafts = num_drafts
+        self._stage, self._attention = stage, attention
+        self._rows, self._step_rows = rows, step_rows
+        self._feature_layers = feature_layers_of(stage.speculation) if num_drafts else ()
         self._state = RowState(
             rows.token_ids, rows.num_computed, rows.limits, rows.drafts, rows.block_tables
         )
-        largest, device, width = rows.scratch_row, rows.device, 1 + self.num_drafts
+        largest, device, width = rows.scratch_row, rows.device, 1 + num_drafts
         num_blocks = rows.block_tables.shape[1]
-        self._inputs = DecodeInputs.empty(largest, self.num_drafts, num_blocks, device)
+        self._inputs = DecodeInputs.empty(largest, num_drafts, num_blocks, device)
         self._starts_np = np.arange(largest + 1, dtype=np.int32) * width
         self._starts = torch.from_numpy(self._starts_np).to(device)
         self._longest_np = np.full(largest, rows.token_ids.shape[1], dtype=np.int32)
         self._logit_starts = self._starts[:-1].to(torch.int64)
         self._depths = torch.arange(largest * width, dtype=torch.int32, device=device) % width
-        self._num_drafts = torch.full_like(self._depths[:largest], self.num_drafts)
+        self._num_drafts = torch.full_like(self._depths[:largest], num_drafts)
         self._row_idx = torch.arange(largest, device=device)
 
     def forward(self, size: int) -> Hidden:
@@ -84,7 +109,51 @@ class DecodeStep:
         gather_decode_inputs(ids, self._state, inputs, self._rows.block_size)
         self._attention.begin(self._attention_inputs(size))
         ids, positions = inputs.input_ids, inputs.positions
-        return forward(self._model, ids, positions, self._attention, self._feature_layers)
+        return forward(self._stage.model, ids, positions, self._attention, self._feature_layers)
+
+    def draw(self, size: int, hidden: Hidden, needs: SamplingNeeds) -> StepTokens:
+        """Draw behind the first `size` rows' hidden states, and enter the tokens into them.
+
+        Args:
+            hidden: what `forward` left, of as many rows or more.
+            needs: cover what the rows ask for.
+        """
+        tokens = self._stage(self._step_inputs(size, needs), hidden)
+        assert tokens is not None, "every row of a decode step draws"
+        return tokens
+
+    def _step_inputs(self, size: int, needs: SamplingNeeds) -> StepInputs:
+        """Views of what `forward` gathered for the first `size` rows."""
+        inputs, ids = self._inputs.of_rows(size), self._step_rows.ids[:size]
+        rows_np = self._step_rows.ids_np[:size].astype(np.int32)
+        num_tokens = len(inputs.positions)
+        sampling = SamplingBatch(
+            rows=inputs.token_rows,
+            positions=inputs.draw_positions,
+            rows_np=np.repeat(rows_np, 1 + self.num_drafts),
+            needs=needs,
+            depths=self._depths[:num_tokens] if self.num_drafts else None,
+        )
+        drafts, drafting = None, None
+        if self.num_drafts:
+            drafts = Drafts(
+                starts=self._logit_starts[:size],
+                num_drafts=self._num_drafts[:size],
+                token_ids=inputs.draft_ids,
+                room=inputs.room,
+            )
+            drafting = Drafting(self._row_idx[:size], ids, rows_np, needs, inputs.block_tables)
+        return StepInputs(
+            rows=ids,
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            attention=self._attention_inputs(size),
+            logit_tokens=slice(num_tokens),
+            sampling=sampling,
+            drafts=drafts,
+            drafting=drafting,
+            entry=DecodeEntry(ids, self._state, inputs),
+        )
 
     def _attention_inputs(self, size: int) -> AttentionInputs:
         inputs = self._inputs.of_rows(size)
@@ -97,64 +166,4 @@ class DecodeStep:
             seq_lens_np=self._longest_np[:size],
             max_query_len=1 + self.num_drafts,
             decode_len=1 + self.num_drafts,
-        )
-
-    def draw(self, size: int, hidden: Hidden, needs: SamplingNeeds) -> Drawn:
-        """What the first `size` rows draw behind their hidden states, entered into them."""
-        inputs, ids = self._inputs.of_rows(size), self._step_rows.ids[:size]
-        rows_np = self._step_rows.ids_np[:size].astype(np.int32)
-        logits = self._model.logits(hidden.final[: len(inputs.positions)])
-        batch = SamplingBatch(
-            rows=inputs.token_rows,
-            positions=inputs.draw_positions,
-            rows_np=np.repeat(rows_np, 1 + self.num_drafts),
-            needs=needs,
-            depths=self._depths[: len(inputs.positions)] if self.num_drafts else None,
-        )
-        if self._speculation is None:
-            drawn = self._sampler.draw(logits, batch)
-            enter_decoded(ids, drawn.token_ids, self._state)
-            return Drawn.plainly(drawn)
-        drafts = Drafts(
-            starts=self._logit_starts[:size],
-            num_drafts=self._num_drafts[:size],
-            token_ids=inputs.draft_ids,
-            room=inputs.room,
-            logits=self._speculation.drafter.draft_logits,
-        )
-        verified = self._speculation.verify(logits, batch, drafts)
-        entered = enter_verified(ids, verified.token_ids, verified.num_new, inputs, self._state)
-        step = self._verified_step(size, hidden, verified.token_ids, entered, needs)
-        self._rows.drafts.index_copy_(0, ids, self._speculation.drafter.propose(step))
-        return Drawn.verified(verified, entered.num_offered)
-
-    def _verified_step(
-        self,
-        size: int,
-        hidden: Hidden,
-        token_ids: torch.Tensor,
-        entered: Entered,
-        needs: SamplingNeeds,
-    ) -> VerifiedStep:
-        inputs, ids = self._inputs.of_rows(size), self._step_rows.ids[:size]
-        num_tokens = len(inputs.positions)
-        features = hidden.features
-        return VerifiedStep(
-            rows=ids,
-            input_ids=inputs.input_ids,
-            positions=inputs.positions,
-            next_ids=token_ids.flatten(),  # behind the last that stands they are 0
-            hidden=hidden.final[:num_tokens],
-            features=None if features is None else features[:num_tokens],
-            attention=self._attention_inputs(size),
-            draw_rows=self._row_idx[:size],
-            last=entered.last,
-            sampling=SamplingBatch(
-                rows=ids.to(torch.int32),
-                positions=entered.positions,
-                rows_np=self._step_rows.ids_np[:size].astype(np.int32),
-                needs=needs,
-            ),
-            limits=entered.limits,
-            block_tables=inputs.block_tables,
         )

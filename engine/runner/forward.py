@@ -1,4 +1,4 @@
-"""The target's forward over the tokens of a step: eagerly, or as graphs between its attentions."""
+"""The first half of a step: the model's layers over its tokens, eagerly or in graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.models.fused.decoder import Decoder
 
 
 class Hidden(NamedTuple):
-    """What a target's forward leaves.
+    """The output of the model's layers.
 
     Attributes:
         final: [T, hidden_size], after the final norm.
@@ -24,7 +24,7 @@ class Hidden(NamedTuple):
     features: torch.Tensor | None
 
     def of_tokens(self, count: int) -> Hidden:
-        """Of the first `count` tokens."""
+        """Views of the first `count` tokens."""
         features = self.features
         return Hidden(self.final[:count], None if features is None else features[:count])
 
@@ -36,28 +36,28 @@ def forward(
     attention: LayerAttention,
     feature_layers: Sequence[int],
 ) -> Hidden:
-    """The target's layers over token ids int32 [T] at positions int64 [T].
+    """Run the target's layers over token ids int32 [T] at positions int64 [T].
 
     Args:
         feature_layers: those whose outputs a drafter reads.
     """
     if not feature_layers:
         return Hidden(model.forward(input_ids, positions, attention), None)
-    assert isinstance(model, Decoder), "heads that read layers are refused for other targets"
+    assert isinstance(model, Decoder), "EAGLE heads that read layers are refused for other targets"
     return Hidden(*model.forward_with_features(input_ids, positions, attention, feature_layers))
 
 
 class ForwardGraphs(Protocol):
-    """A forward that was captured for some counts of tokens; `PiecewiseGraphs` is one."""
+    """Forwards that were captured for some counts of tokens; `PiecewiseGraphs` is one."""
 
     def serves(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens can be replayed."""
+        """Whether a step of `num_tokens` tokens can be replayed."""
         ...
 
     def replay(
         self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
     ) -> Hidden:
-        """`forward` of a step whose attention has begun; valid until the next replay.
+        """Replay the forward of a step whose attention has begun; valid until the next replay.
 
         Args:
             slots: int64 [T], as in `AttentionInputs`.
@@ -66,11 +66,11 @@ class ForwardGraphs(Protocol):
 
 
 class Forward:
-    """The forward of steps of any shape.
+    """Runs the forward of steps of any shape.
 
     Args:
-        feature_layers: whose outputs a drafter reads.
-        graphs: replayed where they serve; None runs every step eagerly.
+        feature_layers: layers whose outputs a drafter reads.
+        graphs: run the steps they serve; None runs every step eagerly.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Forward:
     def __call__(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs: AttentionInputs
     ) -> Hidden:
-        """Hidden states of token ids int32 [T] at positions int64 [T], for use in this step."""
+        """The hidden states of token ids int32 [T] at positions int64 [T], valid in this step."""
         self._attention.begin(inputs)
         if self._graphs is not None and self._graphs.serves(len(input_ids)):
             return self._graphs.replay(input_ids, positions, inputs.slots)

@@ -1,4 +1,4 @@
-"""The layers of prefill and mixed steps as CUDA graphs, cut where they attend.
+"""Captures the layers of prefill and mixed steps as CUDA graphs, cut where they attend.
 
 What a step's attention does depends on its rows, everything else in a layer on the number of its
 tokens alone. So the layers are captured for a ladder of token counts, in pieces: one from the
@@ -21,18 +21,20 @@ import torch
 from engine.attention.cuda import CudaAttention
 from engine.contracts.attention import Cells
 from engine.models.fused.decoder import Decoder
+from engine.progress import report
 from engine.runner.decode_graphs import capturing_stream
 from engine.runner.forward import Hidden, forward
 
 CAPTURED_PRODUCTS = 8 << 40
-"""Tokens times weights of a step that is worth a graph: at 600 TFLOP/s its products take 29 ms,
-the launches of an eager step of 28 to 36 layers 14 to 30 ms, by the host."""
+"""Largest product of tokens and weights for which a step is worth a graph. At 600 TFLOP/s such a
+step's matrix products take 29 ms; the launches of an eager step of 28 to 36 layers take 14 to
+30 ms, depending on the host."""
 SMALLEST = 32
-"""Tokens; a step of fewer takes as long."""
+"""Smallest captured number of tokens; steps of fewer take as long."""
 
 
 def token_ladder(max_tokens: int) -> tuple[int, ...]:
-    """Counts of tokens up to max_tokens, each at most half as much again as the last."""
+    """The captured numbers of tokens up to max_tokens, each at most 1.5 times the one before."""
     sizes = [SMALLEST]
     while sizes[-1] < max_tokens:
         # Two counts to a doubling while a step is short, four where padding costs milliseconds.
@@ -43,7 +45,7 @@ def token_ladder(max_tokens: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """Where pieces and attention meet; for as many tokens as the largest captured step has.
+    """The tensors through which pieces and attention hand values on, for T tokens at most.
 
     Attributes:
         input_ids: int32 [T]. positions, slots: int64 [T].
@@ -60,7 +62,7 @@ class StepBuffers:
 
     @classmethod
     def of(cls, model: Decoder, max_tokens: int, num_features: int) -> StepBuffers:
-        """For steps of up to max_tokens, if a graph is worth it for those."""
+        """Allocate for steps of up to max_tokens, or of as many as are worth a graph."""
         worth = max(CAPTURED_PRODUCTS // model.num_weights, SMALLEST)
         num_tokens, device, spec = min(max_tokens, worth), model.device, model.attention_specs[0]
 
@@ -85,10 +87,10 @@ class StepBuffers:
 
 @dataclass(frozen=True)
 class _Cut:
-    """LayerAttention of a forward that is captured: where it attends, a piece ends.
+    """The `LayerAttention` of a forward that is captured, which ends a piece where it attends.
 
     Attributes:
-        end_piece: told the layer.
+        end_piece: called with the index of the layer that attends.
     """
 
     attention: CudaAttention
@@ -111,7 +113,7 @@ class _Cut:
 
 
 class PiecewiseGraphs:
-    """Captures and replays forwards; `ForwardGraphs` of a fused decoder.
+    """Captures and replays the forwards of a fused decoder, as `ForwardGraphs`.
 
     Args:
         feature_layers: as in `forward`.
@@ -141,6 +143,7 @@ class PiecewiseGraphs:
         """Capture every size into a memory pool, the largest first."""
         with capturing_stream():
             for size in reversed(sizes := token_ladder(len(self._buffers.slots))):
+                report(len(self._pieces), len(sizes))
                 self._run(size, lambda layer: None)  # makes library handles, loads kernels
                 self._pieces[size] = self._capture(size, pool)
         self.sizes = sizes
@@ -178,13 +181,13 @@ class PiecewiseGraphs:
     # -- replay -----------------------------------------------------------------------------
 
     def serves(self, num_tokens: int) -> bool:
-        """Whether a step of so many tokens can be replayed."""
+        """Whether a step of `num_tokens` tokens can be replayed."""
         return bool(self.sizes) and num_tokens <= self.sizes[-1]
 
     def replay(
         self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
     ) -> Hidden:
-        """As `ForwardGraphs.replay`."""
+        """Replay a forward; see `ForwardGraphs.replay`."""
         buffers, count = self._buffers, len(input_ids)
         size = next(size for size in self.sizes if size >= count)
         buffers.input_ids[:count] = input_ids

@@ -1,43 +1,25 @@
-"""A step of scoring on the device: rows that no choice holds, read at some of their positions."""
+"""Runs a step of scoring on the device: rows of no choice, read at some of their positions."""
 
 from __future__ import annotations
-
-from concurrent.futures import Future
 
 import numpy as np
 import torch
 
-from engine.buffers import HostCopy, to_device
+from engine.buffers import HostCopy
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
-from engine.contracts.scoring import ScoringPlan, ScoringResult
-from engine.plan import RunnerLostError
+from engine.contracts.scoring import ScoringPlan
 from engine.runner.forward import Forward
+from engine.runner.logit_chunks import logit_chunks
+from sampling.mirror import to_device
 from sampling.paths.logprobs import listed_logprobs
-
-LOGITS_BYTES = 64 << 20
-"""Float32 logits held at once."""
-
-
-class LaunchedScoring:
-    """A step of scoring that was launched; see `ScoringHandle`."""
-
-    def __init__(self, issued: Future[HostCopy]) -> None:
-        self._issued = issued
-
-    def wait(self, timeout_s: float | None = None) -> ScoringResult:
-        try:
-            arrays = self._issued.result(timeout_s).arrays()
-        except torch.AcceleratorError as error:  # sticky: the CUDA context is gone
-            raise RunnerLostError(str(error)) from error
-        return ScoringResult(values=arrays["values"], others=arrays["others"])
 
 
 @torch.inference_mode()
 def issue_scoring(
     plan: ScoringPlan, model: CausalLM, forward: Forward, device: torch.device
 ) -> HostCopy:
-    """Compute a plan's rows and read what it reads."""
+    """Compute a plan's rows, and read its ids' logprobs at the positions it names."""
     query_starts = to_device(plan.query_starts, device)
     inputs = AttentionInputs(
         query_starts=query_starts,
@@ -54,10 +36,8 @@ def issue_scoring(
     hidden = forward(token_ids, positions, inputs).final
     read = hidden[to_device(plan.read_tokens, device)]
     id_lists = to_device(plan.id_lists, device)
-    chunk = max(1, LOGITS_BYTES // (4 * model.vocab_size))
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
     others = torch.empty(len(read), dtype=torch.float32, device=device)
-    for first in range(0, len(read), chunk):
-        part = slice(first, first + chunk)
-        values[part], others[part] = listed_logprobs(model.logits(read[part]), id_lists[part])
+    for chunk in logit_chunks(0, len(read), model.vocab_size):
+        values[chunk], others[chunk] = listed_logprobs(model.logits(read[chunk]), id_lists[chunk])
     return HostCopy({"values": values, "others": others})

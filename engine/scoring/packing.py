@@ -1,4 +1,4 @@
-"""Rows of scoring requests put together into one step. No torch."""
+"""Puts rows of scoring requests together into one step. No torch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class Rows(NamedTuple):
 
     Attributes:
         token_ids: int32 [T], row after row.
-        counts: int64 [n], tokens of each row. starts: int64 [n], positions of their first.
+        counts: int64 [n], tokens of each row.
+        starts: int64 [n], position of each row's first token.
         tables: int32 [n, B], each row's blocks, padded with `NULL_BLOCK`.
-        num_read: int64 [n], how many of its last positions are read.
-        id_lists: int32 [num_read.sum(), J], of the positions read.
-        num_shared: leading blocks that all tables have in common and every token sees whole.
+        num_read: int64 [n], how many of each row's last positions are read.
+        id_lists: int32 [num_read.sum(), J], ids whose values are read at each of these positions.
+        num_shared: leading blocks that all tables have in common, whose keys every token sees.
     """
 
     token_ids: Int32Array
@@ -36,9 +37,10 @@ class Rows(NamedTuple):
 
 
 def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
-    """A step of all these rows, those that share blocks last; positions are read in their order.
+    """Make a step of all these rows. Rows that share blocks come last.
 
-    What rows share may be computed by others of the step: a layer stores keys before it attends.
+    Positions are read in the order of `parts`. Shared blocks may be computed by other rows of the
+    step, because a layer stores the keys of all rows before it attends.
     """
     shares = [pays_to_share(part.counts, part.num_shared * block_size) for part in parts]
     sizes = [len(part.counts) for part in parts]
@@ -50,7 +52,7 @@ def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
     rows = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(len(rows)) + (starts + counts - ends)[rows]
     blocks = tables[rows, positions // block_size].astype(np.int64)
-    # Where the rows of `parts` came to lie. The last position read of a row is its last token.
+    # The place of each row of `parts` in the step. A row's last position read is its last token.
     places = np.argsort(np.argsort(np.repeat(shares, sizes), kind="stable"))
     num_read = np.concatenate([part.num_read for part in parts])
     read_shift = np.repeat(ends[places] - np.cumsum(num_read), num_read)
@@ -68,7 +70,7 @@ def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
 
 
 def _sharing(parts: Sequence[Rows], num_groups: int) -> Sharing | None:
-    """What the rows of the last `num_groups` parts share."""
+    """The blocks that the rows of each of the last `num_groups` parts share."""
     if not num_groups:
         return None
     row_starts = np.cumsum([0, *(len(part.counts) for part in parts)])
@@ -77,7 +79,7 @@ def _sharing(parts: Sequence[Rows], num_groups: int) -> Sharing | None:
 
 
 def _stacked(parts: Sequence[Int32Array], padding: int) -> Int32Array:
-    """Arrays [n, width] one under another, narrow ones padded on the right."""
+    """Stack arrays [n, width], narrow ones padded on the right."""
     width = max(part.shape[1] for part in parts)
     stacked = np.full((sum(map(len, parts)), width), padding, dtype=np.int32)
     start = 0
@@ -88,7 +90,7 @@ def _stacked(parts: Sequence[Int32Array], padding: int) -> Int32Array:
 
 
 def block_tables(blocks: list[int], counts: Int64Array) -> Int32Array:
-    """int32 [n, max(counts)]: rows of `counts` blocks each, padded with `NULL_BLOCK`."""
+    """Split blocks into tables of `counts`, int32 [n, max(counts)] padded with `NULL_BLOCK`."""
     width = int(counts.max())
     tables = np.full((len(counts), width), NULL_BLOCK, dtype=np.int32)
     tables[np.arange(width) < counts[:, None]] = blocks

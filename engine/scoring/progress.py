@@ -1,4 +1,4 @@
-"""One scoring request on its way through steps: what is computed, planned and read. No torch."""
+"""One scoring request: which of its tokens are planned, and which positions are read. No torch."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ class ScoringProgress:
     """A scoring request, waiting or active.
 
     Attributes:
-        frontend: identity of the frontend it answers to.
+        frontend: identity of the frontend that submitted the request.
         arrival: number in order of submission.
         shared_len: tokens of the query's full blocks, which all items share.
-        token_ids: int32, item after item, each with the rest of the query in front.
-        lens: int64 [N], tokens of each. starts: int64 [N], where each begins in `token_ids`.
-        hashes: of the shared blocks. blocks: those blocks. spare: enough for the longest item.
-        num_computed: shared tokens planned (or found computed).
-        next_item: first item that is not planned whole. num_split: tokens of it that are planned.
-        num_planned, num_read: positions read, by steps planned and read back.
-        last_turn: step in which it was last served.
+        token_ids: int32, item after item, each preceded by the query's tokens after `shared_len`.
+        lens: int64 [N], tokens of each item in `token_ids`.
+        starts: int64 [N], index of each item's first token in `token_ids`.
+        values, others: the answer, as in `ItemScores`, filled as steps are read back.
+        hashes: hashes of the shared blocks.
+        blocks: the shared blocks, once the request is active.
+        spare: blocks for the longest item, held as long, so that the request can always go on.
+        num_computed: shared tokens scheduled, those found computed included.
+        num_cached: shared tokens found computed.
+        next_item: index of the first item that is not scheduled whole.
+        num_split: tokens of that item which are scheduled.
+        num_planned, num_read: positions whose reading is scheduled, and read back.
+        last_turn: number of the step that last served it.
         ended: it was answered, or nobody waits for it any more.
     """
 
@@ -54,7 +60,7 @@ class ScoringProgress:
     def of(
         cls, frontend: bytes, request: ScoringRequest, arrival: int, block_size: int
     ) -> ScoringProgress:
-        """A request that has just arrived."""
+        """The progress of a request that has just arrived."""
         query, item_lens = request.query_token_ids, request.item_lens.astype(np.int64)
         shared_len = len(query) // block_size * block_size
         rest = query[shared_len:]
@@ -66,7 +72,7 @@ class ScoringProgress:
             request=request,
             arrival=arrival,
             shared_len=shared_len,
-            token_ids=_with_heads(rest, request.item_token_ids, lens, starts),
+            token_ids=_preceded(rest, request.item_token_ids, lens, starts),
             lens=lens,
             starts=starts,
             values=np.zeros((num_read, request.id_lists.shape[1]), dtype=np.float32),
@@ -76,21 +82,21 @@ class ScoringProgress:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Order of service among active ones under the priority policy: each in its turn."""
+        """The order of service among active requests, which take turns within a priority."""
         return (self.request.priority, self.last_turn, self.arrival)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest item, the query's rest included."""
+        """The number of tokens of the longest item in `token_ids`."""
         return int(self.lens.max())
 
     @property
     def planned(self) -> bool:
-        """Whether every item is computed by a step that was launched."""
+        """Whether every item is scheduled whole."""
         return self.next_item == len(self.lens)
 
     def query_rows(self, count: int) -> Rows:
-        """The next `count` tokens of the query's shared part."""
+        """Schedule the next `count` tokens of the query's full blocks."""
         start, self.num_computed = self.num_computed, self.num_computed + count
         return Rows(
             token_ids=self.request.query_token_ids[start : start + count],
@@ -102,11 +108,11 @@ class ScoringProgress:
         )
 
     def split_rows(self, count: int) -> Rows:
-        """The next `count` tokens of the next item, in the spare blocks."""
+        """Schedule the next `count` tokens of the next item, in the spare blocks."""
         item, start = self.next_item, self.num_split
         first, end = int(self.starts[item]) + start, start + count
         length = int(self.lens[item])
-        # The positions read may lie in several parts of a split item.
+        # The positions read may lie in several steps of a split item.
         num_read = max(end - max(length - int(self.request.num_read[item]), start), 0)
         self.num_split = 0 if end == length else end
         self.next_item += int(end == length)
@@ -120,7 +126,7 @@ class ScoringProgress:
         )
 
     def item_rows(self, count: int, own: Int32Array) -> Rows:
-        """The next `count` items whole; `own` [count, B] are their blocks after the shared ones."""
+        """Schedule the next `count` items whole; `own` [count, B] follow the shared blocks."""
         first = self.next_item
         self.next_item += count
         items = slice(first, first + count)
@@ -139,21 +145,21 @@ class ScoringProgress:
         )
 
     def _take_lists(self, count: int) -> Int32Array:
-        """Ids int32 [count, J] of the positions read next: the request's lists take turns."""
+        """Ids of the next `count` positions read, int32 [count, J]; the lists are used in turn."""
         lists = self.request.id_lists
         first, self.num_planned = self.num_planned, self.num_planned + count
         return lists[np.arange(first, first + count) % len(lists)]
 
 
-def _with_heads(
-    head: Int32Array, token_ids: Int32Array, lens: Int64Array, starts: Int64Array
+def _preceded(
+    rest: Int32Array, token_ids: Int32Array, lens: Int64Array, starts: Int64Array
 ) -> Int32Array:
-    """Items, of `lens` tokens with `head` in front of each."""
-    if not len(head):
+    """Put `rest` in front of each item; `lens` and `starts` describe the items with it."""
+    if not len(rest):
         return token_ids
     offsets = np.arange(int(lens.sum())) - np.repeat(starts, lens)
-    is_head = offsets < len(head)
+    is_rest = offsets < len(rest)
     whole = np.empty(len(offsets), dtype=np.int32)
-    whole[is_head] = np.tile(head, len(lens))
-    whole[~is_head] = token_ids
+    whole[is_rest] = np.tile(rest, len(lens))
+    whole[~is_rest] = token_ids
     return whole

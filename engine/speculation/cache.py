@@ -1,4 +1,4 @@
-"""The KV cache of a drafter: its own tensors under the target's block ids."""
+"""The KV cache of a drafter: tensors of its own, with the target's block ids."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from engine.contracts.attention import AttentionBackend, AttentionSpec, KVCache
 
 MakeAttention = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
-"""Makes a backend such as the target has, for the drafter's layers and cache."""
+"""Makes an attention backend of the target's kind for a drafter's layers and cache."""
 
 
 class CacheShape(NamedTuple):
-    """What a drafter's cache is made of."""
+    """The facts a drafter's cache is made from."""
 
     block_size: int
     dtype: torch.dtype
@@ -23,7 +23,7 @@ class CacheShape(NamedTuple):
 
 
 class DraftCache:
-    """Owner of a drafter's keys and values.
+    """Owns a drafter's keys and values.
 
     Attributes:
         attention: the backend over them, from the first `allocate` on.
@@ -37,7 +37,7 @@ class DraftCache:
         self._shape = shape
 
     def allocate(self, num_blocks: int) -> None:
-        """Make a cache of zeros in place of the one there is."""
+        """Replace the cache by one of `num_blocks` blocks of zeros."""
         shape = self._shape
         cache = KVCache(self.specs, num_blocks, shape.block_size, shape.dtype, shape.device)
         self.attention = shape.make_attention(self.specs, cache)

@@ -1,4 +1,4 @@
-"""How a drafter with logits draws, and who owns the logits it drew from."""
+"""Draws drafts from a drafter's logits, and keeps these for verification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sampling.speculative.drafting import draw_drafts
 
 
 class DraftDraws:
-    """Draws drafts; owner of the draft logits.
+    """Draws drafts; owns the draft logits.
 
     Attributes:
         logits: float32 [max_rows + 1, k, vocab_size] for "gumbel", else None; see `Drafter`.
@@ -32,7 +32,7 @@ class DraftDraws:
         depth: int,
         columns: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Drafts int32 [L] of one depth; arguments as for `draw_drafts`."""
+        """Draw the drafts int32 [L] of one depth; arguments as for `draw_drafts`."""
         return draw_drafts(
             logits,
             batch,

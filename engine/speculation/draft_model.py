@@ -1,4 +1,4 @@
-"""Drafting with a smaller model of the same vocabulary."""
+"""Drafts with a smaller model of the same vocabulary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.speculation.drafter_inputs import single_steps, slots_at
 
 
 class DraftModelDrafter:
-    """Drafter around a CausalLM.
+    """The `Drafter` around a `CausalLM`.
 
     Its cache holds every token of a row at the token's own position. A step computes the target's
     tokens, accepted or not, and the newest one in one forward; entries behind a refused draft are
@@ -56,7 +56,7 @@ class DraftModelDrafter:
 
 
 class NewestInputs(NamedTuple):
-    """The target's tokens and, behind each row's, the one that follows: T + R tokens.
+    """Inputs of T + R tokens: the target's, and behind each row's the one that follows them.
 
     Attributes:
         input_ids: int32 [T + R]. positions: int64 [T + R].
@@ -70,10 +70,10 @@ class NewestInputs(NamedTuple):
 
 
 def with_newest(step: VerifiedStep, block_size: int) -> NewestInputs:
-    """Inputs in which each row's tokens are its first and then those that follow each.
+    """Make inputs in which a row's tokens are its first one and then the successor of each.
 
-    What follows the last token of a row that did not draw, or lies at the row's limit, goes to the
-    null block.
+    The successor of the last token of a row that did not draw, and one at the row's limit, go to
+    the null block.
     """
     old, device = step.attention, step.positions.device
     num_rows = len(old.seq_lens)
@@ -103,7 +103,7 @@ def with_newest(step: VerifiedStep, block_size: int) -> NewestInputs:
 
 
 def _extra_slots(step: VerifiedStep, block_size: int) -> torch.Tensor:
-    """Slots int64 [R] of the positions behind the rows' tokens; the null block's for most."""
+    """Slots int64 [R] of the positions behind the rows' tokens; 0 for rows that did not draw."""
     ends = step.attention.seq_lens[step.draw_rows].to(torch.int64)[:, None]
     slots = slots_at(step.block_tables, ends, step.limits[:, None], block_size)
     extra = torch.zeros(len(step.attention.seq_lens), dtype=torch.int64, device=ends.device)

@@ -1,4 +1,4 @@
-"""Inputs of a drafter's own forwards, made on the device from what the target's step left."""
+"""Makes the inputs of a drafter's own forwards on the device, from the target's step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from engine.contracts.drafter import VerifiedStep
 
 
 class SingleSteps(NamedTuple):
-    """n forwards of L rows with one token each: positions int64 [n, L], inputs of each."""
+    """The positions int64 [n, L] and inputs of n forwards of L rows with one token each."""
 
     positions: torch.Tensor
     attention: list[AttentionInputs]
 
 
 def single_steps(step: VerifiedStep, start: int, count: int, block_size: int) -> SingleSteps:
-    """Inputs of `count` forwards, the first at positions[last] + start, each one further on.
+    """Make inputs of `count` forwards: the first at positions[last] + start, each one further.
 
-    A token at its row's limit or beyond is written to the null block and sees what is below.
+    A token at its row's limit or beyond is written to the null block and sees the keys below it.
     """
     num_rows, device = len(step.last), step.last.device
     first = step.positions[step.last] + start
@@ -54,7 +54,7 @@ def single_steps(step: VerifiedStep, start: int, count: int, block_size: int) ->
 def slots_at(
     tables: torch.Tensor, positions: torch.Tensor, limits: torch.Tensor, block_size: int
 ) -> torch.Tensor:
-    """Slots int64 [L, n] of positions int64 [L, n] by tables [L, max_blocks].
+    """The slots int64 [L, n] of positions int64 [L, n], by tables [L, max_blocks].
 
     Positions at `limits` [L, 1] or beyond have slots of the null block.
     """

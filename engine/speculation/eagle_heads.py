@@ -1,15 +1,15 @@
 """EAGLE heads in the formats they are published in.
 
 EAGLE-1 (Li et al. 2024): one decoder layer without the norm in front of attention, over a product
-of the token's embedding and the target's last hidden state. Its output stands for the next hidden
-state; embedding and output matrix are the target's.
+of the token's embedding and the target's last hidden state. Its output approximates the next
+hidden state; embedding and LM head are the target's.
 
 EAGLE-3 (Li et al. 2025): the features are outputs of layers of the target, fused by a product. The
-layer's QKV product takes the normed embedding beside the normed feature; its output stands for the
-next fused feature and, normed once more, goes through an output matrix of the head's own, often
-over a part of the vocabulary.
+layer's QKV product takes the normed embedding beside the normed feature. Its output approximates
+the next fused feature and, normed once more, goes through an LM head of its own, often over a part
+of the vocabulary.
 
-Letters in shapes: N entries, T tokens of the target's step, H the head's hidden size.
+Letters in shapes: N entries, T tokens of the target's step, H the EAGLE head's hidden size.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from engine.models.fused.decoder_weights import DecoderWeights
 
 
 class EagleHead(Protocol):
-    """One layer that drafts.
+    """The decoder layer that drafts, with what it reads and an LM head.
 
     Attributes:
-        attention_specs: one.
+        attention_specs: of its one layer.
         feature_layers: see `Drafter`.
         columns: int32 [vocab_size], the column of `logits` of each token of the target, -1 for
             tokens never drafted; None where columns are the target's ids.
@@ -46,7 +46,7 @@ class EagleHead(Protocol):
     columns: torch.Tensor | None
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
-        """What the target's step gives the head, [T, H]."""
+        """The EAGLE head's features [T, H] of the target's step."""
         ...
 
     def forward(
@@ -56,42 +56,42 @@ class EagleHead(Protocol):
         rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        """What stands for the features one position on, [N, H].
+        """Predict the features at the next positions, [N, H].
 
         Args:
-            token_ids: int32 [N], those one position on.
-            features: [N, H], may be overwritten.
-            rotation: of the features' positions.
+            token_ids: int32 [N], the tokens at the next positions.
+            features: [N, H], at the current positions; may be overwritten.
+            rotation: of the current positions.
         """
         ...
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """float32 [N, width] of outputs of `forward`."""
+        """The float32 logits [N, width] of outputs of `forward`."""
         ...
 
 
-class HeadParts:
-    """What both generations are built from."""
+class EagleHeadSource:
+    """The config, weights and target from which an EAGLE head is built."""
 
     def __init__(
-        self, config: DecoderConfig, source: WeightSource, target: CausalLM, device: torch.device
+        self, config: DecoderConfig, tensors: WeightSource, target: CausalLM, device: torch.device
     ) -> None:
         self.config = config
-        self.source = source
+        self.tensors = tensors
         self.target = target
-        self.weights = DecoderWeights(config, source, target.dtype, device)
+        self.weights = DecoderWeights(config, tensors, target.dtype, device)
 
-    def layer(self, prefix: str, fan_in: int) -> HeadLayer:
-        """The layer whose tensors' names begin with `prefix`."""
-        return HeadLayer(self, prefix, fan_in)
+    def layer(self, prefix: str, fan_in: int) -> EagleLayer:
+        """Read the layer whose tensors' names begin with `prefix`."""
+        return EagleLayer(self, prefix, fan_in)
 
 
-class HeadLayer:
-    """A decoder layer whose input was normed, or not, before it."""
+class EagleLayer:
+    """A decoder layer without a norm in front of its attention."""
 
-    def __init__(self, parts: HeadParts, prefix: str, fan_in: int) -> None:
-        self._qkv = linear(*parts.weights.qkv(prefix, fan_in))
-        self._body = parts.weights.body(prefix)
+    def __init__(self, source: EagleHeadSource, prefix: str, fan_in: int) -> None:
+        self._qkv = linear(*source.weights.qkv(prefix, fan_in))
+        self._body = source.weights.body(prefix)
 
     def __call__(
         self,
@@ -100,24 +100,24 @@ class HeadLayer:
         rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        """[N, H] for attention's input x [N, fan_in]; `residual` [N, H] may be overwritten."""
+        """Compute [N, H] from attention's input x [N, fan_in]; `residual` [N, H] is overwritten."""
         out, residual = self._body(0, self._qkv(x), residual, rotation, attention)
         return out + residual
 
 
 class Eagle1Head:
-    """Reads fc.* and layers.0.*."""
+    """An EAGLE-1 head: reads fc.* and layers.0.*."""
 
     feature_layers: tuple[int, ...] = ()
     columns: torch.Tensor | None = None
 
-    def __init__(self, parts: HeadParts) -> None:
-        hidden, read = parts.config.hidden_size, parts.weights.read
-        self.attention_specs: Sequence[AttentionSpec] = attention_specs(parts.config)
-        self._target = parts.target
-        bias = read((hidden,), "fc.bias") if parts.source.shape("fc.bias") else None
+    def __init__(self, source: EagleHeadSource) -> None:
+        hidden, read = source.config.hidden_size, source.weights.read
+        self.attention_specs: Sequence[AttentionSpec] = attention_specs(source.config)
+        self._target = source.target
+        bias = read((hidden,), "fc.bias") if source.tensors.shape("fc.bias") else None
         self._fuse = linear(read((hidden, 2 * hidden), "fc.weight"), bias)
-        self._layer = parts.layer("layers.0", hidden)
+        self._layer = source.layer("layers.0", hidden)
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         return step.hidden
@@ -137,21 +137,21 @@ class Eagle1Head:
 
 
 class Eagle3Head:
-    """Reads fc, midlayer.* and norm; embed_tokens and lm_head where it has its own.
+    """An EAGLE-3 head: reads fc, midlayer.*, norm, and embed_tokens and lm_head if it has its own.
 
     Args:
         feature_layers: see `Drafter`.
-        width: columns of the output matrix. columns: see `EagleHead`.
+        width: columns of its LM head. columns: see `EagleHead`.
     """
 
     def __init__(
         self,
-        parts: HeadParts,
+        source: EagleHeadSource,
         feature_layers: tuple[int, ...],
         width: int,
         columns: torch.Tensor | None,
     ) -> None:
-        config, target, read = parts.config, parts.target, parts.weights.read
+        config, target, read = source.config, source.target, source.weights.read
         hidden = config.hidden_size
         self.attention_specs: Sequence[AttentionSpec] = attention_specs(config)
         self.feature_layers = feature_layers
@@ -159,17 +159,17 @@ class Eagle3Head:
         self._eps = config.norm_eps
         self._target = target
         self._embedding: torch.Tensor | None = None
-        if parts.source.shape("embed_tokens.weight"):
+        if source.tensors.shape("embed_tokens.weight"):
             self._embedding = read((config.vocab_size, hidden), "embed_tokens.weight")
         fan_in = len(feature_layers) * target.hidden_size
         self._fuse = linear(read((hidden, fan_in), "fc.weight"))
         self._token_norm = read((hidden,), "midlayer.input_layernorm.weight")
         self._feature_norm = read((hidden,), "midlayer.hidden_norm.weight")
-        self._layer = parts.layer("midlayer", 2 * hidden)
+        self._layer = source.layer("midlayer", 2 * hidden)
         self._final_norm = read((hidden,), "norm.weight")
-        self._head: Linear = target.logits
-        if width < config.vocab_size or parts.source.shape("lm_head.weight"):
-            self._head = logits_linear(read((width, hidden), "lm_head.weight"))
+        self._lm_head: Linear = target.logits
+        if width < config.vocab_size or source.tensors.shape("lm_head.weight"):
+            self._lm_head = logits_linear(read((width, hidden), "lm_head.weight"))
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         assert step.features is not None
@@ -188,7 +188,7 @@ class Eagle3Head:
         return self._layer(x, features, rotation, attention)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        return self._head(rms_norm(features, self._final_norm, self._eps))
+        return self._lm_head(rms_norm(features, self._final_norm, self._eps))
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._embedding is None:

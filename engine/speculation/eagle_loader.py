@@ -1,4 +1,4 @@
-"""From a head's folder to a head that fits the target, or the sizes that do not."""
+"""Loads an EAGLE head from its folder, or says which of its sizes do not fit the target."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from engine.models.checkpoint.weights import Checkpoint, DummyWeights, WeightSou
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import ARCHITECTURES, decoder_config, unfused_layer_reason
 from engine.models.loader import read_config
-from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, HeadParts
+from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
 from engine.speculative_config import SpeculativeConfig
 
 SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
-"""What files of EAGLE-1 heads may repeat of the target."""
+"""Tensors of the target that files of EAGLE-1 heads may repeat."""
 MASK = frozenset({"t2d"})
-"""Which tokens a reduced vocabulary has; its ids (d2t) say the same."""
+"""The mask of a reduced vocabulary's tokens, which its ids (d2t) make redundant."""
 
 
-def load_head(
+def load_eagle_head(
     config: SpeculativeConfig,
     target_config: ModelConfig,
     target: CausalLM,
     device: torch.device,
     num_positions: int,
 ) -> tuple[EagleHead, torch.Tensor]:
-    """The head of an "eagle" or "eagle3" configuration, and its `rope_table`.
+    """Load the EAGLE head of an "eagle" or "eagle3" configuration, and make its `rope_table`.
 
     Args:
-        num_positions: of the table.
+        num_positions: length of the table.
 
     Raises:
         ModelError: it cannot be read or does not fit; the message has the sizes.
@@ -47,79 +47,82 @@ def load_head(
     _check_layer(folder, hf_config)
     shape = decoder_config(hf_config)
     _check_size(folder, "vocabulary", shape.vocab_size, target.vocab_size)
-    source: WeightSource
+    tensors: WeightSource
     if is_dummy:
-        source = DummyWeights(shape.initializer_range, device)
+        tensors = DummyWeights(shape.initializer_range, device)
     else:
-        source = Checkpoint(folder, SHARED if config.method == "eagle" else MASK)
-    has_embedding = config.method == "eagle3" and source.shape("embed_tokens.weight") is not None
+        tensors = Checkpoint(folder, SHARED if config.method == "eagle" else MASK)
+    has_embedding = config.method == "eagle3" and tensors.shape("embed_tokens.weight") is not None
     if not has_embedding:
         _check_size(folder, "hidden size", shape.hidden_size, target.hidden_size)
-    parts = HeadParts(shape, source, target, device)
+    source = EagleHeadSource(shape, tensors, target, device)
     with torch.no_grad():
         if config.method == "eagle":
-            head: EagleHead = Eagle1Head(parts)
+            eagle_head: EagleHead = Eagle1Head(source)
         else:
-            head = _eagle3_head(folder, hf_config, parts, device)
-    source.finish()
-    return head, rope_table(shape.inv_freq.to(device), shape.rope_scale, num_positions)
+            eagle_head = _eagle3_head(folder, hf_config, source, device)
+    tensors.finish()
+    return eagle_head, rope_table(shape.inv_freq.to(device), shape.rope_scale, num_positions)
 
 
 def _check_layer(folder: Path, config: Any) -> None:
     if config.model_type not in ARCHITECTURES.values():
-        raise ModelError(f"{folder}: heads of model_type {config.model_type!r} are not supported")
+        kind = config.model_type
+        raise ModelError(f"{folder}: EAGLE heads of model_type {kind!r} are not supported")
     reason = unfused_layer_reason(config)
     if getattr(config, "norm_before_residual", False):
         reason = "norm_before_residual true"
     if config.num_hidden_layers != 1:
         reason = f"num_hidden_layers {config.num_hidden_layers}, not 1"
     if reason is not None:
-        raise ModelError(f"{folder}: a head with {reason} is not supported")
+        raise ModelError(f"{folder}: an EAGLE head with {reason} is not supported")
 
 
 def _check_size(folder: Path, what: str, size: int, target_size: int) -> None:
     if size != target_size:
-        raise ModelError(f"{folder}: the head's {what} is {size}, the target's {target_size}")
+        raise ModelError(f"{folder}: the EAGLE head's {what} is {size}, the target's {target_size}")
 
 
-def _eagle3_head(folder: Path, config: Any, parts: HeadParts, device: torch.device) -> EagleHead:
-    if not isinstance(parts.target, Decoder):
+def _eagle3_head(
+    folder: Path, config: Any, source: EagleHeadSource, device: torch.device
+) -> EagleHead:
+    if not isinstance(source.target, Decoder):
         raise ModelError(
-            "method 'eagle3' reads the outputs of the target's layers, which a target on "
-            "transformers' modules does not give"
+            "--speculative-config: method 'eagle3' reads the outputs of the target's layers, which "
+            "a target on transformers' modules does not give; use another method"
         )
-    layers = _feature_layers(folder, config, len(parts.target.attention_specs))
-    fan_in, width = parts.source.shape("fc.weight"), len(layers) * parts.target.hidden_size
+    layers = _feature_layers(folder, config, len(source.target.attention_specs))
+    fan_in, width = source.tensors.shape("fc.weight"), len(layers) * source.target.hidden_size
     if fan_in is not None and fan_in[1] != width:
         raise ModelError(
-            f"{folder}: the head takes features of size {fan_in[1]}, those of {len(layers)} layers "
-            f"of the target have {width}"
+            f"{folder}: the EAGLE head takes features of size {fan_in[1]}, those of "
+            f"{len(layers)} layers of the target have {width}"
         )
-    num_drafted = getattr(config, "draft_vocab_size", None) or parts.config.vocab_size
-    columns = _columns(folder, parts, num_drafted, device)
-    return Eagle3Head(parts, layers, num_drafted, columns)
+    num_drafted = getattr(config, "draft_vocab_size", None) or source.config.vocab_size
+    columns = _columns(folder, source, num_drafted, device)
+    return Eagle3Head(source, layers, num_drafted, columns)
 
 
 def _feature_layers(folder: Path, config: Any, num_layers: int) -> tuple[int, ...]:
-    """Layers whose outputs the head was trained on: one low, one in the middle, one high."""
+    """The layers whose outputs the EAGLE head reads: one low, one in the middle, one high."""
     named = (getattr(config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
     layers = tuple(named or (1, num_layers // 2 - 1, num_layers - 4))
     if not all(0 <= layer < num_layers for layer in layers):
         raise ModelError(
-            f"{folder}: the head reads layers {list(layers)}, the target has {num_layers}"
+            f"{folder}: the EAGLE head reads layers {list(layers)}, the target has {num_layers}"
         )
     return layers
 
 
 def _columns(
-    folder: Path, parts: HeadParts, num_drafted: int, device: torch.device
+    folder: Path, source: EagleHeadSource, num_drafted: int, device: torch.device
 ) -> torch.Tensor | None:
-    """Where each token's logit is, from d2t: what to add to a draft id to get the target's."""
-    vocab_size = parts.config.vocab_size
+    """The column of each token's logit, from d2t, which maps draft ids to target id - draft id."""
+    vocab_size = source.config.vocab_size
     token_ids = torch.arange(num_drafted, device=device)
-    if parts.source.shape("d2t") is not None:
+    if source.tensors.shape("d2t") is not None:
         added = torch.empty(num_drafted, dtype=torch.int64, device=device)
-        parts.source.fill(added, "d2t")
+        source.tensors.fill(added, "d2t")
         token_ids = token_ids + added
     elif num_drafted == vocab_size:
         return None

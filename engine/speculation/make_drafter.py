@@ -1,4 +1,4 @@
-"""From a SpeculativeConfig to a drafter for a target that is loaded."""
+"""Makes the drafter of a `SpeculativeConfig` for a target that is loaded."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from engine.speculation.cache import CacheShape, MakeAttention
 from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.draft_model import DraftModelDrafter
 from engine.speculation.eagle import EagleDrafter
-from engine.speculation.eagle_loader import load_head
+from engine.speculation.eagle_loader import load_eagle_head
 from engine.speculation.ngram import NgramDrafter
 from engine.speculative_config import SpeculativeConfig
 from sampling.rows import SamplingRows
 
 
-def load_drafter(
+def make_drafter(
     config: SpeculativeConfig,
     target_config: ModelConfig,
     target: CausalLM,
@@ -29,31 +29,31 @@ def load_drafter(
     sampling_rows: SamplingRows,
     make_attention: MakeAttention,
 ) -> Drafter:
-    """The drafter, its weights on the target's device, without a KV cache yet (`allocate`).
+    """Make the drafter, its weights on the target's device, without a KV cache (see `allocate`).
 
     Args:
-        target_config: the draft's weights come in its dtype, and random where its are.
+        target_config: the drafter's weights get its dtype, and are random where its are.
         rows, sampling_rows: the engine's; one row more than choices may hold.
         make_attention: the backend it makes must take `decode_len` up to k + 2.
 
     Raises:
-        ModelError: a head or draft model that cannot be read, or does not fit the target.
+        ModelError: an EAGLE head or draft model cannot be read, or does not fit the target.
     """
     num_tokens, max_len = config.num_speculative_tokens, rows.token_ids.shape[1]
     if config.method == "ngram":
         return NgramDrafter(num_tokens, config.lookup_lengths, rows.token_ids)
     cache_shape = CacheShape(rows.block_size, target.dtype, rows.device, make_attention)
     if config.method == "draft_model":
-        model = _draft_model(config, target_config, target, rows.device)
+        model = _load_draft_model(config, target_config, target, rows.device)
         draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
         return DraftModelDrafter(model, num_tokens, draws, cache_shape)
     num_positions = max_len + SPARE_POSITIONS
-    head, angles = load_head(config, target_config, target, rows.device, num_positions)
+    eagle_head, angles = load_eagle_head(config, target_config, target, rows.device, num_positions)
     draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
-    return EagleDrafter(head, angles, num_tokens, draws, cache_shape)
+    return EagleDrafter(eagle_head, angles, num_tokens, draws, cache_shape)
 
 
-def _draft_model(
+def _load_draft_model(
     config: SpeculativeConfig,
     target_config: ModelConfig,
     target: CausalLM,
@@ -77,6 +77,6 @@ def _draft_model(
     if model.max_position < max_model_len:
         raise ModelError(
             f"{config.model}: the draft model was made for {model.max_position} positions, "
-            f"max-model-len is {max_model_len}"
+            f"--max-model-len is {max_model_len}"
         )
     return model

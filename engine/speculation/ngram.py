@@ -1,4 +1,4 @@
-"""Drafting from the row's own text: what followed the last tokens when they stood there before.
+"""Drafts from the row's own text: the tokens that followed an earlier copy of its last tokens.
 
 The drafts of a row go on from the longest n-gram that ends its history and occurs in it earlier,
 `min_n` to `max_n` tokens long; of equally long ones from the latest. Where the text that followed
@@ -17,7 +17,7 @@ from engine.kernels.ngram import ngram_drafts_triton
 
 
 class NgramDrafter:
-    """Drafter without weights, cache or draft logits.
+    """The `Drafter` that has no weights, cache or draft logits.
 
     Args:
         history: int32 [max_rows + 1, max_len], the engine's token history.
@@ -50,7 +50,7 @@ def ngram_drafts(
     min_n: int,
     max_n: int,
 ) -> torch.Tensor:
-    """Drafts int32 [L, num_tokens], -1 in rows without a match.
+    """Find the drafts int32 [L, num_tokens] of rows, -1 in rows without a match.
 
     Args:
         history: int32 [max_rows + 1, max_len].
@@ -70,7 +70,7 @@ def ngram_drafts_torch(
     min_n: int,
     max_n: int,
 ) -> torch.Tensor:
-    """On a CPU, where lengths may be looked at."""
+    """Compute `ngram_drafts` on a CPU, where the host may look at lengths."""
     drafts = torch.full((len(rows), num_tokens), -1, dtype=torch.int32)
     ahead = torch.arange(num_tokens)
     for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
@@ -82,7 +82,7 @@ def ngram_drafts_torch(
 
 
 def _longest_match(tokens: torch.Tensor, min_n: int, max_n: int) -> int | None:
-    """Where the text begins that followed the n-gram; None if there is none."""
+    """The index at which the text behind the longest match begins; None without a match."""
     ends = torch.arange(len(tokens) - 1)  # where an earlier n-gram may end
     matching = torch.zeros(0, dtype=torch.int64)
     for n in range(1, max_n + 1):

@@ -1,4 +1,4 @@
-"""What a runner is made of, and the runners made of it: one to measure, one to serve."""
+"""Puts runners together: one that is measured, then the one that serves."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.contracts.attention import AttentionBackend, AttentionSpec, KVCache
 from engine.contracts.model import CausalLM
+from engine.errors import first_line
 from engine.models.fused.decoder import Decoder
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward
 from engine.runner.model_runner import ModelRunner
 from engine.runner.piecewise_graphs import PiecewiseGraphs, StepBuffers
 from engine.runner.speculation import Speculation, feature_layers_of
+from engine.runner.step import TokenStage
 from engine.speculation.cache import MakeAttention
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler
@@ -29,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_attention(rows: RequestRows) -> MakeAttention:
-    """How attention is made on the rows' device, for the target and for a drafter."""
+    """The function that makes attention on the rows' device, for the target and for a drafter."""
     if rows.device.type != "cuda" or not kernels_run_on(rows.device):
         return PlainAttention
     # A draft model's first forward has the newest token beside those that were verified.
@@ -44,9 +46,9 @@ def make_attention(rows: RequestRows) -> MakeAttention:
 def step_buffers(
     model: CausalLM, max_tokens: int, speculation: Speculation | None
 ) -> StepBuffers | None:
-    """What graphs of steps of up to max_tokens need; None for a model that is not captured.
+    """Allocate the buffers of the forward's graphs; None for a model that is not captured.
 
-    Only fused layers are: others' code may decide on the host what it does.
+    Only fused layers are captured: the code of others may look at values on the host.
     """
     if not isinstance(model, Decoder) or model.device.type != "cuda":
         return None
@@ -54,8 +56,8 @@ def step_buffers(
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a runner is made of besides its cache.
+class Assembly:
+    """Everything a runner is made of but its cache.
 
     Attributes:
         buffers: for the graphs of steps that prefill, made before memory is measured; None where
@@ -79,28 +81,25 @@ class Parts:
         return KVCache.bytes_per_block(specs, self.rows.block_size, self.model.dtype)
 
     def cache(self, num_blocks: int) -> KVCache:
-        """A cache for the model's layers, and another for the drafter's in its hands."""
+        """Allocate a cache for the model's layers, and let the drafter allocate its own."""
         model, block_size = self.model, self.rows.block_size
         if self.speculation is not None:
             self.speculation.drafter.allocate(num_blocks)
         return KVCache(model.attention_specs, num_blocks, block_size, model.dtype, self.device)
 
     def runner(self, cache: KVCache, *, with_graphs: bool) -> ModelRunner:
-        """A runner over `cache`, its decode steps captured where that is possible."""
+        """Make a runner over `cache`; `with_graphs` captures its steps where that is possible."""
         attention = make_attention(self.rows)(self.model.attention_specs, cache)
         pieces, graphs = None, None
         if with_graphs and isinstance(attention, CudaAttention):
             pool = torch.cuda.graph_pool_handle()
             pieces, graphs = self._pieces(attention, pool), self._graphs(attention, pool)
-        return ModelRunner(
-            self.model,
-            Forward(self.model, attention, self.feature_layers, pieces),
-            self.rows,
-            self.sampling_rows,
-            self.sampler,
-            graphs,
-            self.speculation,
-        )
+        forward = Forward(self.model, attention, self.feature_layers, pieces)
+        return ModelRunner(forward, self._stage, self.rows, self.sampling_rows, graphs)
+
+    @property
+    def _stage(self) -> TokenStage:
+        return TokenStage(self.model, self.sampler, self.speculation)
 
     @property
     def feature_layers(self) -> Sequence[int]:
@@ -116,18 +115,10 @@ class Parts:
         return graphs
 
     def _graphs(self, attention: AttentionBackend, pool: Any) -> DecodeGraphs | None:
-        graphs = DecodeGraphs(
-            self.model,
-            attention,
-            self.rows,
-            self.sampling_rows,
-            self.sampler,
-            self.speculation,
-        )
+        graphs = DecodeGraphs(self._stage, attention, self.rows, self.sampling_rows)
         try:
             graphs.capture(pool)
         except RuntimeError as error:  # modelling code that looks at values on the host
-            reason = str(error).strip().split("\n", 1)[0]
-            logger.warning("decode steps run without CUDA graphs: %s", reason)
+            logger.warning("decode steps run without CUDA graphs: %s", first_line(error))
             return None
         return graphs

@@ -1,4 +1,4 @@
-"""`tailrace warmup`: builds ahead what would else be built when a server first starts.
+"""Builds kernels ahead of a server's first start: `tailrace warmup`.
 
 tailrace warmup MODEL       on the machine that will serve it: fills the caches of FlashInfer
                             and Triton by building the engine once
@@ -22,11 +22,11 @@ from engine.config import ConfigError, EngineConfig
 
 DTYPES = (torch.bfloat16,)
 HEAD_DIMS = (64, 128)
-"""What the image's modules are built for; others are built when a server first starts."""
+"""Head sizes the image's modules are built for; others are built when a server first starts."""
 
 
-def warm_up(config: EngineConfig) -> None:
-    """Build the engine of a configuration once: every kernel it can need is compiled by that."""
+def fill_kernel_caches(config: EngineConfig) -> None:
+    """Build the engine of a configuration once, which compiles every kernel it can need."""
     from engine.startup.build import build_engine  # imports whatever a model needs
 
     started = time.monotonic()
@@ -35,7 +35,7 @@ def warm_up(config: EngineConfig) -> None:
 
 
 def build_kernels() -> None:
-    """Build FlashInfer's modules and keep them where it looks before it compiles."""
+    """Build FlashInfer's modules and put them where it looks before it compiles."""
     if not is_installed():
         raise ConfigError("FlashInfer is not installed: pip install 'tailrace[cuda]'")
     for spec in _module_specs():

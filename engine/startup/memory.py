@@ -1,8 +1,8 @@
-"""How much of a GPU the KV cache may have: what a real step leaves, measured.
+"""Measures how much of a GPU's memory real steps leave to the KV cache.
 
 The largest steps a scheduler could plan are run through the engine's own runner over a small
-cache: a full token budget with every row drawing under the dearest sampling parameters, a prompt
-scored to its last position, and what the graphs will hold for themselves: a decode step, and the
+cache: a full token budget with every row drawing under the dearest sampling parameters, the
+logprobs of a whole prompt, and what the graphs will hold for themselves: a decode step, and the
 forward of the largest step that is captured. Before, the same steps compile what a server must not
 compile inside a request.
 """
@@ -19,7 +19,7 @@ from engine.config import ConfigError
 from engine.contracts.attention import KVCache
 from engine.contracts.scoring import ScoringPlan
 from engine.kernels.skinny import NUM_ROWS
-from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
+from engine.plan import StepPlan
 from engine.request import PromptLogprobsParams, Request
 from engine.rows import Choice
 from engine.runner.model_runner import ModelRunner
@@ -28,7 +28,7 @@ from sampling.compiling import compiling_together
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
 GRAPH_BYTES = 256 << 20
-"""What the driver keeps for the captured graphs besides their tensors."""
+"""Memory the driver keeps for captured graphs besides their tensors."""
 DEAREST = SamplingParams(
     temperature=1.0,
     top_k=50,
@@ -44,7 +44,7 @@ Plan = StepPlan | ScoringPlan
 
 @dataclass(frozen=True)
 class Limits:
-    """What a scheduler may plan at most.
+    """The largest steps a scheduler may plan.
 
     Attributes:
         max_rows, max_step_tokens: of a step. max_model_len: tokens of a row.
@@ -84,10 +84,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Where a GPU's memory goes, in bytes.
+    """The uses of a GPU's memory, in bytes.
 
     Attributes:
-        total: of the device. foreign: held by others, the CUDA context included.
+        total: memory of the device. foreign: held by other processes and the CUDA context.
         fixed: weights and buffers. step: peak of a step above them. graphs: held by graphs.
     """
 
@@ -104,17 +104,17 @@ class MemoryProfile:
         )
 
     def cache_bytes(self, utilization: float) -> int:
-        """What is left for the cache.
+        """The bytes that are left for the cache.
 
         Raises:
-            ConfigError: nothing is.
+            ConfigError: there are none.
         """
         allowed = int(self.total * utilization)
         left = allowed - self.foreign - self.fixed - self.step - self.graphs
         if left > 0:
             return left
         raise ConfigError(
-            f"no memory is left for the KV cache: gpu-memory-utilization {utilization:g} of "
+            f"no memory is left for the KV cache: --gpu-memory-utilization {utilization:g} of "
             f"{_gib(self.total)} allows {_gib(allowed)}; {self}"
         )
 
@@ -124,7 +124,7 @@ def _gib(count: int) -> str:
 
 
 def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfile:
-    """Run the largest steps; the runner's rows are vacant afterwards.
+    """Run the largest steps and measure them; the runner's rows are vacant afterwards.
 
     Args:
         runner: over a cache of `limits.num_blocks`, which does not count as fixed.
@@ -132,7 +132,7 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     device = cache.layers[0].device
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
-    large = [_full_step(limits), _scoring_step(limits)]
+    large = [_full_step(limits), _prompt_logprobs_step(limits)]
     small = [_small_step(limits, n) for n in NUM_ROWS]
     decoding = [*_decode_steps(limits, SamplingParams()), *_decode_steps(limits, DEAREST)]
     forwards = [_forward_step(limits)] if limits.captured_tokens else []
@@ -152,7 +152,7 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
 
 
 def _peak(runner: ModelRunner, device: torch.device, plans: Sequence[Plan]) -> int:
-    """What the allocator takes from the device: more than tensors hold, for they leave gaps."""
+    """The bytes the allocator takes from the device for steps, gaps between tensors included."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -170,7 +170,7 @@ def _run(runner: ModelRunner, plans: Sequence[Plan]) -> None:
 
 
 def _full_step(limits: Limits) -> StepPlan:
-    """Every row brings its share of the budget and draws."""
+    """A step in which every row brings its share of the budget and draws."""
     request = Request(
         handle=0,
         prompt_token_ids=np.zeros(limits.tokens_each, dtype=np.int32),
@@ -180,21 +180,21 @@ def _full_step(limits: Limits) -> StepPlan:
     return _plan(limits, request, limits.max_rows, limits.tokens_each)
 
 
-def _scoring_step(limits: Limits) -> StepPlan:
-    """One row brings the whole budget, and all of its positions are scored."""
-    scores = PromptLogprobsParams(num_top=20, token_ids=DEAREST.logprob_token_ids or ())
+def _prompt_logprobs_step(limits: Limits) -> StepPlan:
+    """A step of one row with the whole budget, all its prompt tokens' logprobs reported."""
+    wanted = PromptLogprobsParams(num_top=20, token_ids=DEAREST.logprob_token_ids or ())
     request = Request(
         handle=0,
         prompt_token_ids=np.zeros(limits.tokens_alone, dtype=np.int32),
         params=DEAREST,
         max_tokens=1,
-        prompt_logprobs=scores,
+        prompt_logprobs=wanted,
     )
     return _plan(limits, request, 1, limits.tokens_alone)
 
 
 def _small_step(limits: Limits, num_tokens: int) -> StepPlan:
-    """One row brings a few tokens: the products of so few rows are kernels of their own."""
+    """A step of one row with a few tokens, whose products are kernels of their own."""
     count = min(num_tokens, limits.tokens_alone)
     request = Request(
         handle=0,
@@ -206,7 +206,7 @@ def _small_step(limits: Limits, num_tokens: int) -> StepPlan:
 
 
 def _forward_step(limits: Limits) -> ScoringPlan:
-    """Hardly more than a forward: rows that hold nothing, in the same blocks, one position read."""
+    """A step that is hardly more than a forward: all rows in the same blocks, one position read."""
     each = min(limits.captured_tokens, limits.tokens_alone)
     num_rows = -(-limits.captured_tokens // each)
     blocks = np.arange(1, -(-each // limits.block_size) + 1, dtype=np.int32)
@@ -224,7 +224,7 @@ def _forward_step(limits: Limits) -> ScoringPlan:
 
 
 def _decode_steps(limits: Limits, params: SamplingParams) -> list[StepPlan]:
-    """Every row brings one token and draws; then it brings drafts too, and all are verified."""
+    """Steps in which every row draws behind one token, and behind its drafts if it has any."""
     request = Request(
         handle=0, prompt_token_ids=np.zeros(1, dtype=np.int32), params=params, max_tokens=1
     )
@@ -253,22 +253,11 @@ def _plan(
         )
         for row in range(num_rows)
     ]
-    plan = StepPlan(
-        rows=np.arange(num_rows, dtype=np.int32),
-        num_query=np.full(num_rows, num_tokens, dtype=np.int32),
-        starts=np.zeros(num_rows, dtype=np.int32),
-        samples=np.ones(num_rows, dtype=np.bool_),
-        epochs=np.zeros(num_rows, dtype=np.int64),
-        choices=choices,
-        num_prompt_tokens=num_rows * num_tokens,
+    return StepPlan.of_new_rows(
+        choices,
+        num_tokens,
+        limits.max_model_len,
+        blocks,
         num_drafts=num_drafts,
-        decodes=np.full(num_rows, num_drafts > 0),
         runs_drafter=limits.num_drafts > 0,
-        proposes=np.full(num_rows, limits.num_drafts > 0),
-        admissions=[
-            Admission(row, choice, 0, limits.max_model_len) for row, choice in enumerate(choices)
-        ],
-        grants=[BlockGrant(row, 0, blocks[row].tolist()) for row in range(num_rows)],
     )
-    plan.spans = prompt_spans(plan, np.arange(num_rows))
-    return plan

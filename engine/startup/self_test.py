@@ -1,4 +1,4 @@
-"""`tailrace verify`: shows on the user's own machine that nothing loses its tail.
+"""The self-test, `tailrace verify`: shows on the user's machine that no path loses its tail.
 
 It drives the functions that the engine calls, chosen by the same configuration, and prints a
 table. Replays and comparisons raise no false alarm; each count has the odds its line shows, and
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig, SamplingConfig
+from engine.errors import first_line
 from engine.request import Request
 from engine.startup.build import build_engine, resolve_device, sampler_config
 from sampling.noise import Purpose
@@ -42,16 +43,16 @@ QUICK_DRAWS, FULL_DRAWS = 20_000, 200_000
 MODEL_DRAWS, MODEL_TOP = 4_000, 20
 
 
-def verify(
+def run_self_test(
     config: EngineConfig, *, quick: bool, with_model: bool, seed: int | None, out: TextIO
 ) -> int:
     """Run every check and print the table.
 
     Args:
         config: as for serving; its device and its promises about sampling are verified.
-        quick: end within two minutes on two cores.
+        quick: make fewer draws, so as to end within two minutes on two cores.
         with_model: also draw through the whole engine, with `config.model`.
-        seed: of the counts; a fresh one if None.
+        seed: seed of the counts; None draws a fresh one.
 
     Returns:
         The exit status: 0 if all passed.
@@ -112,7 +113,10 @@ def flag_coverage(config: SamplerConfig, device: torch.device) -> Iterator[Resul
 
 
 def _tail_counts(device: torch.device, quick: bool, seed: int) -> Iterator[Result]:
-    """Wins of rare tokens by fresh seeds; on a CPU the longest, 40 minutes, is left to replays."""
+    """Count wins of rare tokens under fresh seeds.
+
+    On a CPU the longest case, which takes 40 minutes, is left to replays.
+    """
     cases = (MANY,) if quick else CASES[:2] if device.type == "cpu" else CASES
     for case in cases:
         yield checks.tail_count(f"race, {device.type}", race_draws(device), case, case.draws, seed)
@@ -136,7 +140,7 @@ def _sampler_results(
 def flashinfer_results(
     config: SamplerConfig, device: torch.device, num_draws: int, seed: int
 ) -> Iterator[Result]:
-    """The filters as FlashInfer applies them, where it may draw and can."""
+    """Check the filters as FlashInfer applies them, where it may and can draw."""
     if device.type != "cuda" or config.use_fp64_gumbel or config.flashinfer == "never":
         return
     unseeded = msgspec.structs.replace(checks.FILTERED, seed=None)
@@ -146,7 +150,7 @@ def flashinfer_results(
     try:
         result = checks.filtered_frequencies("flashinfer, cuda", draw, num_draws, seed)
     except (ImportError, RuntimeError, ValueError) as error:  # not installed, or not for this GPU
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
         yield Result("frequencies: FlashInfer", "flashinfer, cuda", reason, "none", 0.0, True)
         return
     if rows_by_path["flashinfer"] != num_draws:
@@ -170,7 +174,7 @@ def _speculation_results(
 
 
 def model_frequencies(config: EngineConfig, seed: int) -> Result:
-    """Chi-square of the model's next token, through the whole engine, against its own logprobs."""
+    """Test the next tokens that the whole engine draws against its logprobs (chi-square)."""
     engine = build_engine(config)
     prompt = np.arange(1, 9, dtype=np.int32) % engine.info.vocab_size
     params = SamplingParams(seed=seed, logprobs=MODEL_TOP)
@@ -194,4 +198,4 @@ def model_frequencies(config: EngineConfig, seed: int) -> Result:
     drawn = torch.tensor([cells.get(token, len(cells)) for token in tokens])
     counts = torch.bincount(drawn, minlength=len(cells) + 1)
     outcome = chi_square(counts, torch.cat((probabilities, rest)), ODDS)
-    return checks.judged("frequencies: next token", f"engine, {config.model.model}", outcome)
+    return checks.result_of("frequencies: next token", f"engine, {config.model.model}", outcome)

@@ -14,7 +14,8 @@ import torch
 
 from engine import process
 from engine.plan import StepPlan, StepResult
-from engine.runner.model_runner import LaunchedStep, ModelRunner
+from engine.runner.launched import LaunchedStep
+from engine.runner.model_runner import ModelRunner
 
 FAULT = 4242
 ON_GPU = torch.cuda.is_available()
@@ -22,7 +23,7 @@ ON_GPU = torch.cuda.is_available()
 
 def hang() -> None:
     if ON_GPU:
-        torch.cuda._sleep(1 << 50)
+        torch.cuda._sleep(1 << 50)  # type: ignore[no-untyped-call]
     else:
         time.sleep(1e6)
 
@@ -54,9 +55,9 @@ def main() -> int:
         time.sleep(1e6)
         raise AssertionError
 
-    ModelRunner._apply = apply_faulty  # type: ignore[method-assign]
+    ModelRunner._apply = apply_faulty  # type: ignore[method-assign,assignment]
     if kind == "deaf":  # what only the watchdog hears
-        LaunchedStep.wait = wait_for_ever  # type: ignore[method-assign]
+        LaunchedStep.wait = wait_for_ever  # type: ignore[method-assign,assignment]
     return process.main()
 
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
+from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
-from engine.plan import StepPlan, StepResult
+from engine.plan import PromptSpan, StepPlan, StepResult
 from engine.planning.drafting import NO_DRAFTS, DraftRules
-from engine.request import LogprobArrays
+from engine.request import Int32Array, LogprobArrays
 
 VOCAB = 50
 
 
-def context_hash(token_ids: np.ndarray) -> int:
+def context_hash(token_ids: Int32Array) -> int:
     return zlib.crc32(np.asarray(token_ids, dtype=np.int32).tobytes())
 
 
@@ -39,7 +41,7 @@ def draw(context: int, choice: int) -> int:
 
 
 @dataclass
-class _Drawn:
+class _RowResult:
     tokens: list[int] = field(default_factory=list)
     bad: bool = False
     num_offered: int = 0
@@ -70,6 +72,7 @@ class PagedFake:
         self.num_computed = np.zeros(max_rows, dtype=np.int64)
         self.tables = np.zeros((max_rows, -(-width // block_size)), dtype=np.int64)
         self.keys = np.full(num_blocks * block_size, -1, dtype=np.int64)
+        self.links: set[tuple[int, int]] = set()  # keys of neighbouring positions
         self.choice_of = np.zeros(max_rows, dtype=np.int64)
         self.limits = np.zeros(max_rows, dtype=np.int64)
         self.drafts = np.full((max_rows, num_drafts), -1, dtype=np.int32)
@@ -99,9 +102,9 @@ class PagedFake:
         self.drafts[plan.undrafted] = -1
         drawn = [self._run(plan, i) for i in range(len(plan.rows))]
         drawn = [each for each, samples in zip(drawn, plan.samples, strict=True) if samples]
-        scores = [self._score(plan, span.row_idx, span.first, span.last) for span in plan.spans]
-        for i in np.flatnonzero(plan.proposes):
-            self._propose(int(plan.rows[i]))
+        prompt_logprobs = [self._logprobs_of(plan, span) for span in plan.spans]
+        for row in plan.rows[plan.proposes].tolist():
+            self._propose(row)
         token_ids = np.zeros((len(drawn), 1 + plan.num_drafts), dtype=np.int32)
         for i, each in enumerate(drawn):
             token_ids[i, : len(each.tokens)] = each.tokens
@@ -112,14 +115,17 @@ class PagedFake:
             num_offered=np.array([each.num_offered for each in drawn], dtype=np.int32),
             num_accepted=np.array([each.num_accepted for each in drawn], dtype=np.int32),
             logprobs=None,
-            prompt_logprobs=scores,
+            prompt_logprobs=prompt_logprobs,
         )
         return _Handle(plan, result)
 
-    def _run(self, plan: StepPlan, i: int) -> _Drawn:
+    def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
+        raise NotImplementedError  # `ScoringFake` does
+
+    def _run(self, plan: StepPlan, i: int) -> _RowResult:
         """Compute one row's query tokens and verify its drafts."""
         row, count = int(plan.rows[i]), int(plan.num_query[i])
-        start, each = int(self.num_computed[row]), _Drawn()
+        start, each = int(self.num_computed[row]), _RowResult()
         drafts = self.drafts[row] if plan.num_drafts and plan.decodes[i] else self.drafts[row, :0]
         self.tokens[row, start + 1 : start + 1 + len(drafts)] = np.maximum(drafts, 0)
         self._compute(row, count)
@@ -169,23 +175,25 @@ class PagedFake:
             assert self.keys[self._slot(row, position)] == want, "a stale or foreign block"
         for position in range(start, start + count):
             assert self.tokens[row, position] >= 0, "a token that is not known yet"
-            self.keys[self._slot(row, position)] = context_hash(self.tokens[row, : position + 1])
+            key = context_hash(self.tokens[row, : position + 1])
+            self.keys[self._slot(row, position)] = key
+            self.links.add((context_hash(self.tokens[row, :position]), key))
         self.num_computed[row] = start + count
 
-    def _score(self, plan: StepPlan, row_idx: int, first: int, last: int) -> LogprobArrays:
-        row, start = int(plan.rows[row_idx]), int(plan.starts[row_idx])
-        targets = self.tokens[row, start + first + 1 : start + last + 1]
-        none = np.zeros((len(targets), 0))
-        return LogprobArrays(
-            chosen=targets.astype(np.float32),
-            ranks=targets.copy(),
-            top_ids=none.astype(np.int32),
-            top_logprobs=none.astype(np.float32),
-            explicit=none.astype(np.float32),
-        )
+    def _logprobs_of(self, plan: StepPlan, span: PromptSpan) -> LogprobArrays:
+        """Logprobs whose ranks are the tokens they belong to."""
+        row, start = int(plan.rows[span.row_idx]), int(plan.starts[span.row_idx])
+        targets = self.tokens[row, start + span.first + 1 : start + span.last + 1]
+        arrays = LogprobArrays.zeros(targets.shape, 0, 0)
+        arrays.ranks[:] = targets
+        return arrays
 
 
-def make_engine(
+Fake = TypeVar("Fake", bound=PagedFake)
+
+
+def make_engine_over(
+    fake: type[Fake],
     *,
     max_rows: int = 4,
     max_model_len: int = 64,
@@ -193,9 +201,10 @@ def make_engine(
     block_size: int = 4,
     budget: int = 16,
     prefix_caching: bool = True,
-    policy: str = "fcfs",
+    policy: Literal["fcfs", "priority"] = "fcfs",
     drafting: DraftRules = NO_DRAFTS,
-) -> tuple[Engine, PagedFake]:
+) -> tuple[Engine, Fake]:
+    """An engine over a runner of the given class, and the runner."""
     config = EngineConfig(
         model=ModelConfig(model="fake"),
         cache=CacheConfig(block_size=block_size, prefix_caching=prefix_caching),
@@ -211,7 +220,12 @@ def make_engine(
         dtype="float32",
         device="cpu",
     )
-    runner = PagedFake(
+    runner = fake(
         max_rows, max_model_len + 1, num_blocks, block_size, num_drafts=drafting.num_tokens
     )
     return Engine(config, info, runner, drafting), runner
+
+
+def make_engine(**fields: Any) -> tuple[Engine, PagedFake]:
+    """An engine over a `PagedFake`; `fields` are those of `make_engine_over`."""
+    return make_engine_over(PagedFake, **fields)

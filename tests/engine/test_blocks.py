@@ -52,6 +52,42 @@ def test_the_least_recently_released_goes_first_and_ends_before_beginnings() -> 
     assert pool.grant(4) == [blocks[3], blocks[2], blocks[1], blocks[0]]
 
 
+def test_blocks_that_hold_nothing_go_before_all_that_may_be_found() -> None:
+    pool = BlockPool(3)
+    [known, unknown] = pool.grant(2) or []
+    pool.register(known, hashes(1, 2)[0])
+    pool.release([known])
+    pool.release([unknown])
+    assert pool.grant(1) == [unknown]
+
+
+def test_a_block_granted_again_is_as_new() -> None:
+    """Neither its hash nor what the drafter lacked of it is left."""
+    pool = BlockPool(2)
+    [block] = pool.grant(1) or []
+    first, second = hashes(1, 2, 3, 4)
+    pool.register(block, first, drafted=False)
+    pool.release([block])
+    assert pool.grant(1) == [block]
+    pool.register(block, second, drafted=True)
+    assert pool.match([first]) == []
+    assert pool.match([second], drafted=True) == [block]
+    assert pool.are_drafted([block])
+
+
+def test_idle_blocks_are_those_that_nobody_holds() -> None:
+    pool = BlockPool(4)
+    blocks = pool.grant(3) or []
+    for block, key in zip(blocks, hashes(1, 2, 3, 4, 5, 6), strict=True):
+        pool.register(block, key)
+    pool.share(blocks[:1])
+    pool.release(blocks)
+    assert pool.num_idle(blocks) == 2
+    assert pool.num_free == 2
+    pool.share(blocks)
+    assert (pool.num_idle(blocks), pool.num_free, pool.num_used) == (0, 0, 3)
+
+
 def test_equal_blocks_keep_the_first() -> None:
     pool = BlockPool(3)
     [first, second] = pool.grant(2) or []

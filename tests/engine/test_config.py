@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,17 +18,17 @@ MODEL = ModelConfig(model=str(MODEL_FOLDER), device="cpu")
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"scheduler": SchedulerConfig(max_rows=0)}, ["max-num-seqs", "1", "0"]),
+        ({"scheduler": SchedulerConfig(max_rows=0)}, ["--max-num-seqs", "1", "0"]),
         (
             {"scheduler": SchedulerConfig(max_rows=9, max_step_tokens=8)},
-            ["max-num-batched-tokens", "max-num-seqs", "8", "9"],
+            ["--max-num-batched-tokens", "--max-num-seqs", "8", "9"],
         ),
-        ({"cache": CacheConfig(num_blocks=1)}, ["num-gpu-blocks-override", "2", "1"]),
-        ({"cache": CacheConfig(block_size=0)}, ["block-size", "1", "0"]),
-        ({"cache": CacheConfig(memory_utilization=1.5)}, ["gpu-memory-utilization", "1.5"]),
+        ({"cache": CacheConfig(num_blocks=1)}, ["--num-gpu-blocks-override", "2", "1"]),
+        ({"cache": CacheConfig(block_size=0)}, ["--block-size", "1", "0"]),
+        ({"cache": CacheConfig(memory_utilization=1.5)}, ["--gpu-memory-utilization", "1.5"]),
     ],
 )
-def test_bad_settings_are_named(fields: dict[str, object], words: list[str]) -> None:
+def test_bad_settings_are_named(fields: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=MODEL, **fields)
     assert all(word in str(caught.value) for word in words)
@@ -47,9 +49,10 @@ def test_bad_settings_are_named(fields: dict[str, object], words: list[str]) -> 
     ],
 )
 def test_what_does_not_fit_the_model_is_named_with_numbers(
-    model: dict[str, object], fields: dict[str, object], words: list[str]
+    model: dict[str, Any], fields: dict[str, Any], words: list[str]
 ) -> None:
-    config = ModelConfig(**({"model": str(MODEL_FOLDER), "device": "cpu"} | model))
+    given: dict[str, Any] = {"model": str(MODEL_FOLDER), "device": "cpu"} | model
+    config = ModelConfig(**given)
     with pytest.raises(ConfigError) as caught:
         build_engine(EngineConfig(model=config, **fields))
     message = str(caught.value)
@@ -66,3 +69,33 @@ def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((MODEL_FOLDER / "config.json").read_text())
     with pytest.raises(ConfigError, match="safetensors"):
         build_engine(EngineConfig(model=ModelConfig(model=str(tmp_path), device="cpu")))
+
+
+@pytest.mark.parametrize("model_impl", ["fused", "transformers"])
+def test_a_context_that_is_too_long_is_refused_before_weights_are_read(
+    tmp_path: Path, model_impl: Any
+) -> None:
+    (tmp_path / "config.json").write_text((MODEL_FOLDER / "config.json").read_text())
+    config = ModelConfig(
+        model=str(tmp_path), device="cpu", max_model_len=4096, model_impl=model_impl
+    )
+    with pytest.raises(ConfigError, match="4096 is over the 2048 positions"):
+        build_engine(EngineConfig(model=config))
+
+
+def test_stop_ids_outside_the_vocabulary_are_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients would get a 400 for each request otherwise, for an id they did not name."""
+    for name in ("config.json", "generation_config.json"):
+        if (MODEL_FOLDER / name).exists():
+            (tmp_path / name).write_text((MODEL_FOLDER / name).read_text())
+    content = json.loads((tmp_path / "config.json").read_text())
+    known = content["eos_token_id"]
+    known = known if isinstance(known, list) else [known]
+    content["eos_token_id"] = [*known, content["vocab_size"], -1]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    config = ModelConfig(model=str(tmp_path), device="cpu", load_format="dummy")
+    engine = build_engine(EngineConfig(model=config, cache=CacheConfig(num_blocks=9)))
+    assert set(engine.info.eos_token_ids) == set(known)
+    assert f"[{content['vocab_size']}, -1] outside its vocabulary" in caplog.text

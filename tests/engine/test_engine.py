@@ -3,73 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 
 import numpy as np
 import pytest
 
-from engine.engine import Engine
-from engine.plan import RunnerLostError
-from engine.request import Finish, PromptLogprobsParams, Request, StepOutput
+from engine.plan import RunnerLostError, StepHandle, StepPlan
+from engine.request import Finish, PromptLogprobsParams
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference
-
-FRONTEND = b"frontend"
-
-
-class Inbox:
-    """Joins step outputs per choice and insists on exactly one end each."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
-        self.finish: dict[tuple[int, int], Finish] = {}
-        self.errors: dict[int, str] = {}
-        self.scores = {}
-        self.cached: dict[int, int] = {}
-
-    def read(self, output: StepOutput) -> None:
-        start = 0
-        self.errors |= output.errors
-        for scores in output.prompt_logprobs:
-            self.scores[scores.handle] = scores
-        for i, handle in enumerate(output.handles.tolist()):
-            key = (handle, int(output.choices[i]))
-            assert key not in self.finish, "an entry after the end"
-            count = int(output.num_new[i])
-            self.tokens[key] += output.token_ids[start : start + count].tolist()
-            self.cached[handle] = int(output.num_cached[i])
-            start += count
-            if output.finish[i]:
-                self.finish[key] = Finish(int(output.finish[i]))
-        assert start == len(output.token_ids)
-
-
-def request(handle: int, prompt: list[int], **fields: object) -> Request:
-    params = fields.pop("params", SamplingParams(stop_token_ids=(0,)))
-    fields.setdefault("max_tokens", 10)
-    return Request(
-        handle=handle, prompt_token_ids=np.array(prompt, dtype=np.int32), params=params, **fields
-    )
-
-
-def run(engine: Engine, inbox: Inbox, max_steps: int = 5000) -> None:
-    for _ in range(max_steps):
-        if not engine.has_work:
-            engine.check()
-            return
-        for _, output in engine.step():
-            inbox.read(output)
-    raise AssertionError("the engine does not come to an end")
-
-
-def prompts(rng: random.Random, count: int, longest: int) -> list[list[int]]:
-    base = [rng.randrange(1, VOCAB) for _ in range(longest)]
-    made = []
-    for _ in range(count):
-        shared = rng.randrange(0, longest // 2)
-        own = rng.randrange(1, longest - shared)
-        made.append(base[:shared] + [rng.randrange(1, VOCAB) for _ in range(own)])
-    return made
+from tests.engine.traffic import FRONTEND, Inbox, prompts, request, run, run_with_aborts, step
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -91,9 +33,7 @@ def test_random_traffic_equals_reference(
         )
         for choice in range(n):
             wanted[handle, choice] = reference(prompt, max_tokens, (0,), choice)
-        for _ in range(rng.randrange(4)):  # requests arrive while others run
-            for _, output in engine.step():
-                inbox.read(output)
+        step(engine, inbox, rng.randrange(4))  # requests arrive while others run
     run(engine, inbox)
     assert inbox.tokens == wanted
     for key, finish in inbox.finish.items():
@@ -120,6 +60,28 @@ def test_times_of_a_choice_that_its_frontend_ends_are_counted() -> None:
     assert sum(engine.stats().timings.queue.counts) == 1
 
 
+def test_gauges_and_counters_of_a_known_course() -> None:
+    engine, _ = make_engine(max_rows=1, num_blocks=11, budget=6)
+    for handle in (1, 2):
+        asked = request(handle, list(range(1, 9)), max_tokens=3, params=SamplingParams())
+        engine.submit(FRONTEND, asked)
+    engine.step()
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting) == (1, 1)
+    assert (stats.kv_blocks_used, stats.kv_blocks_total) == (2, 10)
+    assert (stats.num_steps, stats.prompt_tokens_computed) == (0, 0), "nothing was read back"
+    run(engine, Inbox())
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+    # Chunks of 6 and 2, two more tokens; then 4 of the prompt, whose first block is known.
+    assert stats.num_steps == 4 + 3
+    assert stats.prompt_tokens_computed == 8 + 4
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (16, 4)
+    assert stats.timings.step_tokens.total == 8 + 2 + 4 + 2
+    assert (stats.nan_rows, stats.failed_steps, stats.num_preemptions) == (0, 0, 0)
+    assert stats.drafts is None
+
+
 def test_one_step_is_in_flight() -> None:
     engine, runner = make_engine()
     engine.submit(FRONTEND, request(1, [5, 6, 7], max_tokens=4, params=SamplingParams()))
@@ -127,13 +89,6 @@ def test_one_step_is_in_flight() -> None:
     [(_, output)] = engine.step()
     assert output.num_new.tolist() == [1]
     assert runner.num_query_log == [[3], [1]]
-
-
-def test_length_is_known_ahead_so_no_step_is_wasted() -> None:
-    engine, runner = make_engine()
-    engine.submit(FRONTEND, request(1, [5, 6, 7], max_tokens=4, params=SamplingParams()))
-    run(engine, Inbox())
-    assert runner.num_query_log == [[3], [1], [1], [1]]
 
 
 def test_extra_token_after_a_stop_is_dropped() -> None:
@@ -145,55 +100,6 @@ def test_extra_token_after_a_stop_is_dropped() -> None:
     run(engine, inbox)
     assert inbox.tokens[1, 0] == reference(prompt, 9, (0,), 0)
     assert len(runner.num_query_log) == 4, "the step launched before the stop was read"
-
-
-def test_prefix_is_shared_and_counted() -> None:
-    engine, _ = make_engine(num_blocks=100)
-    inbox = Inbox()
-    prompt = list(range(1, 23))
-    engine.submit(FRONTEND, request(1, prompt))
-    run(engine, inbox)
-    engine.submit(FRONTEND, request(2, prompt))
-    run(engine, inbox)
-    assert inbox.cached == {1: 0, 2: 20}
-    assert engine.stats().prefix_cache_hits == 20
-
-
-def test_cache_salt_keeps_prefixes_apart() -> None:
-    engine, _ = make_engine(num_blocks=100)
-    inbox = Inbox()
-    for handle, salt in enumerate(["a", "b", "a"]):
-        engine.submit(FRONTEND, request(handle, list(range(1, 23)), cache_salt=salt))
-        run(engine, inbox)
-    assert inbox.cached == {0: 0, 1: 0, 2: 20}
-
-
-def test_choices_share_the_prompt_even_without_prefix_caching() -> None:
-    engine, runner = make_engine(num_blocks=100, prefix_caching=False)
-    inbox = Inbox()
-    prompt = list(range(1, 14))
-    engine.submit(FRONTEND, request(1, prompt, n=3))
-    run(engine, inbox)
-    computed = sum(max(counts) for counts in runner.num_query_log if max(counts) > 1)
-    assert computed == 13, "only the first choice computes the shared blocks"
-    assert dict(inbox.tokens) == {(1, i): reference(prompt, 10, (0,), i) for i in range(3)}
-
-
-def run_with_aborts(engine: Engine, seed: int) -> tuple[Inbox, dict[int, list[int]]]:
-    """What 30 prompts answer, by handle, while half of the time something is aborted."""
-    rng = random.Random(seed)
-    inbox, live = Inbox(), dict[int, list[int]]()
-    for handle, prompt in enumerate(prompts(rng, 30, 30)):
-        live[handle] = prompt
-        engine.submit(FRONTEND, request(handle, prompt, n=rng.choice([1, 2])))
-        if rng.random() < 0.5:
-            engine.abort(FRONTEND, rng.choice(list(live)), rng.choice([-1, 0, 1]))
-        for _ in range(rng.randrange(3)):
-            for _, output in engine.step():
-                inbox.read(output)
-        engine.check()
-    run(engine, inbox)
-    return inbox, live
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -252,6 +158,51 @@ def test_a_failed_step_ends_its_own_choices_only() -> None:
     assert inbox.finish[1, 0] == Finish.ERROR
     assert inbox.errors == {1: "MemoryError: no memory for this step"}
     assert inbox.tokens[2, 0] == reference([4, 4], 10, (0,), 0)
+    assert engine.stats().failed_steps == 1
+
+
+@pytest.mark.parametrize("later_choices_wait_for", ["failure", "abort", "only token"])
+def test_when_a_first_choice_ends_early_the_others_of_its_request_go_on(
+    later_choices_wait_for: str,
+) -> None:
+    """They wait for its prompt, and no other traffic comes that could wake them."""
+    engine, runner = make_engine()
+    inbox = Inbox()
+    max_tokens = 1 if later_choices_wait_for == "only token" else 10
+    runner.fail_next = later_choices_wait_for == "failure"
+    engine.submit(FRONTEND, request(1, [3, 3], n=3, max_tokens=max_tokens))
+    step(engine, inbox)
+    if later_choices_wait_for == "abort":
+        engine.abort(FRONTEND, 1, 0)
+    run(engine, inbox)
+    first = {"failure": Finish.ERROR, "abort": Finish.ABORT}.get(later_choices_wait_for)
+    assert first is None or inbox.finish[1, 0] == first
+    for choice in (1, 2):
+        assert inbox.tokens[1, choice] == reference([3, 3], max_tokens, (0,), choice)
+
+
+def test_unseeded_requests_have_seeds_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seeds of 64 bits: three drawn ones are equal by chance once in 2**62 runs."""
+    engine, runner = make_engine(max_rows=8)
+    seeds: dict[int, set[int]] = {}
+    launch = runner.launch
+
+    def spy(plan: StepPlan) -> StepHandle:
+        for admission in plan.admissions:
+            choice = admission.choice
+            seeds.setdefault(choice.request.handle, set()).add(choice.seed)
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", spy)
+    for handle in (1, 2, 3):
+        engine.submit(FRONTEND, request(handle, [handle], n=2))
+    engine.submit(FRONTEND, request(4, [4], params=SamplingParams(seed=-5), n=2))
+    run(engine, Inbox())
+    assert seeds.pop(4) == {-5}
+    assert all(len(each) == 1 for each in seeds.values()), "choices differ by their index"
+    drawn = set().union(*seeds.values())
+    assert len(drawn) == 3
+    assert all(-(2**63) <= seed < 2**63 for seed in drawn)
 
 
 def test_a_lost_device_is_not_survived() -> None:
@@ -263,33 +214,38 @@ def test_a_lost_device_is_not_survived() -> None:
         engine.step()
 
 
-def test_priority_runs_first_and_falls_last() -> None:
-    engine, _ = make_engine(max_rows=1, policy="priority")
-    order = []
-    for handle, priority in [(1, 5), (2, 0), (3, -3)]:
-        engine.submit(FRONTEND, request(handle, [handle], priority=priority))
-    while engine.has_work:
-        for _, output in engine.step():
-            order += [h for h, f in zip(output.handles, output.finish, strict=True) if f]
-    assert order == [3, 2, 1]
-
-
 @pytest.mark.parametrize("num_blocks", [18, 100])
 @pytest.mark.parametrize("start", [1, 7, 20])
-def test_prompt_scores_are_complete_whatever_the_chunks(num_blocks: int, start: int) -> None:
+def test_prompt_logprobs_are_complete_whatever_the_chunks(num_blocks: int, start: int) -> None:
     engine, _ = make_engine(num_blocks=num_blocks, budget=5)
     inbox = Inbox()
     prompt = [1 + i % (VOCAB - 1) for i in range(21)]
     engine.submit(FRONTEND, request(0, prompt))
     run(engine, inbox)
     for handle in (1, 2):
-        scores = PromptLogprobsParams(start=start)
-        engine.submit(FRONTEND, request(handle, prompt, n=2, prompt_logprobs=scores))
+        wanted = PromptLogprobsParams(start=start)
+        engine.submit(FRONTEND, request(handle, prompt, n=2, prompt_logprobs=wanted))
     run(engine, inbox)
     for handle in (1, 2):
-        assert inbox.scores[handle].start == start
-        assert inbox.scores[handle].logprobs.ranks.tolist() == prompt[start:]
+        assert inbox.prompt_logprobs[handle].start == start
+        assert inbox.prompt_logprobs[handle].logprobs.ranks.tolist() == prompt[start:]
         assert inbox.cached[handle] >= (start - 1) // 4 * 4 * (num_blocks > 18)
+
+
+@pytest.mark.parametrize("steps", [4, 5, 6])
+def test_prompt_logprobs_begin_again_when_a_prompt_is_preempted(steps: int) -> None:
+    """Preempted between two of its chunks, one of them in flight: each position comes once."""
+    engine, _ = make_engine(num_blocks=11, budget=5)  # ten blocks
+    inbox = Inbox()
+    engine.submit(FRONTEND, request(1, [1, 2], max_tokens=30, params=SamplingParams()))
+    step(engine, inbox, steps)
+    prompt = [1 + i % (VOCAB - 1) for i in range(31)]
+    wanted = PromptLogprobsParams()
+    engine.submit(FRONTEND, request(2, prompt, max_tokens=1, prompt_logprobs=wanted))
+    run(engine, inbox)
+    assert engine.stats().num_preemptions > 0
+    assert engine.stats().prompt_tokens_computed > 2 + 31, "some of it was computed twice"
+    assert inbox.prompt_logprobs[2].logprobs.ranks.tolist() == prompt[1:]
 
 
 def test_min_tokens_outlasts_a_stop_id() -> None:
@@ -311,3 +267,14 @@ def test_a_prompt_over_the_context_is_refused_with_the_numbers() -> None:
     assert inbox.finish[1, 0] == Finish.ERROR
     assert "9 tokens" in inbox.errors[1]
     assert "8" in inbox.errors[1]
+
+
+def test_prompts_of_every_length_that_fits() -> None:
+    engine, _ = make_engine(max_model_len=8)
+    inbox = Inbox()
+    for handle in (0, 1, 8):
+        engine.submit(FRONTEND, request(handle, [3] * handle, params=SamplingParams()))
+    run(engine, inbox)
+    assert inbox.finish == {(0, 0): Finish.ERROR, (1, 0): Finish.LENGTH, (8, 0): Finish.LENGTH}
+    assert inbox.tokens[1, 0] == reference([3], 8, (), 0)
+    assert inbox.tokens[8, 0] == reference([3] * 8, 1, (), 0), "the last token is not computed"

@@ -20,7 +20,7 @@ import torch
 from demo import MODEL_FOLDER
 from engine import client as client_module
 from engine.client import EngineClient, EngineDeadError
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config import CacheConfig, Device, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.process import EXIT_FATAL, EXIT_HUNG
 from engine.request import Finish, Request
@@ -31,13 +31,13 @@ from tests.engine.tiny_models import write_model
 
 STEP_TIMEOUT_S = 3.0
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-Start = Callable[[str, str], Any]
+Start = Callable[[str, Device], Any]
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     @asynccontextmanager
-    async def started(kind: str, device: str) -> AsyncIterator[EngineClient]:
+    async def started(kind: str, device: Device) -> AsyncIterator[EngineClient]:
         command = (sys.executable, "-m", "tests.engine.faulty", kind)
         monkeypatch.setattr(client_module, "COMMAND", command)
         model = ModelConfig(model=str(MODEL_FOLDER), device=device, max_model_len=256)
@@ -75,7 +75,9 @@ def submit(client: EngineClient, first: int, max_tokens: int) -> Coroutine[Any, 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-async def test_a_step_without_memory_fails_and_the_next_does_not(start: Start, device: str) -> None:
+async def test_a_step_without_memory_fails_and_the_next_does_not(
+    start: Start, device: Device
+) -> None:
     async with start("memory", device) as client:
         wanted = await submit(client, 5, 20)
         tokens, finish, error = await submit(client, FAULT, 20)
@@ -94,7 +96,7 @@ async def test_a_step_without_memory_fails_and_the_next_does_not(start: Start, d
     [("device", EXIT_FATAL, "device-side assert"), ("hang", EXIT_HUNG, "a step took over 3 s")],
 )
 async def test_without_a_device_the_engine_ends_and_says_why(
-    start: Start, device: str, kind: str, code: int, words: str
+    start: Start, device: Device, kind: str, code: int, words: str
 ) -> None:
     async with start(kind, device) as client:
         assert (await submit(client, 5, 20))[1] == Finish.LENGTH
@@ -132,7 +134,7 @@ def model_with_a_nan(tmp_path: Path) -> Path:
         pytest.param("cuda", True, marks=pytest.mark.gpu),
     ],
 )
-def test_a_nan_row_fails_alone(model_with_a_nan: Path, device: str, cuda_graphs: bool) -> None:
+def test_a_nan_row_fails_alone(model_with_a_nan: Path, device: Device, cuda_graphs: bool) -> None:
     """Real NaN, through every layer, beside rows that share its step and reuse its blocks."""
     config = EngineConfig(
         model=ModelConfig(

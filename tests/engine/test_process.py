@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -35,7 +36,7 @@ async def client() -> AsyncIterator[EngineClient]:
     await client.close()
 
 
-def submit(client: EngineClient, max_tokens: int = 8, **fields: object) -> Submission:
+def submit(client: EngineClient, max_tokens: int = 8, **fields: Any) -> Submission:
     return client.submit(
         Request(
             handle=client.new_handle(),
@@ -128,7 +129,8 @@ async def test_startup_errors_are_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_engine_does_not_outlive_a_killed_parent() -> None:
+def test_engine_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
+    """Nor does it leave the folder that the parent made for the socket."""
     program = (
         "import asyncio, tests.engine.test_process as t\n"
         "async def main():\n"
@@ -138,10 +140,14 @@ def test_engine_does_not_outlive_a_killed_parent() -> None:
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environment
+    )
     assert parent.stdout is not None
     engine = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
     parent.stdout.close()
     engine.wait(timeout=5.0)
+    assert not list(tmp_path.glob("tailrace-*"))

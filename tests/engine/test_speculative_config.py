@@ -1,4 +1,4 @@
-"""What `--speculative-config` may say, and how what it may not say is told."""
+"""Values of `--speculative-config`, and the errors of those that it refuses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_bad_settings_are_one_line_that_names_them(
         parse(fields)
     message = str(raised.value)
     assert expected in message
-    assert message.startswith("speculative-config: ")
+    assert message.startswith("--speculative-config: ")
     assert "\n" not in message
 
 
@@ -75,7 +75,7 @@ def test_null_turns_speculation_off() -> None:
 
 @pytest.mark.parametrize("text", ["{", "[1]", "eagle", '"eagle"', ""])
 def test_what_is_no_json_object(text: str) -> None:
-    with pytest.raises(ConfigError, match="speculative-config: "):
+    with pytest.raises(ConfigError, match="--speculative-config: "):
         parse_speculative_config(text)
 
 

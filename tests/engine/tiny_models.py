@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB = 97
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -21,13 +22,13 @@ _SIZES = {
     "pad_token_id": 0,
 }
 
-FUSED = {
+FUSED: dict[str, dict[str, Any]] = {
     "llama": {**_SIZES},
     "mistral": {**_SIZES, "sliding_window": 19},
     "qwen2": {**_SIZES, "tie_word_embeddings": True},
     "qwen3": {**_SIZES, "head_dim": 16},
 }
-FALLBACK = {
+FALLBACK: dict[str, dict[str, Any]] = {
     "gpt2": {  # learned positions
         "vocab_size": VOCAB,
         "n_embd": 32,

@@ -1,0 +1,1 @@
+"""A model's files: folder finds them, weights reads tensors from them."""

@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder, or a hub id brought to the local cache. Imports no torch."""
+"""Finds a model's files: in a folder, or of a hub id in the local cache. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 INDEX = "model.safetensors.index.json"
 
 
 def model_folder(model: str, revision: str | None = None, *, weights: bool = True) -> Path:
-    """The local folder of a model, fetched from the hub if `model` is an id.
+    """The local folder of a model; fetches the model from the hub if `model` is an id.
 
     Raises:
         ModelError: no such folder, and no such model on the hub or the hub not reachable.
@@ -29,14 +29,14 @@ def model_folder(model: str, revision: str | None = None, *, weights: bool = Tru
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
     except Exception as error:  # one of many network, cache and hub exceptions
-        reason = str(error).strip().split("\n", 1)[0]
         raise ModelError(
-            f"model {model!r} is neither a folder nor a hub id that can be fetched: {reason}"
+            f"model {model!r} is neither a folder nor a hub id that can be fetched: "
+            f"{first_line(error)}"
         ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a model folder."""
+    """Read a JSON object from a model folder."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """End-of-sequence ids of config.json and generation_config.json, in order, without repeats."""
+    """The end-of-sequence ids of config.json and generation_config.json, without repeats."""
     found: list[int] = []
     for name in ("config.json", "generation_config.json"):
         if not (folder / name).exists():

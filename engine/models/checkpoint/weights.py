@@ -1,4 +1,4 @@
-"""Weights: safetensors read lazily, or random ones made from the config alone."""
+"""Sources of weights: safetensors files read lazily, or random weights for a config alone."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError
 from engine.models.checkpoint.folder import INDEX, read_json
+from engine.progress import report
 
 IGNORED = re.compile(r"rotary_emb\.inv_freq$")
-"""Tensors old checkpoints carry that are computed from the config."""
+"""Tensors of old checkpoints that are computed from the config instead of read."""
 
 DUMMY_SEED = 0
 
 
 class WeightSource(Protocol):
-    """Where a model's tensors come from."""
+    """The source of a model's tensors."""
 
     def fill(self, target: torch.Tensor, name: str) -> None:
         """Write tensor `name` into `target`, which may be part of a fused weight."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Of a tensor that a checkpoint may or may not have; None if it has not."""
+        """The shape of a tensor that a checkpoint may hold; None if it does not."""
         ...
 
     def finish(self) -> None:
-        """All tensors were filled."""
+        """End the reading: all tensors were filled."""
         ...
 
 
 class Checkpoint:
-    """Tensors of a folder's safetensors files, mapped into memory and converted as they are read.
+    """Reads the tensors of a folder's safetensors files and converts them as they are filled.
 
     Raises:
         ModelError: a file or tensor is missing, has another shape, or was never asked for.
@@ -58,6 +59,7 @@ class Checkpoint:
             )
         target.copy_(self._open(path).get_tensor(name))
         self._unread.discard(name)
+        report(len(self._where) - len(self._unread), len(self._where))
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         if name not in self._where:
@@ -112,7 +114,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 class DummyWeights:
-    """Random weights, the same on each start on one kind of device."""
+    """Makes random weights, the same at each start on one kind of device."""
 
     def __init__(self, std: float, device: torch.device) -> None:
         self._std = std

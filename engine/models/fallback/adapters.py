@@ -1,4 +1,4 @@
-"""Attention modules of transformers that do not use its AttentionInterface, made to use our hooks.
+"""Makes attention modules that bypass transformers' AttentionInterface use our hooks.
 
 An adapter replaces, on each attention module, the method that ends in scores and softmax. What
 comes before it (projections, rotations) and after it stays the module's own.
@@ -43,8 +43,10 @@ def serving_inputs(base: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def alibi_slopes(num_heads: int, device: torch.device) -> torch.Tensor:
-    """float32 [num_heads]: 2^(-8 i / p) for i = 1 to p, the largest power of two up to num_heads;
-    heads over p take the midpoints, as Press et al. (2022) do.
+    """The slopes of ALiBi (Press et al. 2022), float32 [num_heads].
+
+    They are 2^(-8 i / p) for i = 1 to p, the largest power of two up to num_heads; attention
+    heads over p take the midpoints.
     """
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
@@ -85,7 +87,10 @@ def _adapt_mpt(module: Any) -> None:
 def _adapt_falcon(module: Any) -> None:
     if module.config.alibi:
         # transformers rounds these biases to bfloat16 whatever the dtype, by absolute position.
-        raise ModelError("Falcon's bfloat16 ALiBi")
+        raise ModelError(
+            'Falcon\'s bfloat16 ALiBi ("alibi": true in config.json); '
+            'give a Falcon with "alibi": false as MODEL'
+        )
     features = Features(scale=module.head_dim**-0.5)
     rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
     num_kv = module.num_kv_heads
@@ -110,7 +115,7 @@ def _adapt_falcon(module: Any) -> None:
 
 
 def _adapt_attn(scale: float | None, window: Callable[[Any], int | None]) -> Callable[[Any], None]:
-    """For modules whose `_attn(q, k, v, mask)` does nothing but attend."""
+    """Make an adapter for modules whose `_attn(q, k, v, mask)` does nothing but attend."""
 
     def adapt(module: Any) -> None:
         features = Features(
@@ -146,4 +151,4 @@ ADAPTERS: dict[str, Callable[[Any], None]] = {
     "gptj.modeling_gptj.GPTJAttention": _adapt_attn(None, _all_keys),
     "mpt.modeling_mpt.MptAttention": _adapt_mpt,
 }
-"""By transformers' module and class."""
+"""The adapter of each transformers module and class that needs one."""

@@ -1,7 +1,7 @@
-"""Routes the attention of transformers' modules into an LayerAttention.
+"""Routes the attention of transformers' modules to a `LayerAttention`.
 
 Modules that look their attention up in transformers' AttentionInterface find ours there; the
-others get a replacement from `fallback_adapters`. Either way a call ends in the hook attached to
+others get a replacement from `adapters`. Either way a call ends in the hook attached to
 the module: while a model is loaded a `Recorder`, which learns what each layer's attention is, from
 then on a `PagedHook`.
 """
@@ -20,9 +20,10 @@ from engine.errors import ModelError
 from engine.models.fallback.masks import describe_mask, window_of
 
 SERVING = "tailrace"
-"""Attention implementation without a mask function: transformers builds no mask for it."""
+"""Name of the attention implementation that serves; it has no mask function, so that transformers
+builds no mask."""
 RECORDING = "tailrace_recording"
-"""The same with a mask function that describes the mask instead of building it."""
+"""Name of the one that records; its mask function describes the mask instead of building it."""
 
 UNKNOWN_FEATURES = {
     "position_bias": "relative position bias",
@@ -32,7 +33,7 @@ UNKNOWN_FEATURES = {
 
 
 class Features(NamedTuple):
-    """What a module asks of its attention beyond q, k and v; see AttentionSpec."""
+    """The features of a module's attention, as in AttentionSpec."""
 
     scale: float
     window: int | None = None
@@ -42,7 +43,7 @@ class Features(NamedTuple):
 
 
 class AttentionHook(Protocol):
-    """Where a module's attention goes."""
+    """Computes the attention of modules."""
 
     def attend(
         self,
@@ -52,7 +53,9 @@ class AttentionHook(Protocol):
         v: torch.Tensor,
         features: Features | None,
     ) -> torch.Tensor:
-        """q [1, heads, T, D], k [1, kv_heads, T, D], v [1, kv_heads, T, V] → [1, T, heads, V].
+        """Attend from q [1, heads, T, D] to k [1, kv_heads, T, D], v [1, kv_heads, T, V].
+
+        Returns [1, T, heads, V].
 
         `features` may be None once recorded.
         """
@@ -60,7 +63,7 @@ class AttentionHook(Protocol):
 
 
 class Recorder:
-    """Collects an AttentionSpec a layer, in the order the layers attend; attends to nothing."""
+    """Collects each layer's AttentionSpec in the order the layers attend; returns zeros."""
 
     def __init__(self, num_positions: int) -> None:
         self.num_positions = num_positions
@@ -79,7 +82,10 @@ class Recorder:
         if module in self.layers:
             raise ModelError("layers that attend several times with shared weights")
         if q.shape[0] != 1 or q.shape[2] != k.shape[2] or v.shape[-1] > q.shape[-1]:
-            raise ModelError("attention over other tokens than the sequence's own")
+            raise ModelError(
+                "its attention reads other tokens than the sequence's own, as cross-attention "
+                "does; give a decoder-only model as MODEL"
+            )
         self.layers[module] = len(self.specs)
         self.specs.append(
             AttentionSpec(
@@ -97,7 +103,7 @@ class Recorder:
 
 
 class PagedHook:
-    """Attends through `backend`, which the forward in progress sets."""
+    """Attends through `backend`, which each forward sets."""
 
     def __init__(self, layers: dict[nn.Module, int]) -> None:
         self._layers = layers

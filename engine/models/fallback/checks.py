@@ -1,4 +1,4 @@
-"""What the fallback refuses before it loads anything, and how far positions may go."""
+"""Refuses models by their config before anything is loaded, and limits their positions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from engine.errors import ModelError
 EXPRESSIBLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 UNBOUNDED_POSITIONS = 2048
-"""Context of a model whose config names no limit, unless max-model-len does."""
+"""Context of a model whose config names no limit, unless --max-model-len does."""
 
 
 def refuse_inexpressible(config: Any) -> None:
-    """Refuse what a transformers config already shows not to be a decoder over paged attention.
+    """Refuse a model whose config shows that it is no decoder over paged attention.
 
     Raises:
         ModelError: naming the architecture and the feature.
@@ -46,7 +46,7 @@ def _inexpressible_feature(config: Any, text: Any, architecture: str) -> str | N
 
 
 def position_limit(config: Any, max_model_len: int | None) -> int:
-    """Positions that can be served.
+    """The number of positions that can be served.
 
     Raises:
         ModelError: longrope, whose angles would depend on how long the sequence is going to be.
@@ -60,7 +60,7 @@ def position_limit(config: Any, max_model_len: int | None) -> int:
     if max_model_len is None or max_model_len > original:
         raise ModelError(
             f"longrope beyond {original} positions is not supported: "
-            f"set max-model-len to {original} or less"
+            f"set --max-model-len to {original} or less"
         )
     return original
 

@@ -10,14 +10,14 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 from engine.models.checkpoint.weights import DUMMY_SEED, weight_files
 
 
-def load_module(
+def checkpoint_module(
     folder: Path, config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> nn.Module:
-    """The checkpoint's model with eager attention, in evaluation mode.
+    """Load the checkpoint's model with eager attention, in evaluation mode.
 
     Raises:
         ModelError: files are missing, or tensors are missing, mis-shaped or left over.
@@ -44,7 +44,7 @@ def load_module(
 def dummy_module(
     config: Any, dtype: torch.dtype, device: torch.device, trust_remote_code: bool
 ) -> nn.Module:
-    """A model of random weights as its architecture initializes them, the same on each start.
+    """Make a model of random weights as its architecture initializes them, the same at each start.
 
     Raises:
         ModelError: its own code cannot make it.
@@ -60,11 +60,6 @@ def dummy_module(
         except Exception as error:  # whatever the architecture's own code raises
             raise ModelError(f"{config.model_type}: {first_line(error)}") from error
     return _ready(model, device)
-
-
-def first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _ready(model: Any, device: torch.device) -> nn.Module:

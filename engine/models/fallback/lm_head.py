@@ -1,4 +1,4 @@
-"""Logits through an architecture's own head code: scales, soft caps and biases included.
+"""Makes logits by an architecture's own LM head code: scales, soft caps and biases included.
 
 The causal language model is called with its base model replaced by a stub that returns the hidden
 states given to it.
@@ -17,8 +17,8 @@ from engine.errors import ModelError
 from engine.kernels.linear import logits_linear
 
 
-class Head:
-    """hidden [N, hidden] → float32 logits [N, vocab]."""
+class LMHead:
+    """Maps hidden states [N, hidden] to float32 logits [N, vocab]."""
 
     def __init__(self, module: Any) -> None:
         output = module.get_output_embeddings()
@@ -41,7 +41,7 @@ class Head:
 
 
 class _Output(BaseModelOutputWithPast):  # type: ignore[misc]
-    """Base model output that has None for whatever else a head looks at (router logits...)."""
+    """A base model's output with None for all else that LM head code reads (router logits...)."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):
@@ -49,13 +49,13 @@ class _Output(BaseModelOutputWithPast):  # type: ignore[misc]
 
 
 class _GivenHidden(nn.Module):
-    """Stands for a base model."""
+    """Stands in for a base model: returns the hidden states it was given."""
 
     hidden: torch.Tensor
 
     @property
     def decoder(self) -> _GivenHidden:
-        """OPT's head calls its base model's decoder."""
+        """Itself: OPT's LM head code calls its base model's decoder."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> _Output:
@@ -63,7 +63,7 @@ class _GivenHidden(nn.Module):
 
 
 class _WideLinear(nn.Module):
-    """A head's nn.Linear with float32 output."""
+    """An LM head's nn.Linear with float32 output."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Learns which keys a transformers layer sees from the mask function it would be masked by.
+"""Learns which keys a transformers layer sees, from the function that would make its mask.
 
 While a model is recorded, our mask function stands where transformers builds masks. It gets the
 rule itself, a function of (batch, head, query index, key index), asks it about a few queries, and
@@ -17,20 +17,20 @@ from engine.errors import ModelError
 
 PROBED_QUERIES = (0, 1, 5, 130, 1000, 4095, 4096, 4097, 8192, 32769, 131071)
 BEYOND = 4
-"""Keys after the query that are asked about too."""
+"""Number of keys after the query that are asked about too."""
 
 FULL = 0
 UNKNOWN = -1
-"""Codes of a described mask; a sliding window is its size, chunks are minus theirs."""
+"""Codes of a described mask; a window's code is its size, that of chunks minus their size."""
 
 
 def describe_mask(mask_function: Callable[..., torch.Tensor], **_: Any) -> torch.Tensor:
-    """A mask interface of transformers; int64 [1, 1, 1, 1] instead of a mask."""
+    """Describe a mask by its code, int64 [1, 1, 1, 1]; a mask interface of transformers."""
     return torch.tensor(_code_of(mask_function)).view(1, 1, 1, 1)
 
 
 def window_of(mask: Any, num_positions: int) -> int | None:
-    """The sliding window a described mask means over so many positions, None for all keys.
+    """The sliding window of a described mask over `num_positions` positions; None for all keys.
 
     Raises:
         ModelError: the mask is neither causal nor a causal sliding window.
@@ -42,7 +42,7 @@ def window_of(mask: Any, num_positions: int) -> int | None:
         raise ModelError("attention that is not causal over all or a sliding window of keys")
     if code < 0 and -code < num_positions:
         raise ModelError(
-            f"chunked attention beyond one chunk: set max-model-len to {-code} or less"
+            f"chunked attention beyond one chunk: set --max-model-len to {-code} or less"
         )
     return code if 0 < code < num_positions else None
 

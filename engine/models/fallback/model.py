@@ -1,4 +1,4 @@
-"""Any other decoder-only architecture: transformers' own modules over our paged attention.
+"""Runs any other decoder-only architecture: transformers' modules over our paged attention.
 
 Loading takes four steps. The model computes the logits of a short sequence with transformers' own
 attention; a recording pass learns what each layer's attention is; the attention is routed to our
@@ -18,7 +18,7 @@ from torch import nn
 
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec, LayerAttention
-from engine.errors import ModelError
+from engine.errors import ModelError, kind_and_line
 from engine.models.fallback.adapters import install_adapters, serving_inputs
 from engine.models.fallback.attention import (
     RECORDING,
@@ -29,15 +29,15 @@ from engine.models.fallback.attention import (
     register,
 )
 from engine.models.fallback.checks import position_limit, refuse_inexpressible
-from engine.models.fallback.construct import dummy_module, first_line, load_module
-from engine.models.fallback.lm_head import Head
-from engine.models.fallback.proof import probe_ids, verify
+from engine.models.fallback.construct import checkpoint_module, dummy_module
+from engine.models.fallback.lm_head import LMHead
+from engine.models.fallback.proof import proof_ids, prove_logits
 
 
-def load_fallback(
+def load_fallback_model(
     config: ModelConfig, hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
 ) -> FallbackModel:
-    """The model of a transformers config on `device`.
+    """Load the model of a transformers config on `device`, and prove that it is served right.
 
     Raises:
         ModelError: it cannot be served; the message names the feature.
@@ -47,25 +47,24 @@ def load_fallback(
     if config.load_format == "dummy":
         module = dummy_module(hf_config, dtype, device, config.trust_remote_code)
     else:
-        module = load_module(folder, hf_config, dtype, device, config.trust_remote_code)
+        module = checkpoint_module(folder, hf_config, dtype, device, config.trust_remote_code)
     name = type(module).__name__
     with torch.no_grad():
         try:
-            ids = probe_ids(hf_config.get_text_config(decoder=True).vocab_size, device)
+            ids = proof_ids(hf_config.get_text_config(decoder=True).vocab_size, device)
             register()
             expected = module(input_ids=ids[None], use_cache=False).logits[0].float()
             model = FallbackModel(module, min(limit, config.max_model_len or limit), limit, dtype)
-            verify(model, ids, expected)
+            prove_logits(model, ids, expected)
         except ModelError as error:
             raise ModelError(f"{name} is not supported: {error}") from error
         except Exception as error:  # whatever the architecture's own code raises
-            reason = f"{type(error).__name__}: {first_line(error)}"
-            raise ModelError(f"{name} cannot be served: {reason}") from error
+            raise ModelError(f"{name} cannot be served: {kind_and_line(error)}") from error
     return model
 
 
 class FallbackModel:
-    """CausalLM around a transformers module.
+    """The `CausalLM` around a transformers module.
 
     Args:
         served_positions: positions that will be asked for; masks are judged over these.
@@ -78,7 +77,10 @@ class FallbackModel:
         self.dtype = dtype
         self._base = module.base_model
         if self._base is module:
-            raise ModelError("its hidden states cannot be told from its logits")
+            raise ModelError(
+                "its class has no base model apart from the LM head (base_model_prefix), so that "
+                "hidden states cannot be read; give a model whose class has one as MODEL"
+            )
         self._takes_positions = "position_ids" in inspect.signature(self._base.forward).parameters
         _freeze_rotations(module)
         install_adapters(module)
@@ -87,8 +89,8 @@ class FallbackModel:
         self._hook = PagedHook(recorder.layers)
         attach(module, self._hook, SERVING)
         self._serving_inputs = serving_inputs(self._base)
-        self._head = Head(module)
-        self.vocab_size = self._head.vocab_size
+        self._lm_head = LMHead(module)
+        self.vocab_size = self._lm_head.vocab_size
         self.hidden_size: int = module.config.get_text_config(decoder=True).hidden_size
 
     def forward(
@@ -102,7 +104,7 @@ class FallbackModel:
         return embedded
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden)
+        return self._lm_head(hidden)
 
     def _run(self, input_ids: torch.Tensor, positions: torch.Tensor, **inputs: Any) -> torch.Tensor:
         if self._takes_positions:
@@ -125,7 +127,7 @@ class FallbackModel:
 
 
 def _freeze_rotations(module: nn.Module) -> None:
-    """Keep angles that follow the longest sequence of a batch at what they are for short ones.
+    """Fix angles that depend on a batch's longest sequence to those of short sequences.
 
     `position_limit` has made sure that no sequence is long; left alone, transformers would look
     at the positions on the host in each step.

@@ -1,4 +1,4 @@
-"""The proof a fallback model gives before it serves: the same logits as transformers'."""
+"""Proves that a fallback model gives transformers' logits, before it serves."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from engine.contracts.model import CausalLM
 from engine.errors import ModelError
 
 CHUNKS = (3, 1, 1, 1, 2, 4)
-"""Query tokens of each step; every kind of step, and short so that lost state shows at once."""
+"""Query tokens of each step: every kind of step, all short so that lost state shows at once."""
 BLOCK_SIZE = 4
 BLOCKS = (3, 1, 2)
 """The sequence's blocks, out of order."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""Of the relative error of a token's logits: the largest in float32; in narrower types, where one
-token may take another expert, the median."""
+"""Bound of the relative error of tokens' logits: of the largest in float32; of the median in
+narrower types, where a token may take another expert."""
 
 
-def probe_ids(vocab_size: int, device: torch.device) -> torch.Tensor:
-    """int64 [12]: some tokens of a vocabulary."""
+def proof_ids(vocab_size: int, device: torch.device) -> torch.Tensor:
+    """The tokens of the proof's sequence, int64 [12]."""
     return (torch.arange(sum(CHUNKS), device=device) * 7919 + 13) % vocab_size
 
 
-def verify(model: CausalLM, ids: torch.Tensor, expected: torch.Tensor) -> None:
-    """Serve ids [T] in chunks and compare with the logits expected [T, vocab].
+def prove_logits(model: CausalLM, ids: torch.Tensor, expected: torch.Tensor) -> None:
+    """Serve ids [T] in chunks, and compare their logits with those expected [T, vocab].
 
     Raises:
         ModelError: they differ by more than rounding.

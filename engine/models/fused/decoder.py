@@ -1,4 +1,4 @@
-"""The Llama family (Llama, Mistral, Qwen2, Qwen3) on fused modules of our own.
+"""Runs the Llama family (Llama, Mistral, Qwen2, Qwen3) on fused modules of our own.
 
 A layer is a norm fused with the residual addition, one QKV product, rope with the q/k norms and
 the KV write, attention, one output product, the next norm, one gate-up product, the activation and
@@ -22,13 +22,13 @@ from engine.models.fused.decoder_weights import DecoderWeights
 
 
 class Decoder:
-    """CausalLM of fused layers.
+    """The `CausalLM` of fused layers.
 
     Args:
         num_positions: positions 0 to num_positions - 1 may be asked for.
 
     Attributes:
-        num_weights: of the layers' products, each a multiplication for every token.
+        num_weights: number of weights in the layers' products, which each token multiplies.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Decoder:
         self._eps = config.norm_eps
         self._rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
         weights = DecoderWeights(config, source, dtype, device)
-        self._embedding, self._head = weights.embedding_and_head()
+        self._embedding, self._lm_head = weights.embedding_and_lm_head()
         self._layers = [weights.layer(index) for index in range(len(config.windows))]
         self._final_norm = weights.final_norm()
         self.num_weights = weights.num_in_layers
@@ -69,7 +69,7 @@ class Decoder:
         attention: LayerAttention,
         feature_layers: Sequence[int],
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """`forward`, and outputs of layers as a head's features.
+        """Run `forward`, and also return outputs of layers, which an EAGLE head reads as features.
 
         Args:
             feature_layers: indices, in any order and number.
@@ -93,4 +93,4 @@ class Decoder:
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._head(hidden)
+        return self._lm_head(hidden)

@@ -1,4 +1,4 @@
-"""What the fused decoder takes from a transformers config, and which configs it takes."""
+"""Reads the fused decoder's sizes from a transformers config, or says why it cannot run it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic")
-"""Those whose angles depend on the position alone, up to the model's last position."""
+"""RoPE types whose angles depend on the position alone, up to the model's last position."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """A Llama-family decoder.
+    """The sizes and features of a Llama-family decoder.
 
     Attributes:
         windows: sliding window of each layer, None where a layer sees all.
-        inv_freq: float32 [head_dim / 2]; rotation a position. rope_scale: times cos and sin.
+        inv_freq: float32 [head_dim / 2], radians that a position adds to the rotation.
+        rope_scale: factor of cos and sin.
     """
 
     vocab_size: int
@@ -57,7 +58,7 @@ def unfused_reason(config: Any) -> str | None:
 
 
 def unfused_layer_reason(config: Any) -> str | None:
-    """Why a layer of one of the families is not a fused decoder's; None if it is."""
+    """Why the fused decoder does not run a layer of one of its families; None if it does."""
     if config.hidden_act not in ("silu", "swish"):
         return f"hidden_act {config.hidden_act!r}"
     rope = config.rope_parameters
@@ -97,7 +98,7 @@ def decoder_config(config: Any) -> DecoderConfig:
 
 
 def attention_specs(config: DecoderConfig) -> list[AttentionSpec]:
-    """What each layer's attention is."""
+    """The attention of each layer."""
     return [
         AttentionSpec(
             num_q_heads=config.num_q_heads,

@@ -1,4 +1,4 @@
-"""Lays the tensors of a Llama-family checkpoint out for the fused decoder."""
+"""Lays out the tensors of a Llama-family checkpoint for the fused decoder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from engine.models.fused.decoder_config import DecoderConfig
 
 
 class Body(NamedTuple):
-    """A layer from its QKV product on; `heads` says how to read that, gate_up is activated."""
+    """A layer without its QKV product: rotation, attention, output product, MLP.
+
+    `heads` is the layout of the QKV product; `gate_up` includes the activation.
+    """
 
     o: Linear
     gate_up: NormedProduct
@@ -30,7 +33,7 @@ class Body(NamedTuple):
         rotation: Rotation,
         attention: LayerAttention,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer's output is the sum of the two returned, [T, hidden] each.
+        """Run the layer; its output is the sum of the two tensors returned, [T, hidden] each.
 
         Args:
             index: of the layer in `attention`. residual: [T, hidden], may be overwritten.
@@ -49,10 +52,10 @@ class Layer(NamedTuple):
 
 
 class DecoderWeights:
-    """Reads tensors by their transformers names, fusing as they arrive.
+    """Reads tensors by their transformers names and fuses them as they are read.
 
     Attributes:
-        num_in_layers: weights of the products read so far.
+        num_in_layers: number of weights in the products read so far.
     """
 
     def __init__(
@@ -64,12 +67,12 @@ class DecoderWeights:
         self._device = device
         self.num_in_layers = 0
 
-    def embedding_and_head(self) -> tuple[torch.Tensor, Linear]:
+    def embedding_and_lm_head(self) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab, hidden], and the product that makes float32 logits."""
         shape = (self._config.vocab_size, self._config.hidden_size)
         embedding = self.read(shape, "model.embed_tokens.weight")
-        head = embedding if self._config.tied else self.read(shape, "lm_head.weight")
-        return embedding, logits_linear(head)
+        lm_head = embedding if self._config.tied else self.read(shape, "lm_head.weight")
+        return embedding, logits_linear(lm_head)
 
     def final_norm(self) -> torch.Tensor:
         return self.read((self._config.hidden_size,), "model.norm.weight")
@@ -81,7 +84,7 @@ class DecoderWeights:
         return Layer(NormedProduct(norm, config.norm_eps, weight, bias), self.body(prefix))
 
     def qkv(self, prefix: str, fan_in: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of a layer's QKV product over `fan_in` features."""
+        """Read weight and bias of a layer's QKV product over `fan_in` features."""
         config = self._config
         q_width = config.num_q_heads * config.head_dim
         kv_width = config.num_kv_heads * config.head_dim
@@ -89,7 +92,7 @@ class DecoderWeights:
         return self._fused(f"{prefix}.self_attn", projections, fan_in, config.qkv_bias)
 
     def body(self, prefix: str) -> Body:
-        """The rest of a layer."""
+        """Read the rest of a layer."""
         config, attention, mlp = self._config, f"{prefix}.self_attn", f"{prefix}.mlp"
         hidden, inner = config.hidden_size, config.intermediate_size
         q_width = config.num_q_heads * config.head_dim
@@ -111,7 +114,7 @@ class DecoderWeights:
         )
 
     def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
-        """A tensor as it is in the checkpoint, in the model's dtype."""
+        """Read a tensor as it is in the checkpoint, in the model's dtype."""
         target = self._empty(shape)
         self._source.fill(target, name)
         return target
@@ -127,7 +130,7 @@ class DecoderWeights:
     def _fused(
         self, prefix: str, widths: dict[str, int], fan_in: int, has_bias: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias of the named projections of the same input, output after output."""
+        """Read weight and bias of projections of the same input, their outputs in order."""
         weight = self._empty((sum(widths.values()), fan_in))
         self.num_in_layers += weight.numel()
         bias = self._empty((len(weight),)) if has_bias else None

@@ -51,7 +51,7 @@ class Step:
         self.cache.layers[0].fill_(float("nan") if expressible else 0.0)
         tables = torch.zeros((len(rows), max(counts)), dtype=torch.int32)
         slots = []
-        for row, own in enumerate((torch.randperm(sum(counts)) + 1).split(counts)):
+        for row, own in enumerate(torch.split(torch.randperm(sum(counts)) + 1, counts)):
             keys, queries = rows[row]
             tables[row, : len(own)] = own
             for i in range(keys - queries):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.groups import Group, context_of, split_rows
+from engine.attention.groups import Group, group_keys, split_rows
 from engine.contracts.attention import AttentionInputs
 
 BLOCK_SIZE = 4
@@ -58,8 +58,8 @@ def test_rows_far_apart_in_length_are_kept_apart() -> None:
 def test_a_window_reads_just_the_blocks_it_may_touch(window: int, num_queries: int) -> None:
     rows = [(length, num_queries) for length in range(num_queries, 40)]
     [group] = split_rows(inputs_of(rows))
-    context = context_of(group, BLOCK_SIZE, window, torch.float32, with_distance=False)
-    keys, values = (context.pages.view(2, len(rows), -1) // 2).tolist()
+    found = group_keys(group, BLOCK_SIZE, window, torch.float32, with_distance=False)
+    keys, values = (found.pages.view(2, len(rows), -1) // 2).tolist()
     assert keys == values
     needed = 0
     for row, (length, _) in enumerate(rows):
@@ -67,7 +67,7 @@ def test_a_window_reads_just_the_blocks_it_may_touch(window: int, num_queries: i
         last = (length - 1) // BLOCK_SIZE
         needed = max(needed, last - first + 1)
         assert {100 * row + 1 + block for block in range(first, last + 1)} <= set(keys[row])
-        seen = (context.visible.bias[row, 0] == 0).sum(-1).tolist()
+        seen = (found.visible.bias[row, 0] == 0).sum(-1).tolist()
         positions = range(length - num_queries, length)
         assert seen == [min(window, position + 1) for position in positions]
     assert len(keys[0]) == needed

@@ -102,7 +102,7 @@ class Pages:
         return backend.attend(0, self.q, k, v)
 
     def reference(self) -> torch.Tensor:
-        queries = self.q.split([q for _, q in self.rows])
+        queries = torch.split(self.q, [q for _, q in self.rows])
         return torch.cat(
             [dense(self.spec, *row) for row in zip(queries, self.k, self.v, strict=True)]
         )
@@ -130,10 +130,11 @@ def dense(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 
 
 def tolerance(pages: Pages) -> float:
-    single, own = torch.finfo(torch.float32).eps / 2, torch.finfo(pages.q.dtype).eps / 2
+    single: float = torch.finfo(torch.float32).eps / 2
+    own: float = torch.finfo(pages.q.dtype).eps / 2
     size = max(float(x.abs().max()) for x in [pages.q, *pages.k, *pages.v] if len(x))
     length = max(n for n, _ in pages.rows)
-    error = (2 * HEAD_DIM**0.5 * size**2 + length) * single
+    error: float = (2 * HEAD_DIM**0.5 * size**2 + length) * single
     return size * (error + (2 * own if own > single else 0.0))
 
 
@@ -207,7 +208,7 @@ def test_what_earlier_owners_of_a_block_left_does_not_matter(name: str) -> None:
         )
         k, v = torch.cat(pages.k)[tokens], torch.cat(pages.v)[tokens]
         out = backend.attend(0, pages.q[tokens], k, v)
-        for row, part in enumerate(out.split(lengths.tolist())):
+        for row, part in enumerate(torch.split(out, lengths.tolist())):
             outs[row].append(part)
     got = torch.cat([torch.cat(parts) for parts in outs])
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=tolerance(pages))

@@ -34,7 +34,7 @@ class Case:
         cache = KVCache([spec], sum(counts) + 1, block_size, torch.float32, torch.device(device))
         layer = cache.layers[0].fill_(float("nan"))
         tables = torch.zeros((len(lengths), max(counts)), dtype=torch.int32)
-        blocks = (torch.randperm(sum(counts)) + 1).split(counts)
+        blocks = torch.split(torch.randperm(sum(counts)) + 1, counts)
         for row, (length, own) in enumerate(zip(lengths, blocks, strict=True)):
             tables[row, : len(own)] = own
             for i in range(length):
@@ -91,9 +91,11 @@ SPECS = [
 
 
 def on_device(spec: AttentionSpec, device: str) -> AttentionSpec:
-    tensors = {"alibi_slopes": spec.alibi_slopes, "sinks": spec.sinks}
+    slopes, sinks = spec.alibi_slopes, spec.sinks
     return replace(
-        spec, **{name: None if t is None else t.to(device) for name, t in tensors.items()}
+        spec,
+        alibi_slopes=None if slopes is None else slopes.to(device),
+        sinks=None if sinks is None else sinks.to(device),
     )
 
 
@@ -115,6 +117,20 @@ def test_several_tokens_a_row(
     query_len: int, lengths: list[int], spec: AttentionSpec, device: str
 ) -> None:
     check_against_twin(Case(on_device(spec, device), lengths, 16, device, query_len))
+
+
+# The lowest key seen is the last of a block of 64 keys, the first of the next, and so on: a start
+# one too high would leave that key out.
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [1, 19, 64, 65])
+@pytest.mark.parametrize("query_len", [1, 5])
+def test_windows_that_begin_around_the_edge_of_a_block(
+    query_len: int, window: int, device: str
+) -> None:
+    lowest = [edge + shift for edge in (64, 192) for shift in (-2, -1, 0, 1)]
+    lengths = [key + window + query_len - 1 for key in lowest]
+    spec = replace(SPEC, sliding_window=window)
+    check_against_twin(Case(spec, lengths, 16, device, query_len))
 
 
 def check_against_twin(case: Case) -> None:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.buffers import to_device
 from engine.contracts.attention import AttentionSpec, KVCache
 from engine.kernels.item_attention import BLOCK_KEYS, TILE_QUERIES, item_attention, item_tiles
+from sampling.mirror import to_device
 from sampling.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 

@@ -5,6 +5,8 @@ narrow type.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -64,11 +66,13 @@ def test_kernel(rows: int, width: int, dtype: torch.dtype, device: str) -> None:
     residual = torch.randn(rows, width, device=device).to(dtype)
     weight = torch.randn(width, device=device).to(dtype)
     # Triton's interpreter truncates to bfloat16 where a GPU rounds: a unit at each of two steps.
-    close = {"rtol": 3 * torch.finfo(dtype).eps + width * 1e-7, "atol": 1e-6}
-    torch.testing.assert_close(
-        rms_norm_triton(x, weight, EPS), rms_norm_torch(x, weight, EPS), **close
+    close = partial(
+        torch.testing.assert_close,
+        rtol=3 * torch.finfo(dtype).eps + width * 1e-7,
+        atol=1e-6,
     )
+    close(rms_norm_triton(x, weight, EPS), rms_norm_torch(x, weight, EPS))
     total = x + residual
     out = rms_norm_triton(x, weight, EPS, residual)
     torch.testing.assert_close(residual, total, rtol=torch.finfo(dtype).eps, atol=0)
-    torch.testing.assert_close(out, rms_norm_torch(residual, weight, EPS), **close)
+    close(out, rms_norm_torch(residual, weight, EPS))

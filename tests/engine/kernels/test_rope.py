@@ -83,6 +83,5 @@ def test_kernel(
         cells = cells_of([9, 0, 6], num_kv, head_dim, qkv)
         results.append((run(qkv, heads, rotation, cells), cells.tensor))
     # A norm rounded the other way moves a pair by a unit in the last place.
-    close = {"rtol": 0, "atol": 8 * torch.finfo(dtype).eps}
     for twin, kernel in zip(*results, strict=True):
-        torch.testing.assert_close(kernel, twin, **close)
+        torch.testing.assert_close(kernel, twin, rtol=0, atol=8 * torch.finfo(dtype).eps)

@@ -87,7 +87,7 @@ class PagedRows:
         hidden = self._model.forward(
             input_ids.to(self._device, torch.int32), positions, self.attention
         )
-        return list(self._model.logits(hidden).cpu().split(lengths))
+        return list(torch.split(self._model.logits(hidden).cpu(), lengths))
 
     def inputs(self, parts: list[tuple[int, int, int]]) -> tuple[AttentionInputs, torch.Tensor]:
         """A step's inputs and positions [T]."""

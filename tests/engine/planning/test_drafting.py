@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from engine.blocks import BlockPool
-from engine.engine import Engine
-from engine.planning.drafting import DraftRules
+from engine.plan import StepHandle, StepPlan
+from engine.planning.drafting import DRAFTS_OFF_FROM, DraftRules, draft_rules
 from engine.request import Finish
+from engine.rows import Choice, RowTable
+from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference
-from tests.engine.test_engine import FRONTEND, Inbox, prompts, request, run, run_with_aborts
+from tests.engine.traffic import FRONTEND, Inbox, prompts, request, run, run_with_aborts, step
 
 SEEDED = SamplingParams(seed=1, stop_token_ids=(0,))
 
@@ -43,9 +45,7 @@ def test_random_traffic_equals_reference(
         )
         for choice in range(n):
             wanted[handle, choice] = reference(prompt, max_tokens, (0,), choice)
-        for _ in range(rng.randrange(4)):
-            for _, output in engine.step():
-                inbox.read(output)
+        step(engine, inbox, rng.randrange(4))
     run(engine, inbox)
     assert inbox.tokens == wanted
     for key, finish in inbox.finish.items():
@@ -55,6 +55,8 @@ def test_random_traffic_equals_reference(
     stats = engine.stats().drafts
     assert stats is not None
     assert 0 < stats.num_accepted < stats.num_draft_tokens
+    own = np.sum(list(inbox.drafts.values()), axis=0).tolist()
+    assert own == [stats.num_drafts, stats.num_draft_tokens, *stats.accepted_at]
     assert runner.proposed
 
 
@@ -89,12 +91,6 @@ def test_a_bad_logit_behind_accepted_drafts_keeps_them() -> None:
     assert inbox.finish[1, 0] == Finish.NAN
 
 
-def step(engine: Engine, inbox: Inbox, num_steps: int) -> None:
-    for _ in range(num_steps):
-        for _, output in engine.step():
-            inbox.read(output)
-
-
 def test_above_its_batch_size_the_drafter_does_not_run_and_gaps_stay() -> None:
     engine, runner = make_engine(
         budget=64, num_blocks=200, drafting=rules(max_rows=2, has_cache=True)
@@ -126,7 +122,9 @@ def test_a_drafter_without_a_cache_has_no_gaps() -> None:
         )
     run(engine, inbox)
     assert runner.proposed
-    assert engine.stats().drafts.num_accepted > 0
+    drafts = engine.stats().drafts
+    assert drafts is not None
+    assert drafts.num_accepted > 0
 
 
 def test_seeded_rows_draft_whatever_the_load() -> None:
@@ -147,7 +145,7 @@ def test_seeded_rows_draft_whatever_the_load() -> None:
     assert max(runner.num_query_log[-1]) == 1
 
 
-def test_a_preempted_row_goes_on_with_the_drafts_it_had() -> None:
+def test_a_preempted_row_goes_on_with_the_drafts_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps of a row begin at the same positions whether or not it loses its place."""
 
     def firsts(num_blocks: int) -> tuple[dict[tuple[int, int], list[int]], list[set[int]], int]:
@@ -157,7 +155,7 @@ def test_a_preempted_row_goes_on_with_the_drafts_it_had() -> None:
         seen: list[set[int]] = [set(), set(), set()]
         launch = runner.launch
 
-        def spy(plan):
+        def spy(plan: StepPlan) -> StepHandle:
             handle = launch(plan)
             for row, decodes, choice in zip(plan.rows, plan.decodes, plan.choices, strict=True):
                 if decodes:
@@ -166,7 +164,7 @@ def test_a_preempted_row_goes_on_with_the_drafts_it_had() -> None:
             return handle
 
         before = runner.num_computed.copy()
-        runner.launch = spy
+        monkeypatch.setattr(runner, "launch", spy)
         inbox = Inbox()
         for handle in range(3):
             params = SamplingParams(seed=handle)
@@ -204,3 +202,71 @@ def test_what_a_row_shares_of_a_prefix_ends_a_block_before_the_drafter_looks() -
         engine.submit(FRONTEND, request(handle, prompt))
         run(engine, inbox)
     assert inbox.cached == {1: 0, 2: 16}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, DraftRules()),
+        (
+            SpeculativeConfig(method="ngram", num_speculative_tokens=3),
+            DraftRules(3, DRAFTS_OFF_FROM - 1, draws_differ=True),
+        ),
+        (
+            SpeculativeConfig(
+                method="eagle", model="head", num_speculative_tokens=2, disable_by_batch_size=8
+            ),
+            DraftRules(2, 7, has_cache=True, looks_ahead=True, draws_differ=True),
+        ),
+        (
+            SpeculativeConfig(
+                method="draft_model",
+                model="small",
+                num_speculative_tokens=2,
+                rejection_sample_method="coupled",
+            ),
+            DraftRules(2, DRAFTS_OFF_FROM - 1, has_cache=True),
+        ),
+    ],
+)
+def test_rules_of_a_configuration(config: SpeculativeConfig | None, expected: DraftRules) -> None:
+    assert draft_rules(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "draws_differ", "pinned"),
+    [
+        (SamplingParams(seed=1), True, True),
+        (SamplingParams(seed=1), False, False),
+        (SamplingParams(), True, False),
+        (SamplingParams(seed=1, temperature=0.0), True, False),  # its tokens are the highest
+    ],
+)
+def test_whose_tokens_need_the_same_drafts(
+    params: SamplingParams, draws_differ: bool, pinned: bool
+) -> None:
+    asked = request(1, [1], params=params)
+    assert rules(draws_differ=draws_differ).pins(asked) == pinned
+
+
+def test_drafts_are_on_up_to_the_number_of_rows_or_while_one_is_pinned() -> None:
+    table = RowTable(3, 32)
+    few = rules(max_rows=2)
+
+    def claim(*, is_pinned: bool) -> int:
+        asked = request(1, [1])
+        choice = Choice(FRONTEND, asked, 0, 0, 1, asked.prompt_token_ids)
+        return table.claim(choice, 0, 1, is_pinned=is_pinned)
+
+    rows = [claim(is_pinned=False) for _ in range(2)]
+    assert few.is_on(table)
+    rows.append(claim(is_pinned=False))
+    assert not few.is_on(table)
+    table.vacate(rows.pop())
+    rows.append(claim(is_pinned=True))
+    assert few.is_on(table)
+    assert not DraftRules().is_on(table)
+    assert few.num_drafts(table, np.array(rows)) == 0, "no row has any"
+    table.has_drafts[rows[1]] = True
+    assert few.num_drafts(table, np.array(rows)) == 4
+    assert few.num_drafts(table, np.array([rows[0], rows[2]])) == 0

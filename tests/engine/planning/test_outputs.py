@@ -76,8 +76,7 @@ def test_logprobs_follow_their_tokens_through_the_ring() -> None:
                 end = start + int(output.num_new[i])
                 if handle in got:
                     assert output.logprobs is not None
-                    part = {f: getattr(output.logprobs, f)[start:end] for f in FIELDS}
-                    got[handle].append(LogprobArrays(**part))
+                    got[handle].append(output.logprobs.at(slice(start, end)))
                 start = end
     for handle, row, num_top, num_explicit in [(1, 0, 5, 0), (2, 2, 0, 2)]:
         joined = concat_logprobs([(part, len(part.chosen)) for part in got[handle]])
@@ -134,10 +133,56 @@ def test_frontends_are_told_apart_within_one_emission() -> None:
     assert outputs[b"b"].logprobs.chosen[0] == arrays.chosen[1]
 
 
+def test_tokens_held_for_several_frontends_are_told_apart() -> None:
+    """Two rows of two tokens and one of another frontend between them, with two tokens too."""
+    ring = OutputRing(3)
+    for row, frontend in enumerate([b"a", b"b", b"a"]):
+        ring.open(row, choice(row, frontend, interval=2, params=SamplingParams(logprobs=1)))
+    given = []
+    for first in (10, 20):
+        step = settled([0, 1, 2], [first, first + 1, first + 2])
+        given.append(logprob_arrays(3, 1, 0))
+        ring.push(step, given[-1])
+        ring.emit_due(step)
+    outputs = dict(ring.collect(STATS))
+    assert outputs[b"a"].token_ids.tolist() == [10, 20, 12, 22]
+    assert outputs[b"a"].num_new.tolist() == [2, 2]
+    assert outputs[b"b"].token_ids.tolist() == [11, 21]
+    assert outputs[b"b"].logprobs is not None
+    assert outputs[b"b"].logprobs.chosen.tolist() == [each.chosen[1] for each in given]
+
+
+def test_logprobs_are_kept_while_a_wider_row_comes_in() -> None:
+    ring = OutputRing(2)
+    one = SamplingParams(logprobs=1, logprob_token_ids=(4,))
+    ring.open(0, choice(1, interval=2, params=one))
+    first, second = logprob_arrays(1, 1, 1), logprob_arrays(2, 5, 3)
+    ring.push(settled([0], [10]), first)
+    ring.open(1, choice(2, params=SamplingParams(logprobs=5, logprob_token_ids=(1, 2, 3))))
+    step = settled([0, 1], [11, 12])
+    ring.push(step, second)
+    ring.emit_due(step)
+    [(_, output)] = ring.collect(STATS)
+    assert output.token_ids.tolist() == [10, 11, 12]
+    logprobs = output.logprobs
+    assert logprobs is not None
+    for field in FIELDS:
+        have = getattr(logprobs, field)[:2]
+        if field in ("top_ids", "top_logprobs", "explicit"):
+            have = have[:, :1]
+        want = np.concatenate([getattr(first, field), getattr(second.narrow(1, 1), field)[:1]])
+        np.testing.assert_array_equal(have, want)
+    np.testing.assert_array_equal(logprobs.top_ids[2], second.top_ids[1])
+    np.testing.assert_array_equal(logprobs.explicit[2], second.explicit[1])
+
+
 def test_choices_that_never_ran_end_with_their_reason() -> None:
     ring = OutputRing(1)
     ring.end_waiting(choice(4), Finish.ERROR, "because")
+    ring.end_waiting(choice(5), Finish.ABORT)
+    ring.end_waiting(choice(6), Finish.ERROR, "for another reason")
     [(frontend, output)] = ring.collect(STATS)
     assert frontend == b"f"
-    assert output.errors == {4: "because"}
-    assert output.num_new.tolist() == [0]
+    assert output.errors == {4: "because", 6: "for another reason"}
+    assert output.finish.tolist() == [Finish.ERROR, Finish.ABORT, Finish.ERROR]
+    assert output.num_new.tolist() == [0, 0, 0]

@@ -61,6 +61,17 @@ def test_each_phase_has_its_time(clock: Clock) -> None:
     assert ends == [0.25, 5, 30]
 
 
+def test_the_first_token_of_a_request_counts_at_once(clock: Clock) -> None:
+    timings, one, other = Timings(), choice(), choice()
+    other.index = 1
+    timings.queued([one, other])
+    clock.now += 3
+    timings.drew([one, other])
+    found = timings.stats().first_token
+    assert only(found, SECONDS) == 5
+    assert found.total == pytest.approx(3)
+
+
 def test_who_never_drew_is_not_counted(clock: Clock) -> None:
     timings, one = Timings(), choice()
     timings.queued([one])

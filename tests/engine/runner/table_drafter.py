@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from engine.batch import RequestRows
+from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
+from engine.contracts.model import CausalLM
+from engine.speculation.cache import MakeAttention
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import build
 from sampling.rows import SamplingRows
@@ -58,9 +61,16 @@ def draft_from(table: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tab
     """Let engines draft from a table; the drafters they make, in order."""
     made: list[TableDrafter] = []
 
-    def load(config, target_config, target, rows, sampling_rows, make_attention):
+    def make(
+        config: SpeculativeConfig,
+        target_config: ModelConfig,
+        target: CausalLM,
+        rows: RequestRows,
+        sampling_rows: SamplingRows,
+        make_attention: MakeAttention,
+    ) -> TableDrafter:
         made.append(TableDrafter(config, table, rows, sampling_rows))
         return made[-1]
 
-    monkeypatch.setattr(build, "load_drafter", load)
+    monkeypatch.setattr(build, "make_drafter", make)
     return made

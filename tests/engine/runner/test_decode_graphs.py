@@ -57,7 +57,7 @@ def test_needs_run_on_a_graph_that_does_more() -> None:
 
 
 def engine_of(folder: Path, *, cuda_graphs: bool, max_rows: int = 6, **model: Any) -> Engine:
-    settings = {"dtype": "float32", "max_model_len": 128} | model
+    settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 128} | model
     return build_engine(
         EngineConfig(
             model=ModelConfig(model=str(folder), **settings),
@@ -111,7 +111,7 @@ def greedy_of(peer: Any, prompt: list[int], count: int) -> list[int]:
 def gaps_of(peer: Any, prompt: list[int], tokens: list[int]) -> torch.Tensor:
     """How far each token's logit is below the highest, given those before it."""
     ids = torch.tensor([prompt + tokens], device="cuda")
-    logits = peer(ids).logits[0, len(prompt) - 1 : -1].float()
+    logits: torch.Tensor = peer(ids).logits[0, len(prompt) - 1 : -1].float()
     return logits.max(dim=-1).values - logits.gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
@@ -128,7 +128,7 @@ def test_float32_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> 
 def test_bfloat16_tokens_of_the_demo_model_are_near_transformers() -> None:
     peer = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.bfloat16).cuda().eval()
     prompts = prompts_of(peer.config.vocab_size)
-    settings = {"dtype": "bfloat16", "max_model_len": 512}
+    settings: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 512}
     tokens = run(engine_of(MODEL_FOLDER, cuda_graphs=True, **settings), prompts, GREEDY)
     deviation = 0.0
     for handle, prompt in enumerate(prompts):

@@ -1,53 +1,100 @@
+"""Greedy output of the whole engine equals transformers' token for token in float32.
+
+Requests arrive staggered; prompts are chunked to 16 tokens a step; the prefix cache is on and
+off; a small KV cache forces preemption.
+"""
+
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from engine.buffers import HostCopy
-from engine.plan import RunnerLostError, StepPlan
-from engine.runner.model_runner import LaunchedStep
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.request import Request
+from engine.startup.build import build_engine
+from sampling.params import SamplingParams
+from tests.engine.tiny_models import FALLBACK, FUSED, VOCAB, write_model
+
+MAX_TOKENS = 24
 
 
-def plan() -> StepPlan:
-    none = np.zeros(0, dtype=np.int32)
-    return StepPlan(
-        rows=none,
-        num_query=none,
-        starts=none,
-        samples=none.astype(np.bool_),
-        epochs=none.astype(np.int64),
-        choices=[],
-        num_prompt_tokens=0,
-        num_drafts=0,
-        decodes=none.astype(np.bool_),
-        runs_drafter=False,
-        proposes=none.astype(np.bool_),
+@pytest.fixture(scope="module", params=[*FUSED, *FALLBACK])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, write_model(request.param, folder)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    rng = np.random.default_rng(7)
+    shared = rng.integers(2, VOCAB, 37).tolist()
+    own = [rng.integers(2, VOCAB, n).tolist() for n in (1, 5, 16, 33, 50, 3)]
+    return own[:3] + [shared + ids for ids in own]
+
+
+@pytest.fixture(scope="module")
+def wanted(model: tuple[Path, PreTrainedModel], prompts: list[list[int]]) -> dict[int, list[int]]:
+    return {i: _generate(model[1], prompt) for i, prompt in enumerate(prompts)}
+
+
+def _generate(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """Greedy without a cache: the plainest thing transformers can do."""
+    ids = torch.tensor([prompt])
+    with torch.inference_mode():
+        for _ in range(MAX_TOKENS):
+            scores = model(ids, use_cache=False).logits[0, -1]
+            top = scores.topk(2).values
+            assert top[0] - top[1] > 1e-5, "a near tie: choose another seed"
+            ids = torch.cat([ids, scores.argmax().view(1, 1)], dim=1)
+    return ids[0, len(prompt) :].tolist()
+
+
+def _run(engine: Engine, prompts: list[list[int]]) -> dict[int, list[int]]:
+    tokens: dict[int, list[int]] = defaultdict(list)
+    waiting = list(enumerate(prompts))
+    while waiting or engine.has_work:
+        if waiting:
+            handle, prompt = waiting.pop(0)
+            ids = np.array(prompt, dtype=np.int32)
+            params = SamplingParams(temperature=0.0)
+            engine.submit(
+                b"",
+                Request(handle=handle, prompt_token_ids=ids, params=params, max_tokens=MAX_TOKENS),
+            )
+        for _ in range(2):
+            for _, output in engine.step():
+                assert not output.errors, output.errors
+                handles = np.repeat(output.handles, output.num_new)
+                for handle, token in zip(handles.tolist(), output.token_ids.tolist(), strict=True):
+                    tokens[handle].append(token)
+    engine.check()
+    return tokens
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("num_blocks", [24, 200])
+def test_greedy_equals_transformers(
+    model: tuple[Path, PreTrainedModel],
+    prompts: list[list[int]],
+    wanted: dict[int, list[int]],
+    prefix_caching: bool,
+    num_blocks: int,
+) -> None:
+    engine = build_engine(
+        EngineConfig(
+            model=ModelConfig(model=str(model[0]), device="cpu", max_model_len=128),
+            cache=CacheConfig(block_size=8, num_blocks=num_blocks, prefix_caching=prefix_caching),
+            scheduler=SchedulerConfig(max_rows=6, max_step_tokens=16),
+        )
     )
-
-
-def launched(outcome: HostCopy | Exception) -> LaunchedStep:
-    issued: Future[HostCopy] = Future()
-    if isinstance(outcome, Exception):
-        issued.set_exception(outcome)
-    else:
-        issued.set_result(outcome)
-    return LaunchedStep(plan(), issued)
-
-
-def test_a_step_that_drew_nothing_has_empty_results() -> None:
-    result = launched(HostCopy({})).wait()
-    assert len(result.token_ids) == len(result.bad) == len(result.prompt_logprobs) == 0
-    assert result.logprobs is None
-
-
-def test_a_cuda_error_is_the_end_of_the_runner() -> None:
-    with pytest.raises(RunnerLostError, match="illegal memory access"):
-        launched(torch.AcceleratorError("CUDA error: an illegal memory access")).wait()
-
-
-def test_other_errors_are_the_steps_own() -> None:
-    with pytest.raises(torch.OutOfMemoryError):
-        launched(torch.OutOfMemoryError("out of memory")).wait()
+    assert _run(engine, prompts) == wanted
+    assert (engine.stats().num_preemptions > 0) == (num_blocks == 24)
+    assert (engine.stats().prefix_cache_hits > 0) == prefix_caching

@@ -15,7 +15,7 @@ import torch
 
 from demo import MODEL_FOLDER
 from engine.attention.cuda import CudaAttention
-from engine.config import ModelConfig
+from engine.config import Dtype, ModelConfig
 from engine.contracts.attention import AttentionInputs, KVCache
 from engine.models.fused.decoder import Decoder
 from engine.models.loader import load_model
@@ -42,7 +42,7 @@ def test_the_ladder_wastes_little() -> None:
 class _Model:
     """A model with a cache, forwards over it eagerly and replayed."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
+    def __init__(self, folder: Path, dtype: Dtype) -> None:
         config = ModelConfig(model=str(folder), dtype=dtype, device="cuda")
         model = load_model(config, torch.device("cuda"))
         assert isinstance(model, Decoder)

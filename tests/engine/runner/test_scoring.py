@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from transformers import PreTrainedModel
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.request import ItemScores, ScoringRequest
+from engine.runner import logit_chunks
 from engine.startup.build import build_engine
 from tests.engine.tiny_models import VOCAB, write_model
 
@@ -58,8 +61,19 @@ def _cases() -> list[ScoringRequest]:
     return cases
 
 
+def _run(engine: Engine, cases: list[ScoringRequest]) -> dict[int, ItemScores]:
+    ended: dict[int, ItemScores] = {}
+    for case in cases:
+        engine.score(b"", case)
+    while engine.has_work:
+        for _, output in engine.step():
+            ended |= {scores.handle: scores for scores in output.item_scores}
+    return ended
+
+
 def _wanted(model: PreTrainedModel, case: ScoringRequest) -> tuple[np.ndarray, np.ndarray]:
     values, others, start = [], [], 0
+    lists = itertools.cycle(torch.from_numpy(case.id_lists).long())
     for length, num_read in zip(case.item_lens, case.num_read, strict=True):
         item = case.item_token_ids[start : start + length]
         start += length
@@ -67,10 +81,10 @@ def _wanted(model: PreTrainedModel, case: ScoringRequest) -> tuple[np.ndarray, n
         with torch.inference_mode():
             logits = model(ids).logits[0, -int(num_read) :].double()
         table = logits.log_softmax(-1)
-        listed = torch.from_numpy(case.id_lists[0]).long()
-        values += table[:, listed].tolist()
-        table[:, listed] = -torch.inf
-        others += table.logsumexp(-1).tolist()
+        for position, listed in zip(table, lists, strict=False):
+            values.append(position[listed].tolist())
+            position[listed] = -torch.inf
+            others.append(position.logsumexp(-1).item())
     return np.array(values), np.array(others)
 
 
@@ -78,15 +92,27 @@ def _wanted(model: PreTrainedModel, case: ScoringRequest) -> tuple[np.ndarray, n
 def test_values_equal_transformers(
     model: tuple[Path, PreTrainedModel], budget: int, prefix_caching: bool
 ) -> None:
-    engine, ended = _engine(model[0], budget, prefix_caching), dict[int, ItemScores]()
     cases = _cases()
+    _check(_run(_engine(model[0], budget, prefix_caching), cases), cases, model[1])
+
+
+@pytest.mark.parametrize("positions_at_once", [1, 3])
+def test_values_of_several_chunks_of_the_lm_head(
+    positions_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each position reads its own one of the request's two id lists, in a later chunk too."""
+    monkeypatch.setattr(logit_chunks, "LOGITS_BYTES", positions_at_once * 4 * VOCAB)
+    lists = np.random.default_rng(5).permutation(VOCAB)[:6].reshape(2, 3).astype(np.int32)
+    cases = [msgspec.structs.replace(case, id_lists=lists) for case in _cases()]
+    peer = write_model("qwen3", tmp_path)
+    _check(_run(_engine(tmp_path, 512), cases), cases, peer)
+
+
+def _check(
+    ended: dict[int, ItemScores], cases: list[ScoringRequest], peer: PreTrainedModel
+) -> None:
     for case in cases:
-        engine.score(b"", case)
-    while engine.has_work:
-        for _, output in engine.step():
-            ended |= {scores.handle: scores for scores in output.item_scores}
-    for case in cases:
-        values, others = _wanted(model[1], case)
+        values, others = _wanted(peer, case)
         # Float32 forwards in different orders of summation: logits agree to about 1e-5.
         np.testing.assert_allclose(ended[case.handle].values, values, rtol=0, atol=1e-4)
         np.testing.assert_allclose(ended[case.handle].others, others, rtol=0, atol=1e-4)

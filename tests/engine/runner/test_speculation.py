@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,8 +13,8 @@ import torch
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Finish, LogprobArrays, Request
-from engine.speculative_config import SpeculativeConfig
+from engine.request import Finish, LogprobArrays, Request, StepOutput
+from engine.speculative_config import RejectionSampleMethod, SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from tests.engine.runner.table_drafter import draft_from
@@ -39,7 +40,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     return table
 
 
-def learn(table: torch.Tensor, replies: dict) -> None:
+def learn(table: torch.Tensor, replies: Replies) -> None:
     """Let the table often be right about these."""
     for reply in replies.values():
         table[reply.tokens[:-1], reply.tokens[1:]] += 4.0
@@ -50,7 +51,7 @@ def make(
     speculation: SpeculativeConfig | None,
     num_blocks: int = 200,
     prefix_caching: bool = True,
-    **scheduler: int,
+    **scheduler: Any,
 ) -> Engine:
     scheduler = {"max_rows": 6, "max_step_tokens": 32} | scheduler
     return build_engine(
@@ -63,7 +64,9 @@ def make(
     )
 
 
-def config(k: int = 4, method: str = "standard", **fields: object) -> SpeculativeConfig:
+def config(
+    k: int = 4, method: RejectionSampleMethod = "standard", **fields: Any
+) -> SpeculativeConfig:
     return SpeculativeConfig(
         method="eagle",
         model="none",
@@ -79,7 +82,12 @@ class Reply(msgspec.Struct):
     finish: Finish = Finish.RUNNING
 
 
-def run(engine: Engine, requests: list[Request], steps_between: int = 2) -> dict:
+Replies = dict[tuple[int, int], Reply]
+Tokens = dict[tuple[int, int], tuple[list[int], Finish]]
+"""By request and choice."""
+
+
+def run(engine: Engine, requests: list[Request], steps_between: int = 2) -> Replies:
     """Submit requests with steps between them, none for all at once, and read their replies."""
     replies: dict[tuple[int, int], Reply] = defaultdict(Reply)
     waiting = list(requests)
@@ -96,16 +104,14 @@ def run(engine: Engine, requests: list[Request], steps_between: int = 2) -> dict
     return dict(replies)
 
 
-def _read(output, replies) -> None:
+def _read(output: StepOutput, replies: Replies) -> None:
     start = 0
     for i, handle in enumerate(output.handles.tolist()):
         end = start + int(output.num_new[i])
         reply = replies[handle, int(output.choices[i])]
         reply.tokens += output.token_ids[start:end].tolist()
         if output.logprobs is not None and end > start:
-            fields = LogprobArrays.__struct_fields__
-            part = {f: getattr(output.logprobs, f)[start:end] for f in fields}
-            reply.logprobs.append(LogprobArrays(**part))
+            reply.logprobs.append(output.logprobs.at(slice(start, end)))
         reply.finish = Finish(int(output.finish[i]))
         start = end
 
@@ -117,7 +123,7 @@ def prompts() -> list[list[int]]:
     return own[:3] + [shared + ids for ids in own]
 
 
-def requests(params: list[SamplingParams], **fields: int) -> list[Request]:
+def requests(params: list[SamplingParams], **fields: Any) -> list[Request]:
     fields = {"max_tokens": MAX_TOKENS} | fields
     return [
         Request(
@@ -141,7 +147,7 @@ EVERYTHING = [
 ]
 
 
-def tokens_of(replies: dict) -> dict:
+def tokens_of(replies: Replies) -> Tokens:
     return {key: (reply.tokens, reply.finish) for key, reply in replies.items()}
 
 
@@ -158,6 +164,7 @@ def test_greedy_output_is_that_of_plain_decoding(
     assert tokens_of(run(engine, asked)) == tokens_of(plain)
     assert (engine.stats().num_preemptions > 0) == (num_blocks == 22)
     stats = engine.stats().drafts
+    assert stats is not None
     assert stats.num_draft_tokens / 4 < stats.num_accepted < stats.num_draft_tokens
 
 
@@ -172,6 +179,7 @@ def test_coupled_output_is_that_of_plain_decoding(
     engine = make(folder, config(k, "coupled"), num_blocks)
     assert tokens_of(run(engine, asked)) == tokens_of(plain)
     stats = engine.stats().drafts
+    assert stats is not None
     assert stats.num_draft_tokens / 6 < stats.num_accepted < stats.num_draft_tokens
 
 
@@ -183,7 +191,7 @@ def test_seeded_tokens_depend_on_their_request_alone(
     asked = requests(EVERYTHING, n=2)
     learn(table, run(make(folder, None), asked))
     speculation = config(draft_sample_method=sample_method)
-    alone = {}
+    alone: Tokens = {}
     for request in asked:
         alone |= tokens_of(run(make(folder, speculation, max_rows=2), [request]))
     loaded = msgspec.structs.replace(speculation, disable_by_batch_size=2)
@@ -195,7 +203,7 @@ def test_seeded_tokens_depend_on_their_request_alone(
         assert tokens_of(run(engine, asked, steps_between=1)) == alone
 
 
-REPORTS = [
+REPORTS: list[dict[str, Any]] = [
     {"logprobs": 5},
     {"logprobs": 0, "logprob_token_ids": (7, 3, 7)},
     {"logprob_token_ids": (1, 96), "logprobs_mode": "processed_logprobs"},
@@ -243,7 +251,9 @@ def test_drafters_above_their_batch_size_do_not_run(
     engine = make(folder, config(disable_by_batch_size=2))
     run(engine, requests([GREEDY], max_tokens=8), steps_between=0)
     assert made[0].num_runs < 8, "only while the last row is alone"
-    assert engine.stats().drafts.num_accepted < 8
+    stats = engine.stats().drafts
+    assert stats is not None
+    assert stats.num_accepted < 8
 
 
 def test_a_bad_logit_behind_accepted_drafts_leaves_them(

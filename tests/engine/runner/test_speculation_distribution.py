@@ -11,6 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,15 +20,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.contracts.drafter import VerifiedStep
 from engine.engine import Engine
-from engine.request import (
-    Request,
-)
+from engine.request import Request
 from engine.runner.speculation import Speculation
-from engine.speculative_config import SpeculativeConfig
+from engine.speculative_config import RejectionSampleMethod, SpeculativeConfig
 from engine.startup import build
 from engine.startup.build import build_engine
 from engine.stats import DraftStats
+from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.selftest.statistics import chi_square
@@ -79,7 +80,7 @@ def table(targets: dict[str, Target], monkeypatch: pytest.MonkeyPatch) -> torch.
     return table
 
 
-def config(method: str = "standard", **fields: object) -> SpeculativeConfig:
+def config(method: RejectionSampleMethod = "standard", **fields: Any) -> SpeculativeConfig:
     return SpeculativeConfig(
         method="eagle",
         model="none",
@@ -152,7 +153,7 @@ def test_sequences_have_the_targets_probabilities(
 def skip_later_draft_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = TableDrafter.propose
 
-    def propose(self: TableDrafter, step):
+    def propose(self: TableDrafter, step: VerifiedStep) -> torch.Tensor:
         assert self.draft_logits is not None
         before = self.draft_logits[:, 1:].nan_to_num().clone()
         drafts = honest(self, step)
@@ -165,7 +166,10 @@ def skip_later_draft_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 def drop_the_penalty_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Speculation.verify
 
-    def verify(self: Speculation, logits, batch, drafts):
+    def verify(
+        self: Speculation, logits: torch.Tensor, batch: SamplingBatch, drafts: Drafts
+    ) -> Verification:
+        assert batch.depths is not None
         blind = dataclasses.replace(batch, depths=torch.zeros_like(batch.depths))
         return honest(self, logits, blind, drafts)
 
@@ -174,9 +178,11 @@ def drop_the_penalty_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recovered token races on the noise that drew the draft it replaces."""
-    honest = draws._two_level
+    honest: Any = draws._two_level
 
-    def two_level(masses, weigh, size, key, purpose, depth):
+    def two_level(
+        masses: Any, weigh: Any, size: Any, key: Any, purpose: Purpose, depth: Any
+    ) -> Any:
         shared = Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose
         return honest(masses, weigh, size, key, shared, depth)
 
@@ -258,7 +264,7 @@ def test_acceptance_is_what_theory_says(
 
 def sigmas(stats: DraftStats, wanted: float) -> float:
     """How far the acceptance of first drafts is from a probability, in standard deviations."""
-    deviation = (wanted * (1 - wanted) / stats.num_drafts) ** 0.5
+    deviation: float = (wanted * (1 - wanted) / stats.num_drafts) ** 0.5
     return (stats.accepted_at[0] / stats.num_drafts - wanted) / deviation
 
 
@@ -266,14 +272,14 @@ def test_strict_matching_accepts_too_little(
     folder: Path, targets: dict[str, Target], table: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Σ p q in place of Σ min(p, q): the right tokens, too few of them at a time."""
-    honest = build.load_speculation
+    honest = build.make_speculation
 
-    def load(*args):
+    def make_strict(*args: Any) -> Speculation:
         speculation = honest(*args)
         assert speculation is not None
         return dataclasses.replace(speculation, method="coupled")
 
-    monkeypatch.setattr(build, "load_speculation", load)
+    monkeypatch.setattr(build, "make_speculation", make_strict)
     _, stats = draw(make(folder, config(draft_sample_method="gumbel")), PARAMS["T 1"], length=2)
     wanted = expected_acceptance(targets["T 1"], table, 1.0, one_hot=False)
     assert sigmas(stats, wanted) < -SIGMAS

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from engine.speculative_config import SpeculativeConfig
+from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from tests.engine.exact import Target
@@ -35,7 +35,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "sample_method"), CASES)
-def test_sequences_have_the_targets_probabilities(name: str, sample_method: str) -> None:
+def test_sequences_have_the_targets_probabilities(
+    name: str, sample_method: DraftSampleMethod
+) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL_FOLDER)
     prompt = tokenizer.encode(TEXT)
     model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, attn_implementation="eager").float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -104,7 +104,9 @@ class DraftedRows:
                 them are accepted.
         """
         k = self.drafter.num_tokens
-        tokens, positions, bounds, draws = [], [], [0], []
+        tokens: list[int] = []
+        positions: list[int] = []
+        bounds, draws = [0], []
         for i, number in queries.items():
             row, start = self.rows[i], self.rows[i].num_computed
             if row.drafts is None:
@@ -160,14 +162,11 @@ class DraftedRows:
             max_query_len=int(lengths.max()),
             decode_len=self.drafter.num_tokens + 1,
         )
-        input_ids, where, attention = (
-            self._sent(input_ids),
-            self._sent(where),
-            self._sent(attention),
-        )
+        input_ids, where = self._sent(input_ids), self._sent(where)
+        attention = replace(attention, **self._sent_fields(attention))
         self._attention.begin(attention)
         hidden, features = self._target.forward_with_features(
-            self._sent(input_ids), self._sent(where), self._attention, self.drafter.feature_layers
+            input_ids, where, self._attention, self.drafter.feature_layers
         )
         places = zip(row_of, positions, strict=True)
         following = [self.rows[i].text[p + 1 : p + 2] or [5] for i, p in places]
@@ -195,16 +194,20 @@ class DraftedRows:
             limits=torch.tensor([self.rows[i].limit for i in draws], dtype=torch.int64),
             block_tables=self._tables[draws],
         )
-        return self._sent(step)
+        return replace(step, **self._sent_fields(step))
 
-    def _sent(self, value: Any) -> Any:
-        """Its tensors, or itself, on the rows' device."""
-        if isinstance(value, torch.Tensor):
-            return value.to(self._device)
-        if not is_dataclass(value):
-            return value
-        parts = {field.name: self._sent(getattr(value, field.name)) for field in fields(value)}
-        return replace(value, **parts)
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self._device)
+
+    def _sent_fields(self, value: VerifiedStep | AttentionInputs | SamplingBatch) -> dict[str, Any]:
+        """Fields of a step, with those that hold tensors on the rows' device."""
+        found = {field.name: getattr(value, field.name) for field in fields(value)}
+        for name, each in found.items():
+            if isinstance(each, torch.Tensor):
+                found[name] = self._sent(each)
+            elif isinstance(each, AttentionInputs | SamplingBatch):
+                found[name] = replace(each, **self._sent_fields(each))
+        return found
 
     def _check(self, i: int, drafts: list[int], next_logits: NextLogits) -> None:
         row, temperature = self.rows[i], float(self._sampling.floats[i, 0])

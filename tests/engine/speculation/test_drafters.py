@@ -7,6 +7,7 @@ and kept in all numbers, limits reached, tables with other rows' blocks behind t
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from engine.config import ModelConfig
 from engine.models.fused.decoder import Decoder
 from engine.models.loader import load_model
-from engine.speculation.make_drafter import load_drafter
+from engine.speculation.make_drafter import make_drafter
 from engine.speculative_config import SpeculativeConfig
 from tests.engine.speculation.drafted_rows import (
     DEVICES,
@@ -36,6 +37,7 @@ from tests.engine.tiny_models import FUSED, VOCAB, write_model
 NUM_TOKENS = 3
 NUM_LAYERS = 6
 DRAFT_IDS = sorted({(13 * i) % VOCAB for i in range(60)})
+TargetFolder = tuple[Path, PreTrainedModel]
 
 
 def prompt(length: int) -> list[int]:
@@ -43,7 +45,7 @@ def prompt(length: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+def target_folder(tmp_path_factory: pytest.TempPathFactory) -> TargetFolder:
     folder = tmp_path_factory.mktemp("target")
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**FUSED["llama"] | {"num_hidden_layers": NUM_LAYERS}))
@@ -60,17 +62,17 @@ def drafted_rows(
     next_logits: NextLogits | None,
     *,
     temperature: float,
-    **config: object,
+    **fields: Any,
 ) -> DraftedRows:
     target_config = ModelConfig(model=str(target_folder), dtype="float32", max_model_len=64)
     target = load_model(target_config, device)
     assert isinstance(target, Decoder)
     rows, sampling = make_rows(VOCAB, temperature, device)
-    config = {"num_speculative_tokens": NUM_TOKENS} | config
+    fields = {"num_speculative_tokens": NUM_TOKENS} | fields
     if temperature > 0.0:
-        config["draft_sample_method"] = "gumbel"
-    drafter = load_drafter(
-        SpeculativeConfig(**config), target_config, target, rows, sampling, make_attention
+        fields["draft_sample_method"] = "gumbel"
+    drafter = make_drafter(
+        SpeculativeConfig(**fields), target_config, target, rows, sampling, make_attention
     )
     texts = [
         Row(prompt(21), limit=64),
@@ -98,7 +100,11 @@ def serve(rows: DraftedRows) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("bias", [False, True])
 def test_eagle(
-    device: torch.device, target_folder, tmp_path: Path, bias: bool, temperature: float
+    device: torch.device,
+    target_folder: TargetFolder,
+    tmp_path: Path,
+    bias: bool,
+    temperature: float,
 ) -> None:
     folder, peer = target_folder
     head = PlainEagle1(write_eagle1(tmp_path, bias=bias), peer)
@@ -113,7 +119,11 @@ def test_eagle(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("draft_ids", [None, DRAFT_IDS])
 def test_eagle3(
-    device: torch.device, target_folder, tmp_path: Path, draft_ids, temperature: float
+    device: torch.device,
+    target_folder: TargetFolder,
+    tmp_path: Path,
+    draft_ids: list[int] | None,
+    temperature: float,
 ) -> None:
     """With an embedding of its own and the usual layers, or a reduced vocabulary and others."""
     folder, peer = target_folder
@@ -132,7 +142,7 @@ def test_eagle3(
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_draft_model(
-    device: torch.device, target_folder, tmp_path: Path, kind: str, temperature: float
+    device: torch.device, target_folder: TargetFolder, tmp_path: Path, kind: str, temperature: float
 ) -> None:
     """A fused draft model, and one on transformers' modules."""
     folder, _ = target_folder
@@ -156,7 +166,7 @@ def test_draft_model(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_draft_model_that_is_the_target_drafts_what_the_target_draws(
-    device: torch.device, target_folder
+    device: torch.device, target_folder: TargetFolder
 ) -> None:
     folder, peer = target_folder
 
@@ -173,7 +183,9 @@ def test_a_draft_model_that_is_the_target_drafts_what_the_target_draws(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "draft_model"])
-def test_a_graph_proposes_what_eager_steps_do(target_folder, tmp_path: Path, method: str) -> None:
+def test_a_graph_proposes_what_eager_steps_do(
+    target_folder: TargetFolder, tmp_path: Path, method: str
+) -> None:
     """The first replay and later ones, draft logits included."""
     folder, _ = target_folder
     if method == "eagle":
@@ -189,7 +201,7 @@ def test_a_graph_proposes_what_eager_steps_do(target_folder, tmp_path: Path, met
     eager = [rows.rows[0].drafts, rows.rows[1].drafts]
     assert drafter.draft_logits is not None
     expected = drafter.draft_logits.clone()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.inference_mode(), torch.cuda.stream(stream):
         graph = torch.cuda.CUDAGraph()

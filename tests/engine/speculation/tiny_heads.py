@@ -133,7 +133,8 @@ class PlainEagle1(PlainHead):
             x = x + w.get("fc.bias", 0.0)
             out = self.layer("layers.0", x, x)
             features = torch.cat([features, out[-1:]])
-        return self.target.lm_head(features[-1])
+        logits: torch.Tensor = self.target.lm_head(features[-1])
+        return logits
 
 
 class PlainEagle3(PlainHead):

@@ -1,4 +1,4 @@
-"""Making a runner: what is said of what cannot be captured."""
+"""A runner whose steps cannot be captured says so and runs them eagerly."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.startup import assembly as parts
+from engine.startup import assembly
 
 
 class _Uncapturable:
     """A model whose code looks at values on the host, as mixtures of experts do."""
 
-    def __init__(self, *parts: Any) -> None:
+    def __init__(self, *anything: Any) -> None:
         pass
 
     def capture(self, pool: Any) -> None:
@@ -22,9 +22,9 @@ class _Uncapturable:
 def test_steps_that_cannot_be_captured_are_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(parts, "DecodeGraphs", _Uncapturable)
-    part: Any = None
-    assert parts.Parts(*[part] * 7)._graphs(part, part) is None
+    monkeypatch.setattr(assembly, "DecodeGraphs", _Uncapturable)
+    none: Any = None
+    assert assembly.Assembly(*[none] * 7)._graphs(none, none) is None
     [record] = caplog.records
     assert record.levelname == "WARNING"
     assert record.getMessage() == (

@@ -15,11 +15,12 @@ import engine.startup.build
 import engine.startup.self_test
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
 from engine.startup.build import sampler_config
-from engine.startup.self_test import flag_coverage, verify
+from engine.startup.self_test import flag_coverage, run_self_test
 from sampling import noise, race
 from sampling.noise import Purpose
 from sampling.sampler import SamplerConfig
 from sampling.selftest.speculative_paths import PATHS
+from sampling.selftest.tails import MANY
 from sampling.speculative import draws
 from server import cli
 from server.command.configure import engine_config
@@ -118,11 +119,9 @@ def test_the_program_prints_a_table_and_fails_when_a_check_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine.startup.self_test, "QUICK_DRAWS", 1_500)
-    monkeypatch.setattr(
-        engine.startup.self_test, "MANY", engine.startup.self_test.MANY._replace(draws=2_000)
-    )
+    monkeypatch.setattr(engine.startup.self_test, "MANY", MANY._replace(draws=2_000))
     table = io.StringIO()
-    assert verify(config(), quick=True, with_model=False, seed=1, out=table) == 0
+    assert run_self_test(config(), quick=True, with_model=False, seed=1, out=table) == 0
     lines = table.getvalue().splitlines()
     assert lines[0].startswith("tailrace verify on CPU")
     assert lines[1].split()[:3] == ["check", "path", "statistic"]
@@ -132,7 +131,7 @@ def test_the_program_prints_a_table_and_fails_when_a_check_does(
 
     monkeypatch.setattr(race, "exponentials", degraded(noise.exponentials, Purpose.TARGET))
     table = io.StringIO()
-    assert verify(config(), quick=True, with_model=False, seed=1, out=table) == 1
+    assert run_self_test(config(), quick=True, with_model=False, seed=1, out=table) == 1
     assert "FAIL" in table.getvalue()
 
 

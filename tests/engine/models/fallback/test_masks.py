@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from transformers import masking_utils
@@ -24,7 +26,7 @@ def test_chunks_are_served_up_to_one(size: int) -> None:
     none = torch.zeros(1, dtype=torch.int64)
     mask = describe_mask(masking_utils.chunked_causal_mask_function(size, none))
     assert window_of(mask, size) is None
-    with pytest.raises(ModelError, match=f"chunked attention .* max-model-len to {size}"):
+    with pytest.raises(ModelError, match=f"chunked attention .* --max-model-len to {size}"):
         window_of(mask, size + 1)
 
 
@@ -42,7 +44,7 @@ def scalars_only(batch: int, head: int, query: int, key: int) -> bool:
         scalars_only,
     ],
 )
-def test_anything_else_is_refused(rule: object) -> None:
+def test_anything_else_is_refused(rule: Callable[..., torch.Tensor]) -> None:
     with pytest.raises(ModelError, match="not causal over all or a sliding window"):
         window_of(describe_mask(rule), 1 << 17)
 

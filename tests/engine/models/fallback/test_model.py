@@ -171,7 +171,9 @@ def test_state_between_tokens_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
 
     def shifted(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """Mixes in the token before, as a convolution or a token shift would."""
-        return forward(self, x + 0.1 * torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1))
+        before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
+        out: torch.Tensor = forward(self, x + 0.1 * before)
+        return out
 
     monkeypatch.setattr(mlp, "forward", shifted)
     with pytest.raises(ModelError, match="keeps state between tokens"):
@@ -183,7 +185,7 @@ def test_longrope_is_refused_beyond_its_original_length(
     max_model_len: int | None, tmp_path: Path
 ) -> None:
     write_tiny(hf.Phi3Config(**SIZES, **LONGROPE), tmp_path)
-    with pytest.raises(ModelError, match=r"longrope beyond 32 positions .* max-model-len"):
+    with pytest.raises(ModelError, match=r"longrope beyond 32 positions .* --max-model-len"):
         load(tmp_path, max_model_len=max_model_len)
 
 

@@ -11,9 +11,10 @@ from engine.engine import Engine
 from engine.plan import StepPlan
 from engine.runner.decode_step import DecodeStep, StepRows
 from engine.runner.model_runner import ModelRunner
-from engine.runner.speculation import Drawn
+from engine.runner.step import StepTokens
+from engine.speculative_config import RejectionSampleMethod
 from sampling import sampler
-from sampling.speculative import drafting, rejection
+from sampling.speculative import drafting, verification
 from sampling.triton_support import INTERPRETED
 from tests.engine.runner import test_speculation as whole
 from tests.engine.runner.table_drafter import draft_from
@@ -27,20 +28,13 @@ class Uncaptured:
         self._rows, self._sampling_rows = runner._rows, runner._sampling_rows
         self._step_rows = StepRows(self._rows)
         self.num_replays = 0
-        steps = [
-            DecodeStep(
-                runner._model,
-                runner._forward._attention,
-                self._rows,
-                runner._sampler,
-                self._step_rows,
-                speculation,
-            )
-            for speculation in (None, runner._speculation)
-        ]
-        self._steps = {step.num_drafts: step for step in steps}
+        stage, attention = runner._stage, runner._forward._attention
+        self._steps = {
+            num_drafts: DecodeStep(stage, attention, self._rows, self._step_rows, num_drafts)
+            for num_drafts in (0, self._rows.drafts.shape[1])
+        }
 
-    def replay(self, plan: StepPlan) -> Drawn:
+    def replay(self, plan: StepPlan) -> StepTokens:
         self.num_replays += 1
         count, step = len(plan.rows), self._steps[plan.num_drafts]
         self._step_rows.ids_np[:] = self._rows.scratch_row
@@ -58,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(engine: Engine) -> dict:
+def run(engine: Engine) -> whole.Tokens:
     asked = whole.requests(whole.EVERYTHING, max_tokens=12)
     return whole.tokens_of(whole.run(engine, asked, steps_between=0))
 
@@ -66,17 +60,19 @@ def run(engine: Engine) -> dict:
 @pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
 @pytest.mark.parametrize("method", ["standard", "coupled"])
 def test_tokens_are_those_of_the_eager_step(
-    folder: Path, method: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, method: RejectionSampleMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (sampler, rejection, drafting):  # only the step's own kernels: minutes less
+    for module in (sampler, verification, drafting):  # only the step's own kernels: minutes less
         monkeypatch.setattr(module, "kernels_run_on", lambda device: False)
     generator = torch.Generator().manual_seed(3)
     draft_from(torch.randn((VOCAB, VOCAB), generator=generator), monkeypatch)
     speculation = whole.config(3, method, draft_sample_method="gumbel")
-    wanted = run(whole.make(folder, speculation))
+    eager = whole.make(folder, speculation)
+    wanted = run(eager)
     engine = whole.make(folder, speculation)
     runner = engine._runner
     assert isinstance(runner, ModelRunner)
     runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
     assert run(engine) == wanted
     assert graphs.num_replays > 4
+    assert engine.stats().drafts == eager.stats().drafts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +13,13 @@ from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.request import Finish, PromptLogprobsParams, Request, ScoringRequest
-from engine.speculative_config import SpeculativeConfig
+from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.compiling import compiling_together, on_compilation
 from sampling.params import SamplingParams
 
 MAX_ROWS = 24
-KINDS = [
+KINDS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {},
     {"temperature": 0.7, "seed": 5},
@@ -117,7 +118,7 @@ def test_nothing_is_compiled_for_items_that_share_a_query(compiled: list[str]) -
 @pytest.mark.parametrize("cuda_graphs", [True, False])
 @pytest.mark.parametrize("draft_sample_method", [None, "greedy", "gumbel"])
 def test_nothing_is_compiled_inside_a_request(
-    cuda_graphs: bool, draft_sample_method: str | None, compiled: list[str]
+    cuda_graphs: bool, draft_sample_method: DraftSampleMethod | None, compiled: list[str]
 ) -> None:
     speculation = None
     if draft_sample_method is not None:

@@ -1,8 +1,9 @@
-"""Heads and draft models that do not fit are refused by their sizes."""
+"""EAGLE heads and draft models that do not fit are refused by their sizes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from engine.contracts.drafter import Drafter
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError
 from engine.models.loader import load_model
-from engine.speculation.make_drafter import load_drafter
-from engine.speculative_config import SpeculativeConfig
+from engine.speculation.make_drafter import make_drafter
+from engine.speculative_config import Method, SpeculativeConfig
 from tests.engine.speculation.drafted_rows import make_rows
 from tests.engine.speculation.tiny_heads import write_eagle1, write_eagle3
 from tests.engine.tiny_models import VOCAB, write_model
@@ -33,14 +34,14 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(
-    target_folder: Path, head: Path, method: str, target: CausalLM | None = None, **model: object
+    target_folder: Path, head: Path, method: Method, target: CausalLM | None = None, **model: Any
 ) -> Drafter:
-    settings = {"max_model_len": 64, "device": "cpu"} | model
+    settings: dict[str, Any] = {"max_model_len": 64, "device": "cpu"} | model
     target_config = ModelConfig(model=str(target_folder), **settings)
     target = target or load_model(target_config, DEVICE)
     config = SpeculativeConfig(method=method, model=str(head), num_speculative_tokens=3)
     rows, sampling = make_rows(target.vocab_size, 0.0, DEVICE)
-    return load_drafter(config, target_config, target, rows, sampling, PlainAttention)
+    return make_drafter(config, target_config, target, rows, sampling, PlainAttention)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,7 @@ def load(
     ],
 )
 def test_a_head_that_does_not_fit(
-    target_folder: Path, tmp_path: Path, method: str, config: dict[str, object], expected: str
+    target_folder: Path, tmp_path: Path, method: Method, config: dict[str, object], expected: str
 ) -> None:
     if method == "eagle":
         write_eagle1(tmp_path, bias=False, **config)
@@ -103,7 +104,7 @@ def test_eagle_over_transformers_modules(tmp_path: Path) -> None:
     ("sizes", "expected"),
     [
         ({"vocab_size": 96}, "vocabulary is 96, the target's 97"),
-        ({"max_position": 40}, "made for 40 positions, max-model-len is 64"),
+        ({"max_position": 40}, "made for 40 positions, --max-model-len is 64"),
     ],
 )
 def test_a_draft_model_that_does_not_fit(
@@ -119,7 +120,9 @@ def test_a_draft_model_that_does_not_fit(
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_random_heads_need_a_config_alone(target_folder: Path, tmp_path: Path, method: str) -> None:
+def test_random_heads_need_a_config_alone(
+    target_folder: Path, tmp_path: Path, method: Method
+) -> None:
     if method == "eagle":
         write_eagle1(tmp_path, bias=False)
     else:

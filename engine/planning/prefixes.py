@@ -1,0 +1,70 @@
+"""Finds the computed blocks of a choice's prefix, and offers blocks of rows for reuse. No torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
+from engine.config import CacheConfig
+from engine.request import Int32Array
+from engine.rows import Choice, RowTable
+
+
+class PrefixIndex:
+    """Knows the prefix hashes of choices and rows, by which blocks are found and registered."""
+
+    def __init__(self, config: CacheConfig, pool: BlockPool, table: RowTable) -> None:
+        self._block_size = config.block_size
+        self._prefix_caching = config.prefix_caching
+        self._pool = pool
+        self._table = table
+
+    def find(self, choice: Choice, num_reusable: int, *, drafted: bool) -> list[int]:
+        """Known blocks of a choice's first `num_reusable` tokens, without holding them.
+
+        Args:
+            drafted: end before the first block that the drafter's cache lacks.
+        """
+        if not self._prefix_caching and choice.index == 0:
+            return []
+        num_full = max(num_reusable, 0) // self._block_size
+        return self._pool.match(self._hashes(choice)[:num_full], drafted=drafted)
+
+    def last_hash(self, choice: Choice, num_blocks: int) -> bytes:
+        """The hash of the last of a choice's first `num_blocks` blocks, or the root's for none."""
+        return self._hashes(choice)[num_blocks - 1] if num_blocks else root_hash(self._salt(choice))
+
+    def register(self, rows: Int32Array) -> None:
+        """Offer full blocks of rows for reuse, after usable logits of these rows were read back."""
+        table = self._table
+        full = np.minimum(table.num_settled[rows], table.num_known[rows]) // self._block_size
+        new = full * self._block_size > table.num_hashed[rows]
+        for row, num_full in zip(rows[new].tolist(), full[new].tolist(), strict=True):
+            self._register_row(row, num_full)
+
+    def _register_row(self, row: int, num_full: int) -> None:
+        table, size = self._table, self._block_size
+        known = self._hashes(table.choice(row))
+        for block_idx in range(int(table.num_hashed[row]) // size, num_full):
+            if block_idx < len(known):
+                table.parent_hash[row] = known[block_idx]
+            else:
+                token_ids = table.token_ids[row, block_idx * size : (block_idx + 1) * size]
+                table.parent_hash[row] = chain_hash(table.parent_hash[row], token_ids.tobytes())
+            self._pool.register(
+                table.blocks[row][block_idx],
+                table.parent_hash[row],
+                drafted=not table.has_gap[row],
+            )
+        table.num_hashed[row] = num_full * size
+
+    def _hashes(self, choice: Choice) -> list[bytes]:
+        if choice.hashes is None:
+            choice.hashes = block_hashes(choice.token_ids, self._block_size, self._salt(choice))
+        return choice.hashes
+
+    def _salt(self, choice: Choice) -> str:
+        """The salt of a choice's hashes; without prefix caching, one for each request."""
+        if self._prefix_caching:
+            return choice.request.cache_salt
+        return f"{choice.arrival}/{choice.request.cache_salt}"

@@ -1,0 +1,73 @@
+"""Steps that were launched: waiting for what they computed, and for what went wrong."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.buffers import HostCopy, is_device_lost
+from engine.contracts.scoring import ScoringResult
+from engine.plan import RunnerLostError, StepPlan, StepResult
+from engine.request import LogprobArrays
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_NO_TOKENS = np.zeros(0, dtype=np.int32)
+
+
+def wait_for(issued: Future[HostCopy], timeout_s: float | None) -> Arrays:
+    """Wait for a launched step and for the copy of its results to the host.
+
+    Raises:
+        RunnerLostError: the device failed in a way that no later step can survive.
+        TimeoutError: the step was not issued in `timeout_s`.
+        Exception: what the step raised.
+    """
+    try:
+        return issued.result(timeout_s).arrays()
+    except TimeoutError:
+        raise
+    except Exception as error:
+        if is_device_lost(error):
+            raise RunnerLostError(str(error)) from error
+        raise
+
+
+class LaunchedStep:
+    """A step that was launched; see `StepHandle`."""
+
+    def __init__(self, plan: StepPlan, issued: Future[HostCopy]) -> None:
+        self.plan = plan
+        self._issued = issued
+
+    def wait(self, timeout_s: float | None = None) -> StepResult:
+        arrays = wait_for(self._issued, timeout_s)
+        bad = arrays.get("bad", _NO_TOKENS.astype(np.bool_))
+        return StepResult(
+            token_ids=arrays.get("token_ids", _NO_TOKENS[:, None]),
+            num_new=arrays.get("num_new", (~bad).astype(np.int32)),
+            bad=bad,
+            num_offered=arrays.get("num_offered"),
+            num_accepted=arrays.get("num_accepted"),
+            logprobs=_logprob_arrays(arrays, "") if "chosen" in arrays else None,
+            prompt_logprobs=[_logprob_arrays(arrays, f"{i}/") for i in range(len(self.plan.spans))],
+        )
+
+
+class LaunchedScoring:
+    """A step of scoring that was launched; see `ScoringHandle`."""
+
+    def __init__(self, issued: Future[HostCopy]) -> None:
+        self._issued = issued
+
+    def wait(self, timeout_s: float | None = None) -> ScoringResult:
+        arrays = wait_for(self._issued, timeout_s)
+        return ScoringResult(values=arrays["values"], others=arrays["others"])
+
+
+def _logprob_arrays(arrays: Arrays, prefix: str) -> LogprobArrays:
+    names = LogprobArrays.__struct_fields__
+    return LogprobArrays(**{name: arrays[prefix + name] for name in names})

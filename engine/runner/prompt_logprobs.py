@@ -1,0 +1,46 @@
+"""Logprobs of a prompt's own tokens, from the hidden states of the step that computes them."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.batch import RequestRows
+from engine.contracts.model import CausalLM
+from engine.plan import PromptSpan, StepPlan
+from engine.request import Int32Array
+from engine.runner.logit_chunks import logit_chunks
+from sampling.batch import LogprobsOutput
+from sampling.paths.prompt_logprobs import PromptReporter
+
+
+def span_logprobs(
+    plan: StepPlan,
+    span: PromptSpan,
+    query_starts: Int32Array,
+    hidden: torch.Tensor,
+    model: CausalLM,
+    rows: RequestRows,
+) -> LogprobsOutput:
+    """Report the prompt tokens after a span's query tokens, through the LM head in chunks.
+
+    Args:
+        query_starts: [R + 1], the plan's rows in `hidden`.
+        hidden: [T, hidden_size], of all tokens of the step.
+    """
+    wanted = span.choice.request.prompt_logprobs
+    assert wanted is not None, "a span is of a request that asks for prompt logprobs"
+    report = PromptReporter(
+        span.choice.request.params,
+        wanted.mode,
+        wanted.num_top,
+        wanted.token_ids,
+        vocab_size=model.vocab_size,
+        history=rows.token_ids[int(plan.rows[span.row_idx])],
+    )
+    start = int(query_starts[span.row_idx])
+    computed = int(plan.starts[span.row_idx])  # position of the row's first query token
+    outputs = []
+    for tokens in logit_chunks(start + span.first, start + span.last, model.vocab_size):
+        position = computed + tokens.start - start + 1  # of the token after the chunk's first
+        outputs.append(report(model.logits(hidden[tokens]), position))
+    return LogprobsOutput.concat(outputs)

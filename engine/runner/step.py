@@ -1,0 +1,100 @@
+"""The second half of every step, eager or captured: from hidden states to tokens in their rows.
+
+The first half, `engine.runner.forward`, leaves hidden states. This one makes logits, draws from
+them or verifies drafts, enters the tokens into their rows and lets the drafter propose the next
+ones. A graph can hold it where `StepInputs` has fixed addresses: nothing here looks at a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine.batch import StepInputs
+from engine.contracts.model import CausalLM
+from engine.runner.forward import Hidden
+from engine.runner.speculation import Speculation
+from sampling.batch import LogprobsOutput
+from sampling.sampler import Sampler
+
+
+class StepTokens(NamedTuple):
+    """The tokens that L rows drew from N logit rows, on the device.
+
+    Attributes:
+        token_ids: int32 [L, 1 + num_drafts]. bad: bool [L].
+        num_new, num_offered, num_accepted: int32 [L], as in `StepResult`; None without drafts.
+        logprobs: of the N logit rows.
+    """
+
+    token_ids: torch.Tensor
+    bad: torch.Tensor
+    num_new: torch.Tensor | None
+    num_offered: torch.Tensor | None
+    num_accepted: torch.Tensor | None
+    logprobs: LogprobsOutput | None
+
+    def of_rows(self, count: int) -> StepTokens:
+        """Views of the first `count` rows, where all rows have equally many logit rows."""
+        logprobs = self.logprobs
+        if logprobs is not None:
+            logprobs = logprobs.at(slice(count * self.token_ids.shape[1]))
+        return StepTokens(
+            token_ids=self.token_ids[:count],
+            bad=self.bad[:count],
+            num_new=None if self.num_new is None else self.num_new[:count],
+            num_offered=None if self.num_offered is None else self.num_offered[:count],
+            num_accepted=None if self.num_accepted is None else self.num_accepted[:count],
+            logprobs=logprobs,
+        )
+
+
+@dataclass(frozen=True)
+class TokenStage:
+    """Makes a step's tokens from its hidden states.
+
+    Attributes:
+        speculation: None where nothing is drafted.
+    """
+
+    model: CausalLM
+    sampler: Sampler
+    speculation: Speculation | None
+
+    def __call__(self, inputs: StepInputs, hidden: Hidden) -> StepTokens | None:
+        """Draw or verify, enter the tokens, propose drafts; None where no row draws.
+
+        Args:
+            hidden: of the step's T tokens; there may be more behind them.
+        """
+        tokens = self._tokens(inputs, hidden)
+        if tokens is None:
+            ends = inputs.entry.enter(None, None)
+        else:
+            ends = inputs.entry.enter(tokens.token_ids, tokens.num_new)
+        if inputs.drafting is None:
+            return tokens
+        assert self.speculation is not None, "only a drafter has rows to draft for"
+        assert ends is not None, "an entry tells where rows end that are drafted for"
+        self.speculation.propose(inputs, inputs.drafting, ends, hidden)
+        return tokens and tokens._replace(num_offered=ends.num_offered)
+
+    def _tokens(self, inputs: StepInputs, hidden: Hidden) -> StepTokens | None:
+        if inputs.sampling is None:
+            return None
+        logits = self.model.logits(hidden.final[inputs.logit_tokens])
+        if inputs.drafts is None:
+            drawn = self.sampler.draw(logits, inputs.sampling)
+            return StepTokens(drawn.token_ids[:, None], drawn.bad, None, None, None, drawn.logprobs)
+        assert self.speculation is not None, "only a drafter leaves drafts"
+        verified = self.speculation.verify(logits, inputs.sampling, inputs.drafts)
+        return StepTokens(
+            token_ids=verified.token_ids,
+            bad=verified.bad,
+            num_new=verified.num_new,
+            num_offered=None,  # counted when the tokens enter their rows
+            num_accepted=verified.num_accepted,
+            logprobs=verified.logprobs,
+        )

@@ -1,0 +1,186 @@
+"""Plans of the scheduler: whose turn it is, how many tokens, through the engine's loop too."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.planning.drafting import DraftRules
+from engine.request import PromptLogprobsParams
+from engine.rows import Choice
+from sampling.params import SamplingParams
+from tests.engine.paged_fake import make_engine, reference
+from tests.engine.planning.scheduler_setup import Setup, counts
+from tests.engine.traffic import FRONTEND, Inbox, request, run
+
+
+def test_nothing_to_do_is_no_plan() -> None:
+    setup = Setup()
+    assert setup.scheduler.plan() is None
+    setup.enqueue([1, 2], max_tokens=1)
+    setup.plan()
+    assert setup.scheduler.plan() is None, "its only token is drawn by the step in flight"
+
+
+def test_prompts_are_chunked_to_the_budget_and_draw_at_their_end() -> None:
+    setup = Setup(budget=6)
+    setup.enqueue(list(range(1, 11)))
+    first = setup.plan()
+    assert (counts(first), first.samples.tolist()) == ({1: 6}, [False])
+    assert (first.starts.tolist(), first.num_prompt_tokens) == ([0], 6)
+    assert [admission.num_computed for admission in first.admissions] == [0]
+    second = setup.plan()
+    assert (counts(second), second.samples.tolist()) == ({1: 4}, [True])
+    assert (second.starts.tolist(), second.num_prompt_tokens) == ([6], 4)
+    assert second.admissions == []
+    third = setup.plan()
+    assert (counts(third), third.decodes.tolist()) == ({1: 1}, [True])
+    assert (third.starts.tolist(), third.num_prompt_tokens) == ([10], 0)
+
+
+def test_decoding_rows_come_first_and_prompts_get_what_is_left() -> None:
+    setup = Setup(budget=8)
+    setup.enqueue([1, 2])
+    setup.enqueue([3, 4])
+    setup.step()
+    setup.enqueue(list(range(5, 25)))
+    setup.enqueue([9])
+    plan = setup.plan()
+    assert counts(plan) == {1: 1, 2: 1, 3: 6}
+    assert plan.decodes.tolist() == [True, True, False]
+    assert setup.table.num_vacant == 1, "no budget, no row"
+
+
+def test_a_step_lists_decoding_rows_then_single_tokens_then_chunks() -> None:
+    setup = Setup()
+    setup.enqueue([1, 2])
+    setup.step()
+    setup.enqueue([5, 6, 7])
+    setup.enqueue([8])
+    plan = setup.plan()
+    assert plan.num_query.tolist() == [1, 1, 3]
+    assert plan.decodes.tolist() == [True, False, False]
+    assert [choice.request.handle for choice in plan.choices] == [1, 3, 2]
+
+
+def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it() -> None:
+    setup = Setup(budget=8, chunked_prefill=False)
+    setup.enqueue([1, 2, 3])
+    setup.enqueue(list(range(4, 10)))
+    assert counts(setup.step()) == {1: 3}, "five tokens are left for six"
+    assert counts(setup.step()) == {1: 1, 2: 6}
+
+
+def test_rows_without_drafts_of_their_own_are_named() -> None:
+    """Else the drafts of an earlier step would be verified again."""
+    setup = Setup(drafting=DraftRules(num_tokens=2, max_rows=9))
+    first, second = setup.enqueue([1]), setup.enqueue([2])
+    assert setup.step().undrafted == []
+    assert first.row is not None
+    setup.table.has_drafts[first.row] = False
+    plan = setup.plan()
+    assert (plan.num_drafts, plan.num_query.tolist()) == (2, [3, 3])
+    assert plan.undrafted == [first.row]
+    assert second.row in plan.rows
+
+
+def test_a_choice_that_ended_while_it_waited_is_skipped() -> None:
+    setup = Setup()
+    setup.enqueue([1, 2]).ended = True
+    setup.enqueue([3])
+    assert counts(setup.plan()) == {2: 1}
+
+
+def test_prefix_counters_count_a_choice_once() -> None:
+    setup = Setup()
+    setup.enqueue(list(range(1, 11)))
+    setup.step()
+    second = setup.enqueue(list(range(1, 11)))
+    setup.step()
+    assert second.num_cached == 8
+    assert (setup.scheduler.prefix_queries, setup.scheduler.prefix_hits) == (20, 8)
+    assert second.row is not None
+    setup.scheduler._preempt(second.row)
+    setup.step()
+    assert (setup.scheduler.prefix_queries, setup.scheduler.prefix_hits) == (20, 8)
+    assert second.num_cached == 8
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    setup = Setup()
+    setup.enqueue(list(range(1, 9)))
+    setup.step()
+    setup.enqueue(list(range(1, 9)))
+    plan = setup.plan()
+    assert counts(plan)[2] == 4, "its second block holds the last token"
+
+
+def test_tokens_whose_logprobs_are_wanted_are_computed() -> None:
+    """The logprob of token 6 comes from computing token 5, which is in the second block."""
+    setup = Setup()
+    setup.enqueue(list(range(1, 14)))
+    setup.step()
+    asked = request(2, list(range(1, 14)), prompt_logprobs=PromptLogprobsParams(start=6))
+    choice = Choice(FRONTEND, asked, 0, 0, 2, asked.prompt_token_ids, prompt_parts=[])
+    setup.scheduler.enqueue(choice)
+    assert counts(setup.plan())[2] == 9
+
+
+def test_length_is_known_ahead_so_no_step_is_wasted() -> None:
+    engine, runner = make_engine()
+    engine.submit(FRONTEND, request(1, [5, 6, 7], max_tokens=4, params=SamplingParams()))
+    run(engine, Inbox())
+    assert runner.num_query_log == [[3], [1], [1], [1]]
+
+
+def test_prefix_is_shared_and_counted() -> None:
+    engine, _ = make_engine(num_blocks=100)
+    inbox = Inbox()
+    prompt = list(range(1, 23))
+    engine.submit(FRONTEND, request(1, prompt))
+    run(engine, inbox)
+    engine.submit(FRONTEND, request(2, prompt))
+    run(engine, inbox)
+    assert inbox.cached == {1: 0, 2: 20}
+    assert engine.stats().prefix_cache_hits == 20
+
+
+def test_cache_salt_keeps_prefixes_apart() -> None:
+    engine, _ = make_engine(num_blocks=100)
+    inbox = Inbox()
+    for handle, salt in enumerate(["a", "b", "a"]):
+        engine.submit(FRONTEND, request(handle, list(range(1, 23)), cache_salt=salt))
+        run(engine, inbox)
+    assert inbox.cached == {0: 0, 1: 0, 2: 20}
+
+
+def test_choices_share_the_prompt_even_without_prefix_caching() -> None:
+    engine, runner = make_engine(num_blocks=100, prefix_caching=False)
+    inbox = Inbox()
+    prompt = list(range(1, 14))
+    engine.submit(FRONTEND, request(1, prompt, n=3))
+    run(engine, inbox)
+    computed = sum(max(counts) for counts in runner.num_query_log if max(counts) > 1)
+    assert computed == 13, "only the first choice computes the shared blocks"
+    assert dict(inbox.tokens) == {(1, i): reference(prompt, 10, (0,), i) for i in range(3)}
+
+
+def test_priority_runs_first_and_falls_last() -> None:
+    engine, _ = make_engine(max_rows=1, policy="priority")
+    order = []
+    for handle, priority in [(1, 5), (2, 0), (3, -3)]:
+        engine.submit(FRONTEND, request(handle, [handle], priority=priority))
+    while engine.has_work:
+        for _, output in engine.step():
+            order += [h for h, f in zip(output.handles, output.finish, strict=True) if f]
+    assert order == [3, 2, 1]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_later_choices_wait_for_the_prompt_and_no_longer(n: int) -> None:
+    """In chunks: of thirteen tokens, each of the others computes the last one alone."""
+    engine, runner = make_engine(num_blocks=100, budget=5)
+    inbox = Inbox()
+    engine.submit(FRONTEND, request(1, list(range(1, 14)), n=n, params=SamplingParams()))
+    run(engine, inbox)
+    assert engine.stats().prompt_tokens_computed == 13 + n - 1
+    assert max(map(len, runner.num_query_log)) == n, "they run side by side"

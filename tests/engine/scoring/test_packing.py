@@ -1,0 +1,101 @@
+"""Rows of several requests put together into one step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.blocks import NULL_BLOCK
+from engine.rows import NO_TOKEN
+from engine.scoring.packing import Rows, block_tables, make_plan
+
+
+def test_rows_that_share_blocks_come_last_and_positions_are_read_in_order() -> None:
+    def rows(first_id: int, counts: list[int], num_read: list[int], num_shared: int) -> Rows:
+        start = num_shared * 4
+        return Rows(
+            token_ids=np.arange(first_id, first_id + sum(counts), dtype=np.int32),
+            counts=np.array(counts),
+            starts=np.full(len(counts), start),
+            tables=np.arange(len(counts) * (num_shared + 2), dtype=np.int32).reshape(
+                len(counts), -1
+            ),
+            num_read=np.array(num_read),
+            id_lists=np.full((sum(num_read), 1), first_id, dtype=np.int32),
+            num_shared=num_shared,
+        )
+
+    many = [2] * 200
+    plan = make_plan(
+        [
+            rows(1000, many, [2] * 200, num_shared=2),
+            rows(100, [3, 4], [1, 2], num_shared=2),  # too few for it to pay
+            rows(2000, many, [1] * 200, num_shared=3),
+            rows(200, [8], [0], num_shared=0),
+        ],
+        block_size=4,
+    )
+    tokens = [*range(100, 107), *range(200, 208), *range(1000, 1400), *range(2000, 2400)]
+    assert plan.token_ids.tolist() == tokens
+    read = plan.token_ids[plan.read_tokens]
+    assert read.tolist() == [*range(1000, 1400), 102, 105, 106, *range(2001, 2400, 2)]
+    assert (plan.id_lists[:, 0] == read // 100 * 100)[400:403].all()
+    assert plan.seq_lens[[0, 1, 2, 3, 203]].tolist() == [11, 12, 8, 10, 14]
+    assert plan.sharing is not None
+    assert plan.sharing.starts.tolist() == [3, 203, 403]
+    assert plan.sharing.num_blocks.tolist() == [2, 3]
+
+
+def test_tokens_lie_where_their_row_s_blocks_say() -> None:
+    """Two rows of different tables and starts: positions are absolute, slots are in blocks."""
+    plan = make_plan(
+        [
+            Rows(
+                token_ids=np.array([5, 6, 7], dtype=np.int32),
+                counts=np.array([3]),
+                starts=np.array([2]),
+                tables=np.array([[9, 4]], dtype=np.int32),
+                num_read=np.array([0]),
+                id_lists=np.zeros((0, 2), dtype=np.int32),
+            ),
+            Rows(
+                token_ids=np.array([8, 9, 10], dtype=np.int32),
+                counts=np.array([1, 2]),
+                starts=np.array([8, 0]),
+                tables=np.array([[1, 2, 3], [6, NULL_BLOCK, NULL_BLOCK]], dtype=np.int32),
+                num_read=np.array([1, 2]),
+                id_lists=np.array([[1, 2], [3, 4], [5, 6]], dtype=np.int32),
+            ),
+        ],
+        block_size=4,
+    )
+    assert plan.token_ids.tolist() == [5, 6, 7, 8, 9, 10]
+    assert plan.positions.tolist() == [2, 3, 4, 8, 0, 1]
+    assert plan.slots.tolist() == [9 * 4 + 2, 9 * 4 + 3, 4 * 4, 3 * 4, 6 * 4, 6 * 4 + 1]
+    assert plan.query_starts.tolist() == [0, 3, 4, 6]
+    assert plan.query_starts.dtype == np.int32
+    assert plan.seq_lens.tolist() == [5, 9, 2]
+    assert plan.block_tables.tolist() == [[9, 4, NULL_BLOCK], [1, 2, 3], [6, 0, 0]]
+    assert plan.read_tokens.tolist() == [3, 4, 5]
+    assert plan.id_lists.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert plan.sharing is None
+
+
+def test_lists_of_different_widths_are_padded_with_no_token() -> None:
+    def row(ids: list[int]) -> Rows:
+        return Rows(
+            token_ids=np.array([5], dtype=np.int32),
+            counts=np.array([1]),
+            starts=np.array([0]),
+            tables=np.array([[1]], dtype=np.int32),
+            num_read=np.array([1]),
+            id_lists=np.array([ids], dtype=np.int32),
+        )
+
+    plan = make_plan([row([1]), row([2, 3, 4])], block_size=4)
+    assert plan.id_lists.tolist() == [[1, NO_TOKEN, NO_TOKEN], [2, 3, 4]]
+
+
+def test_blocks_are_dealt_to_rows_in_order() -> None:
+    tables = block_tables([3, 7, 5, 9], np.array([1, 0, 2, 1]))
+    assert tables.tolist() == [[3, NULL_BLOCK], [NULL_BLOCK, NULL_BLOCK], [7, 5], [9, NULL_BLOCK]]
+    assert tables.dtype == np.int32

@@ -1,0 +1,196 @@
+"""The loop of the engine process, round by round, over an engine that notes its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import zmq
+
+from engine import process as process_module
+from engine.config import EngineConfig, ModelConfig
+from engine.process import STATS_S, EngineLoop
+from engine.request import (
+    FrontendMessage,
+    Request,
+    ScoringRequest,
+    StepOutput,
+    decode_output,
+    encode,
+)
+from engine.stats import EngineStats
+from sampling.params import SamplingParams
+from tests.engine.test_request import STATS
+
+CONFIG = EngineConfig(model=ModelConfig(model="none"))
+
+
+class LoggedEngine:
+    """Notes what the loop asks of it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, bytes, int]] = []
+        self.has_work = True
+        self.outputs: list[tuple[bytes, StepOutput]] = []
+
+    def submit(self, frontend: bytes, request: Request) -> None:
+        self.calls.append(("submit", frontend, request.handle))
+
+    def score(self, frontend: bytes, request: ScoringRequest) -> None:
+        self.calls.append(("score", frontend, request.handle))
+
+    def abort(self, frontend: bytes, handle: int, choice_idx: int) -> None:
+        self.calls.append((f"abort {choice_idx}", frontend, handle))
+
+    def stats(self) -> EngineStats:
+        return STATS
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class LoopSetup:
+    """An `EngineLoop` whose rounds the test runs, and a frontend."""
+
+    def __init__(self, address: str) -> None:
+        self.engine = LoggedEngine()
+        self.loop = EngineLoop(CONFIG, address, cast(Any, self.engine))
+        self.frontend: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.frontend.setsockopt(zmq.IDENTITY, b"me")
+        self.frontend.connect(address)
+
+    def receive(self, *raws: bytes, num_calls: int = 1) -> None:
+        """Send messages and let the loop receive until it has made as many calls."""
+        for raw in raws:
+            self.frontend.send(raw)
+        while len(self.engine.calls) < num_calls:
+            assert self.loop._socket.poll(5000)
+            self.loop._receive()
+
+    def answer(self) -> StepOutput | None:
+        """What the frontend was sent, if anything was."""
+        return decode_output(self.frontend.recv()) if self.frontend.poll(100) else None
+
+
+@pytest.fixture
+def loop_setup(tmp_path: Path) -> Iterator[LoopSetup]:
+    setup = LoopSetup(f"ipc://{tmp_path}/engine")
+    socket = setup.loop._socket
+    yield setup
+    setup.frontend.close(linger=0)
+    socket.close(linger=0)
+
+
+def asked(handle: int) -> Request:
+    ids = np.array([5], dtype=np.int32)
+    return Request(handle=handle, prompt_token_ids=ids, params=SamplingParams(), max_tokens=1)
+
+
+def test_messages_are_taken_in_order_and_what_is_none_is_passed_over(
+    loop_setup: LoopSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    scored = ScoringRequest(
+        handle=3,
+        query_token_ids=np.array([1], dtype=np.int32),
+        item_token_ids=np.array([2], dtype=np.int32),
+        item_lens=np.array([1], dtype=np.int32),
+        num_read=np.array([1], dtype=np.int32),
+        id_lists=np.array([[3]], dtype=np.int32),
+    )
+    first = FrontendMessage(submit=[asked(1), asked(2)], score=[scored], abort=[(1, -1), (2, 0)])
+    last = encode(FrontendMessage(submit=[asked(4)]))
+    loop_setup.receive(encode(first), b"garbage", last, num_calls=6)
+    assert loop_setup.engine.calls == [
+        ("submit", b"me", 1),
+        ("submit", b"me", 2),
+        ("score", b"me", 3),
+        ("abort -1", b"me", 1),
+        ("abort 0", b"me", 2),
+        ("submit", b"me", 4),
+    ]
+    assert "passed over" in caplog.text
+
+
+def test_a_frontend_without_news_is_sent_statistics_now_and_then(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(process_module, "time", clock)
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    loop_setup.loop._send_stats()
+    clock.now += STATS_S - 0.1
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(2)])), num_calls=2)
+    loop_setup.loop._send_stats()
+    assert loop_setup.answer() is None
+    clock.now += 0.2
+    loop_setup.loop._send_stats()
+    answer = loop_setup.answer()
+    assert answer is not None
+    assert answer.stats == STATS
+    assert len(answer.handles) == 0
+    clock.now += STATS_S - 0.1
+    loop_setup.loop._send_stats()
+    assert loop_setup.answer() is None, "it was told a moment ago"
+
+
+def test_a_round_that_takes_longer_than_a_step_may_is_hung(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(process_module, "time", clock)
+    loop, seen = loop_setup.loop, []
+
+    class RoundEndedError(Exception):
+        pass
+
+    def step() -> list[tuple[bytes, StepOutput]]:
+        for _ in range(2):
+            clock.now += CONFIG.step_timeout_s
+            seen.append(loop.hung)
+            clock.now += 1
+        raise RoundEndedError
+
+    monkeypatch.setattr(loop_setup.engine, "step", step, raising=False)
+    clock.now += 10 * CONFIG.step_timeout_s
+    assert not loop.hung
+    with pytest.raises(RoundEndedError):
+        loop.run()
+    assert seen == [False, True]
+
+
+def test_a_loop_that_waits_for_a_message_is_not_hung(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(process_module, "time", clock)
+    loop, engine, seen = loop_setup.loop, loop_setup.engine, []
+
+    class WaitedEnoughError(Exception):
+        pass
+
+    def step() -> list[tuple[bytes, StepOutput]]:
+        engine.has_work = False
+        return []
+
+    def poll() -> None:
+        clock.now += 10 * CONFIG.step_timeout_s
+        seen.append(loop.hung)
+        raise WaitedEnoughError
+
+    monkeypatch.setattr(engine, "step", step, raising=False)
+    monkeypatch.setattr(loop, "_socket", SimpleNamespace(poll=poll, recv_multipart=no_message))
+    with pytest.raises(WaitedEnoughError):
+        loop.run()
+    assert seen == [False]
+
+
+def no_message(flags: int) -> None:
+    raise zmq.Again
