@@ -1,0 +1,165 @@
+"""Mutants of the engine's loop, its contracts, scoring and the runner."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+ENGINE = (
+    Mutant(
+        "prompt-logprobs-of-an-earlier-life-are-kept",
+        "engine/engine.py",
+        "if not live[span.row_idx] or choice.prompt_parts is None",
+        "if choice.prompt_parts is None",
+        (
+            "tests/engine/test_engine.py"
+            "::test_prompt_logprobs_begin_again_when_a_prompt_is_preempted",
+        ),
+    ),
+    Mutant(
+        "choices-hang-when-the-first-one-fails",
+        "engine/engine.py",
+        "        choice.ended = True\n        self._enqueue_children(choice)\n",
+        "        choice.ended = True\n",
+        (
+            "tests/engine/test_engine.py"
+            "::test_when_a_first_choice_ends_early_the_others_of_its_request_go_on",
+        ),
+    ),
+    Mutant(
+        "unseeded-requests-share-a-seed",
+        "engine/engine.py",
+        "secrets.randbits(64) - 2**63 if seed is None else seed",
+        "0 if seed is None else seed",
+        ("tests/engine/test_engine.py::test_unseeded_requests_have_seeds_of_their_own",),
+    ),
+    Mutant(
+        "blocks-of-bad-rows-are-shared",
+        "engine/engine.py",
+        "self._prefixes.register(settled.rows[~failed])",
+        "self._prefixes.register(settled.rows)",
+        (
+            "tests/engine/test_engine.py"
+            "::test_bad_logits_end_one_choice_and_keep_its_blocks_from_others",
+        ),
+    ),
+    Mutant(
+        "a-released-block-stays-unknown-to-the-drafter",
+        "engine/blocks.py",
+        "        self._undrafted.discard(block)\n",
+        "",
+        ("tests/engine/test_blocks.py::test_a_block_granted_again_is_as_new",),
+    ),
+    Mutant(
+        "a-row-keeps-the-stop-ids-of-its-last-choice",
+        "engine/rows.py",
+        "        self.stop_ids[row] = NO_TOKEN\n",
+        "",
+        ("tests/engine/test_rows.py::test_a_claimed_row_starts_from_its_choice_alone",),
+    ),
+    Mutant(
+        "the-last-prompt-token-s-successor-is-scored",
+        "engine/plan.py",
+        "last = min(int(plan.num_query[row_idx]), choice.prompt_len - 1 - start)",
+        "last = int(plan.num_query[row_idx])",
+        ("tests/engine/test_plan.py::test_spans_of_a_chunk",),
+    ),
+    Mutant(
+        "a-request-s-failure-hides-its-last-entries",
+        "engine/submission.py",
+        "if not self._entries and self._failure is not None:",
+        "if self._failure is not None:",
+        ("tests/engine/test_submission.py::test_a_failure_comes_after_the_entries_that_are_there",),
+    ),
+    Mutant(
+        "a-message-of-scoring-alone-is-not-sent",
+        "engine/client.py",
+        "message.submit or message.score or message.abort",
+        "message.submit or message.abort",
+        ("tests/engine/test_client.py::test_one_thing_alone_is_sent_too",),
+    ),
+    Mutant(
+        "an-idle-loop-counts-as-hung",
+        "engine/process.py",
+        "            self._send_stats()\n            self._busy_since = math.inf\n",
+        "            self._send_stats()\n",
+        ("tests/engine/test_process_loop.py::test_a_loop_that_waits_for_a_message_is_not_hung",),
+    ),
+)
+
+SCORING = (
+    Mutant(
+        "two-scored-rows-of-a-step-write-one-slot",
+        "engine/scoring/queue.py",
+        "            spare = []  # the last",
+        "            pass  # the last",
+        (
+            "tests/engine/scoring/test_queue.py"
+            "::test_items_behind_a_split_one_do_not_write_into_its_blocks",
+        ),
+    ),
+    Mutant(
+        "scoring-requests-do-not-take-turns",
+        "engine/scoring/queue.py",
+        "                progress.last_turn = self._turn\n",
+        "",
+        ("tests/engine/scoring/test_queue_steps.py::test_requests_take_turns",),
+    ),
+    Mutant(
+        "blocks-of-an-aborted-request-become-known",
+        "engine/scoring/queue.py",
+        "if progress.ended or not span.count:",
+        "if not span.count:",
+        (
+            "tests/engine/scoring/test_queue_steps.py"
+            "::test_nothing_is_entered_for_a_request_that_ended_while_its_step_ran",
+        ),
+    ),
+    Mutant(
+        "positions-read-twice-in-a-split-item",
+        "engine/scoring/progress.py",
+        "max(length - int(self.request.num_read[item]), start)",
+        "(length - int(self.request.num_read[item]))",
+        (
+            "tests/engine/scoring/test_progress.py"
+            "::test_a_split_item_is_computed_in_the_spare_blocks_and_read_where_its_end_lies",
+        ),
+    ),
+    Mutant(
+        "positions-read-in-the-order-of-the-step",
+        "engine/scoring/packing.py",
+        "np.repeat(ends[places] - np.cumsum(num_read), num_read)",
+        "np.repeat(ends - np.cumsum(num_read), num_read)",
+        (
+            "tests/engine/scoring/test_packing.py"
+            "::test_rows_that_share_blocks_come_last_and_positions_are_read_in_order",
+        ),
+    ),
+)
+
+RUNNER = (
+    Mutant(
+        "a-prompt-s-position-stands-still-across-chunks",
+        "engine/runner/prompt_logprobs.py",
+        "position = computed + tokens.start - start + 1",
+        "position = computed + span.first + 1",
+        ("tests/engine/runner/test_prompt_logprobs.py::test_values_equal_transformers",),
+    ),
+    Mutant(
+        "a-scored-position-stands-still-across-chunks",
+        "engine/runner/scoring.py",
+        "id_lists[chunk])",
+        "id_lists[: chunk.stop - chunk.start])",
+        ("tests/engine/runner/test_scoring.py::test_values_of_several_chunks_of_the_lm_head",),
+    ),
+    Mutant(
+        "a-window-begins-one-key-late",
+        "engine/kernels/decode_attention.py",
+        "seq_len - shape.query_len + 1 - rules.window, 0)",
+        "seq_len - shape.query_len + 2 - rules.window, 0)",
+        (
+            "tests/engine/kernels/test_decode_attention.py"
+            "::test_windows_that_begin_around_the_edge_of_a_block",
+        ),
+        interpreted=True,
+    ),
+)

@@ -1,0 +1,133 @@
+"""Mutants of the planning of choices' steps."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+SCHEDULER = "tests/engine/planning/test_scheduler.py"
+BLOCKS = "tests/engine/planning/test_scheduler_blocks.py"
+PLANNING = (
+    Mutant(
+        "prompt-logprobs-kept-over-a-preemption",
+        "engine/planning/scheduler.py",
+        "            choice.prompt_parts = []\n",
+        "            pass\n",
+        (
+            "tests/engine/test_engine.py"
+            "::test_prompt_logprobs_begin_again_when_a_prompt_is_preempted",
+        ),
+    ),
+    Mutant(
+        "hashes-stale-after-a-preemption",
+        "engine/planning/scheduler.py",
+        "        choice.hashes = None\n",
+        "",
+        (f"{BLOCKS}::test_a_preempted_choice_finds_what_it_generated",),
+    ),
+    Mutant(
+        "first-arrival-is-preempted",
+        "engine/planning/scheduler.py",
+        "victim = max(self._table.running",
+        "victim = min(self._table.running",
+        (f"{BLOCKS}::test_the_latest_arrival_loses_its_row_and_comes_back_with_its_tokens",),
+    ),
+    Mutant(
+        "promised-blocks-are-given-away",
+        "engine/planning/scheduler.py",
+        "room = self._pool.num_free - self.num_promised() if",
+        "room = self._pool.num_free if",
+        (f"{BLOCKS}::test_a_block_that_a_waiting_row_needs_is_not_given_away",),
+    ),
+    Mutant(
+        "room-of-idle-shared-blocks-is-counted-twice",
+        "engine/planning/scheduler.py",
+        "        need += self._pool.num_idle(shared)\n",
+        "",
+        (f"{BLOCKS}::test_shared_blocks_that_nobody_holds_need_room_too",),
+    ),
+    Mutant(
+        "drafter-writes-beyond-granted-blocks",
+        "engine/planning/scheduler.py",
+        "num_computed + self._drafting.lookahead, limit - 1",
+        "num_computed, limit - 1",
+        (f"{BLOCKS}::test_blocks_cover_what_the_drafter_writes_ahead",),
+    ),
+    Mutant(
+        "last-token-is-planned-to-be-computed",
+        "engine/planning/scheduler.py",
+        "< table.limit[rows]\n",
+        "<= table.limit[rows]\n",
+        (f"{SCHEDULER}::test_nothing_to_do_is_no_plan",),
+    ),
+    Mutant(
+        "blocks-registered-before-their-tokens-are-known",
+        "engine/planning/prefixes.py",
+        "np.minimum(table.num_settled[rows], table.num_known[rows])",
+        "table.num_settled[rows]",
+        (
+            "tests/engine/planning/test_prefixes.py"
+            "::test_full_blocks_are_found_as_far_as_they_are_computed_and_known",
+        ),
+    ),
+    Mutant(
+        "requests-share-blocks-without-prefix-caching",
+        "engine/planning/prefixes.py",
+        'return f"{choice.arrival}/{choice.request.cache_salt}"',
+        "return choice.request.cache_salt",
+        (
+            "tests/engine/planning/test_prefixes.py"
+            "::test_without_prefix_caching_only_choices_of_one_request_share",
+        ),
+    ),
+    Mutant(
+        "min-tokens-do-not-outlast-a-stop-id",
+        "engine/planning/settle.py",
+        "    stopped &= known >= table.min_known[rows, None]\n",
+        "",
+        ("tests/engine/planning/test_settle.py::test_why_a_choice_ends",),
+    ),
+    Mutant(
+        "tokens-of-a-vacated-row-are-entered",
+        "engine/planning/settle.py",
+        "drew = live & plan.samples",
+        "drew = plan.samples",
+        (
+            "tests/engine/planning/test_settle.py"
+            "::test_what_a_vacated_row_drew_is_dropped_and_others_keep_their_own",
+        ),
+    ),
+    Mutant(
+        "refused-drafts-stay-scheduled",
+        "engine/planning/settle.py",
+        "    table.num_tokens[rows] -= refused\n",
+        "",
+        ("tests/engine/planning/test_settle.py::test_refused_drafts_are_taken_back",),
+    ),
+    Mutant(
+        "logprobs-of-the-wrong-frontend",
+        "engine/planning/outputs.py",
+        "tokens = np.repeat(mine, emission.num_new)",
+        "tokens = np.repeat(mine, 1)",
+        (
+            "tests/engine/planning/test_outputs.py"
+            "::test_tokens_held_for_several_frontends_are_told_apart",
+        ),
+    ),
+    Mutant(
+        "held-logprobs-lost-when-a-wider-row-comes-in",
+        "engine/planning/outputs.py",
+        "            self._logprobs.put(slice(None), old)\n",
+        "",
+        (
+            "tests/engine/planning/test_outputs.py"
+            "::test_logprobs_are_kept_while_a_wider_row_comes_in",
+        ),
+    ),
+    Mutant(
+        "greedy-rows-force-drafts-on-all",
+        "engine/planning/drafting.py",
+        "and params.seed is not None and not params.greedy",
+        "and params.seed is not None",
+        ("tests/engine/planning/test_drafting.py::test_whose_tokens_need_the_same_drafts",),
+    ),
+)

@@ -1,0 +1,66 @@
+"""Mutants of the server."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+SERVER = (
+    Mutant(
+        "drain-ends-while-one-request-remains",
+        "server/http/lifecycle.py",
+        "if self._num_inside == 0:",
+        "if self._num_inside <= 1:",
+        ("tests/server/http/test_middleware.py::TestDraining::test_waits_for_the_last_request",),
+    ),
+    Mutant(
+        "outcome-counted-twice-when-cancelled",
+        "server/http/middleware.py",
+        'account.outcome = "abort"',
+        'self._metrics.outcomes["abort"].inc(); account.outcome = "abort"',
+        (
+            "tests/server/http/test_middleware.py::TestAccounts::test_a_request_that_is_cancelled_counts_once",
+        ),
+    ),
+    Mutant(
+        "stop-string-inside-another-is-missed",
+        "server/text/stop.py",
+        "self.ends[node] = self.ends[node] or self.ends[fallback]",
+        "self.ends[node] = self.ends[node]",
+        ("tests/server/text/test_stop.py::test_find",),
+    ),
+    Mutant(
+        "text-that-may-begin-a-stop-string-is-given-out",
+        "server/text/stop.py",
+        "self.held[node] = depth if children else self.held[fallback]",
+        "self.held[node] = depth if children else 0",
+        ("tests/server/text/test_stop.py::test_held",),
+    ),
+    Mutant(
+        "held-byte-before-ascii-shifts-where-tokens-start",
+        "server/text/detokenize.py",
+        "if whole.isascii() and not self._decoder.getstate()[0]:",
+        "if whole.isascii():",
+        ("tests/server/text/test_detokenize.py::test_where_tokens_begin_in_broken_text",),
+    ),
+    Mutant(
+        "logprobs-given-out-twice",
+        "server/completions/logprob_queue.py",
+        "[whole.at(slice(count, None))]",
+        "[whole.at(slice(count - 1, None))]",
+        ("tests/server/completions/test_logprob_queue.py::test_in_order",),
+    ),
+    Mutant(
+        "only-a-prefix-of-the-next-label-is-refused",
+        "server/scoring/labels.py",
+        "if b[: len(a)] == a:",
+        "if a == b:",
+        ("tests/server/scoring/test_labels.py::test_errors_name_both_labels",),
+    ),
+    Mutant(
+        "admitted-choices-are-not-counted",
+        "server/http/admission.py",
+        "self._num_in_flight + num_choices - self._engine.info.max_rows",
+        "self._num_in_flight - self._engine.info.max_rows",
+        ("tests/server/http/test_admission.py::test_zero_lets_only_rows_in",),
+    ),
+)

@@ -1,0 +1,11 @@
+"""All mutants. `python -m tests.mutants.run` puts each into a copy of the project."""
+
+from __future__ import annotations
+
+from tests.mutants.engine import ENGINE, RUNNER, SCORING
+from tests.mutants.mutant import Mutant
+from tests.mutants.planning import PLANNING
+from tests.mutants.sampling import SAMPLING
+from tests.mutants.server import SERVER
+
+MUTANTS: tuple[Mutant, ...] = (*SERVER, *PLANNING, *ENGINE, *SCORING, *RUNNER, *SAMPLING)
