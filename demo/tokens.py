@@ -22,6 +22,11 @@ VOCAB_SIZE = 8192
 # either and still be cut as the training text was. Words, up to three digits and runs of signs take
 # the space before them along; other spaces come last.
 PIECES = r"\n|(?<=\n)[ \t]+| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[^\S\n]+(?!\S)|\s"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}# assistant:{% endif %}"
+)
+"""A conversation as comments, which is the nearest to one in what the model was trained on."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, context_tokens: int) -> N
         "padding_side": "left",
         "model_max_length": context_tokens,
         "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
@@ -99,6 +105,6 @@ def training_batches(
         start = int(torch.randint(context_tokens, (1,), generator=generator))
         windows = stream[start:].unfold(0, context_tokens + 1, context_tokens)
         shuffled = torch.randperm(len(windows), generator=generator)
-        for picked in shuffled.split(batch_size):
+        for picked in torch.split(shuffled, batch_size):
             if len(picked) == batch_size:
                 yield windows[picked]

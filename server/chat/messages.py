@@ -1,0 +1,86 @@
+"""Messages as clients write them, made into what templates are written for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from server.chat.template import Message
+from server.errors import bad_request
+from server.schema.messages import ChatMessage, TextPart, ToolCall
+
+DEVELOPER = "developer"
+"""OpenAI's newer name of the system role, which few templates know."""
+
+
+def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Message]:
+    """The messages as the template `source` gets them; raises `ApiError`.
+
+    Text parts are joined by line breaks, calls' arguments are objects, what is null is left out,
+    and a developer's message is the system's where the template does not know the role.
+    """
+    knows_developer = DEVELOPER in source
+    return [
+        _template_message(message, f"messages[{i}]", knows_developer)
+        for i, message in enumerate(messages)
+    ]
+
+
+def _template_message(message: ChatMessage, where: str, knows_developer: bool) -> Message:
+    role: str = message.role
+    if role == DEVELOPER and not knows_developer:
+        role = "system"
+    found: Message = {"role": role}
+    content = _text(message.content)
+    if content is None and message.refusal is not None:
+        content = message.refusal
+    if content is not None:
+        found["content"] = content
+    elif role != "assistant":
+        raise bad_request(f"{where}.content", f"{where}.content must be a text, got null")
+    for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
+        if value is not None:
+            found[name] = value
+    if (reasoning := _reasoning(message, where)) is not None:
+        found["reasoning_content"] = reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+        ]
+    return found
+
+
+def _text(content: str | list[TextPart] | None) -> str | None:
+    if isinstance(content, list):
+        return "\n".join(part.text for part in content)
+    return content
+
+
+def _reasoning(message: ChatMessage, where: str) -> str | None:
+    """What the assistant thought, under whichever of its two names."""
+    first, second = message.reasoning_content, message.reasoning
+    if first is not None and second is not None and first != second:
+        raise bad_request(
+            f"{where}.reasoning",
+            f"{where}.reasoning must equal reasoning_content, which is another text",
+        )
+    return second if first is None else first
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments or "{}")
+        except orjson.JSONDecodeError as error:
+            field = f"{where}.function.arguments"
+            raise bad_request(field, f"{field} must be JSON: {error}") from None
+    found: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+    if call.id is not None:
+        found["id"] = call.id
+    return found

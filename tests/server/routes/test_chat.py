@@ -1,0 +1,347 @@
+"""`POST /v1/chat/completions` over the fake engine: shapes, streams, logprobs, refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine.request import Finish
+from tests.fakes import EOS, FakeEngine, says
+from tests.server.conftest import MODEL, Site, chunks_of, error_of, in_process
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+async def chat(site: Site, /, status: int = 200, **body: Any) -> dict[str, Any]:
+    """The reply to a chat, or its error object."""
+    body = {"model": MODEL, "messages": HELLO, **body}
+    reply = await site.client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == status, reply.text
+    if status != 200:
+        return error_of(reply)
+    parsed: dict[str, Any] = reply.json()
+    return parsed
+
+
+async def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream."""
+    body = {"model": MODEL, "messages": HELLO, "stream": True, **body}
+    reply = await site.client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    return chunks_of(reply.text)
+
+
+def prompt_of(site: Site) -> str:
+    """The prompt of the last request the engine got; the fake's ids are bytes."""
+    return bytes(site.engine.requests[-1].prompt_token_ids.astype("uint8")).decode()
+
+
+class TestPrompt:
+    async def test_it_is_rendered_by_the_template(self) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            await chat(site, max_tokens=1)
+            assert prompt_of(site) == "[user]hello[assistant]"
+
+    async def test_roles_and_parts(self) -> None:
+        messages = [
+            {"role": "developer", "content": "brief"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
+            {"role": "assistant", "content": None, "refusal": "no"},
+            {"role": "tool", "content": "42", "tool_call_id": "call_1"},
+        ]
+        async with in_process(chat_template=TEMPLATE) as site:
+            await chat(site, max_tokens=1, messages=messages)
+            assert prompt_of(site) == "[system]brief[user]a\nb[assistant]no[tool]42[assistant]"
+
+    async def test_the_last_message_is_gone_on_with(self) -> None:
+        messages = [*HELLO, {"role": "assistant", "content": "It was"}]
+        fields: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+        async with in_process(FakeEngine(says(" so")), chat_template=TEMPLATE) as site:
+            reply = await chat(site, messages=messages, echo=True, **fields)
+            assert prompt_of(site) == "[user]hello[assistant]It was"
+            assert reply["choices"][0]["message"]["content"] == "It was so"
+
+    async def test_variables_and_documents(self) -> None:
+        source = "{{ mood }}{{ reasoning_effort }}{{ documents[0].text }}"
+        async with in_process(chat_template=source) as site:
+            await chat(
+                site,
+                max_tokens=1,
+                chat_template_kwargs={"mood": "gay"},
+                reasoning_effort="low",
+                documents=[{"title": "t", "text": "d"}],
+            )
+            assert prompt_of(site) == "gaylowd"
+
+    async def test_without_max_tokens_the_rest_of_the_context_may_be_used(self) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            reply = await chat(site)
+            prompt_len = len("[user]hello[assistant]")
+            assert site.engine.requests[-1].max_tokens == 256 - prompt_len
+            assert reply["usage"]["prompt_tokens"] == prompt_len
+
+    async def test_templates_of_requests_need_a_flag(self) -> None:
+        own: dict[str, Any] = {"chat_template": "{{ messages[0].content }}"}
+        async with in_process(chat_template=TEMPLATE) as site:
+            error = await chat(site, 400, **own)
+            assert "--trust-request-chat-template" in error["message"]
+        async with in_process(trust_request_chat_template=True) as site:
+            await chat(site, max_tokens=1, **own)
+            assert prompt_of(site) == "hello"
+
+
+class TestReply:
+    async def test_the_shape(self) -> None:
+        async with in_process(FakeEngine(says("hi there")), chat_template=TEMPLATE) as site:
+            reply = await chat(site)
+            assert reply["object"] == "chat.completion"
+            assert reply["id"].startswith("chatcmpl-")
+            [choice] = reply["choices"]
+            assert choice["message"] == {
+                "role": "assistant",
+                "content": "hi there",
+                "refusal": None,
+            }
+            assert choice["finish_reason"] == "stop"
+            assert choice["logprobs"] is None
+            assert reply["usage"]["completion_tokens"] == len("hi there") + 1
+
+    async def test_a_stream(self) -> None:
+        async with in_process(FakeEngine(says("hi there")), chat_template=TEMPLATE) as site:
+            chunks = await stream(site, stream_options={"include_usage": True})
+            assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+            *parts, usage = chunks
+            deltas = [chunk["choices"][0]["delta"] for chunk in parts]
+            assert deltas[0]["role"] == "assistant"
+            assert all("role" not in delta for delta in deltas[1:])
+            assert "".join(delta.get("content", "") for delta in deltas) == "hi there"
+            assert all(delta.get("content", "x") for delta in deltas[1:])  # none is empty
+            assert parts[-1]["choices"][0]["finish_reason"] == "stop"
+            assert usage["choices"] == []
+            assert usage["usage"]["completion_tokens"] == len("hi there") + 1
+
+    async def test_several_choices(self) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            reply = await chat(site, n=3, max_tokens=4)
+            contents = [choice["message"]["content"] for choice in reply["choices"]]
+            assert contents == ["[use", "user", "ser]"]
+
+    async def test_ids(self) -> None:
+        async with in_process(FakeEngine(says("hi")), chat_template=TEMPLATE) as site:
+            [choice] = (await chat(site, return_token_ids=True))["choices"]
+            assert choice["token_ids"] == [*b"hi", EOS]
+            assert bytes(choice["prompt_token_ids"]) == b"[user]hello[assistant]"
+
+    async def test_nothing_generated(self) -> None:
+        fields: dict[str, Any] = {"max_tokens": 0, "logprob_token_ids": [1, 2], "logprobs": True}
+        async with in_process(chat_template=TEMPLATE) as site:
+            reply = await chat(site, **fields)
+            [choice] = reply["choices"]
+            assert choice["message"]["content"] == ""
+            assert choice["finish_reason"] == "length"
+            assert len(choice["logprob_token_ids"]["logprobs"]) == 1
+            assert choice["logprobs"]["content"] == choice["logprobs"]["tokens"] == []
+            assert reply["usage"]["completion_tokens"] == 0
+
+
+class TestLogprobs:
+    async def test_bytes_join_to_the_content_and_every_token_has_its_part(self) -> None:
+        text = "grüße 🙂"
+        async with in_process(FakeEngine(says(text)), chat_template=TEMPLATE) as site:
+            [choice] = (await chat(site, logprobs=True, top_logprobs=2))["choices"]
+            logprobs = choice["logprobs"]
+            assert (
+                bytes(b for entry in logprobs["content"] for b in entry["bytes"]) == text.encode()
+            )
+            parts = [token["part"] for token in logprobs["tokens"]]
+            assert parts == ["content"] * len(text.encode()) + ["markup"]
+            assert [t["token_id"] for t in logprobs["tokens"]] == [*text.encode(), EOS]
+            assert {len(entry["top_logprobs"]) for entry in logprobs["content"]} == {2}
+            assert logprobs["mode"] == "raw_logprobs"
+
+    async def test_they_are_those_of_a_completion(self) -> None:
+        fields: dict[str, Any] = {"max_tokens": 6, "logprob_token_ids": [7, 263, 7]}
+        async with in_process(chat_template=TEMPLATE) as site:
+            chosen = (await chat(site, logprobs=True, top_logprobs=3, **fields))["choices"][0]
+            prompt = [int(i) for i in site.engine.requests[-1].prompt_token_ids]
+            plain = (await site.complete(prompt=prompt, logprobs=3, **fields))["choices"][0]
+            entries, expected = chosen["logprobs"]["content"], plain["logprobs"]
+            assert [e["logprob"] for e in entries] == expected["token_logprobs"]
+            assert [e["token"] for e in entries] == expected["tokens"]
+            ranks = [token["rank"] for token in chosen["logprobs"]["tokens"]]
+            assert ranks == expected["ranks"]
+            assert chosen["logprob_token_ids"] == plain["logprob_token_ids"]
+            for entry, ids in zip(entries, expected["top_token_ids"], strict=True):
+                top = [each["token_id"] for each in entry["top_logprobs"]]
+                assert top[:3] == ids[:3]
+                assert set(top[3:]) == {7, 263} - set(top[:3])
+                values = [each["logprob"] for each in entry["top_logprobs"]]
+                assert values[:3] == sorted(values[:3], reverse=True)
+
+    async def test_a_stop_string_keeps_the_tokens_before_it(self) -> None:
+        async with in_process(FakeEngine(says("one, two")), chat_template=TEMPLATE) as site:
+            [choice] = (await chat(site, logprobs=True, stop=[", t"]))["choices"]
+            assert choice["message"]["content"] == "one"
+            content = choice["logprobs"]["content"]
+            assert bytes(b for entry in content for b in entry["bytes"]) == b"one"
+            assert choice["stop_reason"] == ", t"
+
+    async def test_packed(self) -> None:
+        fields: dict[str, Any] = {"logprobs": True, "logprobs_format": "packed", "max_tokens": 3}
+        async with in_process(chat_template=TEMPLATE) as site:
+            [choice] = (await chat(site, **fields))["choices"]
+            assert choice["logprobs"]["token_logprobs"]["dtype"] == "<f4"
+            assert choice["logprobs"]["token_logprobs"]["shape"] == [3]
+
+    async def test_of_the_prompt(self) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            [choice] = (await chat(site, prompt_logprobs=1, max_tokens=1))["choices"]
+            assert len(choice["prompt_logprobs"]) == len("[user]hello[assistant]")
+
+
+SLOW_FIXTURES = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@SLOW_FIXTURES
+@given(
+    text=st.text(max_size=30),
+    stop=st.lists(st.text(min_size=1, max_size=3), max_size=2),
+    interval=st.integers(1, 9),
+    n=st.integers(1, 2),
+)
+async def test_a_joined_stream_equals_the_plain_reply(
+    text: str, stop: list[str], interval: int, n: int
+) -> None:
+    """Whatever number of tokens a chunk has, and wherever characters are cut."""
+    fields: dict[str, Any] = {
+        "logprobs": True,
+        "top_logprobs": 1,
+        "return_token_ids": True,
+        "n": n,
+        "stop": stop or None,
+        "seed": 1,
+        "max_tokens": 100,
+    }
+    engine = FakeEngine(says(text, Finish.LENGTH), max_model_len=512)
+    async with in_process(engine, chat_template=TEMPLATE) as site:
+        plain = await chat(site, **fields)
+        chunks = await stream(site, stream_interval=interval, **fields)
+    for expected in plain["choices"]:
+        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == expected["index"]]
+        assert (
+            "".join(c["delta"].get("content", "") for c in mine) == (expected["message"]["content"])
+        )
+        for key in ("content", "tokens"):
+            joined = [entry for c in mine if c["logprobs"] for entry in c["logprobs"][key]]
+            assert joined == expected["logprobs"][key]
+        assert [i for c in mine for i in c["token_ids"]] == expected["token_ids"]
+        assert mine[-1]["finish_reason"] == expected["finish_reason"]
+        assert mine[-1]["stop_reason"] == expected["stop_reason"]
+
+
+class TestRefusals:
+    async def test_no_template(self) -> None:
+        async with in_process() as site:
+            error = await chat(site, 400)
+            assert "--chat-template" in error["message"]
+
+    @pytest.mark.parametrize(
+        ("fields", "param", "words"),
+        [
+            ({"messages": []}, "messages", "too short"),
+            ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
+            ({"messages": [{"role": "user"}]}, "messages[0].content", "got null"),
+            ({"messages": [{"role": "user", "content": "x", "nome": "y"}]}, None, "nome"),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+                "messages[0].content",
+                "image_url",
+            ),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+                "messages[0].content",
+                "input_audio",
+            ),
+            ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+            ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
+            ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "equal"),
+            ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "messages"),
+            (
+                {"add_generation_prompt": True, "continue_final_message": True},
+                "continue_final_message",
+                "add_generation_prompt",
+            ),
+            (
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "content": "x",
+                            "reasoning": "a",
+                            "reasoning_content": "b",
+                        }
+                    ]
+                },
+                "messages[0].reasoning",
+                "another text",
+            ),
+            (
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                        }
+                    ]
+                },
+                "messages[0].tool_calls[0].function.arguments",
+                "JSON",
+            ),
+            ({"tools": [{"type": "function"}]}, "tools", "not available yet"),
+            ({"response_format": {"type": "json_object"}}, "response_format", "not available yet"),
+            ({"model": "other"}, "model", "other"),
+        ],
+        ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,
+    )
+    async def test_bad_fields(self, fields: dict[str, Any], param: str | None, words: str) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            error = await chat(site, 404 if "model" in fields else 400, **fields)
+            assert param is None or error["param"] == param
+            assert words in error["message"]
+            assert not site.engine.requests
+
+    async def test_too_long_a_conversation(self) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            messages = [{"role": "user", "content": "x" * 300}]
+            error = await chat(site, 400, messages=messages)
+            assert error["code"] == "context_length_exceeded"
+
+
+class TestTokenize:
+    async def test_a_conversation(self) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            reply = await site.client.post("/tokenize", json={"messages": HELLO})
+            assert bytes(reply.json()["tokens"]) == b"[user]hello[assistant]"
+            body = {"messages": HELLO, "add_generation_prompt": False}
+            reply = await site.client.post("/tokenize", json=body)
+            assert bytes(reply.json()["tokens"]) == b"[user]hello"
+
+    @pytest.mark.parametrize("fields", [{}, {"prompt": "x", "messages": HELLO}])
+    async def test_one_of_text_and_conversation(self, fields: dict[str, Any]) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            reply = await site.client.post("/tokenize", json=fields)
+            assert reply.status_code == 400
+            assert "not both" in error_of(reply)["message"]
