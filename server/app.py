@@ -19,9 +19,12 @@ from engine.client import EngineHandle
 from server.config import ServerConfig
 from server.context import Context, make_context
 from server.errors import ApiError, bad_request
+from server.http.access_log import AccessLog
+from server.http.account import account_of
 from server.http.disconnect import ClientGoneError
 from server.http.middleware import Accounts, Gate
-from server.routes import completions, health, models, scoring, tokens
+from server.http.origins import Origins
+from server.routes import chat, completions, docs, health, models, scoring, tokens
 from server.schema.base import field_path
 from server.schema.openapi import add_openapi
 from server.text.tokenizer import Tokenizer
@@ -32,7 +35,7 @@ CLIENT_GONE = 499
 
 
 class _App(FastAPI):
-    """Without FastAPI's own middleware, whose work `Accounts` and `PlainRoute` do or leave out."""
+    """FastAPI without its own middleware: `Accounts` and `PlainRoute` do what is needed of it."""
 
     __call__ = Starlette.__call__  # without its telemetry
 
@@ -44,7 +47,7 @@ class _App(FastAPI):
 
 
 def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig) -> FastAPI:
-    """The application; the engine is its owner's to close."""
+    """Make the application. Whoever started the engine closes it."""
     context = make_context(engine, tokenizer, config)
 
     @asynccontextmanager
@@ -52,17 +55,20 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
         yield
         context.bodies.close()
         context.worker.close()
+        context.template.close()
 
     app = _App(
         title="tailrace",
         version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
         redirect_slashes=False,
     )
     app.state.context = context
-    # As they are: `include_router` would wrap each. Looked through in order, the docs' own last.
-    modules = (completions, scoring, models, tokens, health)
+    # `include_router` would wrap each route. They are looked through in this order.
+    modules = (completions, chat, scoring, models, tokens, health, docs)
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]
     _add_error_replies(app)
     add_openapi(app, engine.info.vocab_size)
@@ -71,17 +77,20 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
 
 
 def _add_middleware(app: FastAPI, context: Context) -> None:
-    """The last is the outermost."""
+    """Add the middleware, of which the last added is the outermost."""
     config = context.config
     app.add_middleware(
         Gate,
         lifecycle=context.lifecycle,
+        connections=context.connections,
+        origins=Origins(config.allowed_hosts, config.allowed_origins),
         api_keys=config.api_keys,
         open_metrics=config.open_metrics,
     )
     app.add_middleware(
         Accounts,
         metrics=context.metrics,
+        access_log=AccessLog(enabled=config.access_log, hidden_paths=config.access_log_hidden),
         lifecycle=context.lifecycle,
         echo_request_id=config.request_id_headers,
     )
@@ -95,22 +104,26 @@ def _add_middleware(app: FastAPI, context: Context) -> None:
 
 
 def _add_error_replies(app: FastAPI) -> None:
-    """Every error as OpenAI's nested object."""
+    """Reply to every error with OpenAI's nested object."""
+
+    def refuse(request: Request, error: ApiError) -> Response:
+        account_of(request.scope).reason = error.message
+        return error.response()
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> Response:
-        return error.response()
+        return refuse(request, error)
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         words = f"{error.detail}: {request.method} {request.url.path}"
         headers = dict(error.headers) if error.headers else None
-        return ApiError(error.status_code, words, headers=headers).response()
+        return refuse(request, ApiError(error.status_code, words, headers=headers))
 
     @app.exception_handler(RequestValidationError)
     async def on_bad_parameter(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return bad_request(field_path(tuple(first["loc"])), str(first["msg"])).response()
+        return refuse(request, bad_request(field_path(tuple(first["loc"])), str(first["msg"])))
 
     @app.exception_handler(ClientGoneError)
     async def on_client_gone(request: Request, error: ClientGoneError) -> Response:

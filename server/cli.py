@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, get_origin
+from typing import Any, NoReturn
 
 from engine.config import ConfigError
 from server.command.configure import engine_config
-from server.command.settings import ENVIRONMENT_ONLY, PREFIX, Settings, flag_of, load_settings
+from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
+from server.command.settings import Settings, load_settings
+from server.command.vllm_flags import NOTES
 from server.version import VERSION
 
-EXIT_USAGE, EXIT_FAILURE = 2, 1
-
-
-class _Parser(argparse.ArgumentParser):
-    """One line on an error, instead of the usage and a line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n")
-
-
-def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field of `Settings`, none of which has a value unless given."""
-    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL")
-    for name, field in Settings.model_fields.items():
-        if name in ENVIRONMENT_ONLY:
-            continue
-        words = f"{field.description} [{PREFIX}{name.upper()}]".replace("%", "%%")
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
-        if field.annotation is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif get_origin(field.annotation) is list:
-            options |= {"nargs": "+", "action": "extend", "metavar": "VALUE"}
-        else:
-            options["metavar"] = "VALUE"
-        destination = "model_flag" if name == "model" else name
-        parser.add_argument(flag_of(name), dest=destination, **options)
+EXIT_FAILURE = 1
 
 
 def _settings(given: dict[str, Any]) -> Settings:
+    """The settings of flags that were given."""
+    for note in given.pop(NOTES, []):
+        sys.stderr.write(f"tailrace: note: {note}\n")
     if "model_flag" in given:
         flag = given.pop("model_flag")
         if given.setdefault("model", flag) != flag:
@@ -57,8 +39,8 @@ def _serve(given: dict[str, Any]) -> int:
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
-    _add_settings(parser)
-    words = "End within two minutes on two cores."
+    add_settings(parser)
+    words = "Run fewer trials, to end within two minutes on two cores."
     parser.add_argument("--quick", action="store_true", help=words)
 
 
@@ -67,14 +49,17 @@ def _verify(given: dict[str, Any]) -> int:
     quick = given.pop("quick")
     with_model = not {"model", "model_flag"}.isdisjoint(given)
     config = engine_config(_settings(given))
-    from engine.startup.self_test import verify
+    from engine.startup.self_test import run_self_test
 
-    return verify(config, quick=quick, with_model=with_model, seed=None, out=sys.stdout)
+    return run_self_test(config, quick=quick, with_model=with_model, seed=None, out=sys.stdout)
 
 
 def _add_warmup(parser: argparse.ArgumentParser) -> None:
-    _add_settings(parser)
-    words = "Only build FlashInfer's modules, for FLASHINFER_CUDA_ARCH_LIST; takes no GPU."
+    add_settings(parser)
+    words = (
+        "Only build FlashInfer's modules, for the GPUs that FLASHINFER_CUDA_ARCH_LIST names. This "
+        "needs no GPU."
+    )
     parser.add_argument("--kernels", action="store_true", help=words)
 
 
@@ -82,36 +67,48 @@ def _warmup(given: dict[str, Any]) -> int:
     """Build ahead what a server of these settings would build when it starts."""
     kernels = given.pop("kernels")
     config = engine_config(_settings(given))
-    from engine.startup.kernel_cache import build_kernels, warm_up
+    from engine.startup.kernel_cache import build_kernels, fill_kernel_caches
 
     if kernels:
         build_kernels()
     else:
-        warm_up(config)
+        fill_kernel_caches(config)
     return 0
 
 
 Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[dict[str, Any]], int]]
 
 COMMANDS: dict[str, Command] = {
-    "serve": ("Serve a model over HTTP.", _add_settings, _serve),
+    "serve": ("Serve a model over HTTP.", add_settings, _serve),
     "verify": ("Test every sampling path on this machine.", _add_verify, _verify),
     "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
 }
-"""Name to help, the flags it takes, and what it does with them; it returns the exit status."""
+"""Each command by name: its help, what adds its flags, and what runs it and returns the status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; whatever the user can mend is one line on standard error."""
-    parser = _Parser(prog="tailrace", allow_abbrev=False, description="Exact LLM inference server.")
+    """Run a command and return its exit status; what the user can mend is told in one line."""
+    words = "An OpenAI-compatible inference server that samples exactly."
+    parser = Parser(prog="tailrace", allow_abbrev=False, description=words)
     parser.add_argument("--version", action="version", version=VERSION)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parsers: dict[str, Parser] = {}
     for name, (words, add, _) in COMMANDS.items():
-        add(commands.add_parser(name, help=words, description=words, allow_abbrev=False))
-    given = vars(parser.parse_args(arguments))
-    run = COMMANDS[given.pop("command")][2]
+        parsers[name] = commands.add_parser(
+            name,
+            usage=f"tailrace {name} [MODEL] [FLAGS]",
+            help=words,
+            description=words,
+            allow_abbrev=False,
+            formatter_class=help_format,
+        )
+        add(parsers[name])
     try:
-        return run(given)
+        known, unknown = parser.parse_known_args(arguments)
+        given = vars(known)
+        command = given.pop("command")
+        refuse_unknown(parsers[command], unknown)
+        return COMMANDS[command][2](given)
     except ConfigError as error:
         sys.stderr.write(f"tailrace: error: {' '.join(str(error).split())}\n")
         return EXIT_USAGE
@@ -119,5 +116,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILURE
 
 
+def run() -> NoReturn:
+    """Run a command as this process: the entry point of `tailrace`.
+
+    The interpreter is not taken down: torch's and Triton's modules would report their own objects
+    as leaks, dozens of lines after every end.
+    """
+    try:
+        status = main()
+    except SystemExit as end:  # argparse's
+        status = end.code if isinstance(end.code, int) else EXIT_FAILURE
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -1,4 +1,4 @@
-"""What the HTTP side is told: frozen, made once from the command line. Reads no environment."""
+"""The configuration of the HTTP side: frozen, made once from the settings of the command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sampling.params import LogprobsMode
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request gets for a field it leaves out; neutral unless `--generation-config auto`."""
+    """The values of fields that a request leaves out; neutral unless `--generation-config auto`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -19,30 +19,39 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything `create_app` is told.
+    """The whole configuration of `create_app`.
 
     Attributes:
         model_names: names the model answers to; replies carry the first.
         model_root: folder or hub id, as `/v1/models` shows it.
         api_keys: any of them opens the protected routes; none leaves all open.
         open_metrics: `/metrics` needs no key.
-        allowed_origins: of browsers (CORS); none sends no CORS headers.
+        allowed_origins: origins of pages that may use the server from a browser (CORS).
+        allowed_hosts: host names that requests may be addressed to; none allows any.
+        max_connections: connections open at once; beyond it idle ones are closed.
         max_body_bytes: a longer request body is a 413.
-        max_waiting_requests: prompts that may wait for a row; beyond it 429.
+        max_waiting_requests: choices that may wait for a row; beyond it 429.
         max_prompts: prompts in one request.
         max_choices: `n` of a request.
+        max_choices_per_request: prompts times `n` of a request.
+        max_reply_values: tokens and logprobs that one reply may hold.
         max_logprobs: top tokens a request may ask for; -1 for no cap.
-        logprobs_mode: of requests that name none.
+        logprobs_mode: the mode of requests that name none.
         priority_scheduling: requests may carry a priority.
         stream_interval: tokens between two chunks of a stream.
         request_id_headers: replies carry `X-Request-Id`.
         prompt_tokens_details: usage tells cached prompt tokens.
         force_include_usage: streams end with usage, asked or not.
         tokens_as_token_ids: logprobs name tokens "token_id:N" unless a request says otherwise.
-        log_requests: one log line a request.
+        chat_template: the template of chats in place of the model's own; None for that.
+        trust_request_chat_template: requests may bring templates of their own.
+        metrics_prefix: beginning of the names of metrics.
+        access_log: each request has a log line.
+        access_log_hidden: paths whose requests have none.
+        log_requests: the prompt and parameters of each request are logged.
         max_log_len: characters of the prompt in that line.
         seed: makes the seeds drawn for requests without one a reproducible sequence.
-        defaults: of sampling fields.
+        defaults: values of sampling fields that a request leaves out.
         fingerprint: `system_fingerprint` of replies.
     """
 
@@ -51,10 +60,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     api_keys: tuple[str, ...] = ()
     open_metrics: bool = False
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    max_connections: int = 1 << 20
     max_body_bytes: int = 32 << 20
     max_waiting_requests: int = 16384
     max_prompts: int = 1024
     max_choices: int = 1024
+    max_choices_per_request: int = 4096
+    max_reply_values: int = 64 << 20
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
     priority_scheduling: bool = False
@@ -63,6 +76,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: bool = False
     force_include_usage: bool = False
     tokens_as_token_ids: bool = False
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    metrics_prefix: str = "tailrace_"
+    access_log: bool = True
+    access_log_hidden: tuple[str, ...] = ()
     log_requests: bool = False
     max_log_len: int | None = None
     seed: int | None = None

@@ -1,4 +1,4 @@
-"""What handlers work with: made once by `create_app`, found through the request."""
+"""The parts of a server that handlers work with: made once, found through the request."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from engine.client import EngineHandle
+from server.chat.template import ChatTemplate
 from server.config import ServerConfig
 from server.http.admission import AdmissionControl
 from server.http.body import BodyReader
+from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.http.worker import Worker
 from server.metrics import Metrics
@@ -23,40 +25,55 @@ class Context:
     """The parts of one server.
 
     Attributes:
-        seeds: draws seeds for requests without one; None leaves it to the engine.
+        seeds: source of seeds for requests without one; None leaves them to the engine.
         created: when the server began, in Unix seconds.
     """
 
     engine: EngineHandle
     tokenizer: Tokenizer
+    template: ChatTemplate
     config: ServerConfig
     lifecycle: Lifecycle
     bodies: BodyReader
     admission: AdmissionControl
+    connections: ConnectionPool
     metrics: Metrics
     worker: Worker
     seeds: random.Random | None
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def draw_seed(self) -> int | None:
+        """A seed for a request that names none; None leaves it to the engine."""
+        return None if self.seeds is None else self.seeds.getrandbits(63)
+
 
 def make_context(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig) -> Context:
-    """The parts, put together."""
+    """Make the parts of a server over an engine."""
     tokenizer.reserve(engine.info.vocab_size)
+    metrics = Metrics(config.model_names[0], engine, prefix=config.metrics_prefix)
     return Context(
         engine=engine,
         tokenizer=tokenizer,
+        template=_template(tokenizer, config),
         config=config,
         lifecycle=Lifecycle(),
         bodies=BodyReader(config.max_body_bytes),
         admission=AdmissionControl(engine, config.max_waiting_requests),
-        metrics=Metrics(config.model_names[0], engine),
+        connections=ConnectionPool(config.max_connections, metrics.connections_over_limit.inc),
+        metrics=metrics,
         worker=Worker(),
         seeds=None if config.seed is None else random.Random(config.seed),
     )
 
 
+def _template(tokenizer: Tokenizer, config: ServerConfig) -> ChatTemplate:
+    about = tokenizer.description
+    source = config.chat_template or about.get("chat_template")
+    return ChatTemplate(source, about.get("special_tokens_map") or {})
+
+
 def context_of(request: Request) -> Context:
-    """The server that got this request."""
+    """The context of the server that got this request."""
     context = request.app.state.context
     assert isinstance(context, Context)
     return context

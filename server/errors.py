@@ -7,18 +7,24 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """What a client is told.
+    """An error reply.
 
     Attributes:
         status: HTTP status.
-        param: field of the request it is about.
+        message: what a person is told.
+        param: field of the request that the error is about.
         code: a word for programs, such as "context_length_exceeded".
-        headers: sent with the reply.
+        headers: headers of the reply.
     """
 
     def __init__(
@@ -68,22 +74,29 @@ def json_response(
 
 
 def bad_request(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """400: the client can mend it."""
+    """A 400: the client can mend the request."""
     return ApiError(400, message, param=param, code=code)
 
 
 def overloaded(message: str) -> ApiError:
-    """429: later it may work."""
+    """A 429: the request may work later."""
     headers = {"retry-after": str(RETRY_AFTER_S)}
     return ApiError(429, message, code="queue_full", headers=headers)
 
 
 def shutting_down() -> ApiError:
-    """503: another server may work."""
+    """A 503 of a server that ends: another server may take the request."""
     headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
     return ApiError(503, "the server is shutting down", code="shutting_down", headers=headers)
 
 
+def too_many_connections() -> ApiError:
+    """A 503 of a server at its limit of open files."""
+    headers = {"retry-after": str(RETRY_AFTER_S), "connection": "close"}
+    message = "the server has too many open connections"
+    return ApiError(503, message, code="too_many_connections", headers=headers)
+
+
 def engine_dead(reason: str) -> ApiError:
-    """500: nothing can be generated any more."""
+    """A 500 of a server whose engine is gone."""
     return ApiError(500, f"the engine is dead: {reason}", code="engine_dead")

@@ -1,4 +1,4 @@
-"""From settings to the frozen configurations of engine and server."""
+"""The frozen configurations of engine and server, made of the settings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from engine.config import (
 )
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from sampling.params import ParameterError, SamplingParams
+from server.command.logs import log_level
 from server.command.settings import Settings
 from server.config import SamplingDefaults, ServerConfig
+from server.http.origins import LOCAL_HOSTS
 from server.version import VERSION
 
 DEMO_NAME = "tailrace-demo"
@@ -39,7 +41,9 @@ _FLASHINFER: dict[str | None, FlashInferSampler] = {None: "auto", "1": "always",
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """What the engine process is told; raises `ConfigError`."""
+    """The configuration of the engine process; raises `ConfigError`."""
+    _check_folder("MODEL", settings.model)
+    _check_folder("--tokenizer", settings.tokenizer)
     return EngineConfig(
         model=ModelConfig(
             model=settings.model or str(demo_model()),
@@ -71,13 +75,24 @@ def engine_config(settings: Settings) -> EngineConfig:
             logprobs_mode=settings.logprobs_mode,
         ),
         speculation=_speculation(settings),
+        cuda_graphs=not settings.enforce_eager,
         num_threads=settings.num_threads,
         step_timeout_s=settings.step_timeout,
+        log_level=log_level(settings),
+        log_format=settings.log_format,
     )
 
 
+def _check_folder(flag: str, name: str | None) -> None:
+    """Refuse what can only be a folder and is none, before anything slow begins."""
+    if name is None or Path(name).expanduser().is_dir():
+        return
+    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise ConfigError(f"{flag} {name}: there is no such folder")
+
+
 def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
-    """What the HTTP side is told."""
+    """The configuration of the HTTP side."""
     model = config.model.model
     own_name = model if settings.model else DEMO_NAME
     return ServerConfig(
@@ -86,10 +101,13 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         api_keys=tuple(settings.api_key),
         open_metrics=settings.open_metrics,
         allowed_origins=tuple(settings.allowed_origins),
+        allowed_hosts=_allowed_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
         max_waiting_requests=settings.max_waiting_requests,
         max_prompts=settings.max_completion_prompts,
         max_choices=settings.max_n_sequences,
+        max_choices_per_request=settings.max_choices_per_request,
+        max_reply_values=settings.max_reply_values,
         max_logprobs=settings.max_logprobs,
         logprobs_mode=settings.logprobs_mode,
         priority_scheduling=settings.scheduling_policy == "priority",
@@ -98,12 +116,41 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         prompt_tokens_details=settings.enable_prompt_tokens_details,
         force_include_usage=settings.enable_force_include_usage,
         tokens_as_token_ids=settings.return_tokens_as_token_ids,
+        chat_template=_chat_template(settings.chat_template),
+        trust_request_chat_template=settings.trust_request_chat_template,
+        metrics_prefix=settings.metrics_prefix,
+        access_log=not settings.disable_uvicorn_access_log,
+        access_log_hidden=tuple(settings.disable_access_log_for_endpoints),
         log_requests=settings.enable_log_requests,
         max_log_len=settings.max_log_len,
         seed=settings.seed,
         defaults=_sampling_defaults(settings, model),
         fingerprint=_fingerprint(config),
     )
+
+
+def _allowed_hosts(settings: Settings) -> tuple[str, ...]:
+    """The names that were given, or those of this machine for a server that only it can reach.
+
+    A page elsewhere could otherwise reach such a server under a name of its own that it lets point
+    here. Everywhere else the names are not known, and a Unix socket is out of any page's reach.
+    """
+    if settings.allowed_hosts:
+        return tuple(settings.allowed_hosts)
+    is_local = settings.uds is None and (
+        settings.host == "localhost" or settings.host.startswith("127.") or settings.host == "::1"
+    )
+    return (*LOCAL_HOSTS, settings.host) if is_local else ()
+
+
+def _chat_template(given: str | None) -> str | None:
+    """The template that the flag holds or names; raises `ConfigError` for a missing file."""
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {given}: {error}") from None
 
 
 def _speculation(settings: Settings) -> SpeculativeConfig | None:
@@ -115,7 +162,7 @@ def _speculation(settings: Settings) -> SpeculativeConfig | None:
 
 
 def demo_model() -> Path:
-    """The folder of the model that is shipped; raises `ConfigError` where it is not."""
+    """The folder of the model that comes with tailrace; raises `ConfigError` without it."""
     spec = find_spec("demo")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (Path(folder) / "model" / "config.json").is_file():
@@ -124,13 +171,14 @@ def demo_model() -> Path:
 
 
 def _fingerprint(config: EngineConfig) -> str:
-    """Changes with the version and with whatever the engine is told."""
+    """A name that changes with the version and with whatever may change the engine's results."""
+    config = msgspec.structs.replace(config, log_level="info", log_format="text")
     digest = hashlib.sha256(msgspec.json.encode(config)).hexdigest()
     return f"tailrace-{VERSION}-{digest[:8]}"
 
 
 def _sampling_defaults(settings: Settings, model: str) -> SamplingDefaults:
-    """Neutral, or those of the model's generation_config.json."""
+    """The defaults of sampling fields: neutral, or the model's generation_config.json's."""
     if settings.generation_config != "auto":
         return SamplingDefaults()
     from transformers import GenerationConfig  # seconds to import: only where it is asked for

@@ -1,4 +1,4 @@
-"""Where the server listens: taken before anything slow starts."""
+"""Binds the address where the server listens, before anything slow starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.command.settings import Settings
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A bound socket, not yet listening; raises `ConfigError` if the place is taken."""
+    """Bind a socket that does not listen yet; raises `ConfigError` if the address is taken."""
     _check_tls(settings)
     if settings.uds is not None:
         return _bind_unix(Path(settings.uds))
@@ -59,7 +59,7 @@ def _check_tls(settings: Settings) -> None:
 
 
 def address(settings: Settings, listener: socket.socket) -> str:
-    """Where clients find the server."""
+    """The address of the server as clients write it."""
     if settings.uds is not None:
         return f"unix:{settings.uds}"
     host, port = listener.getsockname()[:2]

@@ -1,43 +1,21 @@
-"""Lines on standard error."""
+"""The log lines of the server's process."""
 
 from __future__ import annotations
 
 import logging
-import logging.config
 
+from engine.logs import configure_logging
 from server.command.settings import Settings
 
 
-class _PathFilter(logging.Filter):
-    """Keeps access lines of some paths out of the log."""
-
-    def __init__(self, paths: list[str]) -> None:
-        super().__init__()
-        self._paths = frozenset(paths)
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        args = record.args
-        path = args[2] if isinstance(args, tuple) and len(args) > 2 else ""
-        return str(path).partition("?")[0] not in self._paths
+def log_level(settings: Settings) -> str:
+    """The least level of our lines, as Python's logging calls it; uvicorn's "trace" is debug."""
+    return settings.log_level.replace("trace", "debug")
 
 
-def configure_logging(settings: Settings) -> None:
-    """One format for the server's own lines and the HTTP server's."""
-    level = settings.uvicorn_log_level.upper().replace("TRACE", "DEBUG")
-    logging.config.dictConfig(
-        {
-            "version": 1,
-            "disable_existing_loggers": False,
-            "formatters": {"line": {"format": "%(levelname)s %(asctime)s %(name)s: %(message)s"}},
-            "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
-            "loggers": {
-                "tailrace": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
-                "uvicorn": {"handlers": ["stderr"], "level": level, "propagate": False},
-            },
-        }
-    )
-    # What no line shows need not be found out for each: a system call and a walk up the stack.
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None
-    hidden = settings.disable_access_log_for_endpoints
-    logging.getLogger("uvicorn.access").addFilter(_PathFilter(hidden))
+def configure_server_logging(settings: Settings) -> None:
+    """Send the server's lines, and those of the HTTP server, to standard error in one format."""
+    configure_logging(log_level(settings), settings.log_format, "tailrace")
+    if settings.uvicorn_log_level is not None:
+        level = settings.uvicorn_log_level.replace("trace", "debug")
+        logging.getLogger("tailrace.http").setLevel(level.upper())

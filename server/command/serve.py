@@ -8,7 +8,6 @@ the engine was lost. A lost engine fails every waiting request at once; the proc
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import importlib
 import logging
@@ -17,22 +16,26 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 
 import uvicorn
+from msgspec import structs
 from prometheus_client import disable_created_metrics
 from starlette.types import ASGIApp
 
 from engine.client import EngineClient, EngineHandle
-from engine.config import ConfigError, EngineConfig
+from engine.config import ConfigError, EngineConfig, EngineInfo
+from engine.logs import adopt_library_lines
 from engine.submission import EngineDeadError
 from server.command.configure import engine_config, server_config
 from server.command.listen import address, bind
-from server.command.logs import configure_logging
+from server.command.logs import configure_server_logging
+from server.command.progress import ProgressBar
 from server.command.settings import Settings
 from server.config import ServerConfig
 from server.context import Context
 from server.http.admission import ShutdownError
+from server.http.connections import raise_file_limit
+from server.http.server import HttpServer, make_server
 from server.text.tokenizer import Tokenizer, load_tokenizer
 from server.version import VERSION
 
@@ -40,17 +43,16 @@ logger = logging.getLogger("tailrace")
 
 EXIT_LOST = 1
 ENGINE_LOST_S = 5.0
-KEEP_ALIVE_S = 75
-CLOSE_S = 5
 GC_THRESHOLDS = (100_000, 10, 10)
 """A thousand open requests are some 50,000 objects, which Python would else go through again and
 again, 80 ms at a time: a fifth of what a short request costs. Few of ours are garbage in cycles."""
 SWITCH_S = 500e-6
-"""The event loop gets the interpreter back from the worker this soon; Python's own is 5 ms."""
+"""Seconds after which the event loop gets the interpreter back from the worker; Python's own 5 ms
+are as long as several requests take."""
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first ends the server in good order, the second at once."""
+    """Handles SIGTERM and SIGINT: the first ends the server in good order, the second at once."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -64,17 +66,12 @@ class _Signals:
         self.first.set()
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to us."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def serve(settings: Settings) -> int:
     """Serve until a signal or the engine's end; raises `ConfigError` before that."""
-    configure_logging(settings)
+    configure_server_logging(settings)
+    # Python processes that are started from here, for large bodies, import nothing from the
+    # directory the user happens to stand in.
+    os.environ["PYTHONSAFEPATH"] = "1"
     disable_created_metrics()  # type: ignore[no-untyped-call]
     config = engine_config(settings)
     with bind(settings) as listener, asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -106,10 +103,10 @@ async def _run(settings: Settings, config: EngineConfig, listener: socket.socket
 async def _start(
     settings: Settings, config: EngineConfig
 ) -> tuple[EngineHandle, Tokenizer, ServerConfig]:
-    """The engine and, in the meantime, the tokenizer and what answers."""
+    """Start the engine and, meanwhile, load the tokenizer and the application's modules."""
     began = time.monotonic()
     model = config.model
-    engine_task = asyncio.create_task(EngineClient.start(config))
+    engine_task = asyncio.create_task(_start_engine(config))
     tokenizer_task = asyncio.create_task(
         asyncio.to_thread(
             load_tokenizer,
@@ -123,6 +120,7 @@ async def _start(
         # Slow to import, and not needed before the engine is ready.
         await asyncio.to_thread(importlib.import_module, "server.app")
         http = await asyncio.to_thread(server_config, settings, config)
+        http = structs.replace(http, max_connections=raise_file_limit())
         engine, tokenizer = await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
@@ -131,12 +129,23 @@ async def _start(
         if not engine_task.cancelled() and engine_task.exception() is None:
             await engine_task.result().close()
         raise
+    adopt_library_lines()
     gc.collect()
     gc.freeze()  # a collection would look through the tokenizer's vocabulary for 0.3 s, mid-stream
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_S)
     logger.info("engine and tokenizer ready after %.1f s", time.monotonic() - began)
     return engine, tokenizer, http
+
+
+async def _start_engine(config: EngineConfig) -> EngineHandle:
+    """Start the engine, and show how far it is."""
+    with ProgressBar() as bar:
+        ticking = asyncio.create_task(bar.tick())
+        try:
+            return await EngineClient.start(config, bar)
+        finally:
+            ticking.cancel()
 
 
 async def _answer(
@@ -152,14 +161,12 @@ async def _answer(
 
     app = create_app(engine, tokenizer, http)
     context: Context = app.state.context
-    server = _http_server(settings, app)
+    server = _http_server(settings, app, context)
     where, info = address(settings, listener), engine.info
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     lost = asyncio.create_task(engine_lost(engine))
-    logger.info(
-        "tailrace %s serves %s on %s (%s, %s, context %d)",
-        *(VERSION, http.model_names[0], where, info.device, info.dtype, info.max_model_len),
-    )
+    for line in summary(http, info, where):
+        logger.info("%s", line)
     await asyncio.wait({serving, lost, signalled}, return_when=asyncio.FIRST_COMPLETED)
     if signalled.done():
         logger.info("shutting down: at most %g s for open requests", settings.shutdown_timeout)
@@ -176,28 +183,33 @@ async def _answer(
     return 0 if signalled.done() else EXIT_LOST
 
 
-def _http_server(settings: Settings, app: ASGIApp) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level=settings.uvicorn_log_level,
-            access_log=not settings.disable_uvicorn_access_log,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSE_S,
-            ws="none",
-            root_path=settings.root_path,
-            server_header=False,
-            ssl_keyfile=settings.ssl_keyfile,
-            ssl_certfile=settings.ssl_certfile,
-            ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
-            ssl_cert_reqs=settings.ssl_cert_reqs,
-        )
+def summary(http: ServerConfig, info: EngineInfo, where: str) -> list[str]:
+    """What the server is, once it has started."""
+    num_tokens = info.num_blocks * info.block_size
+    return [
+        f"tailrace {VERSION} serves {http.model_names[0]} in {info.dtype} on {info.device}",
+        f"KV cache of {num_tokens:,} tokens: {num_tokens / info.max_model_len:.1f} times the "
+        f"context of {info.max_model_len:,}; at most {info.max_rows} choices at once",
+        f"sampler: {info.sampler}",
+        f"API at {where}/v1, its description at {where}/docs",
+    ]
+
+
+def _http_server(settings: Settings, app: ASGIApp, context: Context) -> HttpServer:
+    return make_server(
+        app,
+        context.connections,
+        header_timeout_s=settings.header_timeout,
+        root_path=settings.root_path,
+        ssl_keyfile=settings.ssl_keyfile,
+        ssl_certfile=settings.ssl_certfile,
+        ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
+        ssl_cert_reqs=settings.ssl_cert_reqs,
     )
 
 
 async def engine_lost(engine: EngineHandle) -> str:
-    """Returns why, once the engine has been unable to serve for `ENGINE_LOST_S`."""
+    """Wait until the engine has been unable to serve for `ENGINE_LOST_S`; returns why."""
     since: float | None = None
     while True:
         reason, now = engine.failure(), time.monotonic()

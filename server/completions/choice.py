@@ -1,4 +1,4 @@
-"""One choice as it grows: tokens in, pieces of a reply out.
+"""One choice as it grows: tokens go in, pieces of a reply come out.
 
 A stream takes a piece whenever there is one, a plain reply takes the only piece at the end, so
 the two agree by construction. With stop strings a token is given out when some of its text is; a
@@ -7,14 +7,15 @@ stop string that is found drops every token that begins at or after the cut.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left
 
 import msgspec
 
-from engine.request import Finish, Int64Array, LogprobArrays
+from engine.request import Finish, Int64Array, LogprobArrays, PromptLogprobs
 from engine.submission import Entry
-from server.completions.logprob_arrays import ScoreQueue, own
-from server.completions.prepare import ReplyForm
+from server.completions.form import ReplyForm
+from server.completions.logprob_queue import LogprobQueue
 from server.text.detokenize import Detokenizer
 from server.text.stop import StopMatcher
 
@@ -22,13 +23,15 @@ _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A part of a choice's reply.
+    """A part of a choice's reply that is given out at one time.
 
     Attributes:
-        first: the prompt's part goes with this piece.
-        token_ids: of this piece; `starts` are their places in the generated text, where kept.
-        logprobs: of these tokens, or of the dropped one where nothing is generated.
-        finish_reason: set on the last piece.
+        first: nothing was given out before; what is told of the prompt goes with this piece.
+        token_ids: the tokens of this piece.
+        starts: the tokens' places in the generated text, where the form needs them.
+        logprobs: logprobs of these tokens, or of the dropped one where nothing is generated.
+        prompt_logprobs: on the first piece only, where the engine reported any.
+        finish_reason: set on the last piece only.
     """
 
     first: bool
@@ -36,18 +39,21 @@ class Piece(msgspec.Struct, frozen=True):
     token_ids: list[int]
     starts: list[int]
     logprobs: LogprobArrays | None
+    prompt_logprobs: PromptLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
 
 
 class ReplyChoice:
-    """Text, tokens and logprobs of one choice.
+    """The text, tokens and logprobs of one choice.
 
     Attributes:
-        prompt_idx: whose continuation this is.
-        finish_reason: None while it goes on.
+        index: the choice's number in the reply.
+        prompt_idx: the prompt that this choice continues.
+        prompt_logprobs: of that prompt, once the engine has reported them.
+        finish_reason: None while the choice goes on.
         num_generated: tokens drawn, up to the one that completed a stop string.
-        drafts: what became of its drafts, as `StepOutput.drafts`; None without a drafter.
+        drafts: counts of its drafts, as `StepOutput.drafts`; None without a drafter.
     """
 
     def __init__(
@@ -55,18 +61,19 @@ class ReplyChoice:
     ) -> None:
         self.index = index
         self.prompt_idx = prompt_idx
+        self.prompt_logprobs: PromptLogprobs | None = None
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.num_generated = 0
         self.drafts: Int64Array | None = None
         self._form = form
         self._detokenizer = detokenizer
-        self._matcher = StopMatcher(form.stops) if form.stops else None
+        self._matcher = None if form.stops is None else StopMatcher(form.stops)
         self._finish = Finish.RUNNING
         self._waiting: list[int] = []
         self._token_ids: list[int] = []
         self._starts: list[int] = []
-        self._scores = ScoreQueue()
+        self._logprobs = LogprobQueue()
         self._text = ""  # not given out yet
         self._num_chars_taken = 0
         self._num_tokens_taken = 0
@@ -75,18 +82,20 @@ class ReplyChoice:
 
     @property
     def num_waiting(self) -> int:
-        """Tokens fed and not given out."""
+        """The number of tokens that were fed and not given out."""
         return len(self._waiting) + len(self._token_ids) - self._num_tokens_taken
 
     def feed(self, entry: Entry) -> bool:
-        """Take in what the engine reports; whether the choice has ended.
+        """Take in what the engine reports; returns whether the choice has ended.
 
-        Text is made now where it is needed now, else when the piece is taken.
+        Text is made at once where the form needs it at once, else when the piece is taken.
         """
         form = self._form
         token_ids: list[int] = entry.token_ids.tolist()
         if (arrays := entry.logprobs) is not None and token_ids and form.shows_logprobs:
-            self._scores.push(own(arrays, form.num_top or 0, len(form.explicit_ids or ())))
+            # A step's arrays are as wide as its widest row, and hold the step's memory.
+            num_top, num_explicit = form.num_top or 0, len(form.explicit_ids or ())
+            self._logprobs.push(arrays.narrow(num_top, num_explicit).copy())
         self._finish = finish = entry.finish
         self.drafts = entry.drafts
         if not form.next_token_only:
@@ -105,38 +114,35 @@ class ReplyChoice:
         token_ids, self._waiting = self._waiting, []
         self._token_ids += token_ids
         starts = self._starts if self._form.per_token else None
-        known = len(self._text)
         hidden = bool(token_ids) and self._finish == Finish.STOP and not self._form.include_stop
         visible = token_ids[:-1] if hidden else token_ids
-        self._text += self._detokenizer.feed(visible, starts)
+        text = self._detokenizer.feed(visible, starts)
         if self._finish != Finish.RUNNING:
-            self._text += self._detokenizer.flush()
+            text += self._detokenizer.flush()
         if hidden and starts is not None:
             starts.append(self._detokenizer.length)
+        self._text += text
         if self._matcher is not None:
-            self._stop_at_string(self._matcher, known)
+            self._stop_at_string(self._matcher, text)
 
-    def _stop_at_string(self, matcher: StopMatcher, known: int) -> None:
-        """End at a stop string among the new text, if there is one."""
-        min_tokens = self._form.min_tokens
-        if min_tokens >= len(self._starts):
-            return
-        base = self._num_chars_taken
-        match = matcher.find(self._text, max(known, self._starts[min_tokens] - base))
+    def _stop_at_string(self, matcher: StopMatcher, text: str) -> None:
+        """End at a stop string that the new text completes, if it completes one."""
+        starts, min_tokens = self._starts, self._form.min_tokens
+        match = matcher.feed(text, starts[min_tokens] if min_tokens < len(starts) else sys.maxsize)
         if match is None:
             return
         cut = match.end if self._form.include_stop else match.start
-        self._text = self._text[:cut]
-        self._num_kept = bisect_left(self._starts, base + cut)
-        self.num_generated = bisect_left(self._starts, base + match.end)
+        self._text = self._text[: cut - self._num_chars_taken]
+        self._num_kept = bisect_left(starts, cut)
+        self.num_generated = bisect_left(starts, match.end)
         self.finish_reason, self.stop_reason = "stop", match.stop
 
     def take(self) -> Piece | None:
-        """What can be given out now and was not; None for nothing."""
+        """The next piece: what can be given out and was not; None where there is nothing."""
         if self._waiting:
             self._decode()
         form, finished = self._form, self.finish_reason is not None
-        held = self._matcher.held(self._text) if self._matcher and not finished else 0
+        held = self._matcher.held if self._matcher and not finished else 0
         text = self._text[: len(self._text) - held]
         upto = self._num_releasable(len(text), finished)
         token_ids = self._token_ids[self._num_tokens_taken : upto]
@@ -148,7 +154,8 @@ class ReplyChoice:
             text=text,
             token_ids=token_ids,
             starts=self._starts[self._num_tokens_taken : upto],
-            logprobs=self._scores.take(1 if form.next_token_only else len(token_ids)),
+            logprobs=self._logprobs.take(1 if form.next_token_only else len(token_ids)),
+            prompt_logprobs=self.prompt_logprobs if self._first else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
@@ -159,6 +166,7 @@ class ReplyChoice:
         return piece
 
     def _num_releasable(self, num_chars: int, finished: bool) -> int:
+        """The number of tokens that may be out once so many more characters are."""
         if finished:
             return len(self._token_ids) if self._num_kept is None else self._num_kept
         if self._matcher is None:

@@ -1,4 +1,4 @@
-"""One HTTP request at the engine: its prompts submitted, its choices fed, its end accounted."""
+"""A completion request while the engine works at it: submitted, read, aborted, accounted for."""
 
 from __future__ import annotations
 
@@ -10,99 +10,111 @@ from typing import Any
 import numpy as np
 
 from engine.client import EngineHandle
-from engine.request import (
-    Finish,
-    PromptLogprobsParams,
-    Request,
-)
+from engine.request import Finish, PromptLogprobsParams, Request
 from engine.stats import DraftStats
 from engine.submission import EngineDeadError, Entry, Submission
 from server.completions.choice import ReplyChoice
-from server.completions.prepare import Job
+from server.completions.prepare import PreparedRequest
 from server.completions.prompts import Prompt
-from server.completions.render import Renderer
-from server.errors import ApiError, engine_dead, shutting_down
-from server.http.admission import AdmissionControl, ShutdownError
+from server.errors import ApiError
+from server.http.admission import AdmissionControl
+from server.http.failures import failed_request, lost_engine
 from server.metrics import Metrics
 from server.text.tokenizer import Tokenizer
 
+SUBMIT_SLICE = 32
+"""Prompts submitted in one turn of the event loop."""
+
+_FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR))
+
 
 class Generation:
-    """Submits a job's prompts and turns what comes back into choices.
+    """One completion request between its submission to the engine and the end of its choices.
 
-    A context manager: leaving it aborts what has not ended, whatever the reason.
+    `submit` sends the prompts, `update` turns what comes back into choices. It is a context
+    manager: leaving it aborts what has not ended, whatever the reason, and counts everything in
+    the metrics. Choices are made when the engine first reports of them, so that a request of
+    thousands costs nothing until then.
 
     Attributes:
-        choices: prompt by prompt, `n` each.
+        prepared: the request.
         num_cached: prompt tokens served from the prefix cache, by prompt.
-        failure: what ended the request before all choices had ended.
+        failure: the error that ended the request before all choices had ended.
     """
 
     def __init__(
         self,
-        job: Job,
+        prepared: PreparedRequest,
         *,
         engine: EngineHandle,
         tokenizer: Tokenizer,
         admission: AdmissionControl,
         metrics: Metrics,
     ) -> None:
-        self.job = job
-        self.renderer = Renderer(job, tokenizer)
-        self.num_cached = [0] * len(job.prompts)
+        self.prepared = prepared
+        self.num_cached = [0] * len(prepared.prompts)
+        self.failure: ApiError | None = None
         self._engine = engine
+        self._tokenizer = tokenizer
         self._admission = admission
         self._metrics = metrics
         self._began = time.perf_counter()
-        self.failure: ApiError | None = None
-        self.choices = [
-            self._choice(prompt_idx, i, tokenizer)
-            for prompt_idx in range(len(job.prompts))
-            for i in range(job.n)
-        ]
-        self._num_unfinished = len(self.choices)
-        self._tickets: list[Submission] = []
+        self._choices: dict[int, ReplyChoice] = {}
+        self._num_unfinished = prepared.num_choices
+        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
+        self._num_generated = 0
+        self._is_admitted = False
+        self._submissions: list[Submission] = []
         self._arrived = asyncio.Event()
 
-    def _choice(self, prompt_idx: int, i: int, tokenizer: Tokenizer) -> ReplyChoice:
-        form = self.job.form
-        detokenizer = tokenizer.detokenizer(
-            skip_special_tokens=form.skip_special_tokens,
-            between=form.spaces_between,
-            context=self.job.prompts[prompt_idx].token_ids[-8:].tolist(),
-        )
-        return ReplyChoice(prompt_idx * self.job.n + i, prompt_idx, form, detokenizer)
+    @property
+    def choices(self) -> list[ReplyChoice]:
+        """The choices in order; before the request has ended, those the engine has reported of."""
+        return [self._choices[index] for index in sorted(self._choices)]
 
-    def submit(self) -> None:
-        """Send every prompt, or raise `ApiError` and send none."""
-        self._admission.check(len(self.job.prompts))
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_unfinished == 0
+
+    async def submit(self) -> None:
+        """Send every prompt, a slice of them in each turn of the event loop.
+
+        Raises:
+            ApiError: the queue is full, and nothing was sent; or the engine is gone.
+        """
+        self._admission.admit(self.prepared.num_choices)
+        self._is_admitted = True
         try:
-            for prompt in self.job.prompts:
+            for prompt_idx, prompt in enumerate(self.prepared.prompts):
+                if prompt_idx and prompt_idx % SUBMIT_SLICE == 0:
+                    await asyncio.sleep(0)
                 submission = self._engine.submit(self._request(prompt))
                 submission.arrived = self._arrived
-                self._tickets.append(submission)
+                self._submissions.append(submission)
                 self._admission.enter(submission)
         except EngineDeadError as error:
-            raise lost(error) from error
+            raise lost_engine(error) from error
 
     def _request(self, prompt: Prompt) -> Request:
-        job = self.job
+        prepared = self.prepared
         return Request(
             handle=self._engine.new_handle(),
             prompt_token_ids=prompt.token_ids,
-            params=job.params,
-            n=job.n,
-            max_tokens=1 if job.form.next_token_only else prompt.max_tokens,
-            priority=job.priority,
-            emit_interval=job.emit_interval,
-            prompt_logprobs=_prompt_logprobs(job.form.prompt_logprobs, prompt),
-            cache_salt=job.cache_salt,
+            params=prepared.params,
+            n=prepared.n,
+            max_tokens=1 if prepared.form.next_token_only else prompt.max_tokens,
+            priority=prepared.priority,
+            emit_interval=prepared.emit_interval,
+            prompt_logprobs=_prompt_logprobs(prepared.form.prompt_logprobs, prompt),
+            cache_salt=prepared.cache_salt,
         )
 
     async def update(self) -> list[ReplyChoice]:
-        """Choices that got something since the last call, none once all have ended.
+        """Wait for the choices that have changed since the last call; none once all have ended.
 
-        Raises `ApiError`.
+        Raises:
+            ApiError: a choice failed, or the engine is gone.
         """
         while not self.ended:
             if self.failure is not None:
@@ -110,11 +122,11 @@ class Generation:
             self._arrived.clear()
             changed: list[ReplyChoice] = []
             try:
-                for prompt_idx, submission in enumerate(self._tickets):
+                for prompt_idx, submission in enumerate(self._submissions):
                     if entries := submission.take():
                         changed += self._absorb(prompt_idx, submission, entries)
             except EngineDeadError as error:
-                raise lost(error) from error
+                raise lost_engine(error) from error
             if changed:
                 return changed
             await self._arrived.wait()
@@ -123,26 +135,43 @@ class Generation:
     def _absorb(
         self, prompt_idx: int, submission: Submission, entries: list[Entry]
     ) -> list[ReplyChoice]:
-        if submission.prompt_logprobs is not None:
-            self.renderer.prompt_logprobs[prompt_idx] = submission.prompt_logprobs
         changed: dict[int, ReplyChoice] = {}
         for entry in entries:
-            choice = self.choices[prompt_idx * self.job.n + entry.choice]
+            choice = self._choice(prompt_idx, entry.choice)
             if choice.finish_reason is not None:
                 continue
+            choice.prompt_logprobs = submission.prompt_logprobs
             self.num_cached[prompt_idx] = max(self.num_cached[prompt_idx], entry.num_cached)
             changed[choice.index] = choice
-            if choice.feed(entry):
+            before = choice.num_generated
+            ended = choice.feed(entry)
+            self._num_generated += choice.num_generated - before
+            if ended:
                 self._finish(choice, submission, entry)
             elif entry.finish in _FAILURES:
-                self.failure = self.failure or failure_of(entry.finish, entry.error)
+                self.failure = self.failure or failed_request(entry.finish, entry.error)
         if submission.finished:
             self._admission.leave(submission)
         return list(changed.values())
 
+    def _choice(self, prompt_idx: int, i: int) -> ReplyChoice:
+        """Choice i of a prompt, made at the first call."""
+        index = prompt_idx * self.prepared.n + i
+        if (known := self._choices.get(index)) is not None:
+            return known
+        form = self.prepared.form
+        detokenizer = self._tokenizer.detokenizer(
+            skip_special_tokens=form.skip_special_tokens,
+            between=form.spaces_between,
+            context=self.prepared.prompts[prompt_idx].token_ids[-8:].tolist(),
+        )
+        self._choices[index] = choice = ReplyChoice(index, prompt_idx, form, detokenizer)
+        return choice
+
     def _finish(self, choice: ReplyChoice, submission: Submission, entry: Entry) -> None:
-        """Count a choice that ended, and end it at the engine where we were first to know."""
+        """Count a choice that ended, and end it at the engine where a stop string ended it."""
         self._num_unfinished -= 1
+        self._admission.release(1)
         if entry.finish == Finish.RUNNING:
             self._engine.abort(submission.handle, entry.choice)
         self._metrics.finished[choice.finish_reason or "error"].inc()
@@ -150,20 +179,19 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """Tokens in and out so far."""
-        num_prompt = sum(len(prompt.token_ids) for prompt in self.job.prompts)
-        num_generated = sum(choice.num_generated for choice in self.choices)
+        num_prompt, num_generated = self._num_prompt_tokens, self._num_generated
         usage: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_generated,
             "total_tokens": num_prompt + num_generated,
         }
-        if self.job.usage_cached:
+        if self.prepared.usage_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached)}
         return usage
 
-    def metrics(self) -> dict[str, Any] | None:
-        """What became of the drafts of all choices so far; None without a drafter."""
-        counts = [choice.drafts for choice in self.choices if choice.drafts is not None]
+    def draft_metrics(self) -> dict[str, Any] | None:
+        """Counts of the drafts of all choices so far; None without a drafter."""
+        counts = [c.drafts for c in self._choices.values() if c.drafts is not None]
         if not counts:
             return None
         stats = DraftStats.of(np.sum(counts, axis=0))
@@ -173,11 +201,6 @@ class Generation:
             "num_accepted_tokens": stats.num_accepted,
             "acceptance_per_position": stats.acceptance,
         }
-
-    @property
-    def ended(self) -> bool:
-        """Whether every choice has ended."""
-        return self._num_unfinished == 0
 
     def __enter__(self) -> Generation:
         return self
@@ -191,52 +214,33 @@ class Generation:
         self.close("abort" if isinstance(error, asyncio.CancelledError) else "error")
 
     def close(self, reason: str) -> None:
-        """Abort what has not ended and account for it as `reason`."""
-        for submission in self._tickets:
+        """Abort what has not ended and account for it as `reason`; twice does no harm."""
+        if not self._is_admitted:
+            return
+        self._is_admitted = False
+        for submission in self._submissions:
             if not submission.finished:
                 self._engine.abort(submission.handle)
             self._admission.leave(submission)
-        if not self._tickets:
-            return
-        metrics = self._metrics
-        for choice in self.choices:
-            if choice.finish_reason is None:
-                metrics.finished[reason].inc()
+        self._admission.release(self._num_unfinished)
+        self._account(reason)
+
+    def _account(self, reason: str) -> None:
+        metrics, prepared = self._metrics, self.prepared
+        metrics.finished[reason].inc(self._num_unfinished)
         metrics.e2e.observe(time.perf_counter() - self._began)
-        metrics.prompt_tokens.inc(sum(len(prompt.token_ids) for prompt in self.job.prompts))
-        metrics.generation_tokens.inc(sum(choice.num_generated for choice in self.choices))
-        for prompt in self.job.prompts:
+        metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        metrics.generation_tokens.inc(self._num_generated)
+        for prompt in prepared.prompts:
             metrics.prompt_lens.observe(len(prompt.token_ids))
             metrics.params_max_tokens.observe(prompt.max_tokens)
-        metrics.params_n.observe(self.job.n)
-        self._tickets = []
+        metrics.params_n.observe(prepared.n)
 
 
 def _prompt_logprobs(
     wanted: PromptLogprobsParams | None, prompt: Prompt
 ) -> PromptLogprobsParams | None:
-    """Nothing for a prompt of one token: its only position follows nothing."""
+    """What is asked of this prompt: nothing of one token, since nothing precedes it."""
     if wanted is None or wanted.start >= len(prompt.token_ids):
         return None
     return wanted
-
-
-def lost(error: EngineDeadError) -> ApiError:
-    """What clients are told when the engine is gone."""
-    return shutting_down() if isinstance(error, ShutdownError) else engine_dead(str(error))
-
-
-_FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR))
-
-
-def failure_of(finish: Finish, message: str | None) -> ApiError:
-    """What clients are told of a request that the engine ended."""
-    if finish == Finish.NAN:
-        words = (
-            "no token could be drawn: the model's logits had NaN or +Inf, or none finite was left, "
-            "which contradicting masks do too"
-        )
-        return ApiError(500, words, code="nan_logits")
-    if finish == Finish.ERROR:
-        return ApiError(500, message or "the engine's step failed", code="engine_error")
-    return ApiError(500, "the engine ended the request", code="aborted")

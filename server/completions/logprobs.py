@@ -1,6 +1,6 @@
 """Logprobs as JSON: OpenAI's completions shape with ids beside strings, and the shapes around it.
 
-Columns are JSON text from the start, joined of pieces that are known for every id: a reply of
+Columns are JSON text from the start, joined of fragments that are known for every id: a reply of
 thousands of positions is made without an object for any of them. Equal float32 values are equal
 text, so the chosen token's value and its entry in the top list cannot differ.
 """
@@ -17,19 +17,21 @@ from server.text.json_fragments import TokenFragments, dump, id_rows, objects_of
 from server.text.packed import packed
 
 Columns = dict[str, str]
-"""A field of the reply to its items as JSON, with commas between and no brackets."""
+"""Maps fields of the `logprobs` object to their items as JSON, with commas between and no
+brackets."""
 
 
 def fragment(items: str) -> orjson.Fragment:
-    """Items as a list within a reply."""
+    """Make a list within a reply of JSON items with commas between."""
     return orjson.Fragment(f"[{items}]")
 
 
-class Shown:
-    """What top lists show of some positions: the top, the chosen token and the explicit ids.
+class TopLists:
+    """The top lists of some positions: top tokens, the chosen token and the explicit ids of each.
 
     Attributes:
-        token_ids, values: [S], position after position, each id of a position once.
+        token_ids, values: int32 and float32 [S], position after position; each id of a position
+            stands there once.
         starts: where each position begins.
         id_rows: the ids as JSON lists.
     """
@@ -66,23 +68,23 @@ class Shown:
 
 
 class LogprobWriter:
-    """Writes the logprobs of one request.
+    """Writes the logprobs of one request as JSON.
 
     Args:
-        as_ids: name tokens "token_id:N".
+        as_ids: tokens are named "token_id:N".
     """
 
     def __init__(self, fragments: TokenFragments, *, as_ids: bool) -> None:
         self._fragments = fragments
         self._as_ids = as_ids
 
-    def unscored(self, token_ids: Int32Array, offsets: list[int]) -> Columns:
-        """Positions that follow nothing, or that nobody asked to be scored."""
+    def without_values(self, token_ids: Int32Array, offsets: list[int]) -> Columns:
+        """Write positions that follow nothing, or whose values nobody asked for."""
         nulls = ",".join(["null"] * len(token_ids))
         missing = ("token_logprobs", "top_logprobs", "ranks", "top_token_ids")
         return self._tokens(token_ids, offsets) | dict.fromkeys(missing, nulls)
 
-    def scored(
+    def with_values(
         self,
         token_ids: Int32Array,
         offsets: list[int],
@@ -90,8 +92,8 @@ class LogprobWriter:
         num_top: int,
         explicit_ids: tuple[int, ...] = (),
     ) -> Columns:
-        """Positions with values; see `Shown` for the top lists."""
-        shown = Shown(token_ids, arrays, num_top, explicit_ids)
+        """Write positions with their values; `TopLists` says what top lists hold."""
+        shown = TopLists(token_ids, arrays, num_top, explicit_ids)
         keys = self._fragments.keys(
             shown.token_ids, shown.values, shown.starts, as_ids=self._as_ids
         )
@@ -112,7 +114,7 @@ class LogprobWriter:
         }
 
     def prompt_entries(self, token_ids: Int32Array, arrays: LogprobArrays, num_top: int) -> str:
-        """vLLM's `prompt_logprobs`: objects of id to value, rank and string, chosen first."""
+        """Write vLLM's `prompt_logprobs`: objects of id to value, rank and text, chosen first."""
         num_rows = len(token_ids)
         ranks = np.broadcast_to(np.arange(1, num_top + 1, dtype=np.int32), (num_rows, num_top))
         ids = np.concatenate([token_ids[:, None], arrays.top_ids[:, :num_top]], axis=1)
@@ -131,44 +133,39 @@ class LogprobWriter:
 
 
 def join_columns(parts: list[Columns]) -> dict[str, orjson.Fragment]:
-    """Positions of one part after those of the other, as lists."""
-    return {
-        key: fragment(",".join(part[key] for part in parts if part["token_ids"]))
-        for key in parts[0]
-    }
+    """Make lists of the positions of all parts, one part after another."""
+    return {key: fragment(",".join(part[key] for part in parts if part[key])) for key in parts[0]}
 
 
 def value_rows(values: Float32Array, as_packed: bool) -> Any:
-    """Values [positions, ids] as they stand in a reply."""
+    """Write values float32 [positions, ids] as they stand in a reply."""
     return packed(values) if as_packed else orjson.Fragment(dump(values))
 
 
 def packed_logprobs(
     token_ids: Int32Array,
     start: int,
-    offsets: list[int],
     parts: list[LogprobArrays],
     num_top: int,
+    offsets: Int32Array | None = None,
 ) -> dict[str, Any]:
-    """The logprobs object as arrays: tokens and offsets of all positions, values from `start` on.
+    """Make the logprobs object of arrays: ids of all positions, values from `start` on.
 
     The chosen token stands in the top lists only where it belongs there.
+
+    Args:
+        parts: values, ranks and top lists of positions, one part after another.
+        offsets: where each token begins in the text; None leaves them out.
     """
+    no_values, no_ids = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int32)
+    width = min([num_top, *(part.num_top for part in parts)])
+    values = [part.top_logprobs[:, :width] for part in parts]
+    ids = [part.top_ids[:, :width] for part in parts]
+    texts = {} if offsets is None else {"text_offset": packed(offsets)}
     return {
         "start": start,
         "token_ids": packed(token_ids),
-        "text_offset": packed(np.array(offsets, dtype=np.int32)),
-        **packed_values(parts, num_top),
-    }
-
-
-def packed_values(parts: list[LogprobArrays], num_top: int) -> dict[str, Any]:
-    """Values, ranks and top lists of positions, part after part, as arrays."""
-    no_values, no_ids = np.zeros(0, dtype=np.float32), np.zeros(0, dtype=np.int32)
-    width = min([num_top, *(part.top_ids.shape[1] for part in parts)])
-    values = [part.top_logprobs[:, :width] for part in parts]
-    ids = [part.top_ids[:, :width] for part in parts]
-    return {
+        **texts,
         "token_logprobs": packed(np.concatenate([no_values, *(part.chosen for part in parts)])),
         "ranks": packed(np.concatenate([no_ids, *(part.ranks for part in parts)])),
         "top_token_ids": packed(np.concatenate([no_ids.reshape(0, width), *ids])),

@@ -1,4 +1,4 @@
-"""From wire fields to what the engine is told, each field honoured or refused by name."""
+"""Turns fields of a body into what the engine is told; each is honoured or refused by name."""
 
 from __future__ import annotations
 
@@ -9,50 +9,72 @@ from engine.request import PromptLogprobsParams
 from sampling.params import ParameterError, SamplingParams
 from server.config import ServerConfig
 from server.errors import bad_request
-from server.schema.completions import CompletionRequest, LogprobFields
+from server.schema.completions import CompletionRequest
+from server.schema.generation import LogprobFields
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 
 def sampling_params(
-    wire: CompletionRequest,
+    body: CompletionRequest,
     *,
     config: ServerConfig,
     info: EngineInfo,
     tokenizer: Tokenizer,
     drawn_seed: int | None,
 ) -> SamplingParams:
-    """How the tokens of each choice are drawn; raises `ApiError`.
+    """How the tokens of each choice are drawn; raises `ApiError` for what cannot be served.
 
     Args:
-        drawn_seed: for a request without one; None leaves it to the engine.
+        drawn_seed: the seed of a request without one; None leaves it to the engine.
     """
     defaults = config.defaults
-    seed = drawn_seed if wire.seed in (None, -1) else wire.seed
+    seed = drawn_seed if body.seed in (None, -1) else body.seed
     try:
         params = SamplingParams(
-            temperature=_given(wire.temperature, defaults.temperature),
-            top_k=max(_given(wire.top_k, defaults.top_k), 0),
-            top_p=_given(wire.top_p, defaults.top_p),
-            min_p=_given(wire.min_p, defaults.min_p),
-            repetition_penalty=_given(wire.repetition_penalty, defaults.repetition_penalty),
-            presence_penalty=wire.presence_penalty or 0.0,
-            frequency_penalty=wire.frequency_penalty or 0.0,
+            temperature=_given(body.temperature, defaults.temperature),
+            top_k=max(_given(body.top_k, defaults.top_k), 0),
+            top_p=_given(body.top_p, defaults.top_p),
+            min_p=_given(body.min_p, defaults.min_p),
+            repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
             seed=seed,
-            logit_bias={int(key): bias for key, bias in (wire.logit_bias or {}).items()},
-            allowed_token_ids=_ids(wire.allowed_token_ids),
-            bad_words=bad_words(wire.bad_words or [], tokenizer),
-            min_tokens=wire.min_tokens or 0,
-            stop_token_ids=_stop_token_ids(wire, info),
-            logprobs=num_top("logprobs", wire.logprobs, config, info),
-            logprob_token_ids=_ids(wire.logprob_token_ids),
-            logprobs_mode=wire.logprobs_mode or config.logprobs_mode,
+            logit_bias={int(key): bias for key, bias in (body.logit_bias or {}).items()},
+            allowed_token_ids=_ids(body.allowed_token_ids),
+            bad_words=bad_words(body.bad_words or [], tokenizer),
+            min_tokens=body.min_tokens or 0,
+            stop_token_ids=_stop_token_ids(body, info),
+            logprobs=num_top("logprobs", body.logprobs, config, info),
+            logprob_token_ids=_ids(body.logprob_token_ids),
+            logprobs_mode=body.logprobs_mode or config.logprobs_mode,
         )
         params.check_vocab(info.vocab_size)
     except ParameterError as error:
         raise bad_request(error.param, str(error)) from None
+    check_some_token_is_left(params, info)
     return params
+
+
+def check_some_token_is_left(params: SamplingParams, info: EngineInfo) -> None:
+    """Raise a 400 where masks that hold from the first token on leave no token to draw.
+
+    These are `allowed_token_ids`, `bad_words` of one token, and the ends of text below
+    `min_tokens`. Biases are finite, so that none of them masks a token.
+    """
+    allowed = params.allowed_token_ids
+    masked = {word[0] for word in params.bad_words if len(word) == 1}
+    if params.min_tokens:
+        masked.update(params.stop_token_ids)
+    if allowed is None and len(masked) < info.vocab_size:
+        return
+    if masked.issuperset(range(info.vocab_size) if allowed is None else allowed):
+        param = "bad_words" if allowed is None else "allowed_token_ids"
+        names = "bad_words, or ends of text that min_tokens masks"
+        raise bad_request(
+            param, f"{param} leaves no token to draw: all are in {names}", "no_token_allowed"
+        )
 
 
 def _given(value: T | None, default: T) -> T:
@@ -63,13 +85,13 @@ def _ids(token_ids: list[int] | None) -> tuple[int, ...] | None:
     return None if token_ids is None else tuple(token_ids)
 
 
-def _stop_token_ids(wire: CompletionRequest, info: EngineInfo) -> tuple[int, ...]:
-    eos = () if wire.ignore_eos else info.eos_token_ids
-    return tuple(dict.fromkeys((*eos, *(wire.stop_token_ids or ()))))
+def _stop_token_ids(body: CompletionRequest, info: EngineInfo) -> tuple[int, ...]:
+    eos = () if body.ignore_eos else info.eos_token_ids
+    return tuple(dict.fromkeys((*eos, *(body.stop_token_ids or ()))))
 
 
 def num_top(param: str, value: int | None, config: ServerConfig, info: EngineInfo) -> int | None:
-    """Top tokens to report; -1 is all of the vocabulary."""
+    """The number of top tokens to report, where -1 is all of the vocabulary; raises `ApiError`."""
     limit = info.vocab_size if config.max_logprobs == -1 else config.max_logprobs
     if value is None:
         return None
@@ -83,7 +105,7 @@ def num_top(param: str, value: int | None, config: ServerConfig, info: EngineInf
 
 
 def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Each word's tokens, at the start of a word and inside, as vLLM takes them."""
+    """The tokens of each word, alone and after a space, as vLLM has them; raises `ApiError`."""
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         inside = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
@@ -98,12 +120,12 @@ def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], 
 
 
 def prompt_logprobs_params(
-    wire: CompletionRequest, params: SamplingParams, config: ServerConfig, info: EngineInfo
+    body: CompletionRequest, params: SamplingParams, config: ServerConfig, info: EngineInfo
 ) -> PromptLogprobsParams | None:
-    """What of the prompt is scored; None for nothing. Raises `ApiError`."""
-    num_prompt_top = num_top("prompt_logprobs", wire.prompt_logprobs, config, info)
-    echoed = params.logprobs if wire.echo else None
-    token_ids = tuple(wire.prompt_logprob_token_ids or ())
+    """Which logprobs of the prompt are asked for; None for none. Raises `ApiError`."""
+    num_prompt_top = num_top("prompt_logprobs", body.prompt_logprobs, config, info)
+    echoed = params.logprobs if body.echo else None
+    token_ids = tuple(body.prompt_logprob_token_ids or ())
     for token_id in token_ids:
         if token_id >= info.vocab_size:
             raise bad_request(
@@ -112,20 +134,20 @@ def prompt_logprobs_params(
                 f"0 to {info.vocab_size - 1}",
             )
     if num_prompt_top is None and echoed is None and not token_ids:
-        _refuse_lone_start(wire)
+        _refuse_lone_start(body)
         return None
     return PromptLogprobsParams(
-        start=max(wire.prompt_logprob_start or 1, 1),
+        start=max(body.prompt_logprob_start or 1, 1),
         num_top=max(num_prompt_top or 0, echoed or 0),
         token_ids=token_ids,
         mode=params.logprobs_mode,
     )
 
 
-def _refuse_lone_start(wire: LogprobFields) -> None:
-    if wire.prompt_logprob_start is not None:
+def _refuse_lone_start(body: LogprobFields) -> None:
+    if body.prompt_logprob_start is not None:
         raise bad_request(
             "prompt_logprob_start",
             "prompt_logprob_start needs prompt_logprobs, prompt_logprob_token_ids, or echo with "
-            f"logprobs; got {wire.prompt_logprob_start} alone",
+            f"logprobs; got {body.prompt_logprob_start} alone",
         )

@@ -1,4 +1,4 @@
-"""Prompts as ids: tokenised off the event loop when long, truncated on request, never otherwise."""
+"""Turns prompts into ids: off the event loop when long, cut on request and never otherwise."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ from engine.request import Int32Array
 from server.errors import ApiError, bad_request
 from server.schema.completions import CompletionRequest
 from server.schema.ids import check_vocab
-from server.text.tokenizer import Side, Tokenizer
-
-INLINE_CHARS = 4096
-"""Shorter texts are tokenised on the event loop, a millisecond or two at most."""
+from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS, Side, Tokenizer
 
 
 class Prompt(msgspec.Struct, frozen=True):
     """One prompt.
 
     Attributes:
-        token_ids: as the engine gets them.
-        text: as the client wrote it; None for ids.
-        max_tokens: of each choice; clipped to the context where the client named none.
+        token_ids: what the engine gets.
+        text: what the client wrote; None where it sent ids.
+        max_tokens: the limit of each choice; clipped to the context where the client named none.
     """
 
     token_ids: Int32Array
@@ -40,32 +37,32 @@ class _Truncation:
 
 
 async def prepare_prompts(
-    wire: CompletionRequest, *, default_max_tokens: int, info: EngineInfo, tokenizer: Tokenizer
+    body: CompletionRequest, *, default_max_tokens: int, info: EngineInfo, tokenizer: Tokenizer
 ) -> list[Prompt]:
-    """Ids of every prompt; raises `ApiError` for one that does not fit."""
-    max_tokens = default_max_tokens if wire.max_tokens is None else wire.max_tokens
-    truncation = _truncation(wire, max_tokens, info)
-    texts = [item for item in wire.prompt if isinstance(item, str)]
+    """Make prompts of a body's texts or ids; raises `ApiError` for one that does not fit."""
+    max_tokens = default_max_tokens if body.max_tokens is None else body.max_tokens
+    truncation = _truncation(body, max_tokens, info)
+    texts = [item for item in body.prompt if isinstance(item, str)]
 
     def encode() -> list[Int32Array]:
-        return [_encode(text, wire, truncation, info, tokenizer) for text in texts]
+        return [_encode(text, body, truncation, info, tokenizer) for text in texts]
 
     if texts:
-        inline = sum(map(len, texts)) <= INLINE_CHARS
+        inline = sum(map(len, texts)) + TEXT_CHARS * len(texts) <= INLINE_CHARS
         encoded = encode() if inline else await asyncio.to_thread(encode)
     else:
-        encoded = [_cut(item, truncation) for item in wire.prompt if not isinstance(item, str)]
+        encoded = [_cut(item, truncation) for item in body.prompt if not isinstance(item, str)]
     for token_ids in encoded:
         check_vocab("prompt", token_ids, info.vocab_size)
     given: list[str | None] = [*texts] if texts else [None] * len(encoded)
     return [
-        Prompt(token_ids, text, _fitting_max_tokens(wire, max_tokens, len(token_ids), info))
+        Prompt(token_ids, text, _fitting_max_tokens(body, max_tokens, len(token_ids), info))
         for token_ids, text in zip(encoded, given, strict=True)
     ]
 
 
-def _truncation(wire: CompletionRequest, max_tokens: int, info: EngineInfo) -> _Truncation | None:
-    keep = wire.truncate_prompt_tokens
+def _truncation(body: CompletionRequest, max_tokens: int, info: EngineInfo) -> _Truncation | None:
+    keep = body.truncate_prompt_tokens
     if keep is None:
         return None
     if keep == 0 or keep > info.max_model_len:
@@ -75,12 +72,12 @@ def _truncation(wire: CompletionRequest, max_tokens: int, info: EngineInfo) -> _
         )
     if keep == -1:
         keep = max(info.max_model_len - max_tokens, 1)
-    return _Truncation(keep, wire.truncation_side or "left")
+    return _Truncation(keep, body.truncation_side or "left")
 
 
 def _encode(
     text: str,
-    wire: CompletionRequest,
+    body: CompletionRequest,
     truncation: _Truncation | None,
     info: EngineInfo,
     tokenizer: Tokenizer,
@@ -90,7 +87,7 @@ def _encode(
         raise _too_long(f"at least {at_least}", info)
     token_ids = tokenizer.encode(
         text,
-        add_special_tokens=wire.add_special_tokens is not False,
+        add_special_tokens=body.add_special_tokens is not False,
         max_tokens=truncation.max_tokens if truncation else None,
         truncation_side=truncation.side if truncation else "left",
     )
@@ -108,12 +105,12 @@ def _cut(token_ids: Int32Array, truncation: _Truncation | None) -> Int32Array:
 
 
 def _fitting_max_tokens(
-    wire: CompletionRequest, max_tokens: int, prompt_len: int, info: EngineInfo
+    body: CompletionRequest, max_tokens: int, prompt_len: int, info: EngineInfo
 ) -> int:
     room = info.max_model_len - prompt_len
     if room < 0 or (room == 0 and max_tokens > 0):
         raise _too_long(str(prompt_len), info)
-    if wire.max_tokens is None:
+    if body.max_tokens is None:
         return min(max_tokens, room)
     if max_tokens > room:
         raise bad_request(

@@ -1,7 +1,8 @@
-"""What is noted of a request while it passes through."""
+"""The account of a request: facts noted on its way, for the metrics, the log and the reply."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +16,22 @@ class RequestAccount:
     """One HTTP request.
 
     Attributes:
-        request_id: the client's `X-Request-Id`, or one of ours where replies carry it.
-        status: of the reply; 0 before it began.
+        request_id: the client's `X-Request-Id`, or one that was drawn.
+        status: status of the reply; 0 before it began.
         outcome: how a generation request ended, where the status does not tell.
+        reason: what a client was told whose request was refused or failed.
+        usage: tells the tokens of a request that generates; None for other requests.
     """
 
     request_id: str | None = None
     status: int = 0
     outcome: str | None = None
+    reason: str | None = None
+    usage: Callable[[], dict[str, Any]] | None = None
 
 
 def attach(scope: Scope, account: RequestAccount) -> None:
-    """Let `account_of` find it."""
+    """Attach an account, so that `account_of` finds it."""
     scope[_KEY] = account
 
 
@@ -37,7 +42,7 @@ def account_of(scope: Scope) -> RequestAccount:
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of that name, in lower case."""
+    """The value of the first header of that name (in lower case); None without one."""
     for key, value in scope["headers"]:
         if key == name:
             text: str = value.decode("latin-1")

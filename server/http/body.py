@@ -7,40 +7,58 @@ Parsing JSON holds Python's lock from end to end, so a thread would not help: a 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
+from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
 from server.errors import ApiError
 from server.http.account import header
+from server.http.content import check_content_type, content_encoding, decompress
 from server.http.disconnect import ClientGoneError
-from server.schema.base import Wire, decode
+from server.schema.base import Body, BodyModel, decode, unknown_fields
 
 INLINE_BYTES = 512 << 10
 DRAINED_BYTES = 256 << 20
 """A body over the limit is read to its end, up to this, so that the client sees the answer."""
+SILENCE_S = 75.0
+"""How long a client may take from one piece of its body to the next."""
+NUM_PROCESSES = 2
+"""Large bodies read at once: a second need not wait for one that takes seconds."""
+_UNKNOWN = "Object contains unknown field `"
 
 
 class BodyReader:
-    """Turns bodies into wire types."""
+    """Reads bodies of requests into their types."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_bytes = max_body_bytes
         self._pool: ProcessPoolExecutor | None = None
 
-    async def read(self, request: Request, wire: type[Wire]) -> Wire:
-        """The body as `wire`; raises `ApiError` for whatever is wrong with it."""
-        _check_content_type(header(request.scope, b"content-type"))
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The body as `kind`; raises `ApiError` for whatever is wrong with it."""
+        check_content_type(request.scope)
+        encoding = content_encoding(request.scope)
         raw = await self._receive(request.receive, header(request.scope, b"content-length"))
+        if encoding is not None:
+            # In a thread: zlib lets go of Python's lock.
+            plain = await asyncio.to_thread(decompress, raw, encoding, self._max_bytes)
+            if plain is None:
+                raise self._too_long("more once decompressed")
+            raw = plain
         if len(raw) <= INLINE_BYTES:
-            return decode(wire, raw)
-        return await self._decode_elsewhere(wire, raw)
+            return decode(kind, raw)
+        return await self._decode_elsewhere(kind, raw)
 
     async def _receive(self, receive: Receive, declared: str | None) -> bytes:
         chunks: list[bytes] = []
@@ -49,7 +67,7 @@ class BodyReader:
         size = 0
         more = True
         while more and size <= DRAINED_BYTES:
-            message = await receive()
+            message = await _next_piece(receive)
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             chunk: bytes = message.get("body", b"")
@@ -72,32 +90,46 @@ class BodyReader:
             headers={"connection": "close"},
         )
 
-    async def _decode_elsewhere(self, wire: type[Wire], raw: bytes) -> Wire:
+    async def _decode_elsewhere(self, kind: type[Body], raw: bytes) -> Body:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, mp_context=context, initializer=_follow_parent)
+            self._pool = ProcessPoolExecutor(
+                NUM_PROCESSES, mp_context=context, initializer=_prepare_process
+            )
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._pool, decode, wire, raw)
+            body = await loop.run_in_executor(self._pool, _decode_large, kind, raw)
         except BrokenProcessPool:
             self._pool = None
             raise
+        if isinstance(body, ApiError):
+            raise body
+        return body
 
     def close(self) -> None:
-        """End the other process, if there is one."""
+        """End the other processes, if there are any."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
 
-def _check_content_type(value: str | None) -> None:
-    kind = (value or "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
-        raise ApiError(415, f"content-type must be application/json, got {kind!r}")
+async def _next_piece(receive: Receive) -> Any:
+    try:
+        async with asyncio.timeout(SILENCE_S):
+            return await receive()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"nothing of the body came for {SILENCE_S:g} s",
+            headers={"connection": "close"},
+        ) from None
 
 
-def _follow_parent() -> None:
-    """Runs in the other process: the terminal's signals are the parent's, its end is ours."""
+# -- in another process -----------------------------------------------------------------------
+
+
+def _prepare_process() -> None:
+    """Leave the terminal's signals to the parent, end with it, and collect garbage by hand."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
@@ -108,3 +140,44 @@ def _follow_parent() -> None:
         os._exit(0)
 
     threading.Thread(target=follow, daemon=True).start()
+    gc.freeze()
+    gc.disable()  # collections would look through millions of parsed values, again and again
+
+
+def _decode_large(kind: type[Body], raw: bytes) -> Body | ApiError:
+    """The body, or what is wrong with it; what either took is given back to the system."""
+    try:
+        return _decode_known(kind, raw)
+    except ApiError as error:
+        refusal = ApiError(error.status, error.message, param=error.param, code=error.code)
+    finally:
+        # An error holds, by its traceback, all that was parsed, in a circle.
+        gc.collect()
+        _trim_memory()
+    return refusal
+
+
+def _decode_known(kind: type[Body], raw: bytes) -> Body:
+    """`decode`, but of fields that are unknown the first ends it, before anything is built."""
+    try:
+        msgspec.json.decode(raw, type=_fields_of(kind))
+    except msgspec.ValidationError as error:
+        _, found, name = str(error).partition(_UNKNOWN)
+        if found:
+            raise unknown_fields(kind, [name.removesuffix("`")]) from None
+    except (msgspec.DecodeError, RecursionError):
+        pass  # told by `decode`
+    return decode(kind, raw)
+
+
+@cache
+def _fields_of(kind: type[BodyModel]) -> type[msgspec.Struct]:
+    """A struct with the body's fields, of which no value is looked into."""
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.model_fields]
+    return msgspec.defstruct("Fields", fields, forbid_unknown_fields=True)
+
+
+def _trim_memory() -> None:
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

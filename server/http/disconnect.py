@@ -1,4 +1,4 @@
-"""Ending work for a client that went away, without any middleware in between."""
+"""Ends work for a client that went away, without any middleware in between."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ClientGoneError(Exception):
 
 
 class CancelOnDisconnect:
-    """Cancels the block when the client disconnects; it then ends in `ClientGoneError`.
+    """A context whose block is cancelled, and raises `ClientGoneError`, once the client is gone.
 
-    The request's body must have been read: `receive` then has only the disconnect to tell.
+    The request's body must have been read: all that `receive` then tells is the disconnect.
     """
 
     def __init__(self, receive: Receive) -> None:

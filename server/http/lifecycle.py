@@ -1,4 +1,4 @@
-"""Serving, draining, dying: what the server is about to do, and how many requests are inside."""
+"""The state of the server: whether it takes requests, and how many it works at."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 
 class Lifecycle:
-    """One server's state.
+    """Counts open requests, and lets them end before the server does.
 
     Attributes:
-        draining: new work is refused, what is inside is finished.
+        draining: new requests are refused, open ones are finished.
     """
 
     def __init__(self) -> None:
@@ -19,18 +19,18 @@ class Lifecycle:
         self._empty.set()
 
     def enter(self) -> None:
-        """A request came in."""
+        """Count a request that came in."""
         self._num_inside += 1
         self._empty.clear()
 
     def leave(self) -> None:
-        """It was answered."""
+        """Stop counting a request that was answered."""
         self._num_inside -= 1
         if self._num_inside == 0:
             self._empty.set()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new work and wait for the rest; whether all of it ended in time."""
+        """Refuse new requests and wait for open ones; returns whether all ended in time."""
         self.draining = True
         try:
             await asyncio.wait_for(self._empty.wait(), timeout_s)

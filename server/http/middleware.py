@@ -1,4 +1,4 @@
-"""What every request passes, as plain ASGI: accounts outside, the gate inside.
+"""The middleware of every request, as plain ASGI: accounts outside, the gate inside.
 
 Nothing here wraps `receive`, so a disconnect reaches whoever waits for it.
 """
@@ -13,29 +13,44 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, shutting_down
+from server.errors import ApiError, shutting_down, too_many_connections
+from server.http.access_log import AccessLog
 from server.http.account import RequestAccount, attach, header
+from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
+from server.http.origins import Origins
 from server.metrics import Metrics
 
 logger = logging.getLogger("tailrace")
 
-GENERATION_PATHS = frozenset({"/v1/completions", "/v1/score", "/generative_scoring"})
-"""POST requests that are received and end in exactly one outcome."""
+GENERATION_PATHS = frozenset(
+    {"/v1/completions", "/v1/chat/completions", "/v1/score", "/generative_scoring"}
+)
+"""Paths whose POST requests count as received and end in exactly one outcome."""
 _ALWAYS_OPEN = frozenset({"/health", "/ready"})
+_NO_KEY = _ALWAYS_OPEN | {"/docs", "/openapi.json"}
+_NO_KEY_BELOW = "/docs/"
+"""Paths that need no key, and the beginning of others."""
 _OPEN_WHILE_DRAINING = _ALWAYS_OPEN | {"/metrics", "/version"}
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 _MAX_ID_CHARS = 256
 
 
 class Accounts:
-    """Counts requests, times them, and turns an unforeseen error into a reply."""
+    """Counts, times and logs requests, and turns an unforeseen error into a reply."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, lifecycle: Lifecycle, echo_request_id: bool
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        access_log: AccessLog,
+        lifecycle: Lifecycle,
+        echo_request_id: bool,
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._access_log = access_log
         self._lifecycle = lifecycle
         self._echo_request_id = echo_request_id
 
@@ -43,9 +58,8 @@ class Accounts:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        account = RequestAccount(request_id=header(scope, b"x-request-id"))
-        if account.request_id is None and self._echo_request_id:
-            account.request_id = secrets.token_hex(16)
+        given_id = header(scope, b"x-request-id")
+        account = RequestAccount(request_id=given_id or secrets.token_hex(16))
         attach(scope, account)
         counted = scope["method"] == "POST" and route_path(scope) in GENERATION_PATHS
         if counted:
@@ -63,7 +77,9 @@ class Accounts:
                 self._metrics.outcomes[account.outcome or _outcome(account.status)].inc()
             method = scope["method"] if scope["method"] in _METHODS else "other"
             route = getattr(scope.get("route"), "path", "none")
-            self._metrics.http(route, method, account.status, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._metrics.http(route, method, account.status, seconds)
+            self._access_log.write(scope, account, seconds)
 
     async def _run(
         self, scope: Scope, receive: Receive, send: Send, account: RequestAccount
@@ -72,17 +88,15 @@ class Accounts:
             if message["type"] == "http.response.start":
                 account.status = message["status"]
                 if self._echo_request_id and account.request_id is not None:
-                    value = account.request_id.encode("latin-1")
+                    value = account.request_id.encode("ascii")
                     message["headers"].append((b"x-request-id", value))
             await send(message)
 
         try:
-            if account.request_id is not None and len(account.request_id) > _MAX_ID_CHARS:
-                limit, length = _MAX_ID_CHARS, len(account.request_id)
-                account.request_id = None
-                raise ApiError(400, f"X-Request-Id must be at most {limit} long, got {length}")
+            _check_request_id(account)
             await self._app(scope, receive, noting)
         except ApiError as error:
+            account.reason = error.message
             await error.response()(scope, receive, noting)
         except Exception:
             logger.exception("%s %s broke", scope["method"], scope["path"])
@@ -93,24 +107,53 @@ class Accounts:
             await internal.response()(scope, receive, noting)
 
 
+def _check_request_id(account: RequestAccount) -> None:
+    """Refuse an id that is too long, or that would break or forge a line of a log."""
+    given = account.request_id or ""
+    if len(given) <= _MAX_ID_CHARS and given.isascii() and given.isprintable():
+        return
+    account.request_id = None
+    if len(given) > _MAX_ID_CHARS:
+        words = f"have at most {_MAX_ID_CHARS} characters, got {len(given)}"
+    else:
+        words = "be of printable ASCII characters"
+    raise ApiError(400, f"X-Request-Id must {words}")
+
+
 class Gate:
-    """Lets in who has a key, while the server is not shutting down."""
+    """Lets in requests that may use the server, while it can take them.
+
+    They need a key (where there are keys), a known host and no foreign origin. While the server
+    shuts down, or has run out of connections, only health checks pass.
+    """
 
     def __init__(
-        self, app: ASGIApp, *, lifecycle: Lifecycle, api_keys: tuple[str, ...], open_metrics: bool
+        self,
+        app: ASGIApp,
+        *,
+        lifecycle: Lifecycle,
+        connections: ConnectionPool,
+        origins: Origins,
+        api_keys: tuple[str, ...],
+        open_metrics: bool,
     ) -> None:
         self._app = app
         self._lifecycle = lifecycle
+        self._connections = connections
+        self._origins = origins
         self._keys = [key.encode() for key in api_keys]
-        self._open = _ALWAYS_OPEN | ({"/metrics"} if open_metrics else set())
+        self._open = _NO_KEY | ({"/metrics"} if open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = route_path(scope)
-            if self._keys and path not in self._open:
+            self._origins.check(scope)
+            if self._keys and path not in self._open and not path.startswith(_NO_KEY_BELOW):
                 self._check_key(scope)
             if self._lifecycle.draining and path not in _OPEN_WHILE_DRAINING:
                 raise shutting_down()
+            if self._connections.full and path not in _ALWAYS_OPEN:
+                raise too_many_connections()
         await self._app(scope, receive, send)
 
     def _check_key(self, scope: Scope) -> None:
@@ -124,7 +167,7 @@ class Gate:
 
 
 def route_path(scope: Scope) -> str:
-    """The path below `--root-path`."""
+    """The path of the request without the prefix of `--root-path`."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path.removeprefix(root) if path.startswith(f"{root}/") else path

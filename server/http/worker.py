@@ -1,7 +1,7 @@
-"""One thread for work in Python that would hold the event loop up.
+"""A thread for work in Python that would hold up the event loop.
 
-One, not many: threads that compute take turns at Python's lock with the event loop, and each
-more of them lengthens its wait.
+There is one only: threads that compute take turns at Python's lock with the event loop, and each
+of them lengthens its wait.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ router = APIRouter(tags=["server"], route_class=PlainRoute)
 
 @router.get("/health", responses=replies(StatusReply, 503))
 async def health(request: Request) -> Response:
-    """Alive: the engine runs and its heart beats. Open without a key."""
+    """Tell whether the engine can serve. Open without a key."""
     reason = context_of(request).engine.failure()
     if reason is not None:
         raise ApiError(503, f"the engine cannot serve: {reason}", code="engine_dead")
@@ -28,7 +28,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", responses=replies(StatusReply, 503))
 async def ready(request: Request) -> Response:
-    """Alive and taking new work, not shutting down. Open without a key."""
+    """Tell whether the server can serve and takes new requests. Open without a key."""
     if context_of(request).lifecycle.draining:
         raise shutting_down()
     return await health(request)
@@ -36,11 +36,11 @@ async def ready(request: Request) -> Response:
 
 @router.get("/version", responses=replies(VersionReply))
 async def version(request: Request) -> Response:
-    """The server's version."""
+    """Tell the server's version."""
     return json_response({"version": VERSION})
 
 
 @router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics."""
+    """Give the metrics in Prometheus' text format."""
     return Response(context_of(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

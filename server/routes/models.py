@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.completions.prepare import check_model
 from server.context import Context, context_of
 from server.errors import json_response
 from server.routes.plain import PlainRoute
+from server.schema.checks import check_model
 from server.schema.openapi import path_parameter, replies
 from server.schema.replies import ModelCard, ModelList
 
@@ -20,7 +20,7 @@ router = APIRouter(tags=["models"], route_class=PlainRoute)
 
 @router.get("/v1/models", responses=replies(ModelList))
 async def list_models(request: Request) -> Response:
-    """The names this server answers to."""
+    """List the names that this server answers to."""
     context = context_of(request)
     cards = [_card(name, context) for name in context.config.model_names]
     return json_response({"object": "list", "data": cards})
@@ -29,10 +29,10 @@ async def list_models(request: Request) -> Response:
 @router.get(
     "/v1/models/{model:path}",
     responses=replies(ModelCard, 404),
-    openapi_extra={"parameters": [path_parameter("model", "A name of `/v1/models`.")]},
+    openapi_extra={"parameters": [path_parameter("model", "One of the names.")]},
 )
 async def retrieve_model(request: Request) -> Response:
-    """One of them."""
+    """Describe one of the names."""
     context = context_of(request)
     model: str = request.path_params["model"]
     check_model(model, context.config)

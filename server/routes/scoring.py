@@ -13,16 +13,16 @@ from starlette.responses import Response
 
 from engine.request import Finish, ItemScores
 from engine.submission import EngineDeadError
-from server.completions.generation import failure_of, lost
 from server.context import Context, context_of
-from server.errors import json_response
 from server.http.account import account_of
 from server.http.disconnect import CancelOnDisconnect
+from server.http.failures import failed_request, lost_engine
+from server.http.reply import json_reply
 from server.routes.plain import PlainRoute
 from server.schema.openapi import describes
 from server.schema.replies import GenerativeScoringReply, ScoreReply
 from server.schema.scoring import GenerativeScoringRequest, ScoreRequest, ScoringFields
-from server.scoring.prepare import PreparedScoring, make_scoring_job
+from server.scoring.prepare import PreparedScoring, prepare_scoring
 from server.scoring.replies import generative_scoring_reply, score_reply
 
 router = APIRouter(tags=["scoring"], route_class=PlainRoute)
@@ -34,28 +34,28 @@ longer to parse there, and a thread would begin late and wait for Python's lock 
 
 @router.post("/generative_scoring", **describes(GenerativeScoringRequest, GenerativeScoringReply))
 async def generative_scoring(request: Request) -> Response:
-    """The probability of the first label after each item, and every label's logprob."""
-    wire = await context_of(request).bodies.read(request, GenerativeScoringRequest)
-    return await _answer(request, wire, "generative-scoring", True, generative_scoring_reply)
+    """Give the probability of the first label after each item, and every label's logprob."""
+    body = await context_of(request).bodies.read(request, GenerativeScoringRequest)
+    return await _answer(request, body, "generative-scoring", True, generative_scoring_reply)
 
 
 @router.post("/v1/score", **describes(ScoreRequest, ScoreReply))
 async def score(request: Request) -> Response:
-    """The probability of every label after each item."""
-    wire = await context_of(request).bodies.read(request, ScoreRequest)
-    return await _answer(request, wire, "score", False, score_reply)
+    """Give the probability of every label after each item."""
+    body = await context_of(request).bodies.read(request, ScoreRequest)
+    return await _answer(request, body, "score", False, score_reply)
 
 
 async def _answer(
     request: Request,
-    wire: ScoringFields,
+    body: ScoringFields,
     kind: str,
     softmax: bool,
     write: Callable[[PreparedScoring, ItemScores], bytes],
 ) -> Response:
     context = context_of(request)
-    job = await make_scoring_job(
-        wire,
+    prepared = await prepare_scoring(
+        body,
         kind=kind,
         softmax=softmax,
         config=context.config,
@@ -64,21 +64,22 @@ async def _answer(
         request_id=account_of(request.scope).request_id,
     )
     with CancelOnDisconnect(request.receive):
-        scores = await _run(job, context)
+        scores = await _run(prepared, context)
         if scores.finish != Finish.LENGTH:
-            raise failure_of(scores.finish, scores.error)
+            raise failed_request(scores.finish, scores.error)
         if scores.values.size > INLINE_VALUES:
-            return json_response(await context.worker.run(write, job, scores))
-        return json_response(write(job, scores))
+            return json_reply(await context.worker.run(write, prepared, scores))
+        return json_reply(write(prepared, scores))
 
 
-async def _run(job: PreparedScoring, context: Context) -> ItemScores:
-    """Ask the engine, and end there what nobody waits for any more."""
+async def _run(prepared: PreparedScoring, context: Context) -> ItemScores:
+    """Ask the engine; end the request there if nobody waits for it any more."""
     metrics, engine, began = context.metrics, context.engine, time.perf_counter()
-    context.admission.check(1)
+    context.admission.admit(1)
     reason = "error"
     try:
-        submission = engine.score(msgspec.structs.replace(job.request, handle=engine.new_handle()))
+        request = msgspec.structs.replace(prepared.request, handle=engine.new_handle())
+        submission = engine.score(request)
         context.admission.enter(submission)
         try:
             async for _ in submission:
@@ -92,12 +93,13 @@ async def _run(job: PreparedScoring, context: Context) -> ItemScores:
             reason = "length"
         return submission.item_scores
     except EngineDeadError as error:
-        raise lost(error) from error
+        raise lost_engine(error) from error
     except asyncio.CancelledError:
         reason = "abort"
         raise
     finally:
+        context.admission.release(1)
         metrics.finished[reason].inc()
         metrics.e2e.observe(time.perf_counter() - began)
-        metrics.prompt_tokens.inc(job.num_prompt_tokens)
-        metrics.prompt_lens.observe(job.num_prompt_tokens)
+        metrics.prompt_tokens.inc(prepared.num_prompt_tokens)
+        metrics.prompt_lens.observe(prepared.num_prompt_tokens)

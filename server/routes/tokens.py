@@ -5,60 +5,79 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.completions.prepare import check_model
-from server.completions.prompts import INLINE_CHARS
+from server.chat.prepare import render_prompt
 from server.context import context_of
-from server.errors import json_response
+from server.errors import bad_request, json_response
+from server.http.reply import json_reply
 from server.routes.plain import PlainRoute
+from server.schema.checks import check_model
 from server.schema.ids import check_vocab
 from server.schema.openapi import describes, replies
 from server.schema.replies import DetokenizeReply, TokenizeReply
 from server.schema.tokens import DetokenizeRequest, TokenizeRequest
+from server.text.tokenizer import INLINE_CHARS
 
 router = APIRouter(tags=["tokens"], route_class=PlainRoute)
 
 
 @router.post("/tokenize", **describes(TokenizeRequest, TokenizeReply))
 async def tokenize(request: Request) -> Response:
-    """Ids of a text."""
+    """Turn a text or a conversation into ids."""
     context = context_of(request)
-    wire = await context.bodies.read(request, TokenizeRequest)
-    check_model(wire.model, context.config)
+    body = await context.bodies.read(request, TokenizeRequest)
+    check_model(body.model, context.config)
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("prompt", "one of prompt and messages is required, and not both")
+    rendered = None
+    if body.messages is not None:
+        rendered = await render_prompt(
+            body.messages,
+            body,
+            context.template,
+            config=context.config,
+            tokenizer=context.tokenizer,
+        )
+    text = body.prompt or ""
 
     def reply() -> Response:
-        add = wire.add_special_tokens is not False
-        tokens = context.tokenizer.encode(wire.prompt, add_special_tokens=add)
+        add = body.add_special_tokens is not False
+        if rendered is None:
+            tokens = context.tokenizer.encode(text, add_special_tokens=add)
+        else:
+            tokens = rendered.tolist()
         texts = context.tokenizer.texts
-        body: dict[str, Any] = {
+        content: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": context.engine.info.max_model_len,
             "tokens": tokens,
-            "token_strs": [texts[i] for i in tokens] if wire.return_token_strs else None,
+            "token_strs": [texts[i] for i in tokens] if body.return_token_strs else None,
         }
-        return json_response(body)
+        return json_reply(orjson.dumps(content))
 
-    return reply() if len(wire.prompt) <= INLINE_CHARS else await asyncio.to_thread(reply)
+    return reply() if len(text) <= INLINE_CHARS else await asyncio.to_thread(reply)
 
 
 @router.post("/detokenize", **describes(DetokenizeRequest, DetokenizeReply))
 async def detokenize(request: Request) -> Response:
-    """Text of ids."""
+    """Turn ids into a text."""
     context = context_of(request)
-    wire = await context.bodies.read(request, DetokenizeRequest)
-    check_model(wire.model, context.config)
-    check_vocab("tokens", wire.tokens, context.engine.info.vocab_size)
+    body = await context.bodies.read(request, DetokenizeRequest)
+    check_model(body.model, context.config)
+    check_vocab("tokens", body.tokens, context.engine.info.vocab_size)
 
     def reply() -> Response:
-        return json_response({"prompt": context.tokenizer.decode(wire.tokens.tolist())})
+        text = context.tokenizer.decode(body.tokens.tolist())
+        return json_reply(orjson.dumps({"prompt": text}))
 
-    return reply() if len(wire.tokens) <= INLINE_CHARS else await asyncio.to_thread(reply)
+    return reply() if len(body.tokens) <= INLINE_CHARS else await asyncio.to_thread(reply)
 
 
 @router.get("/tokenizer_info", responses=replies(None))
 async def tokenizer_info(request: Request) -> Response:
-    """Special tokens and chat template, for harnesses that tokenise on their side."""
+    """Describe the tokenizer: special tokens and chat template, for clients that tokenise."""
     return json_response(context_of(request).tokenizer.description)

@@ -1,4 +1,8 @@
-"""The base of every wire type, and how a body that breaks its rules is answered."""
+"""The base of every request body, and how a body that breaks its rules is answered.
+
+`decode` reads a body from bytes, `validate` from parsed JSON; both raise one `ApiError` that tells
+every broken rule, or the first `MAX_ERRORS` of them.
+"""
 
 from __future__ import annotations
 
@@ -7,66 +11,103 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from sampling.params import ParameterError
 from server.errors import ApiError, bad_request
 
+MAX_ERRORS = 20
+"""A refusal tells so many broken rules and counts the rest."""
 _SHOWN_CHARS = 64
 
 
-class WireModel(BaseModel):
-    """Strict: no unknown field, no string for a number, no boolean for an integer."""
+class BodyModel(BaseModel):
+    """A request body. It is strict: no unknown field, no string for a number, no boolean for an
+    integer."""
 
     model_config = ConfigDict(
         strict=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
     )
 
 
-Wire = TypeVar("Wire", bound=WireModel)
+class InnerModel(BodyModel):
+    """An object within a request body, as strict."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bound_errors(cls, value: Any) -> Any:
+        """Refuse an object of far too many fields before an error is made of each."""
+        most = len(cls.model_fields) + MAX_ERRORS
+        if isinstance(value, dict) and len(value) > most:
+            raise ValueError(f"must have at most {most} fields, got {len(value)}")
+        return value
 
 
-def decode(wire: type[Wire], raw: bytes) -> Wire:
-    """The body as `wire`; raises `ApiError` naming the field, the rule and the value."""
+Body = TypeVar("Body", bound=BodyModel)
+
+
+def decode(kind: type[Body], raw: bytes) -> Body:
+    """Read a body of the given kind.
+
+    Raises:
+        ApiError: names each field that breaks a rule, the rule and the value.
+    """
     try:
-        body = orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise bad_request(None, f"the body is not valid JSON: {error}", "invalid_json") from None
-    return validate(wire, body)
+    return validate(kind, value)
 
 
-def validate(wire: type[Wire], body: Any) -> Wire:
-    """A parsed body as `wire`."""
-    if not isinstance(body, dict):
-        raise bad_request(None, f"the body must be a JSON object, got {shown(body)}")
+def validate(kind: type[Body], value: Any) -> Body:
+    """Make a body of the given kind from parsed JSON; raises `ApiError` as `decode` does."""
+    if not isinstance(value, dict):
+        raise bad_request(None, f"the body must be a JSON object, got {shown(value)}")
+    if len(value) > len(kind.model_fields) + MAX_ERRORS:
+        # Pydantic would make an error of each unknown field, however many there are.
+        raise unknown_fields(kind, [name for name in value if name not in kind.model_fields])
     try:
-        return wire.model_validate(body)
+        return kind.model_validate(value)
     except ValidationError as error:
-        raise _refusal(wire, error) from None
-    except ParameterError as error:
-        raise bad_request(error.param, str(error)) from None
+        errors = error.errors(include_url=False)
+        raise _refusal(kind, errors[:MAX_ERRORS], len(errors) - MAX_ERRORS) from None
 
 
-def _refusal(wire: type[WireModel], error: ValidationError) -> ApiError:
-    errors = error.errors(include_url=False)
-    first = errors[0]
-    param = field_path(first["loc"])
-    message = f"{param} {_rule(first)}" if param else _rule(first)
-    if first["type"] == "extra_forbidden":
-        message = f"unknown field {param!r}"
-        close = difflib.get_close_matches(str(first["loc"][-1]), wire.model_fields, n=1)
-        message += f"; did you mean {close[0]!r}?" if close else ""
-    if len(errors) > 1:
-        message += f" (and {len(errors) - 1} more)"
-    return bad_request(param or None, message, "invalid_field")
+def unknown_fields(kind: type[BodyModel], names: list[str]) -> ApiError:
+    """The refusal of fields that the body's kind does not have."""
+    errors = [
+        ErrorDetails(type="extra_forbidden", loc=(name,), msg="", input=None)
+        for name in names[:MAX_ERRORS]
+    ]
+    return _refusal(kind, errors, len(names) - len(errors))
+
+
+def _refusal(kind: type[BodyModel], errors: list[ErrorDetails], num_more: int) -> ApiError:
+    message = "; ".join(_sentence(kind, error) for error in errors)
+    if num_more > 0:
+        message += f" (and {num_more} more)"
+    return bad_request(field_path(errors[0]["loc"]) or None, message, "invalid_field")
+
+
+def _sentence(kind: type[BodyModel], error: ErrorDetails) -> str:
+    """Which field breaks which rule, and with which value."""
+    param = field_path(error["loc"])
+    if error["type"] != "extra_forbidden":
+        return f"{param} {_rule(error)}" if param else _rule(error)
+    name = str(error["loc"][-1])
+    near = difflib.get_close_matches(name, kind.model_fields, 1) if len(name) < _SHOWN_CHARS else []
+    return f"unknown field {param!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
 
 
 def field_path(loc: tuple[int | str, ...]) -> str:
-    """`stop[3]` or `stream_options.include_usage`."""
+    """Write where in a body a value stands: `stop[3]` or `stream_options.include_usage`."""
     path = ""
     for part in loc:
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            name = part if len(part) <= _SHOWN_CHARS else f"{part[:_SHOWN_CHARS]}…"
+            path += f".{name}" if path else name
     return path
 
 
@@ -114,7 +155,7 @@ def _limit(value: float) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON would have it, cut short; never all of a long one."""
+    """Write a value as JSON has it, cut short: never all of a long one."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Kinds of fields that several requests share."""
+"""Kinds of fields that several request bodies share, with their limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Wit
 from pydantic_core import CoreSchema, core_schema
 
 from sampling.params import SEED_MAX, SEED_MIN, LogprobsMode
-from server.schema.base import WireModel, shown
+from server.schema.base import InnerModel, shown
 
 MAX_STOP_STRINGS = 128
 MAX_STOP_CHARS = 512
@@ -19,7 +19,7 @@ MAX_BIASES = 16384
 MAX_ALLOWED_IDS = 1 << 18
 MAX_NAME_CHARS = 1024
 MAX_TEXT_CHARS = MAX_TOKENS = 1 << 21
-"""Of `/tokenize` and `/detokenize`; prompts are bounded by the context."""
+"""Limits of `/tokenize` and `/detokenize`; prompts are bounded by the context."""
 
 Seed = Annotated[int, Field(ge=SEED_MIN, le=SEED_MAX)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -31,12 +31,30 @@ Priority = Annotated[
     Field(
         ge=-(2**31),
         le=2**31 - 1,
-        description="Lower runs earlier. Not 0 only with --scheduling-policy priority.",
+        description="Requests of lower priority values run earlier; the default is 0. Other "
+        "values need a server that was started with --scheduling-policy priority.",
     ),
 ]
+
+
+def _printable(value: str | None) -> str | None:
+    """Refuse what would break or forge a line of a log."""
+    if value is not None and not value.isprintable():
+        raise ValueError(
+            f"must not hold line breaks or other unprintable characters, got {shown(value)}"
+        )
+    return value
+
+
 RequestId = Annotated[
     str | None,
-    Field(min_length=1, max_length=256, description="Becomes part of the reply's id."),
+    Field(
+        min_length=1,
+        max_length=256,
+        description="The reply's id ends in this name. It must be printable; it need not be "
+        "unique.",
+    ),
+    AfterValidator(_printable),
 ]
 
 
@@ -50,21 +68,28 @@ def _one_or_many(value: Any) -> Any:
 
 StopField = Annotated[
     list[StopString],
+    Field(max_length=MAX_STOP_STRINGS),  # checked before any item is
     BeforeValidator(_one_or_many, json_schema_input_type=StopString | list[StopString]),
-    Field(max_length=MAX_STOP_STRINGS),
 ]
 
 
-def _ids_of_keys(value: dict[str, float]) -> dict[str, float]:
+def _checked_biases(value: Any) -> Any:
+    """Refuse keys that are no ids, ids named twice, and far too many of them."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"is too long: at most {MAX_BIASES}, got {len(value)} token ids")
+    keys: dict[int, str] = {}
     for key in value:
         if not (key.isascii() and key.isdigit()) or len(key) > 10:
             raise ValueError(f"must have token ids as keys, got {shown(key)}")
+        if (first := keys.setdefault(int(key), key)) is not key:
+            raise ValueError(f"must name each token id once, got {shown(first)} and {shown(key)}")
     return value
 
 
-LogitBias = Annotated[
-    dict[str, BiasValue], Field(max_length=MAX_BIASES), AfterValidator(_ids_of_keys)
-]
+_Biases = Annotated[dict[str, BiasValue], Field(max_length=MAX_BIASES)]
+LogitBias = Annotated[_Biases, BeforeValidator(_checked_biases, json_schema_input_type=_Biases)]
 ModelName = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 
 
@@ -77,20 +102,20 @@ def _refuse(value: Any) -> Any:
 NotYet = Annotated[
     Any,
     AfterValidator(_refuse),
-    WithJsonSchema({"type": "null", "description": "Not available yet: null only."}),
+    WithJsonSchema({"type": "null", "description": "This is not available yet: send null only."}),
 ]
 """A field of vLLM or OpenAI that has no meaning here yet."""
 
 Accepted = Annotated[
     Any,
     PlainValidator(lambda value: None),
-    WithJsonSchema({"description": "Accepted and ignored."}),
+    WithJsonSchema({"description": "This is accepted and ignored."}),
 ]
 """A field of OpenAI's that means nothing to a server of one's own."""
 
 
 class Only:
-    """Annotation of a field that is not available yet and has defaults besides null."""
+    """Annotates a field that is not available yet and has defaults besides null."""
 
     def __init__(self, *defaults: Any) -> None:
         self._defaults = defaults
@@ -100,7 +125,7 @@ class Only:
         return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        words = f"Not available yet: {self._words} only."
+        words = f"This is not available yet: send {self._words} or null only."
         return {"enum": [None, *self._defaults], "description": words}
 
     def _check(self, value: Any) -> Any:
@@ -110,13 +135,31 @@ class Only:
         return value
 
 
-class StreamOptions(WireModel):
+class Instead:
+    """Annotates a field of another route whose meaning has another name here."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"type": "null", "description": f"Use `{self._name}` here; send null only."}
+
+    def _check(self, value: Any) -> Any:
+        if value is not None:
+            raise ValueError(f"is not known here: use {self._name}, got {shown(value)}")
+        return value
+
+
+class StreamOptions(InnerModel):
     """What a stream tells besides its text."""
 
     include_usage: bool | None = Field(
-        default=None, description="End with a chunk that carries usage alone."
+        default=None, description="The stream ends with a chunk that carries usage alone."
     )
     continuous_usage_stats: bool | None = Field(
-        default=None, description="Every chunk carries usage so far."
+        default=None, description="Every chunk carries the usage so far."
     )
     include_obfuscation: Accepted = None

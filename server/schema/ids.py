@@ -20,7 +20,7 @@ TokenId = Annotated[int, Field(ge=0, le=ID_MAX, title=TOKEN_ID_TITLE)]
 
 
 def id_array(value: Any) -> Int32Array:
-    """int32 [len]; raises `ValueError` unless `value` is a list of integers in [0, 2**31)."""
+    """A list of ids as int32 [len]; raises `ValueError` unless all are integers in [0, 2**31)."""
     if not isinstance(value, list):
         raise ValueError(f"must be a list of token ids, got {shown(value)}")
     token_ids = good_ids(value)
@@ -30,10 +30,10 @@ def id_array(value: Any) -> Int32Array:
 
 
 def good_ids(values: list[Any]) -> Int32Array | None:
-    """int32 [len]; None unless all are integers in [0, 2**31).
+    """Ids as int32 [len]; None unless all are integers in [0, 2**31).
 
-    `struct` takes integers in range only, but booleans too: those come out as 0 and 1, so only
-    what did is looked at.
+    `struct` refuses everything but integers in range and booleans. Booleans come out as 0 and 1,
+    so only the values that did are looked at one by one.
     """
     try:
         packed = struct.Struct(f"{len(values)}i").pack(*values)

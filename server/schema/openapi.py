@@ -1,4 +1,4 @@
-"""The OpenAPI page: bodies are checked by our own types, so they are described here."""
+"""The OpenAPI page. Routes read their bodies themselves, so FastAPI does not know the types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from server.schema.base import WireModel
+from server.schema.base import BodyModel
+from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
 from server.schema.ids import TOKEN_ID_TITLE
 from server.schema.replies import ErrorReply
@@ -16,8 +17,9 @@ from server.schema.scoring import GenerativeScoringRequest, ScoreRequest
 from server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
-_WIRE_TYPES: tuple[type[WireModel], ...] = (
+_BODIES: tuple[type[BodyModel], ...] = (
     CompletionRequest,
+    ChatRequest,
     GenerativeScoringRequest,
     ScoreRequest,
     TokenizeRequest,
@@ -36,7 +38,7 @@ _ERRORS = {
 
 
 def replies(success: type[BaseModel] | None, *statuses: int) -> dict[int | str, dict[str, Any]]:
-    """`responses` of a route: its reply and its errors."""
+    """Describe a route's reply and its errors: FastAPI's `responses`."""
     ok: dict[str, Any] = {"description": "Success"}
     if success is not None:
         ok["model"] = success
@@ -48,10 +50,10 @@ def replies(success: type[BaseModel] | None, *statuses: int) -> dict[int | str, 
 
 
 def describes(
-    wire: type[WireModel], success: type[BaseModel], *, stream: bool = False
+    kind: type[BodyModel], success: type[BaseModel], *, stream: bool = False
 ) -> dict[str, Any]:
-    """Arguments of a route that reads `wire` from its body."""
-    schema = {"$ref": _REF.format(model=wire.__name__)}
+    """Describe a route that reads a body of this kind: arguments of FastAPI's decorators."""
+    schema = {"$ref": _REF.format(model=kind.__name__)}
     responses = replies(success, 400, 404, 413, 415, 429, 500)
     if stream:
         words = "With `stream`: chunks of the same shape, then `data: [DONE]`."
@@ -61,13 +63,13 @@ def describes(
 
 
 def path_parameter(name: str, words: str) -> dict[str, Any]:
-    """A parameter in a route's path."""
+    """Describe a parameter in a route's path."""
     schema = {"type": "string"}
     return {"name": name, "in": "path", "required": True, "description": words, "schema": schema}
 
 
 def _bounded(schema: Any, vocab_size: int) -> Any:
-    """The schema with the vocabulary's size as the bound of token ids."""
+    """A copy of a schema in which token ids are bounded by the vocabulary's size."""
     if isinstance(schema, list):
         return [_bounded(item, vocab_size) for item in schema]
     if not isinstance(schema, dict):
@@ -79,7 +81,7 @@ def _bounded(schema: Any, vocab_size: int) -> Any:
 
 
 def add_openapi(app: FastAPI, vocab_size: int) -> None:
-    """Let `/openapi.json` hold the wire types too, with this model's ids."""
+    """Let `/openapi.json` describe request bodies too, with the bound of this model's ids."""
 
     def build() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -91,10 +93,12 @@ def add_openapi(app: FastAPI, vocab_size: int) -> None:
                 tags=app.openapi_tags,
             )
             schemas = page.setdefault("components", {}).setdefault("schemas", {})
-            for wire in _WIRE_TYPES:
-                schema = _bounded(wire.model_json_schema(ref_template=_REF), vocab_size)
+            for kind in _BODIES:
+                schema = _bounded(kind.model_json_schema(ref_template=_REF), vocab_size)
                 schemas.update(schema.pop("$defs", {}))
-                schemas[wire.__name__] = schema
+                schemas[kind.__name__] = schema
+            page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            page["security"] = [{"key": []}, {}]  # whether keys are needed, the server decides
             app.openapi_schema = page
         return app.openapi_schema
 

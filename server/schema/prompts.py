@@ -1,4 +1,4 @@
-"""The four forms of a prompt, brought to one: a list of texts or of id arrays."""
+"""Prompts come in four forms, which are brought to one: a list of texts or of id arrays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from server.schema.ids import TokenId, id_array
 Prompts = list[str] | list[Int32Array]
 
 MAX_PROMPTS = 8192
-"""However high `--max-completion-prompts` is."""
+"""No request has more prompts than this, however high `--max-completion-prompts` is."""
 
 
 def prompt_list(value: Any) -> Prompts:
-    """One text or id array a prompt; raises `ValueError` on any other form."""
+    """Make a list with one text or id array a prompt; raises `ValueError` for any other form."""
     if isinstance(value, str):
         return [_text(value)]
     if not isinstance(value, list):

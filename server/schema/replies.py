@@ -10,10 +10,12 @@ from pydantic import BaseModel, Field
 class ErrorBody(BaseModel):
     """What went wrong."""
 
-    message: str = Field(description="In words: the field, its limit and the value.")
-    type: str = Field(description='Such as "invalid_request_error" or "server_error".')
-    param: str | None = Field(description="The field of the request it is about.")
-    code: str | None = Field(description='For programs, such as "context_length_exceeded".')
+    message: str = Field(description="Names the field, its limit and the value, in words.")
+    type: str = Field(
+        description='The class of the error, such as "invalid_request_error" or "server_error".'
+    )
+    param: str | None = Field(description="The field of the request that the error is about.")
+    code: str | None = Field(description='A word for programs, such as "context_length_exceeded".')
 
 
 class ErrorReply(BaseModel):
@@ -23,100 +25,114 @@ class ErrorReply(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens in and out; a prompt counts once, whatever `n`."""
+    """Tokens in and out; a prompt counts once, whatever `n` is."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: dict[str, int] | None = Field(
-        None, description="`cached_tokens`, with --enable-prompt-tokens-details."
+        None,
+        description="With --enable-prompt-tokens-details, `cached_tokens` counts the prompt tokens "
+        "that were found computed.",
     )
 
 
 class PackedArray(BaseModel):
     """An array, with `logprobs_format` "packed"."""
 
-    dtype: Literal["<f4", "<f8", "<i4"] = Field(description="As NumPy names it.")
+    dtype: Literal["<f4", "<f8", "<i4"] = Field(description="The type of a value, as NumPy has it.")
     shape: list[int]
-    data: str = Field(description="Base64 of the little-endian values, the last index fastest.")
+    data: str = Field(
+        description="The little-endian values in base64, the last index running fastest."
+    )
 
 
-class PackedValues(BaseModel):
-    """Values of the positions from `start` on: the chosen token's, its rank, the top tokens'."""
+class PackedLogprobs(BaseModel):
+    """Logprobs with `logprobs_format` "packed", of generated tokens and of prompts alike.
+
+    `token_ids` has every position; the other arrays have those from `start` on, the positions that
+    `Logprobs` or `prompt_logprobs` does not show as null. The chosen token stands in the top lists
+    only where it belongs there.
+    """
 
     start: int
+    token_ids: PackedArray
     token_logprobs: PackedArray
     ranks: PackedArray
     top_token_ids: PackedArray
     top_logprobs: PackedArray
-
-
-class PackedLogprobs(PackedValues):
-    """`Logprobs` with `logprobs_format` "packed"."""
-
-    token_ids: PackedArray
-    text_offset: PackedArray
-    mode: str
+    text_offset: PackedArray | None = Field(
+        None, description="Where each token begins in `text`; `prompt_logprobs` have none."
+    )
+    mode: str = Field(description="The `logprobs_mode` of these values.")
 
 
 class Logprobs(BaseModel):
-    """A list item a token, of the echoed prompt first; null where nothing was scored."""
+    """One item for each token, echoed prompt tokens first; null where there is no value."""
 
-    tokens: list[str] = Field(description="U+FFFD where a token's bytes are not characters.")
-    token_logprobs: list[float | None] = Field(description="-inf is -9999.0.")
-    top_logprobs: list[dict[str, float] | None] = Field(
-        description="The top tokens, the token itself and `logprob_token_ids`, best first. Of "
-        'tokens with one text the best has it as its key, others "token_id:N".'
+    tokens: list[str] = Field(
+        description="Each token's text, with U+FFFD where its bytes are not characters."
     )
-    text_offset: list[int] = Field(description="Where in `text` the token begins, in characters.")
-    ranks: list[int | None] = Field(description="1 for the likeliest token.")
+    token_logprobs: list[float | None] = Field(
+        description="Each token's value; -inf is written as -9999.0."
+    )
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="The top tokens, the token itself and `logprob_token_ids`, best first. Where "
+        'tokens have one text, the best has it as its key and the others have "token_id:N".'
+    )
+    text_offset: list[int] = Field(description="Where in `text` each token begins, in characters.")
+    ranks: list[int | None] = Field(description="Each token's rank; the likeliest token has 1.")
     token_ids: list[int]
-    top_token_ids: list[list[int] | None] = Field(description="Ids of `top_logprobs`, in order.")
-    bytes: list[list[int]] = Field(description="Of each token; joined they are the text's.")
-    mode: str = Field(description="`logprobs_mode` of these values.")
+    top_token_ids: list[list[int] | None] = Field(
+        description="The ids of `top_logprobs`, in the same order."
+    )
+    bytes: list[list[int]] = Field(description="Each token's bytes; joined they are the text's.")
+    mode: str = Field(description="The `logprobs_mode` of these values.")
 
 
 class ExplicitLogprobs(BaseModel):
-    """A row a generated position, in the order of the ids asked for."""
+    """One row for each generated position; the ids stand in the order in which they were asked."""
 
     token_ids: list[int]
     logprobs: list[list[float]] | PackedArray
 
 
 class PromptExplicitLogprobs(ExplicitLogprobs):
-    """A row a prompt position from `start` on."""
+    """One row for each prompt position from `start` on."""
 
     start: int
 
 
 class CompletionChoice(BaseModel):
-    """One continuation. Optional fields are there when asked for."""
+    """One continuation. Optional fields are present where they were asked for."""
 
     index: int
     text: str
     logprobs: Logprobs | PackedLogprobs | None
     finish_reason: Literal["stop", "length"] | None
-    stop_reason: str | int | None = Field(description="The stop string or id; null for the EOS.")
+    stop_reason: str | int | None = Field(
+        description="The stop string or stop id that ended the choice; null for the end of text."
+    )
     logprob_token_ids: ExplicitLogprobs | None = None
     prompt_logprob_token_ids: PromptExplicitLogprobs | None = None
-    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | PackedValues | None = None
+    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | PackedLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
 
 class DraftMetrics(BaseModel):
-    """What became of the drafts of a request, where the server speculates."""
+    """How many of a request's drafts were accepted, on a server that speculates."""
 
-    num_drafts: int = Field(description="Steps that verified any.")
+    num_drafts: int = Field(description="Steps of the engine that verified any draft.")
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_per_position: list[float] = Field(
-        description="Share of those steps that kept the draft of each place."
+        description="The share of those steps that accepted the draft at each position."
     )
 
 
 class CompletionReply(BaseModel):
-    """Prompt i's choices are i*n .. i*n + n - 1."""
+    """The choices of prompt i are those from i*n to i*n + n - 1."""
 
     id: str
     object: Literal["text_completion"]
@@ -129,49 +145,57 @@ class CompletionReply(BaseModel):
 
 
 class ScoredItem(BaseModel):
-    """One item; logprobs are of all continuations, whatever `apply_softmax` says."""
+    """One item. Logprobs are among all continuations, whatever `apply_softmax` says."""
 
     index: int
     object: Literal["score"]
-    score: float = Field(description="Of the first label.")
-    label_logprobs: list[float] = Field(description="Of every label; -inf is -9999.0.")
-    other_logprob: float = Field(description="Of whatever begins with no label.")
+    score: float = Field(description="The probability of the first label.")
+    label_logprobs: list[float] = Field(
+        description="The logprob of every label; -inf is written as -9999.0."
+    )
+    other_logprob: float = Field(
+        description="The logprob of all continuations that begin with no label, together."
+    )
 
 
 class ScoringUsage(BaseModel):
-    """Nothing is generated; a query that comes first counts once."""
+    """Nothing is generated; a query that stands first counts once."""
 
     prompt_tokens: int
     completion_tokens: Literal[0]
     total_tokens: int
-    prompt_tokens_details: dict[str, int] = Field(description="`cached_tokens` of the query.")
+    prompt_tokens_details: dict[str, int] = Field(
+        description="`cached_tokens` counts the query's tokens that were found computed."
+    )
 
 
-class GenerativeScoringReply(BaseModel):
-    """Packed replies have `scores`, `label_logprobs`, `other_logprob` and no `data`."""
-
+class _ScoringReply(BaseModel):
     id: str
-    object: Literal["list"]
     created: int
     model: str
+    usage: ScoringUsage
+    warnings: list[str] | None = Field(
+        None, description="What about the request makes these scores say little, if anything."
+    )
+
+
+class GenerativeScoringReply(_ScoringReply):
+    """Packed replies have `scores`, `label_logprobs` and `other_logprob`; `data` is then empty."""
+
+    object: Literal["list"]
     data: list[ScoredItem]
     scores: PackedArray | None = None
     label_logprobs: PackedArray | None = None
     other_logprob: PackedArray | None = None
-    usage: ScoringUsage
 
 
-class ScoreReply(BaseModel):
-    """A row an item, a column a label."""
+class ScoreReply(_ScoringReply):
+    """One row for each item, one column for each label."""
 
-    id: str
     object: Literal["scoring"]
-    created: int
-    model: str
     scores: list[list[float]] | PackedArray
     label_logprobs: list[list[float]] | PackedArray
     other_logprob: list[float] | PackedArray
-    usage: ScoringUsage
 
 
 class ModelCard(BaseModel):
@@ -187,14 +211,14 @@ class ModelCard(BaseModel):
 
 
 class ModelList(BaseModel):
-    """All of them."""
+    """All names the server answers to."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class TokenizeReply(BaseModel):
-    """Ids of a text."""
+    """The ids of a text."""
 
     count: int
     max_model_len: int
@@ -203,18 +227,18 @@ class TokenizeReply(BaseModel):
 
 
 class DetokenizeReply(BaseModel):
-    """Text of ids."""
+    """The text of ids."""
 
     prompt: str
 
 
 class StatusReply(BaseModel):
-    """All is well."""
+    """The server can serve."""
 
     status: str
 
 
 class VersionReply(BaseModel):
-    """This server's version."""
+    """The server's version."""
 
     version: str

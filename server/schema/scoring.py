@@ -10,7 +10,7 @@ from pydantic import Field, PlainValidator
 
 from engine.request import Int32Array
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
-from server.schema.base import WireModel, shown
+from server.schema.base import BodyModel, shown
 from server.schema.fields import Accepted, ModelName, PackedFormat, Priority, RequestId
 from server.schema.ids import TokenId, good_ids, id_array
 
@@ -26,7 +26,11 @@ class IdLists(NamedTuple):
 
 
 def id_lists(value: list[Any]) -> IdLists:
-    """Lists of ids as arrays, without a look at each; raises `ValueError` naming the odd one."""
+    """Make arrays of lists of ids without a look at each id.
+
+    Raises:
+        ValueError: names the item that is not a list of ids.
+    """
     if set(map(type, value)) != {list}:
         at = next(i for i, item in enumerate(value) if not isinstance(item, list))
         raise ValueError(
@@ -34,8 +38,6 @@ def id_lists(value: list[Any]) -> IdLists:
             f"at [{at}]"
         )
     lens = np.fromiter(map(len, value), dtype=np.int32, count=len(value))
-    if not lens.all():
-        raise ValueError(f"must not be empty, got an empty list at [{int(lens.argmin())}]")
     token_ids = good_ids(list(chain.from_iterable(value)))
     if token_ids is None:
         token_ids = np.concatenate([_ids_at(at, item) for at, item in enumerate(value)])
@@ -75,8 +77,6 @@ def _texts(value: list[Any]) -> list[str]:
             raise ValueError(
                 f"must hold strings only, as its first item is, got {shown(item)} at [{at}]"
             )
-        if not item:
-            raise ValueError(f"must not be empty, got an empty string at [{at}]")
     return value
 
 
@@ -88,50 +88,63 @@ def _labels(value: Any) -> list[list[int]] | None:
     if len(value) > MAX_LOGPROB_TOKEN_IDS:
         raise ValueError(f"must be at most {MAX_LOGPROB_TOKEN_IDS} labels, got {len(value)}")
     labels = [item if isinstance(item, list) else [item] for item in value]
-    lists = id_lists(labels)
-    if lists.lens.max() > MAX_LABEL_TOKENS:
-        at = int(lists.lens.argmax())
-        limit, got = MAX_LABEL_TOKENS, int(lists.lens[at])
+    lens = id_lists(labels).lens
+    if not lens.all():
+        raise ValueError(f"must not hold empty labels, got an empty list at [{int(lens.argmin())}]")
+    if lens.max() > MAX_LABEL_TOKENS:
+        at = int(lens.argmax())
+        limit, got = MAX_LABEL_TOKENS, int(lens[at])
         raise ValueError(f"must be at most {limit} tokens a label, got {got} at [{at}]")
     return labels
 
 
 _Text = Annotated[str, Field(min_length=1)]
 _Ids = Annotated[list[TokenId], Field(min_length=1)]
-_Items = Annotated[list[_Text], Field(min_length=1)] | Annotated[list[_Ids], Field(min_length=1)]
+_Items = (
+    Annotated[list[str], Field(min_length=1)] | Annotated[list[list[TokenId]], Field(min_length=1)]
+)
 _LabelIds = Annotated[
     list[TokenId | Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LABEL_TOKENS)]],
     Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS),
 ]
 
 
-class ScoringFields(WireModel):
+class ScoringFields(BodyModel):
     """How likely labels are after a query and each of some items."""
 
-    model: ModelName | None = Field(None, description="A name of `/v1/models`.")
+    model: ModelName | None = Field(
+        None, description="One of the names that `/v1/models` lists; the default is the first."
+    )
     query: Annotated[
         str | Int32Array, PlainValidator(_query, json_schema_input_type=_Text | _Ids)
-    ] = Field(description="What all items share: a text or token ids.")
+    ] = Field(description="A text or a list of token ids that all items share.")
     items: Annotated[
-        list[str] | IdLists, PlainValidator(_items, json_schema_input_type=_Text | _Items)
-    ] = Field(description="Texts or lists of token ids, each after (or before) the query.")
+        list[str] | IdLists, PlainValidator(_items, json_schema_input_type=str | _Items)
+    ] = Field(
+        description="Texts or lists of token ids, each of which follows (or precedes) the query. "
+        "With an empty item the query stands alone."
+    )
     labels: Annotated[list[_Text], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None = (
         Field(None, description="Texts whose likelihood is asked, of any number of tokens.")
     )
     label_token_ids: Annotated[
         list[list[int]] | None, PlainValidator(_labels, json_schema_input_type=_LabelIds | None)
-    ] = Field(None, description="The same as ids, or lists of ids; instead of `labels`.")
+    ] = Field(None, description="Labels as ids or lists of ids; give these or `labels`.")
     apply_softmax: bool | None = Field(
-        None, description="Share the mass among the labels; else it is that of all continuations."
+        None,
+        description="Scores share the mass among the labels, so that they add up to 1; otherwise "
+        "they are probabilities among all continuations.",
     )
     item_first: bool | None = Field(
-        None, description="Put each item before the query; the query is then computed each time."
+        None,
+        description="Each item stands before the query, which is then computed for each of them.",
     )
     add_special_tokens: bool | None = Field(
-        None, description="Let the tokenizer add to a query's text; true by default."
+        None, description="The tokenizer adds to a query's text; the default is true."
     )
     logprobs_format: PackedFormat | None = Field(
-        None, description='"packed": base64 of little-endian arrays instead of lists.'
+        None,
+        description='With "packed", values are base64 of little-endian arrays instead of lists.',
     )
     priority: Priority = None
     request_id: RequestId = None
@@ -139,8 +152,8 @@ class ScoringFields(WireModel):
 
 
 class GenerativeScoringRequest(ScoringFields):
-    """As vLLM has it: softmax over the labels by default, and a score of the first of them."""
+    """Score the first label of each item, with softmax over the labels by default, as vLLM does."""
 
 
 class ScoreRequest(ScoringFields):
-    """As SGLang has it: a list of scores an item, without softmax by default."""
+    """Score every label of each item, without softmax by default, as SGLang does."""

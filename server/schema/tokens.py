@@ -6,25 +6,33 @@ from typing import Annotated
 
 from pydantic import Field
 
-from server.schema.base import WireModel
-from server.schema.fields import MAX_TEXT_CHARS, MAX_TOKENS, ModelName, NotYet
+from server.schema.base import BodyModel
+from server.schema.chat import TemplateFields
+from server.schema.fields import MAX_TEXT_CHARS, MAX_TOKENS, ModelName
 from server.schema.ids import TokenIdArray
+from server.schema.messages import Messages
 
 
-class TokenizeRequest(WireModel):
-    """Turn a text into ids."""
+class TokenizeRequest(TemplateFields):
+    """Turn a text, or a conversation by the chat template, into ids."""
 
-    model: ModelName | None = Field(None, description="A name of `/v1/models`.")
-    prompt: str = Field(max_length=MAX_TEXT_CHARS, description="The text.")
-    add_special_tokens: bool | None = Field(
-        None, description="Let the tokenizer add its beginning of text; true by default."
+    model: ModelName | None = Field(None, description="One of the names that `/v1/models` lists.")
+    prompt: str | None = Field(
+        None, max_length=MAX_TEXT_CHARS, description="The text to turn into ids."
     )
-    return_token_strs: bool | None = Field(None, description="Return each id's text too.")
-    messages: NotYet = None
+    messages: Messages | None = Field(
+        None, description="A conversation to turn into ids, instead of a text."
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="The tokenizer adds its beginning of text; the default is true."
+    )
+    return_token_strs: bool | None = Field(None, description="The reply has each id's text too.")
 
 
-class DetokenizeRequest(WireModel):
+class DetokenizeRequest(BodyModel):
     """Turn ids into a text, special tokens included."""
 
-    model: ModelName | None = Field(None, description="A name of `/v1/models`.")
-    tokens: Annotated[TokenIdArray, Field(max_length=MAX_TOKENS)] = Field(description="The ids.")
+    model: ModelName | None = Field(None, description="One of the names that `/v1/models` lists.")
+    tokens: Annotated[TokenIdArray, Field(max_length=MAX_TOKENS)] = Field(
+        description="The ids to turn into a text."
+    )

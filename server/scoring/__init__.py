@@ -1,0 +1,4 @@
+"""The label endpoints: how likely labels are after a query and items.
+
+In reading order: `labels` (labels as a tree), `prepare` (a body made ready), `replies`.
+"""

@@ -1,4 +1,4 @@
-"""Labels of one or several tokens as a tree: what is read for them, and what it comes to.
+"""Labels of one or several tokens as a tree: which positions are read, and what they add up to.
 
 A node is a proper prefix of a label, the empty one at the root; its children are the tokens that
 come next in some label. No label is a prefix of another, so labels are disjoint events and
@@ -24,17 +24,18 @@ Float64Array = npt.NDArray[np.float64]
 
 
 class LabelError(ValueError):
-    """Labels that are not disjoint."""
+    """Two labels are equal, or one is a prefix of another."""
 
 
 @dataclass(frozen=True)
 class LabelTree:
-    """What has to be read for some labels.
+    """The tree of some labels.
 
     Attributes:
-        branches: suffixes of every item, and how many nodes are read at its last positions; each
-            node is read once.
-        id_lists: int32 [M, J], children of each node in the order they are read, padded with -1.
+        branches: the tokens that follow every item in turn, with the number of nodes that are read
+            at the last positions; each node is read once.
+        id_lists: int32 [M, J], the children of each node in the order in which nodes are read,
+            padded with -1.
     """
 
     branches: list[tuple[Label, int]]
@@ -44,7 +45,7 @@ class LabelTree:
 
     @classmethod
     def of(cls, labels: list[Label]) -> LabelTree:
-        """Raises `LabelError` where one is a prefix of another, or the same."""
+        """Make the tree; raises `LabelError` where a label is a prefix of another, or the same."""
         _check_disjoint(labels)
         nodes = sorted({label[:n] for label in labels for n in range(len(label))})
         # Sorted, a node's descendants follow it: one that nothing follows ends a branch.
@@ -79,10 +80,11 @@ class LabelTree:
     def logprobs(
         self, values: Float32Array, others: Float32Array
     ) -> tuple[Float64Array, Float64Array]:
-        """Of every label, [N, L], and of anything else, [N], for N items.
+        """The logprobs of every label, [N, L], and of anything else, [N], for N items.
 
         Args:
-            values: float32 [N * M, J]; others: float32 [N * M], as the engine reads them.
+            values: float32 [N * M, J], logprobs of `id_lists` as the engine read them.
+            others: float32 [N * M], logprobs of all other ids together.
         """
         num_nodes = len(self.id_lists)
         by_node = values.astype(np.float64).reshape(-1, num_nodes, self.id_lists.shape[1])
@@ -99,7 +101,10 @@ class LabelTree:
 
 
 def _check_disjoint(labels: list[Label]) -> None:
-    """Sorted, a label that is a prefix of others stands right before one of them."""
+    """Raise `LabelError` for labels that are not disjoint.
+
+    Sorted, a label that is a prefix of others stands right before one of them.
+    """
     order = sorted(range(len(labels)), key=lambda i: labels[i])
     for first, second in pairwise(order):
         a, b = labels[first], labels[second]

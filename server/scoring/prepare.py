@@ -1,4 +1,4 @@
-"""Scoring requests made ready: texts as ids, labels as a tree, items as one array."""
+"""Makes a scoring request ready: texts as ids, labels as a tree, items as one array."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ import numpy as np
 
 from engine.config import EngineInfo
 from engine.request import Int32Array, ScoringRequest
-from server.completions.prepare import check_model, check_priority
-from server.completions.prompts import INLINE_CHARS
 from server.config import ServerConfig
 from server.errors import ApiError, bad_request
+from server.schema.checks import check_model, check_priority
 from server.schema.ids import check_vocab
 from server.schema.scoring import IdLists, ScoringFields
 from server.scoring.labels import Label, LabelError, LabelTree
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS, Tokenizer
+
+ONE_LABEL = (
+    "with one label and apply_softmax every score is 1: give more labels, or apply_softmax: false"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedScoring:
-    """Everything known before the engine is asked.
+    """A scoring request as far as it is known before the engine is asked.
 
     Attributes:
-        request: without a handle of its own yet.
-        num_prompt_tokens: what is billed: the items, and the query as often as it is computed.
+        request: what the engine gets, with a handle of 0 still.
+        num_prompt_tokens: tokens that are billed: the items, and the query once, or once for each
+            item that stands before it.
         softmax: scores share the mass among the labels.
+        warnings: what makes the scores say little.
     """
 
     reply_id: str
@@ -40,19 +45,20 @@ class PreparedScoring:
     num_prompt_tokens: int
     softmax: bool
     packed: bool
+    warnings: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Texts:
-    """A request's texts as ids."""
+    """The query, items and labels of a request as ids."""
 
     query: Int32Array
     items: IdLists
     labels: list[Label]
 
 
-async def make_scoring_job(
-    wire: ScoringFields,
+async def prepare_scoring(
+    body: ScoringFields,
     *,
     kind: str,
     softmax: bool,
@@ -64,39 +70,42 @@ async def make_scoring_job(
     """Check and convert a request; raises `ApiError` for what cannot be served.
 
     Args:
-        kind: begins the reply's id. softmax: where the request does not say.
+        kind: the first word of the reply's id.
+        softmax: whether softmax applies where the request does not say.
+        request_id: names the reply where the body does not.
     """
-    check_model(wire.model, config)
-    check_priority(wire.priority, config)
-    if (wire.labels is None) == (wire.label_token_ids is None):
-        words = "give either labels or label_token_ids"
-        raise bad_request(
-            "label_token_ids", f"{words}, got {'none' if not wire.labels else 'both'}"
-        )
-    num_chars = len(wire.query) if isinstance(wire.query, str) else 0
-    num_chars += sum(len(item) for item in wire.items if isinstance(item, str))
+    check_model(body.model, config)
+    check_priority(body.priority, config)
+    if (body.labels is None) == (body.label_token_ids is None):
+        got = "neither" if body.labels is None else "both"
+        words = f"give either labels or label_token_ids, got {got}"
+        raise bad_request("labels, label_token_ids", words)
+    num_chars = len(body.query) if isinstance(body.query, str) else 0
+    num_chars += sum(TEXT_CHARS + len(item) for item in body.items if isinstance(item, str))
     if num_chars <= INLINE_CHARS:
-        texts = _encode(wire, tokenizer, info)
+        texts = _encode(body, tokenizer, info)
     else:
-        texts = await asyncio.to_thread(_encode, wire, tokenizer, info)
-    tree = _tree(wire, texts.labels, info)
-    item_first = bool(wire.item_first)
+        texts = await asyncio.to_thread(_encode, body, tokenizer, info)
+    tree = _tree(body, texts.labels, info)
+    item_first = bool(body.item_first)
     _check_lengths(texts, tree, info)
-    request, num_prompt_tokens = _request(texts, tree, item_first, wire.priority or 0)
+    request, num_prompt_tokens = _request(texts, tree, item_first, body.priority or 0)
+    softmax = softmax if body.apply_softmax is None else body.apply_softmax
     return PreparedScoring(
-        reply_id=f"{kind}-{wire.request_id or request_id or secrets.token_hex(16)}",
+        reply_id=f"{kind}-{body.request_id or request_id or secrets.token_hex(16)}",
         created=int(time.time()),
-        model=wire.model or config.model_names[0],
+        model=body.model or config.model_names[0],
         request=request,
         tree=tree,
         num_prompt_tokens=num_prompt_tokens,
-        softmax=softmax if wire.apply_softmax is None else wire.apply_softmax,
-        packed=wire.logprobs_format == "packed",
+        softmax=softmax,
+        packed=body.logprobs_format == "packed",
+        warnings=[ONE_LABEL] if softmax and len(texts.labels) == 1 else [],
     )
 
 
-def _encode(wire: ScoringFields, tokenizer: Tokenizer, info: EngineInfo) -> _Texts:
-    """Query, items and labels, each tokenised by itself."""
+def _encode(body: ScoringFields, tokenizer: Tokenizer, info: EngineInfo) -> _Texts:
+    """Turn query, items and labels into ids, each by itself."""
 
     def encode(param: str, text: str, special: bool = False) -> list[int]:
         if tokenizer.min_tokens(text) > info.max_model_len:
@@ -106,20 +115,20 @@ def _encode(wire: ScoringFields, tokenizer: Tokenizer, info: EngineInfo) -> _Tex
             raise bad_request(param, f"{param} must not be empty, got a text without tokens")
         return token_ids
 
-    query, items = wire.query, wire.items
+    query, items = body.query, body.items
     if isinstance(query, str):
-        special = wire.add_special_tokens is not False
+        special = body.add_special_tokens is not False
         query = np.array(encode("query", query, special), dtype=np.int32)
     if not isinstance(items, IdLists):
-        lists = [encode("items", text) for text in items]
+        lists = [encode("items", text) if text else [] for text in items]
         lens = np.array([len(ids) for ids in lists], dtype=np.int32)
         items = IdLists(np.array(list(chain.from_iterable(lists)), dtype=np.int32), lens)
-    labels = wire.label_token_ids or [encode("labels", text) for text in wire.labels or ()]
+    labels = body.label_token_ids or [encode("labels", text) for text in body.labels or ()]
     return _Texts(query, items, [tuple(label) for label in labels])
 
 
-def _tree(wire: ScoringFields, labels: list[Label], info: EngineInfo) -> LabelTree:
-    param = "labels" if wire.label_token_ids is None else "label_token_ids"
+def _tree(body: ScoringFields, labels: list[Label], info: EngineInfo) -> LabelTree:
+    param = "labels" if body.label_token_ids is None else "label_token_ids"
     for label in labels:
         check_vocab(param, np.array(label, dtype=np.int32), info.vocab_size)
     try:
@@ -132,7 +141,8 @@ def _check_lengths(texts: _Texts, tree: LabelTree, info: EngineInfo) -> None:
     """Refuse what the context does not hold; nothing is ever cut off."""
     check_vocab("query", texts.query, info.vocab_size)
     check_vocab("items", texts.items.token_ids, info.vocab_size)
-    if len(texts.query) >= info.max_model_len:
+    shortest = min(int(texts.items.lens.min()), 1)
+    if len(texts.query) + shortest > info.max_model_len:
         raise _too_long("query", f"{len(texts.query)} tokens before any item", info)
     longest = max(len(branch) for branch, _ in tree.branches)
     at = int(texts.items.lens.argmax())
@@ -156,12 +166,14 @@ def _too_long(param: str, words: str, info: EngineInfo) -> ApiError:
 def _request(
     texts: _Texts, tree: LabelTree, item_first: bool, priority: int
 ) -> tuple[ScoringRequest, int]:
-    """The engine's request, and the prompt tokens it is billed as."""
+    """Make the engine's request, and count the prompt tokens that are billed."""
     query, items = texts.query, texts.items
     num_items = len(items.lens)
     num_prompt_tokens = len(query) * (num_items if item_first else 1) + len(items.token_ids)
     if item_first:
         items, query = _followed(items, [query]), query[:0]
+    elif not items.lens.all():  # the engine reads positions of items only
+        items, query = _preceded(items, query[-1:]), query[:-1]
     if len(tree.branches) > 1 or tree.branches[0][0]:
         items = _followed(items, [np.array(b, dtype=np.int32) for b, _ in tree.branches])
     request = ScoringRequest(
@@ -176,8 +188,15 @@ def _request(
     return request, num_prompt_tokens
 
 
+def _preceded(items: IdLists, start: Int32Array) -> IdLists:
+    """Make each item begin with the same tokens."""
+    whole = np.split(items.token_ids, np.cumsum(items.lens)[:-1])
+    parts = [part for item in whole for part in (start, item)]
+    return IdLists(np.concatenate(parts), (items.lens + len(start)).astype(np.int32))
+
+
 def _followed(items: IdLists, ends: list[Int32Array]) -> IdLists:
-    """Every item once for each of `ends`, with that behind it."""
+    """Repeat each item once for each of `ends`, with these tokens behind it."""
     whole = np.split(items.token_ids, np.cumsum(items.lens)[:-1])
     parts = [part for item in whole for end in ends for part in (item, end)]
     lens = items.lens[:, None] + np.array([len(end) for end in ends], dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Scores as reply bodies. Nothing here waits; big replies are written in a thread."""
+"""Scores as replies. Nothing here waits; big replies are written in a thread."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MINUS_INFINITY = np.float32(-9999.0)
 _ITEM = b'{"index":%d,"object":"score","score":%b,"label_logprobs":[%b],"other_logprob":%b}'
 
 
-def generative_scoring_reply(job: PreparedScoring, scores: ItemScores) -> bytes:
-    """vLLM's shape: a score an item, of the first label."""
-    logprobs, others = _logprobs(job, scores)
-    first = _probabilities(job, logprobs)[:, 0]
-    body = _head(job, scores) | {"object": "list"}
-    if job.packed:
-        body |= {"data": [], "scores": packed(first), **_packed_logprobs(logprobs, others)}
-        return orjson.dumps(body)
-    body["data"] = _items(first, _shown(logprobs), _shown(others))
-    return orjson.dumps(body)
+def generative_scoring_reply(prepared: PreparedScoring, scores: ItemScores) -> bytes:
+    """Write a reply of vLLM's shape: one score for each item, that of the first label."""
+    logprobs, others = _logprobs(prepared, scores)
+    first = _probabilities(prepared, logprobs)[:, 0]
+    reply = _head(prepared, scores) | {"object": "list"}
+    if prepared.packed:
+        reply |= {"data": [], "scores": packed(first), **_packed_logprobs(logprobs, others)}
+        return orjson.dumps(reply)
+    reply["data"] = _items(first, _shown(logprobs), _shown(others))
+    return orjson.dumps(reply)
 
 
 def _items(first: Float64Array, logprobs: Float32Array, others: Float32Array) -> orjson.Fragment:
-    """`data`, put together as text: objects for thousands of items cost more than their digits."""
+    """Write `data` as text: objects for thousands of items would cost more than their digits."""
     scores = _json(first)[1:-1].split(b",")
     label_logprobs = _json(logprobs)[2:-2].split(b"],[")
     other_logprobs = _json(others)[1:-1].split(b",")
@@ -43,29 +43,29 @@ def _json(values: Float64Array | Float32Array) -> bytes:
     return orjson.dumps(np.ascontiguousarray(values), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def score_reply(job: PreparedScoring, scores: ItemScores) -> bytes:
-    """SGLang's shape: a list of scores an item, one a label."""
-    logprobs, others = _logprobs(job, scores)
-    probabilities = _probabilities(job, logprobs)
-    body = _head(job, scores) | {"object": "scoring"}
-    if job.packed:
-        body |= {"scores": packed(probabilities), **_packed_logprobs(logprobs, others)}
+def score_reply(prepared: PreparedScoring, scores: ItemScores) -> bytes:
+    """Write a reply of SGLang's shape: a list of scores for each item, one for each label."""
+    logprobs, others = _logprobs(prepared, scores)
+    probabilities = _probabilities(prepared, logprobs)
+    reply = _head(prepared, scores) | {"object": "scoring"}
+    if prepared.packed:
+        reply |= {"scores": packed(probabilities), **_packed_logprobs(logprobs, others)}
     else:
-        body |= {
+        reply |= {
             "scores": probabilities,
             "label_logprobs": _shown(logprobs),
             "other_logprob": _shown(others),
         }
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _logprobs(job: PreparedScoring, scores: ItemScores) -> tuple[Float64Array, Float64Array]:
-    return job.tree.logprobs(scores.values, scores.others)
+def _logprobs(prepared: PreparedScoring, scores: ItemScores) -> tuple[Float64Array, Float64Array]:
+    return prepared.tree.logprobs(scores.values, scores.others)
 
 
-def _probabilities(job: PreparedScoring, logprobs: Float64Array) -> Float64Array:
-    """float64 [N, L]: of all continuations, or shared among the labels."""
-    if not job.softmax:
+def _probabilities(prepared: PreparedScoring, logprobs: Float64Array) -> Float64Array:
+    """Probabilities float64 [N, L], among all continuations or shared among the labels."""
+    if not prepared.softmax:
         return np.exp(logprobs)
     best = logprobs.max(axis=1, keepdims=True)
     weights = np.exp(logprobs - np.where(np.isneginf(best), 0.0, best))
@@ -82,17 +82,19 @@ def _packed_logprobs(logprobs: Float64Array, others: Float64Array) -> dict[str, 
 
 
 def _shown(values: Float64Array) -> Float32Array:
-    """float32 as JSON has it: -inf is -9999."""
+    """Values as float32, as JSON has them: -inf is -9999."""
     narrow = values.astype(np.float32)
     return narrow if check_finite(narrow) else np.where(np.isneginf(narrow), MINUS_INFINITY, narrow)
 
 
-def _head(job: PreparedScoring, scores: ItemScores) -> dict[str, Any]:
-    """What both replies begin with. Nothing is generated, so nothing but the prompt is billed."""
+def _head(prepared: PreparedScoring, scores: ItemScores) -> dict[str, Any]:
+    """Make the fields of both replies. Nothing is generated, so only the prompt is billed."""
     usage = {
-        "prompt_tokens": job.num_prompt_tokens,
+        "prompt_tokens": prepared.num_prompt_tokens,
         "completion_tokens": 0,
-        "total_tokens": job.num_prompt_tokens,
+        "total_tokens": prepared.num_prompt_tokens,
         "prompt_tokens_details": {"cached_tokens": scores.num_cached},
     }
-    return {"id": job.reply_id, "created": job.created, "model": job.model, "usage": usage}
+    head = {"id": prepared.reply_id, "created": prepared.created, "model": prepared.model}
+    warnings = {"warnings": prepared.warnings} if prepared.warnings else {}
+    return {**head, "usage": usage, **warnings}

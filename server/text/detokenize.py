@@ -1,8 +1,8 @@
-"""Ids in, text out, token by token: what was given out is never taken back.
+"""Text of a growing list of ids: what was given out is never taken back.
 
 A detokenizer gives out characters as soon as no later token can change them. The joined text
-equals that of decoding all ids at once, U+FFFD for broken bytes included. Two kinds know what
-each id adds by itself (`Pieces`); a third asks the tokenizer about a sliding window.
+equals that of decoding all ids at once, U+FFFD for broken bytes included. Two kinds know which
+bytes each id adds (`TokenBytes`); a third asks the tokenizer about a sliding window.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """What each id adds to a text.
+class TokenBytes:
+    """Which bytes each id adds to a text.
 
     Attributes:
         raw: bytes by id; empty for ids without a token.
-        special: ids left out of the text on request.
+        special: ids that are left out of the text on request.
         byte_ids: ids of single bytes of a "byte fallback" decoder, which turns a whole run of
             them into U+FFFD, one a byte, if the run is not UTF-8; empty where bytes are simply
             concatenated.
@@ -35,7 +35,7 @@ class Pieces:
 
 
 class Detokenizer(Protocol):
-    """Text of a growing list of ids.
+    """The text of a growing list of ids.
 
     Attributes:
         length: characters given out so far.
@@ -44,16 +44,21 @@ class Detokenizer(Protocol):
     length: int
 
     def feed(self, token_ids: Sequence[int], starts: list[int] | None = None) -> str:
-        """Characters that became certain; `starts` gets, per id, how many were before it."""
+        """Return the characters that became certain.
+
+        Args:
+            starts: gets, for each id, the place in the text of the character that its first byte
+                is part of.
+        """
         ...
 
     def flush(self) -> str:
-        """The rest; nothing may be fed after."""
+        """Return the rest; nothing may be fed after."""
         ...
 
 
 class ByteDetokenizer:
-    """Where ids are byte strings and the text is their concatenation (byte-level BPE)."""
+    """Detokenizer of byte-level BPE: ids are byte strings, the text is their concatenation."""
 
     def __init__(self, raw: Sequence[bytes]) -> None:
         self.length = 0
@@ -61,30 +66,27 @@ class ByteDetokenizer:
         self._decoder = _utf8_decoder("replace")
 
     def feed(self, token_ids: Sequence[int], starts: list[int] | None = None) -> str:
-        pieces = [self._raw[i] for i in token_ids]
-        whole = b"".join(pieces)
+        chunks = [self._raw[i] for i in token_ids]
+        whole = b"".join(chunks)
         if starts is None:
             return self._count(whole)
-        if whole.isascii() and not self._decoder.getstate()[0]:  # a character a byte
-            starts += accumulate(map(len, pieces), initial=self.length)
+        if whole.isascii() and not self._decoder.getstate()[0]:  # each byte is a character
+            starts += accumulate(map(len, chunks), initial=self.length)
             self.length = starts.pop()
             return whole.decode("ascii")
         parts = []
-        for piece in pieces:
-            starts.append(self.length + self._breaks_off(piece))
-            parts.append(self._count(piece))
+        for chunk in chunks:
+            starts.append(self.length + self._num_broken(chunk))
+            parts.append(self._count(chunk))
         return "".join(parts)
 
-    def _breaks_off(self, piece: bytes) -> bool:
-        """Whether held bytes become a U+FFFD because `piece` does not go on with them."""
+    def _num_broken(self, chunk: bytes) -> int:
+        """How many U+FFFD the held bytes become because `chunk` does not continue them."""
         held = self._decoder.getstate()[0]
-        if not held:
-            return False
-        try:
-            codecs.utf_8_decode(held + piece[:1], "strict", False)
-        except UnicodeDecodeError:
-            return True
-        return False
+        if not held or not chunk:
+            return 0
+        # The chunk's first byte is part of the last of these characters.
+        return len((held + chunk[:1]).decode(errors="replace")) - 1
 
     def flush(self) -> str:
         return self._count(b"", final=True)
@@ -96,7 +98,8 @@ class ByteDetokenizer:
 
 
 class RunDetokenizer:
-    """Byte fallback: a run of byte ids is text if all of it is UTF-8, else U+FFFD a byte.
+    """Detokenizer of byte fallback: a run of byte ids is text if all of it is UTF-8, and else one
+    U+FFFD for each byte.
 
     A run is held back until it ends, or until it cannot become UTF-8 any more; after `MAX_RUN`
     bytes its whole characters are given out although a later byte might still spoil the run.
@@ -153,16 +156,17 @@ class RunDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any tokenizer: decodes the last few ids again with each new one and keeps the difference.
+    """Detokenizer of any tokenizer: it decodes the last few ids again with each new one and keeps
+    the difference.
 
     Args:
-        decode: ids to text.
+        decode: turns ids into text.
         context: ids before the first, so that it is not decoded as the start of a text.
     """
 
     CONTEXT = 6
     MAX_HELD = 16
-    """Ids held back while they look like part of a character."""
+    """At most so many ids are held back while they look like part of a character."""
 
     def __init__(self, decode: Callable[[list[int]], str], context: Sequence[int] = ()) -> None:
         self.length = 0

@@ -1,4 +1,7 @@
-"""Ids as pieces of JSON text, made once, so that replies are joined and not built of objects."""
+"""Ids and values as fragments of JSON text, so that replies are joined and not built of objects.
+
+What is known of every id (`TokenFragments`) is written once, when the server starts.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ MINUS_INFINITY = -9999.0
 
 
 def dump(values: npt.NDArray[Any]) -> str:
-    """JSON of an array: shortest decimals that round to each float; -inf is -9999.0.
+    """Write an array as JSON: the shortest decimals that round to each float; -inf is -9999.0.
 
-    Raises `ApiError` for NaN and +Inf.
+    Raises:
+        ApiError: the array holds NaN or +Inf.
     """
     if values.dtype.kind == "f" and not check_finite(values):
         values = np.where(np.isneginf(values), np.float32(MINUS_INFINITY), values)
@@ -28,36 +32,37 @@ def dump(values: npt.NDArray[Any]) -> str:
 
 
 def texts_of(values: npt.NDArray[Any]) -> list[str]:
-    """JSON of each number of a flat array."""
+    """Write each number of a flat array as JSON."""
     return dump(values)[1:-1].split(",") if len(values) else []
 
 
 class TokenFragments:
-    """Names, keys and bytes of every id as JSON."""
+    """The names, keys and bytes of every id as JSON."""
 
     def __init__(self, texts: Sequence[str], raw: Sequence[bytes]) -> None:
         # ASCII joins fastest. One table for names too: finding a string in memory is what costs.
         self._keys = [encode_basestring_ascii(text) + ":" for text in texts]
-        self._bytes = [orjson.dumps(list(piece)).decode() for piece in raw]
+        self._bytes = [orjson.dumps(list(chunk)).decode() for chunk in raw]
         known: dict[str, int] = {}
         classes = np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
         self._classes: Int64Array = classes
         self._is_ambiguous: npt.NDArray[np.bool_] = np.bincount(classes)[classes] > 1
 
     def names(self, token_ids: Sequence[int], *, as_ids: bool) -> list[str]:
-        """JSON strings."""
+        """The ids' names as JSON strings."""
         if as_ids:
             return [f'"token_id:{token_id}"' for token_id in token_ids]
         return [key[:-1] for key in map(self._keys.__getitem__, token_ids)]
 
     def byte_lists(self, token_ids: Sequence[int]) -> list[str]:
-        """JSON lists."""
+        """The ids' bytes as JSON lists."""
         return list(map(self._bytes.__getitem__, token_ids))
 
     def keys(
         self, token_ids: Int32Array, values: Float32Array, starts: Int64Array, *, as_ids: bool
     ) -> list[str]:
-        """`"name":` of each id; of a row's ids with one name the best has it, others go by id.
+        """Write `"name":` for each id; where ids of a row have one name, the best gets it and the
+        others are named by id.
 
         Args:
             starts: where each row begins.
@@ -77,19 +82,21 @@ class TokenFragments:
 
 
 def id_rows(token_ids: npt.NDArray[np.int32], keep: npt.NDArray[np.bool_]) -> str:
-    """Rows of those ids that are kept, as lists without the outermost brackets.
+    """Write the ids of each row that are kept as lists, without the outermost brackets.
 
     Args:
-        token_ids: int32 [n, m], none negative. keep: bool [n, m], the first column whole.
+        token_ids: int32 [n, m], none negative.
+        keep: bool [n, m], true in the first column.
     """
     return dump(np.where(keep, token_ids, -1))[1:-1].replace(",-1", "")
 
 
 def objects_of(keys: list[str], values: list[list[str]], starts: list[int]) -> str:
-    """Objects with commas between: each of `keys` with a piece of every one of `values`.
+    """Write objects with commas between: after each of `keys`, one text of every list in `values`.
 
     Args:
-        keys: `"name":`. starts: where each object begins, not empty ones.
+        keys: `"name":`.
+        starts: where each object begins among the keys; no object is empty.
     """
     if not keys:
         return ""
@@ -98,7 +105,7 @@ def objects_of(keys: list[str], values: list[list[str]], starts: list[int]) -> s
         before[i] = "},{"
     before[0] = "{"
     width = 2 + len(values)
-    pieces = [""] * (width * len(keys))
+    fragments = [""] * (width * len(keys))
     for column, texts in enumerate([before, keys, *values]):
-        pieces[column::width] = texts
-    return "".join(pieces) + "}"
+        fragments[column::width] = texts
+    return "".join(fragments) + "}"

@@ -1,7 +1,8 @@
-"""Arrays as base64 in JSON, for clients who move millions of values.
+"""Arrays as base64 in JSON, for clients that move millions of values.
 
-{"dtype": "<f4", "shape": [2, 3], "data": "..."} is `numpy.frombuffer(base64.b64decode(data),
-dtype).reshape(shape)`: little-endian, the last index fastest. -inf stays what it is.
+{"dtype": "<f4", "shape": [2, 3], "data": "..."} stands for the array
+`numpy.frombuffer(base64.b64decode(data), dtype).reshape(shape)`: little-endian, the last index
+running fastest. -inf stays -inf.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from server.errors import ApiError
 
 
 def packed(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """An array of numbers; raises `ApiError` for NaN and +Inf, which never leave."""
+    """Pack an array of numbers; raises `ApiError` for NaN and +Inf, which never leave."""
     if array.dtype.kind == "f":
         check_finite(array)
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
@@ -25,7 +26,7 @@ def packed(array: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def check_finite(values: npt.NDArray[Any]) -> bool:
-    """Whether all are finite; -inf is a value too, NaN and +Inf are an `ApiError`."""
+    """Whether all values are finite, and not -inf; raises `ApiError` for NaN and +Inf."""
     finite = np.isfinite(values)
     if finite.all():
         return True

@@ -1,4 +1,4 @@
-"""Text to ids and back. Built by transformers; what happens per request is ours."""
+"""Turns texts into ids and back. Transformers loads tokenizers; using them is done here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from engine.config import ConfigError
+from engine.errors import first_line
 from server.text.detokenize import Detokenizer, WindowDetokenizer
 from server.text.json_fragments import TokenFragments
-from server.text.token_bytes import detokenizer_of, read_pieces
+from server.text.token_bytes import detokenizer_of, read_token_bytes
 
 Side = Literal["left", "right"]
+
+INLINE_CHARS = 4096
+"""Shorter texts are tokenised on the event loop, a millisecond or two at most."""
+TEXT_CHARS = 64
+"""Tokenising a short text costs as much as so many characters of a long one."""
 
 _FILES = (
     "tokenizer.json",
@@ -33,12 +39,14 @@ class Tokenizer(Protocol):
     Attributes:
         texts: each id's own text, U+FFFD where its bytes are not characters.
         raw: each id's own bytes.
+        special_ids: ids that `skip_special_tokens` leaves out of a text.
         fragments: the two as JSON, once `reserve` was called.
-        description: what `/tokenizer_info` tells.
+        description: the reply of `/tokenizer_info`.
     """
 
     texts: list[str]
     raw: list[bytes]
+    special_ids: frozenset[int]
     fragments: TokenFragments
     description: dict[str, Any]
 
@@ -50,7 +58,7 @@ class Tokenizer(Protocol):
         max_tokens: int | None = None,
         truncation_side: Side = "left",
     ) -> list[int]:
-        """Ids; with `max_tokens`, text tokens beyond it are dropped on that side."""
+        """The ids of a text; with `max_tokens`, text tokens beyond it are dropped on that side."""
         ...
 
     def min_tokens(self, text: str) -> int:
@@ -60,12 +68,16 @@ class Tokenizer(Protocol):
     def detokenizer(
         self, *, skip_special_tokens: bool, between: bool = True, context: Sequence[int] = ()
     ) -> Detokenizer:
-        """A fresh one; `context` are ids before the first, `between` keeps spaces between
-        special tokens where the tokenizer writes any."""
+        """A new detokenizer.
+
+        Args:
+            between: keep spaces between special tokens, where the tokenizer writes any.
+            context: ids before the first.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids from a text's start."""
+        """The text of ids that stand at a text's start."""
         ...
 
     def reserve(self, vocab_size: int) -> None:
@@ -74,40 +86,42 @@ class Tokenizer(Protocol):
 
 
 class FastTokenizer:
-    """Over a `tokenizers.Tokenizer`."""
+    """A tokenizer made of a `tokenizers.Tokenizer`."""
 
     def __init__(self, backend: Any, description: dict[str, Any] | None = None) -> None:
         self.description = description or {}
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._pieces = pieces = read_pieces(backend)
-        if pieces is not None:
-            self.raw = pieces.raw
+        self._token_bytes = token_bytes = read_token_bytes(backend)
+        if token_bytes is not None:
+            self.raw = token_bytes.raw
             self.texts = [raw.decode(errors="replace") for raw in self.raw]
         else:
             size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
             self.texts = [backend.decode([i], skip_special_tokens=False) for i in range(size)]
             self.raw = [text.encode() for text in self.texts]
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._visible = self._without_special()
         self._longest = max(map(len, self.raw), default=0) if self._covers_bytes() else 0
 
     def _without_special(self) -> list[bytes]:
-        special = self._pieces.special if self._pieces is not None else frozenset[int]()
+        known = self._token_bytes
+        special = known.special if known is not None else frozenset[int]()
         return [b"" if i in special else raw for i, raw in enumerate(self.raw)]
 
     def _covers_bytes(self) -> bool:
         """Whether a token stands for no more of the text than its own bytes."""
-        pieces = self._pieces
         return (
-            pieces is not None
+            self._token_bytes is not None
             and self._backend.normalizer is None
-            and not pieces.byte_ids
+            and not self._token_bytes.byte_ids
             and getattr(self._backend.model, "unk_token", None) is None
         )
 
     def min_tokens(self, text: str) -> int:
-        """Bytes over the longest token's."""
+        """The text's bytes divided by those of the longest token."""
         return len(text) // self._longest if self._longest else 0
 
     def encode(
@@ -134,9 +148,9 @@ class FastTokenizer:
         self, *, skip_special_tokens: bool, between: bool = True, context: Sequence[int] = ()
     ) -> Detokenizer:
         """See `Tokenizer.detokenizer`; these decoders write no spaces between special tokens."""
-        if self._pieces is not None:
+        if self._token_bytes is not None:
             raw = self._visible if skip_special_tokens else self.raw
-            return detokenizer_of(self._pieces, raw)
+            return detokenizer_of(self._token_bytes, raw)
 
         def decode(token_ids: list[int]) -> str:
             text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -145,7 +159,7 @@ class FastTokenizer:
         return WindowDetokenizer(decode, context)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """In slices, so that no call holds Python's lock for long."""
+        """See `Tokenizer.decode`; in slices, so that no call holds Python's lock for long."""
         head = list(token_ids[:_DECODE_SLICE])
         text: str = self._backend.decode(head, skip_special_tokens=skip_special_tokens)
         if len(token_ids) <= _DECODE_SLICE:
@@ -169,17 +183,18 @@ class FastTokenizer:
 
 
 class SlowTokenizer:
-    """Over a tokenizer of transformers written in Python; one call at a time."""
+    """A tokenizer made of one of transformers' that is written in Python; one call at a time."""
 
     def __init__(self, tokenizer: Any, description: dict[str, Any] | None = None) -> None:
         self.description = description or {}
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self.special_ids = frozenset(tokenizer.all_special_ids)
         self.texts = [self.decode([i]) for i in range(len(tokenizer))]
         self.raw = [text.encode() for text in self.texts]
 
     def min_tokens(self, text: str) -> int:
-        """Nothing is known."""
+        """See `Tokenizer.min_tokens`; nothing is known of such tokenizers."""
         return 0
 
     def encode(
@@ -237,7 +252,7 @@ class SlowTokenizer:
 def load_tokenizer(
     model: str, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> Tokenizer:
-    """The tokenizer of a folder or hub id; raises `ConfigError` naming what is missing."""
+    """Load the tokenizer of a folder or hub id; raises `ConfigError` naming what is missing."""
     folder = Path(model)
     if model.startswith(("/", ".", "~")) and not folder.is_dir():
         raise ConfigError(f"no such model folder: {model}")
@@ -250,8 +265,9 @@ def load_tokenizer(
             model, revision=revision, trust_remote_code=trust_remote_code
         )
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"the tokenizer of {model} cannot be read: {reason}") from error
+        raise ConfigError(
+            f"the tokenizer of {model} cannot be read: {first_line(error)}"
+        ) from error
     if len(loaded) == 0:
         raise ConfigError(f"the tokenizer of {model} is empty")
     description = {name: getattr(loaded, name, None) for name in _NAMES}
@@ -260,6 +276,7 @@ def load_tokenizer(
         "model_max_length": loaded.model_max_length if loaded.model_max_length < 1e12 else None,
         "vocab_size": len(loaded),
         "chat_template": getattr(loaded, "chat_template", None),
+        "special_tokens_map": dict(loaded.special_tokens_map),
         "add_bos_token": bool(getattr(loaded, "add_bos_token", False)),
         "add_eos_token": bool(getattr(loaded, "add_eos_token", False)),
     }

@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from engine.request import Request
 from server.app import create_app
 from server.config import ServerConfig
 from server.context import Context
+from server.http.server import make_server
 from tests.fakes import FakeEngine, byte_tokenizer
 
 MODEL = "fake"
@@ -109,22 +109,18 @@ async def in_process(
 
 @asynccontextmanager
 async def on_a_port(
-    engine: FakeEngine | None = None, *, root_path: str = "", **config: Any
+    engine: FakeEngine | None = None,
+    *,
+    root_path: str = "",
+    header_timeout_s: float = 10.0,
+    **config: Any,
 ) -> AsyncIterator[Site]:
     """A real uvicorn on a loopback port, in this event loop."""
     engine = engine or FakeEngine()
     app = create_app(engine, byte_tokenizer(), _config(**config))
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_config=None,
-            log_level="critical",
-            ws="none",
-            lifespan="on",
-            root_path=root_path,
-        )
-    )
+    connections = app.state.context.connections
+    server = make_server(app, connections, header_timeout_s=header_timeout_s, root_path=root_path)
     serving = asyncio.create_task(server._serve([listener]))
     await eventually(lambda: server.started)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from server.schema.completions import CompletionRequest
 from server.version import VERSION
 from tests.fakes import BOS, EOS, VOCAB_SIZE
-from tests.server.conftest import Site, error_of, in_process
+from tests.server.conftest import Site, error_of, in_process, on_a_port
+from tests.server.openapi_document import STORED, document
 
 
 async def test_models(site: Site) -> None:
@@ -114,5 +117,38 @@ class TestOpenApi:
         tokens = page["components"]["schemas"]["DetokenizeRequest"]["properties"]["tokens"]
         assert tokens["items"]["maximum"] == VOCAB_SIZE - 1
 
-    async def test_the_page(self, site: Site) -> None:
-        assert (await site.client.get("/docs")).status_code == 200
+    async def test_the_key_can_be_given(self, site: Site) -> None:
+        page = (await site.client.get("/openapi.json")).json()
+        assert page["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+        assert {"key": []} in page["security"]
+
+    async def test_the_stored_document_is_this_one(self) -> None:
+        """Other programs read it; `make openapi` writes it anew."""
+        assert json.loads(STORED.read_text()) == document()
+
+
+class TestDocs:
+    async def test_the_page_loads_nothing_from_elsewhere(self) -> None:
+        async with on_a_port(root_path="/proxy") as site:
+            page = await site.client.get("/docs")
+            assert page.headers["content-type"].startswith("text/html")
+            links = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+            assert {"docs/swagger-ui.css", "docs/swagger-ui-bundle.js", "docs/page.js"} < set(links)
+            for link in links:
+                if link != "data:,":
+                    assert not link.startswith(("/", "http"))  # relative, for a proxy's sake
+                    assert (await site.client.get(f"/{link}")).status_code == 200, link
+            assert "default-src 'self'" in page.headers["content-security-policy"]
+
+    async def test_the_assets_are_what_they_say(self, site: Site) -> None:
+        script = await site.client.get("/docs/swagger-ui-bundle.js")
+        assert script.headers["content-encoding"] == "gzip"
+        assert script.headers["content-type"].startswith("text/javascript")
+        assert "SwaggerUIBundle" in script.text
+        assert "sourceMappingURL" not in script.text
+        assert ".swagger-ui" in (await site.client.get("/docs/swagger-ui.css")).text
+        assert 'url: "openapi.json"' in (await site.client.get("/docs/page.js")).text
+
+    @pytest.mark.parametrize("name", ["LICENSE", "..%2fapp.py", "x", "swagger-ui.css.gz"])
+    async def test_nothing_else_is_served(self, site: Site, name: str) -> None:
+        assert (await site.client.get(f"/docs/{name}")).status_code == 404

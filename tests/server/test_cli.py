@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from server import cli
-from server.command.settings import ENVIRONMENT_ONLY, Settings
+from server.command.settings import ENVIRONMENT_ONLY, Settings, flag_of
+from server.command.vllm_flags import ACCEPTED
 
 
 @pytest.fixture
@@ -53,7 +54,11 @@ def test_the_model_may_be_a_flag(settings_of: Any) -> None:
         ([], "the following arguments are required: COMMAND"),
         (["nonsense"], "invalid choice: 'nonsense'"),
         (["serve", "--nonsense"], "unrecognized arguments: --nonsense"),
-        (["serve", "--por", "5"], "unrecognized arguments: --por"),
+        (["serve", "--por", "5"], "unrecognized arguments: --por; did you mean --port?"),
+        (["serve", "--max-num-seq=5"], "--max-num-seq=5; did you mean --max-num-seqs?"),
+        (["serve", "-tp", "2"], "-tp must be 1 here, got '2'"),
+        (["serve", "--kv-cache-dtype", "fp8"], "--kv-cache-dtype must be auto here, got 'fp8'"),
+        (["serve", "--enable-lora"], "unrecognized arguments: --enable-lora"),
         (["serve", "--port"], "expected one argument"),
         (["serve", "--port", "x"], "--port must be an integer, got 'x'"),
         (["serve", "A", "--model", "B"], "MODEL and --model differ"),
@@ -78,6 +83,44 @@ def test_help_names_every_setting_and_its_variable(capsys: pytest.CaptureFixture
     for name in set(Settings.model_fields) - ENVIRONMENT_ONLY:
         assert f"--{name.replace('_', '-')}" in words
         assert f"[TAILRACE_{name.upper()}]" in words
+
+
+def test_help_comes_in_groups_with_choices_and_defaults(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    out = capsys.readouterr().out
+    titles = [line[:-1] for line in out.splitlines() if line[:1].isalpha() and line.endswith(":")]
+    assert titles[2:] == [
+        *("model", "KV cache", "scheduling", "sampling and log-probabilities"),
+        *("speculative decoding", "HTTP", "limits", "security", "logging", "settings"),
+    ]
+    words = " ".join(out.split())
+    assert "One of: auto, safetensors, dummy. Default: auto. [TAILRACE_LOAD_FORMAT]" in words
+    assert "Default: 8000. [TAILRACE_PORT]" in words
+    assert "Default: on. [TAILRACE_ENABLE_PREFIX_CACHING]" in words
+    assert "--tensor-parallel-size" not in words
+
+
+def test_flags_of_vllm_that_change_nothing_are_noted(
+    settings_of: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of(
+        *("MODEL", "--tensor-parallel-size", "1", "--swap-space=4", "--disable-log-requests"),
+        *("--kv-cache-dtype", "auto", "--port", "1"),
+    )
+    assert (settings.model, settings.port) == ("MODEL", 1)
+    assert capsys.readouterr().err.splitlines() == [
+        "tailrace: note: --tensor-parallel-size 1 changes nothing here",
+        "tailrace: note: --swap-space 4 changes nothing here",
+        "tailrace: note: --disable-log-requests changes nothing here",
+        "tailrace: note: --kv-cache-dtype auto changes nothing here",
+    ]
+
+
+def test_no_flag_of_vllm_hides_a_setting() -> None:
+    assert not {flag_of(name) for name in Settings.model_fields} & set(ACCEPTED)
 
 
 def test_the_command_needs_no_torch_to_say_what_is_wrong() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.fakes import FakeEngine, says
-from tests.server.conftest import Site, in_process
+from tests.server.conftest import Site, eventually, in_process
 
 LABELS = {"model_name": "fake", "engine": "0"}
 
@@ -65,7 +67,9 @@ async def test_counts_match_what_the_client_saw() -> None:
         u["completion_tokens"] for u in usage
     )
     assert seen["tailrace_e2e_request_latency_seconds_count", ""] == 3
-    assert seen["tailrace_time_to_first_token_seconds_count", ""] == 1
+    assert (
+        seen["tailrace_time_to_first_token_seconds_count", ""] == 4
+    )  # of prompts, streamed or not
     assert seen["tailrace_request_params_n_sum", ""] == 4
 
 
@@ -78,3 +82,43 @@ async def test_the_engine_s_numbers(site: Site) -> None:
     assert site.metric("tailrace_iteration_tokens_total_count") == 4
     assert site.metric("tailrace_iteration_tokens_total_sum") == 4
     assert site.metric("tailrace_iteration_tokens_total_bucket", le="1.0") == 4
+
+
+async def test_the_time_to_the_first_token_is_not_that_to_the_last() -> None:
+    async with in_process(FakeEngine(step_s=0.01)) as site:
+        await site.complete(prompt="a", max_tokens=40)
+        first = site.metric("tailrace_time_to_first_token_seconds_sum")
+        assert 0 < first < site.metric("tailrace_e2e_request_latency_seconds_sum") - 0.2
+
+
+async def test_a_dead_engine_has_no_gauges() -> None:
+    engine = FakeEngine(step_s=0.01)
+    async with in_process(engine) as site:
+        body = {"prompt": "a", "max_tokens": 200}
+        task = asyncio.create_task(site.client.post("/v1/completions", json=body))
+        await eventually(lambda: site.metric("tailrace_num_requests_running") == 1)
+        engine.die("killed by a test")
+        names = {name for name, _ in await samples(site)}
+        await task
+    assert "tailrace_num_requests_running" not in names
+    assert "tailrace_kv_cache_usage_perc" not in names
+    assert {"tailrace_engine_up", "tailrace_engine_steps_total"} <= names
+
+
+async def test_the_prefix_can_be_vllm_s() -> None:
+    async with in_process(metrics_prefix="vllm:") as site:
+        await site.complete(prompt="a", max_tokens=2)
+        seen = await samples(site)
+    assert seen["vllm:generation_tokens_total", ""] == 2
+    assert seen["vllm:num_requests_running", ""] == 0
+    assert seen["vllm:iteration_tokens_total_count", ""] == 2
+    assert not [name for name, _ in seen if name.startswith("tailrace")]
+
+
+async def test_the_process_and_the_cache_are_told_of(site: Site) -> None:
+    seen = await samples(site)
+    assert seen["process_resident_memory_bytes", ""] > 1 << 20
+    assert seen["process_open_fds", ""] > 2
+    assert ("python_gc_objects_collected_total", "") in seen
+    labels = {"block_size": "16", "num_gpu_blocks": "100", "cache_dtype": "float32"}
+    assert site.metric("tailrace_cache_config_info", **labels) == 1

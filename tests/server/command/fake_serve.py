@@ -7,14 +7,14 @@ import os
 import sys
 from typing import Any
 
-import server.command.serve
+import server.command.serve as command
 from server import cli
 from tests.fakes import FakeEngine, byte_tokenizer
 
 
 class _Client:
     @classmethod
-    async def start(cls, config: Any) -> FakeEngine:
+    async def start(cls, *_: Any, **__: Any) -> FakeEngine:
         sys.stderr.write("starting\n")
         sys.stderr.flush()
         await asyncio.sleep(float(os.environ.get("FAKE_START_S", "0")))
@@ -29,7 +29,11 @@ class _Client:
 
 
 if __name__ == "__main__":
-    server.command.serve.EngineClient = _Client  # type: ignore[attr-defined]
-    server.command.serve.load_tokenizer = lambda *_, **__: byte_tokenizer()  # type: ignore[attr-defined]
-    server.command.serve.ENGINE_LOST_S = float(os.environ.get("FAKE_LOST_S", "5"))  # type: ignore[attr-defined]
-    sys.exit(cli.main())
+    fakes = {
+        "EngineClient": _Client,
+        "load_tokenizer": lambda *_, **__: byte_tokenizer(),
+        "ENGINE_LOST_S": float(os.environ.get("FAKE_LOST_S", "5")),
+    }
+    for name, fake in fakes.items():
+        setattr(command, name, fake)
+    cli.run()

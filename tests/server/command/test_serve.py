@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,11 +26,12 @@ ROOT = Path(__file__).parents[3]
 class Process:
     """A server process over the fake engine."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, shell: str = "", **environment: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         self.popen = subprocess.Popen(
             [
+                *("sh", "-c", f'{shell}exec "$0" "$@"'),
                 *(sys.executable, "-m", "tests.server.command.fake_serve"),
                 *("serve", "--port", str(self.port), *arguments),
             ],
@@ -68,8 +70,8 @@ Starter = Callable[..., Process]
 def start() -> Iterator[Starter]:
     started: list[Process] = []
 
-    def starter(*arguments: str, **environment: str) -> Process:
-        started.append(Process(*arguments, **environment))
+    def starter(*arguments: str, shell: str = "", **environment: str) -> Process:
+        started.append(Process(*arguments, shell=shell, **environment))
         return started[-1]
 
     yield starter
@@ -172,6 +174,29 @@ def test_a_unix_socket(start: Starter, tmp_path: Path) -> None:
         assert client.get("http://x/health").status_code == 200
     process.popen.send_signal(signal.SIGTERM)
     assert process.end() == 0
+
+
+def test_more_connections_than_files(start: Starter) -> None:
+    """The soft limit is raised to the hard one, 300 here; of these 128 are kept for all else."""
+    process = start(shell="ulimit -S -n 100; ulimit -H -n 300; ")
+    process.wait_ready()
+    idle = [socket.create_connection(("127.0.0.1", process.port)) for _ in range(600)]
+    assert httpx.get(f"{process.url}/health", timeout=10).status_code == 200
+    body = {"prompt": "ab", "max_tokens": 2}
+    reply = httpx.post(f"{process.url}/v1/completions", json=body, timeout=10)
+    assert reply.json()["choices"][0]["text"] == "ab"
+    metrics = httpx.get(f"{process.url}/metrics", timeout=10).text
+    over = re.search(r"^tailrace_connections_over_limit_total{.*} (\S+)", metrics, re.MULTILINE)
+    assert over is not None
+    assert float(over[1]) >= 400
+    for connection in idle:
+        connection.close()
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end() == 0
+    assert process.popen.stderr is not None
+    said = process.popen.stderr.read()
+    assert said.count("over 172 connections are open") == 1
+    assert "Traceback" not in said
 
 
 class TestBind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from engine.config import ConfigError
 from engine.speculative_config import SpeculativeConfig
 from server.command.configure import DEMO_NAME, demo_model, engine_config, server_config
-from server.command.settings import ENVIRONMENT_ONLY, Settings, load_settings
+from server.command.settings import ENVIRONMENT_ONLY, GROUPS, Settings, load_settings
 
 
 def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,11 +147,17 @@ def test_every_setting_reaches_a_configuration() -> None:
     """A flag that neither configuration would notice is a flag that is silently dropped."""
     used_elsewhere = ENVIRONMENT_ONLY | {
         *("config", "host", "port", "uds", "tokenizer", "shutdown_timeout", "root_path"),
-        *("uvicorn_log_level", "disable_uvicorn_access_log", "disable_access_log_for_endpoints"),
+        *("uvicorn_log_level", "header_timeout"),
         *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
         "generation_config",
     }
     other: dict[str, Any] = {
+        "allowed_hosts": ["h"],
+        "chat_template": "{{ x }}",
+        "disable_access_log_for_endpoints": ["/health"],
+        "log_level": "error",
+        "log_format": "json",
+        "metrics_prefix": "vllm:",
         "model": "x",
         "api_key": ["k"],
         "allowed_origins": ["*"],
@@ -225,3 +232,66 @@ class TestGenerationConfig:
         (tmp_path / "generation_config.json").write_text('{"top_p": 7.0}')
         with pytest.raises(ConfigError, match=r"generation-config.*top_p must be in"):
             self.defaults(tmp_path, generation_config="auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("TAILRACE_MAX_NUM_SEQ", "is no setting; did you mean TAILRACE_MAX_NUM_SEQS?"),
+        ("TAILRACE_SERVICE_HOST", "Kubernetes sets it"),
+        ("TAILRACE_PORT_8000_TCP", "enableServiceLinks: false"),
+        ("TAILRACE_ZZZZ", "TAILRACE_ZZZZ is no setting"),
+    ],
+)
+def test_unknown_variables(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load_settings({})
+
+
+def test_a_typo_in_a_file_is_told_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("max_num_seq: 5")
+    with pytest.raises(ConfigError, match="unknown setting 'max_num_seq'; did you mean max_num"):
+        load_settings({"config": str(file)})
+
+
+def test_every_setting_is_in_one_group() -> None:
+    grouped = [name for group in GROUPS for name in group.model_fields]
+    assert sorted(grouped) == sorted(Settings.model_fields)
+
+
+def test_every_help_is_whole_sentences() -> None:
+    for name, field in Settings.model_fields.items():
+        words = field.description or ""
+        assert re.match(r"[A-Z0-9]", words), name
+        assert words.endswith("."), name
+        assert len(words.split()) > 4, name
+
+
+@pytest.mark.parametrize(
+    ("flags", "hosts"),
+    [
+        ({}, ("localhost", "127.0.0.1", "[::1]")),
+        ({"host": "localhost"}, ("localhost", "127.0.0.1", "[::1]")),
+        ({"host": "127.0.0.7"}, ("127.0.0.7",)),
+        ({"host": "0.0.0.0"}, ()),
+        ({"uds": "/tmp/x"}, ()),
+        ({"allowed_hosts": ["a"]}, ("a",)),
+        ({"host": "0.0.0.0", "allowed_hosts": "a,b"}, ("a", "b")),
+    ],
+)
+def test_allowed_hosts(flags: dict[str, Any], hosts: tuple[str, ...]) -> None:
+    settings = load_settings({"model": "m", **flags})
+    allowed = server_config(settings, engine_config(settings)).allowed_hosts
+    assert set(hosts) <= set(allowed)
+    assert bool(hosts) == bool(allowed)
+
+
+def test_the_fingerprint_is_of_what_computes() -> None:
+    def fingerprint(**flags: Any) -> str:
+        settings = load_settings({"model": "m", **flags})
+        return server_config(settings, engine_config(settings)).fingerprint
+
+    assert fingerprint() == fingerprint(log_level="debug", log_format="json")
+    assert fingerprint() != fingerprint(block_size=32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from typing import Any, ClassVar
 
@@ -14,12 +13,11 @@ from hypothesis import strategies as st
 
 from engine.request import LogprobArrays
 from server.completions.logprobs import LogprobWriter
-from server.errors import ApiError
 from server.schema.replies import CompletionReply
-from server.text.json_fragments import MINUS_INFINITY, TokenFragments, dump
-from server.text.packed import packed
+from server.text.json_fragments import MINUS_INFINITY, TokenFragments
 from tests.fakes import BOS, EOS, VOCAB_SIZE, FakeEngine, byte_tokenizer, says, value_row
 from tests.server.conftest import Site, in_process
+from tests.server.text.test_packed import unpacked
 
 
 def value(position: int, token_id: int) -> float:
@@ -117,7 +115,7 @@ class TestExplicitIds:
             assert {5, 6} < set(ids)
             assert len(ids) == len(set(ids))
 
-    async def test_max_tokens_zero_scores_the_next_token(self, site: Site) -> None:
+    async def test_max_tokens_zero_reports_on_the_next_token(self, site: Site) -> None:
         reply = await site.complete(prompt="abc", max_tokens=0, logprob_token_ids=[5, 6])
         choice = reply["choices"][0]
         (row,) = choice["logprob_token_ids"]["logprobs"]
@@ -158,7 +156,7 @@ class TestEcho:
         with_default = await site.complete(**body, prompt_logprob_start=1)
         assert with_default["choices"][0]["logprobs"] == logprobs
 
-    async def test_scoring_from_a_position(self, site: Site) -> None:
+    async def test_logprobs_from_a_position(self, site: Site) -> None:
         body = {"prompt": "abcd", "echo": True, "logprobs": 1, "max_tokens": 0}
         logprobs = (await site.complete(**body, prompt_logprob_start=3))["choices"][0]["logprobs"]
         assert logprobs["token_logprobs"][:3] == [None] * 3
@@ -243,7 +241,7 @@ class TestNames:
     writer = LogprobWriter(_fragments(), as_ids=False)
 
     def entry(self, ids: list[int], values: list[float]) -> dict[str, float]:
-        columns = self.writer.scored(np.array(ids[:1]), [0], arrays_of(ids, values), len(ids))
+        columns = self.writer.with_values(np.array(ids[:1]), [0], arrays_of(ids, values), len(ids))
         assert json.loads(f"[{columns['top_token_ids']}]") == [ids]
         (entry,) = json.loads(f"[{columns['top_logprobs']}]")
         return dict(entry)
@@ -267,7 +265,7 @@ class TestNames:
             top_logprobs=-tops.astype(np.float32),
             explicit=np.full((3, 3), -4, dtype=np.float32),
         )
-        columns = self.writer.scored(
+        columns = self.writer.with_values(
             np.array([1, 9, 5], dtype=np.int32), [0, 1, 2], arrays, 2, (4, 9, 4)
         )
         ids = json.loads(f"[{columns['top_token_ids']}]")
@@ -275,29 +273,6 @@ class TestNames:
         tables = json.loads(f"[{columns['top_logprobs']}]")
         assert [list(table.values()) for table in tables] == [
             [-1, -2, -4, -4], [-3, -4, -9], [-5, -6, -4, -4]]  # fmt: skip
-
-
-class TestJson:
-    def test_minus_infinity(self) -> None:
-        text = dump(np.array([[-np.inf, -1.5]], dtype=np.float32))
-        assert json.loads(text) == [[MINUS_INFINITY, -1.5]]
-
-    @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_nan_never_leaves(self, bad: float) -> None:
-        for write in (dump, packed):
-            with pytest.raises(ApiError) as caught:
-                write(np.array([bad], dtype=np.float32))
-            assert (caught.value.status, caught.value.code) == (500, "nan_logits")
-
-    @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
-    def test_decimals_round_to_the_same_float32(self, values: list[float]) -> None:
-        array = np.array(values, dtype=np.float32)
-        assert (np.array(json.loads(dump(array)), dtype=np.float32) == array).all()
-
-
-def unpacked(array: dict[str, Any]) -> np.ndarray:
-    raw = base64.b64decode(array["data"])
-    return np.frombuffer(raw, array["dtype"]).reshape(array["shape"])
 
 
 class TestPacked:
@@ -330,12 +305,38 @@ class TestPacked:
         shown = np.where(np.isneginf(explicit), MINUS_INFINITY, explicit)
         assert (shown == np.array(wanted["logprob_token_ids"]["logprobs"], np.float32)).all()
         assert explicit[0, 1] == -np.inf
-        prompt = choice["prompt_logprobs"]
-        for i, token_id in enumerate(b"bc", start=1):
-            entry = wanted["prompt_logprobs"][i][str(token_id)]
-            assert unpacked(prompt["token_logprobs"])[i - 1] == np.float32(entry["logprob"])
         rows = choice["prompt_logprob_token_ids"]["logprobs"]
         assert unpacked(rows).shape == (2, 1)
+
+    @pytest.mark.parametrize("start", [None, 1, 2, 3])
+    @pytest.mark.parametrize("top", [0, 3])
+    async def test_prompt_logprobs_have_one_shape(
+        self, site: Site, start: int | None, top: int
+    ) -> None:
+        """JSON's positions, entries, values and ranks can be made of the packed arrays alone."""
+        asked = {"prompt": "abcd", "prompt_logprobs": top, "prompt_logprob_start": start}
+        body = {**self.body, **asked, "logprobs": top}
+        packed = (await site.complete(**body))["choices"][0]
+        plain = await site.complete(**body | {"logprobs_format": "json"})
+        want = plain["choices"][0]["prompt_logprobs"]
+        got = packed["prompt_logprobs"]
+        assert set(got) == set(packed["logprobs"]) - {"text_offset"}  # read by the same code
+        arrays = {name: unpacked(got[name]) for name in set(got) - {"start", "mode"}}
+        assert arrays["token_ids"].tolist() == list(b"abcd")
+        assert got["mode"] == "raw_logprobs"
+        made: list[dict[str, tuple[float, int]] | None] = [None] * got["start"]
+        for i, token_id in enumerate(arrays["token_ids"][got["start"] :].tolist()):
+            entry = {str(token_id): (arrays["token_logprobs"][i], arrays["ranks"][i])}
+            tops = zip(arrays["top_token_ids"][i], arrays["top_logprobs"][i], strict=True)
+            for rank, (top_id, value) in enumerate(tops, start=1):
+                entry.setdefault(str(top_id), (value, rank))
+            made.append(entry)
+        assert len(want) == 4
+        assert want[0] is None
+        assert made == [
+            entry and {key: (np.float32(v["logprob"]), v["rank"]) for key, v in entry.items()}
+            for entry in want
+        ]
 
     async def test_a_joined_stream_has_the_same_arrays(self, site: Site) -> None:
         whole = (await site.complete(**self.body, echo=True))["choices"][0]["logprobs"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.fakes import VOCAB_SIZE
-from tests.server.conftest import Site, error_of, in_process
+from tests.server.conftest import Site, in_process
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,6 @@ async def test_a_prompt_that_fills_the_context_can_be_scored(site: Site) -> None
 async def test_best_of_may_equal_n(site: Site) -> None:
     await site.complete(prompt="a", n=2, best_of=2)
     await site.complete(prompt="a", best_of=1)
-
-
-async def test_chat_says_that_it_is_not_there_yet(site: Site) -> None:
-    reply = await site.client.post("/v1/chat/completions", json={})
-    assert reply.status_code == 404
-    assert "not available yet" in error_of(reply)["message"]
 
 
 async def test_prompt_ids_reach_the_engine_as_int32(site: Site) -> None:

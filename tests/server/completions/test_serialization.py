@@ -15,11 +15,10 @@ from engine.request import LogprobArrays
 from server.completions.logprobs import LogprobWriter, join_columns
 from server.http.worker import Worker
 from server.text.json_fragments import TokenFragments
+from tests.server.slowness import fastest, slowness
 
 POSITIONS, TOP, VOCAB = 4096, 20, 8192
 LIMIT_S, LONGEST_WAIT_S = 0.020, 0.050
-REFERENCE_S = 0.006
-"""`_reference` on an idle core of the machine the limits are for."""
 SLACK = 2.0
 """Other processes on the core's caches slow the reply by more than the reference: up to so much."""
 
@@ -40,34 +39,9 @@ def _reply() -> Callable[[], bytes]:
     offsets = list(range(POSITIONS))
 
     def write() -> bytes:
-        return orjson.dumps(join_columns([writer.scored(token_ids, offsets, arrays, TOP)]))
+        return orjson.dumps(join_columns([writer.with_values(token_ids, offsets, arrays, TOP)]))
 
     return write
-
-
-_TEXT = ",".join(str(i / 7) for i in range(100_000))
-
-
-def _reference() -> None:
-    """Splits and joins, which is what writing a reply is."""
-    parts = _TEXT.split(",")
-    pairs = [""] * (2 * len(parts))
-    pairs[0::2] = pairs[1::2] = parts
-    assert len("".join(parts)) * 2 == len("".join(pairs))
-
-
-def _slowness() -> float:
-    """How much slower this machine is now than the idle one."""
-    return max(_fastest(_reference) / REFERENCE_S, 1.0)
-
-
-def _fastest(work: Callable[[], object], attempts: int = 12) -> float:
-    times = []
-    for _ in range(attempts):
-        began = time.thread_time()
-        work()
-        times.append(time.thread_time() - began)
-    return min(times)
 
 
 def test_no_call_for_a_position() -> None:
@@ -89,8 +63,8 @@ def test_no_call_for_a_position() -> None:
 def test_takes_under_20_ms() -> None:
     write = _reply()
     assert len(json.loads(write())["top_logprobs"]) == POSITIONS
-    taken, slowness = _fastest(write), _slowness()
-    assert taken < LIMIT_S * slowness * SLACK, f"{taken * 1e3:.1f} ms, slowness {slowness:.2f}"
+    taken, factor = fastest(write), slowness()
+    assert taken < LIMIT_S * factor * SLACK, f"{taken * 1e3:.1f} ms, slowness {factor:.2f}"
 
 
 async def test_the_event_loop_never_waits_long() -> None:
@@ -109,4 +83,4 @@ async def test_the_event_loop_never_waits_long() -> None:
             longest = max(longest, time.process_time() - began)
         waits.append(longest)
     worker.close()
-    assert sorted(waits)[2] < LONGEST_WAIT_S * _slowness(), waits
+    assert sorted(waits)[2] < LONGEST_WAIT_S * slowness(), waits

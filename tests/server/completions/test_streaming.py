@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.completions.choice import ReplyChoice
-from server.completions.render import PART_TOKENS, Renderer
+from server.completions.render import AHEAD_TOKENS, Renderer
 from tests.fakes import EOS, FakeEngine, Script
 from tests.server.conftest import Site, chunks_of, in_process
 
@@ -114,23 +114,23 @@ async def test_a_joined_stream_equals_the_plain_reply(
 async def test_logprobs_written_ahead_join_the_rest(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts: list[ReplyChoice] = []
+    ahead: list[ReplyChoice] = []
     write_ahead = Renderer.write_ahead
 
     def noting(renderer: Renderer, choices: list[ReplyChoice]) -> None:
-        parts.extend(choices)
+        ahead.extend(choices)
         write_ahead(renderer, choices)
 
     monkeypatch.setattr(Renderer, "write_ahead", noting)
     tokens = [97, 0xC3, 0xA9, 98, 258, 0xFF] * 35 + [97, 98, 33]
     async with in_process(FakeEngine(writes(tokens))) as site:
         await check_equal(site, {"prompt": "ab", "max_tokens": 240, "logprobs": 2, **options})
-    assert len(parts) >= 2
+    assert len(ahead) >= 2
 
 
-@pytest.mark.parametrize("over", [-1, 0, 1, PART_TOKENS])
+@pytest.mark.parametrize("over", [-1, 0, 1, AHEAD_TOKENS])
 async def test_a_reply_may_end_at_a_part(site: Site, over: int) -> None:
-    body = {"prompt": "hello", "max_tokens": PART_TOKENS + over, "logprobs": 2}
+    body = {"prompt": "hello", "max_tokens": AHEAD_TOKENS + over, "logprobs": 2}
     await check_equal(site, body)
 
 

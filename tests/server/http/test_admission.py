@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from msgspec import structs
+
+from engine.submission import EngineDeadError, Submission
+from server.errors import ApiError
 from server.http.admission import AdmissionControl
-from tests.fakes import FakeEngine
+from tests.fakes import EOS, FakeEngine
 from tests.server.conftest import error_of, eventually, in_process
 
 
@@ -45,21 +50,54 @@ async def test_the_engine_s_own_count_is_heeded() -> None:
     async with in_process(engine, max_waiting_requests=2) as site:
         tasks = [asyncio.create_task(site.complete(prompt="a", max_tokens=9)) for _ in range(3)]
         await eventually(lambda: engine.stats is not None and engine.stats.num_waiting == 2)
-        engine.info = type(engine.info)(**{**_fields(engine.info), "max_rows": 100})
+        engine.info = structs.replace(engine.info, max_rows=100)
         await site.refused(429, prompt="a")
         await asyncio.gather(*tasks)
 
 
-def _fields(struct: object) -> dict[str, object]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}  # type: ignore[attr-defined]
+async def test_each_choice_of_a_prompt_counts() -> None:
+    async with in_process(FakeEngine(max_rows=2), max_waiting_requests=2) as site:
+        await site.complete(prompt="a", n=4, max_tokens=1)
+        await site.complete(prompt=["a", "b"], n=2, max_tokens=1)
+        error = await site.refused(429, prompt="a", n=5)
+        assert "too many choices are waiting: with this request 3" in error["message"]
+        await site.refused(429, prompt=["a", "b"], n=3)
+        assert len(site.engine.requests) == 3
+        assert site.context.admission.num_in_flight == 0
+
+
+async def test_choices_that_ended_make_room_for_others() -> None:
+    """Three of four have ended, the fourth goes on: three more may come in."""
+    engine = FakeEngine(
+        lambda request, choice, _: 97 if choice or len(request.prompt_token_ids) > 1 else EOS,
+        step_s=0.002,
+        max_rows=4,
+    )
+    async with in_process(engine, max_waiting_requests=0) as site:
+        long = asyncio.create_task(site.complete(prompt=["a", "b", "c", "dd"], max_tokens=200))
+        await eventually(lambda: site.context.admission.num_in_flight == 1)
+        await site.refused(429, prompt=["a"] * 4)
+        await site.complete(prompt=["a"] * 3)
+        await long
+        assert site.context.admission.num_in_flight == 0
+
+
+async def test_what_was_admitted_is_released() -> None:
+    admission = AdmissionControl(FakeEngine(max_rows=2), 1)
+    admission.admit(2)
+    admission.admit(1)
+    with pytest.raises(ApiError):
+        admission.admit(1)
+    assert admission.num_in_flight == 3
+    admission.release(2)
+    admission.admit(2)
 
 
 async def test_leaving_twice_does_no_harm() -> None:
-    from engine.submission import Submission
-
     admission = AdmissionControl(FakeEngine(), 1)
     submission = Submission(1, 1)
     admission.enter(submission)
     admission.leave(submission)
     admission.leave(submission)
-    assert admission.num_in_flight == 0
+    admission.fail_all(EngineDeadError("gone"))
+    assert submission.take() == [], "nobody is told who has left"

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from server.http.admission import ShutdownError
+from server.http.lifecycle import Lifecycle
 from server.metrics import OUTCOMES
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, error_of, eventually, in_process, on_a_port
@@ -17,9 +18,8 @@ PROTECTED = [
     "/version",
     "/metrics",
     "/tokenizer_info",
-    "/docs",
-    "/openapi.json",
     "/x",
+    "/docsx",
 ]
 
 
@@ -41,6 +41,11 @@ class TestApiKey:
         async with in_process(api_keys=("one",)) as site:
             assert (await site.client.post(path, json={})).status_code == 401
 
+    @pytest.mark.parametrize("path", ["/docs", "/docs/page.js", "/openapi.json"])
+    async def test_the_docs_are_open(self, path: str) -> None:
+        async with in_process(api_keys=("one",)) as site:
+            assert (await site.client.get(path)).status_code == 200
+
     @pytest.mark.parametrize("path", ["/health", "/ready"])
     async def test_health_is_open(self, path: str) -> None:
         async with in_process(api_keys=("one",)) as site:
@@ -53,7 +58,7 @@ class TestApiKey:
     @pytest.mark.parametrize("given", ["one", "Basic one", "Bearer ", "Bearer o", "Bearer oné"])
     async def test_wrong_keys(self, given: str) -> None:
         async with in_process(api_keys=("one",)) as site:
-            headers = {"authorization": given.encode()}
+            headers = {b"authorization": given.encode()}
             assert (await site.client.get("/version", headers=headers)).status_code == 401
 
 
@@ -80,10 +85,30 @@ class TestRequestId:
     async def test_has_a_limit(self, site: Site) -> None:
         reply = await site.client.get("/version", headers={"x-request-id": "x" * 257})
         assert reply.status_code == 400
-        assert "at most 256 long, got 257" in error_of(reply)["message"]
+        assert "at most 256 characters, got 257" in error_of(reply)["message"]
+
+    @pytest.mark.parametrize("given", [b"a\x1b[31mb", b"a\x9bb", b"a\tb", "é".encode()])
+    async def test_cannot_forge_a_line(self, given: bytes) -> None:
+        async with in_process(request_id_headers=True) as site:
+            headers = {b"x-request-id": given}
+            reply = await site.client.get("/version", headers=headers)
+            assert reply.status_code == 400
+            assert "printable ASCII" in error_of(reply)["message"]
+            assert "x-request-id" not in reply.headers
 
 
 class TestDraining:
+    async def test_waits_for_the_last_request(self) -> None:
+        lifecycle = Lifecycle()
+        lifecycle.enter()
+        lifecycle.enter()
+        drained = asyncio.create_task(lifecycle.drain(10))
+        lifecycle.leave()
+        await asyncio.sleep(0.02)
+        assert not drained.done()
+        lifecycle.leave()
+        assert await drained
+
     async def test_old_requests_end_and_new_ones_go_elsewhere(self) -> None:
         engine = FakeEngine(step_s=0.002)
         async with in_process(engine) as site:
@@ -162,6 +187,30 @@ class TestAccounts:
         assert site.metric(name, handler="/v1/models/{model:path}", **ok) == 2
         assert site.metric(name, handler="none", method="GET", status="404") == 2
         assert site.metric(name, handler="none", method="other", status="404") == 1
+
+    async def test_a_request_that_is_cancelled_counts_once(self) -> None:
+        async with in_process(FakeEngine(step_s=0.01)) as site:
+            body = {"prompt": "a", "max_tokens": 200}
+            task = asyncio.create_task(site.client.post("/v1/completions", json=body))
+            await eventually(lambda: bool(site.engine.requests))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            outcomes = {
+                o: site.metric("tailrace_request_outcomes_total", outcome=o) for o in OUTCOMES
+            }
+            assert outcomes == {**dict.fromkeys(OUTCOMES, 0), "abort": 1}
+            assert site.metric("tailrace_requests_received_total") == 1
+            assert await site.context.lifecycle.drain(1)
+
+    async def test_head_works_where_get_does(self) -> None:
+        async with on_a_port() as site:
+            for path in ("/health", "/v1/models", "/version", "/metrics"):
+                reply = await site.client.head(path)
+                assert (reply.status_code, reply.content) == (200, b"")
+                assert int(reply.headers["content-length"]) > 0
+            assert (await site.client.head("/v1/completions")).status_code == 405
+            assert (await site.client.get("/version")).status_code == 200  # on that connection
 
     async def test_a_client_that_never_sent_its_body(self, site: Site) -> None:
         async def receive() -> dict[str, object]:

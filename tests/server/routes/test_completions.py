@@ -137,11 +137,11 @@ class TestEnds:
         """At once, while its siblings go on."""
         engine = FakeEngine(lambda _r, choice, _p: 97 + choice, step_s=0.001)
         async with in_process(engine) as site:
-            job = asyncio.create_task(site.complete(prompt="x", stop="b", n=2, max_tokens=200))
+            asking = asyncio.create_task(site.complete(prompt="x", stop="b", n=2, max_tokens=200))
             await eventually(lambda: engine.stats is not None and engine.stats.num_running == 1)
             assert [choice for _, choice in engine.aborted] == [1]
-            assert not job.done()
-            texts = [choice["text"] for choice in (await job)["choices"]]
+            assert not asking.done()
+            texts = [choice["text"] for choice in (await asking)["choices"]]
         assert texts == ["a" * 200, ""]
 
     async def test_a_character_split_over_tokens_is_whole(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion
 
 from engine.request import Finish
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, says
 from tests.server.conftest import Site, eventually, on_a_port
 
 KEY = "secret"
@@ -19,6 +19,14 @@ KEY = "secret"
 @pytest.fixture
 async def live() -> AsyncIterator[Site]:
     async with on_a_port(api_keys=(KEY,)) as site:
+        yield site
+
+
+@pytest.fixture
+async def chatting() -> AsyncIterator[Site]:
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    engine = FakeEngine(says("hi there"))
+    async with on_a_port(engine, api_keys=(KEY,), chat_template=template) as site:
         yield site
 
 
@@ -54,6 +62,41 @@ async def test_a_stream(live: Site) -> None:
     assert "".join(c.choices[0].text for c in chunks[:-1]) == "hellohe"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == 7
+
+
+async def test_a_chat(chatting: Site) -> None:
+    async with client_of(chatting) as client:
+        reply = await client.chat.completions.create(
+            model="fake",
+            messages=[{"role": "user", "content": "hello"}],
+            logprobs=True,
+            top_logprobs=2,
+        )
+    choice = reply.choices[0]
+    assert choice.message.content == "hi there"
+    assert choice.message.role == "assistant"
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert "".join(entry.token for entry in choice.logprobs.content) == "hi there"
+    assert {len(entry.top_logprobs) for entry in choice.logprobs.content} == {2}
+
+
+async def test_a_streamed_chat(chatting: Site) -> None:
+    """By the package's own accumulator."""
+    async with (
+        client_of(chatting) as client,
+        client.chat.completions.stream(
+            model="fake",
+            messages=[{"role": "user", "content": "hello"}],
+            stream_options={"include_usage": True},
+        ) as stream,
+    ):
+        async for _ in stream:
+            pass
+        whole = await stream.get_final_completion()
+    assert whole.choices[0].message.content == "hi there"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == len("hi there") + 1
 
 
 async def test_the_sync_client(live: Site) -> None:

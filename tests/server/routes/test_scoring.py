@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ from engine.request import Finish
 from server.schema.replies import GenerativeScoringReply, ScoreReply
 from tests.fakes import BOS, VOCAB_SIZE, FakeEngine, value_row
 from tests.server.conftest import MODEL, Site, error_of, eventually, in_process, on_a_port
+from tests.server.text.test_packed import unpacked
 
 PATHS = ("/generative_scoring", "/v1/score")
 ASKED: dict[str, Any] = {"query": "abc", "items": ["de", "f"], "label_token_ids": [70, 71]}
@@ -29,7 +29,8 @@ async def post(site: Site, path: str, status: int = 200, **body: Any) -> Any:
 
 def table(position: int) -> np.ndarray:
     row = value_row(position).astype(np.float64)
-    return row - np.logaddexp.reduce(row)
+    made: np.ndarray = row - np.logaddexp.reduce(row)
+    return made
 
 
 class TestReplies:
@@ -82,19 +83,25 @@ class TestReplies:
     async def test_packed(self, site: Site, path: str) -> None:
         plain, reply = await post(site, path), await post(site, path, logprobs_format="packed")
 
-        def unpack(name: str) -> np.ndarray:
-            array = reply[name]
-            raw = base64.b64decode(array["data"])
-            return np.frombuffer(raw, array["dtype"]).reshape(array["shape"])
-
         if path == "/v1/score":
             want = {name: plain[name] for name in ("scores", "label_logprobs", "other_logprob")}
         else:
             names = {"score": "scores", "label_logprobs": "", "other_logprob": ""}
             want = {to or name: [d[name] for d in plain["data"]] for name, to in names.items()}
         for name, values in want.items():
-            kind = np.float64 if name == "scores" else np.float32
-            assert (unpack(name) == np.array(values, dtype=kind)).all()
+            array = unpacked(reply[name])
+            assert array.dtype == ("<f8" if name == "scores" else "<f4")
+            assert (array == np.array(values, dtype=array.dtype)).all()
+            assert array.shape == np.array(values).shape
+
+    @pytest.mark.parametrize("path", PATHS)
+    async def test_one_label_under_softmax_is_warned_of(self, site: Site, path: str) -> None:
+        one: dict[str, Any] = {"label_token_ids": [70], "apply_softmax": True}
+        (warning,) = (await post(site, path, **one))["warnings"]
+        assert "apply_softmax" in warning
+        assert (await post(site, path, **one, logprobs_format="packed"))["warnings"] == [warning]
+        for body in ({**one, "apply_softmax": False}, {"apply_softmax": True}):
+            assert "warnings" not in await post(site, path, **body)
 
     async def test_minus_infinity(self, site: Site) -> None:
         reply = await post(site, "/v1/score", label_token_ids=[263, 1])
@@ -116,7 +123,11 @@ class TestWhatTheEngineGets:
             assert site.engine.scored[-1].query_token_ids.tolist() == list(b"abc")
 
     async def test_ids(self, site: Site) -> None:
-        body = {"query": [1, 2], "items": [[3], [4, 5]], "label_token_ids": [[6, 7], 8, [6, 9]]}
+        body: dict[str, Any] = {
+            "query": [1, 2],
+            "items": [[3], [4, 5]],
+            "label_token_ids": [[6, 7], 8, [6, 9]],
+        }
         await post(site, "/generative_scoring", **body)
         asked = site.engine.scored[-1]
         assert asked.query_token_ids.tolist() == [1, 2]
@@ -133,6 +144,35 @@ class TestWhatTheEngineGets:
         reply = await post(site, "/v1/score", items="xyz")
         assert len(reply["scores"]) == 1
 
+    @pytest.mark.parametrize("empty", ["", []])
+    async def test_an_empty_item_is_the_query_alone(self, site: Site, empty: Any) -> None:
+        """The engine reads positions of items: each begins with the query's last token then."""
+        item = "de" if empty == "" else list(b"de")
+        reply = await post(site, "/v1/score", items=[item, empty])
+        asked = site.engine.scored[-1]
+        assert asked.query_token_ids.tolist() == list(b"ab")
+        assert asked.item_token_ids.tolist() == list(b"cdec")
+        assert asked.item_lens.tolist() == [3, 1]
+        for i, length in enumerate((5, 3)):
+            want = table(length)[[70, 71]]
+            assert reply["label_logprobs"][i] == pytest.approx(want, abs=1e-6)
+        assert reply["usage"]["prompt_tokens"] == 5
+        plain = await post(site, "/v1/score", items=[item])
+        assert plain["scores"][0] == reply["scores"][0]
+
+    async def test_empty_items_with_labels_of_several_tokens_and_before_the_query(
+        self, site: Site
+    ) -> None:
+        await post(site, "/v1/score", items=[""], label_token_ids=[[6, 7], 8])
+        asked = site.engine.scored[-1]
+        assert asked.query_token_ids.tolist() == list(b"ab")
+        assert asked.item_token_ids.tolist() == [ord("c"), 6]
+        await post(site, "/v1/score", items=["", "d"], item_first=True)
+        asked = site.engine.scored[-1]
+        assert len(asked.query_token_ids) == 0
+        assert asked.item_token_ids.tolist() == list(b"abcdabc")
+        assert asked.item_lens.tolist() == [3, 4]
+
     async def test_thousands_of_items_are_one_request(self, site: Site) -> None:
         reply = await post(site, "/generative_scoring", items=[[i % 200] for i in range(3000)])
         assert len(reply["data"]) == 3000
@@ -141,8 +181,7 @@ class TestWhatTheEngineGets:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"items": []}, "items"),
-    ({"items": ["a", ""]}, "items"),
-    ({"items": [[1], []]}, "items"),
+    ({"items": ["a", None]}, "items"),
     ({"items": [[1], "a"]}, "items"),
     ({"items": ["a", [1]]}, "items"),
     ({"items": [1, 2]}, "items"),
@@ -167,8 +206,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"label_token_ids": [[1] * 65]}, "label_token_ids"),
     ({"label_token_ids": [5, [5, 6]]}, "label_token_ids"),
     ({"label_token_ids": [5, 5]}, "label_token_ids"),
-    ({"label_token_ids": "leave out"}, "label_token_ids"),
-    ({"labels": ["a"]}, "label_token_ids"),  # both
+    ({"label_token_ids": "leave out"}, "labels, label_token_ids"),  # neither
+    ({"labels": None, "label_token_ids": None}, "labels, label_token_ids"),
+    ({"labels": ["a"]}, "labels, label_token_ids"),  # both
     ({"labels": [], "label_token_ids": "leave out"}, "labels"),
     ({"labels": [""], "label_token_ids": "leave out"}, "labels"),
     ({"labels": ["a", "ab"], "label_token_ids": "leave out"}, "labels"),
@@ -183,7 +223,7 @@ async def test_refusals_name_the_field(site: Site, body: dict[str, Any], param: 
     for path in PATHS:
         error = await post(site, path, 400, **body)
         assert error["param"].startswith(param), error
-        assert param in error["message"]
+        assert all(name in error["message"] for name in param.split(", "))
     assert not site.engine.scored
 
 
@@ -207,9 +247,12 @@ async def test_the_context_is_never_exceeded_nor_cut() -> None:
         error = await post(site, "/v1/score", 400, query=[1] * 10, items=[[2], [2] * 7])
         assert (error["param"], error["code"]) == ("items", "context_length_exceeded")
         assert "items[1]" in error["message"]
-        labels = {"label_token_ids": [[1, 2], 3]}
+        labels: dict[str, Any] = {"label_token_ids": [[1, 2], 3]}
         await post(site, "/v1/score", query=[1] * 10, items=[[2] * 5], **labels)
         await post(site, "/v1/score", 400, query=[1] * 10, items=[[2] * 6], **labels)
+        await post(site, "/v1/score", query=[1] * 16, items=[[]])
+        error = await post(site, "/v1/score", 400, query=[1] * 17, items=[[]])
+        assert (error["param"], error["code"]) == ("query", "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ VOCAB = 4
 def model(prefix: tuple[int, ...]) -> np.ndarray:
     """float64 [VOCAB]: log p(token | prefix) of a made-up model."""
     row = np.sin(np.arange(VOCAB) * 3.7 + sum((i + 2) * t for i, t in enumerate(prefix))) * 2
-    return row - np.logaddexp.reduce(row)
+    table: np.ndarray = row - np.logaddexp.reduce(row)
+    return table
 
 
 def read(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:

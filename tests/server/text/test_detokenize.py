@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
 
 from server.text.detokenize import (
     ByteDetokenizer,
@@ -15,27 +12,9 @@ from server.text.detokenize import (
     RunDetokenizer,
     WindowDetokenizer,
 )
-from server.text.token_bytes import read_pieces
 from server.text.tokenizer import FastTokenizer
-from tests.fakes import EOS, SPECIAL, VOCAB_SIZE, byte_backend
-
-
-def sentencepiece_backend() -> Tokenizer:
-    """Llama-2's decoder: "▁" for a space, byte fallback, one leading space stripped."""
-    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)}
-    vocab |= {word: 256 + i for i, word in enumerate(["▁", "▁the", "he", "▁é", "日本", "a", "▁▁"])}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    backend.add_special_tokens(["<s>"])
-    return backend
-
+from tests.fakes import EOS, SPECIAL, byte_backend
+from tests.server.text.backends import sentencepiece_backend
 
 BYTE, SENTENCE = FastTokenizer(byte_backend()), FastTokenizer(sentencepiece_backend())
 SENTENCE_ANCHOR = 258  # "he"
@@ -77,13 +56,78 @@ def chars_of(raw: bytes) -> list[int]:
     return chars
 
 
-broken_utf8 = st.lists(st.sampled_from([*"a\né日😀".encode(), 0xE0, 0x80, 0xFF]), max_size=20)
+BYTES = [bytes([i]) for i in range(256)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "text", "starts"),
+    [
+        # A lead byte, and what does not continue it: the held byte becomes a U+FFFD of its own, so
+        # the next token begins one character on.
+        ([b"\xc3", b"a"], "\ufffda", [0, 1]),
+        ([b"\xc3", b"a", b"b"], "\ufffdab", [0, 1, 2]),
+        ([b"x", b"\xc3", b"a"], "x\ufffda", [0, 1, 2]),
+        ([b"\xc3", b"\xc3"], "\ufffd\ufffd", [0, 1]),
+        ([b"\xc3", b"\xc3", b"\xa9"], "\ufffdé", [0, 1, 1]),
+        ([b"\xf0", b"\xe2", b"\x82", b"\xac"], "\ufffd€", [0, 1, 1, 1]),
+        # Two of three bytes are one broken character together.
+        ([b"\xe2\x82", b"a"], "\ufffda", [0, 1]),
+        ([b"\xe2", b"\x82", b"a"], "\ufffda", [0, 0, 1]),
+        ([b"\xf0\x9f\x98", b"a"], "\ufffda", [0, 1]),
+        # Continuations that are none: 80 after E0, A0 after ED (half of a surrogate pair, which the
+        # decoder holds on to), 90 after F4, FF after anything.
+        ([b"\xe0", b"\x80"], "\ufffd\ufffd", [0, 1]),
+        ([b"\xed", b"\xa0"], "\ufffd\ufffd", [0, 1]),
+        ([b"\xed", b"\xa0", b"\x80", b"a"], "\ufffd\ufffd\ufffda", [0, 1, 2, 3]),
+        ([b"\xed\xa0", b"a"], "\ufffd\ufffda", [0, 2]),
+        ([b"\xf4", b"\x90"], "\ufffd\ufffd", [0, 1]),
+        ([b"\xe2\x82", b"\xff"], "\ufffd\ufffd", [0, 1]),
+        ([b"\x80", b"a"], "\ufffda", [0, 1]),
+        # Nothing breaks off: the character began with the token before.
+        ([b"\xc3", b"\xa9"], "é", [0, 0]),
+        ([b"\xe2\x82", b"\xac" + b"a", b"b"], "€ab", [0, 0, 2]),
+        ([b"a\xc3", b"\xa9b", b"c"], "aébc", [0, 1, 3]),
+        # A token without bytes, and one that ends in a lead byte that the end leaves alone.
+        ([b"\xc3", b"", b"a"], "\ufffda", [0, 0, 1]),
+        ([b"a", b"\xc3"], "a\ufffd", [0, 1]),
+    ],
+)
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_where_tokens_begin_in_broken_text(
+    tokens: list[bytes], text: str, starts: list[int], one_by_one: bool
+) -> None:
+    cuts = list(range(len(tokens))) if one_by_one else []
+    ids = list(range(len(tokens)))
+    assert fed(ByteDetokenizer(tokens), ids, cuts) == (text, starts)
+    assert b"".join(tokens).decode(errors="replace") == text
+
+
+broken_utf8 = st.lists(
+    st.sampled_from([*"a\né日😀".encode(), 0xE0, 0xED, 0xA0, 0x80, 0xFF]), max_size=20
+)
 
 
 @given(broken_utf8, cut_lists)
 def test_a_token_starts_at_the_character_of_its_first_byte(ids: list[int], cuts: list[int]) -> None:
-    _, starts = fed(ByteDetokenizer([bytes([i]) for i in range(256)]), ids, cuts)
+    _, starts = fed(ByteDetokenizer(BYTES), ids, cuts)
     assert starts == chars_of(bytes(ids))
+
+
+chunks = st.lists(st.binary(max_size=3) | st.sampled_from([b"a", b"\xc3", b"\xe2\x82"]), max_size=8)
+
+
+@given(chunks, cut_lists)
+def test_tokens_of_several_bytes_start_where_their_first_byte_is(
+    tokens: list[bytes], cuts: list[int]
+) -> None:
+    text, starts = fed(ByteDetokenizer(tokens), list(range(len(tokens))), cuts)
+    raw = b"".join(tokens)
+    assert text == raw.decode(errors="replace")
+    chars = chars_of(raw)
+    firsts = [len(b"".join(tokens[:i])) for i in range(len(tokens))]
+    for token, first, start in zip(tokens, firsts, starts, strict=True):
+        if token:  # one without bytes begins nowhere
+            assert start == chars[first]
 
 
 @given(byte_ids, cut_lists, st.booleans())
@@ -166,42 +210,3 @@ def test_cost_per_token_does_not_grow() -> None:
     window = WindowDetokenizer(decode)
     window.feed(list(b"x" * 2000))
     assert max(sizes) <= WindowDetokenizer.CONTEXT + WindowDetokenizer.MAX_HELD + 1
-
-
-class TestPieces:
-    def test_byte_level_and_byte_fallback_are_understood(self) -> None:
-        assert isinstance(BYTE.detokenizer(skip_special_tokens=True), ByteDetokenizer)
-        assert isinstance(SENTENCE.detokenizer(skip_special_tokens=True), RunDetokenizer)
-
-    def test_a_decoder_that_differs_from_its_pieces_is_not_trusted(self) -> None:
-        """A content-changing Replace looks like SentencePiece's but is not."""
-        backend = byte_backend()
-        backend.decoder = decoders.Replace("a", "b")
-        assert read_pieces(backend) is None
-        tokenizer = FastTokenizer(backend)
-        assert isinstance(tokenizer.detokenizer(skip_special_tokens=True), WindowDetokenizer)
-
-    @pytest.mark.parametrize("decoder", [None, decoders.WordPiece()])
-    def test_other_decoders_get_a_window(self, decoder: object) -> None:
-        backend = byte_backend()
-        if decoder is not None:
-            backend.decoder = decoder
-        else:
-            description = json.loads(backend.to_str())
-            description["decoder"] = None
-            backend = Tokenizer.from_str(json.dumps(description))
-        assert read_pieces(backend) is None
-
-    def test_metaspace_is_understood(self) -> None:
-        backend = sentencepiece_backend()
-        backend.decoder = decoders.Metaspace()
-        pieces = read_pieces(backend)
-        assert pieces is not None
-        assert not pieces.byte_ids
-        assert pieces.raw[0x41] == b"<0x41>"
-
-    def test_ids_beyond_the_tokenizer_are_nothing(self) -> None:
-        tokenizer = FastTokenizer(byte_backend())
-        tokenizer.reserve(VOCAB_SIZE)
-        text = tokenizer.detokenizer(skip_special_tokens=True).feed([104, VOCAB_SIZE - 1, 105])
-        assert text == "hi"

@@ -78,6 +78,7 @@ class _Slow:
 
     truncation_side = "right"
     words = ("a", "b", "c")
+    all_special_ids = ()
 
     def __len__(self) -> int:
         return 3

@@ -1,0 +1,168 @@
+"""The settings of the engine, with their limits and their help.
+
+Each class is a group of the help, whose heading is its `TITLE`. Names are vLLM's wherever they mean
+the same. Choices, defaults and variables are added to the help from here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, Field
+
+from sampling.params import SEED_MAX, SEED_MIN, LogprobsMode
+from server.command.values import Count, DtypeName, Json, Several
+
+
+class ModelSettings(BaseModel):
+    """The model and how it is run."""
+
+    TITLE: ClassVar = "model"
+
+    model: str | None = Field(
+        None,
+        description="The folder of the model, or its id on the Hugging Face hub. Without one the "
+        "small model answers that comes with tailrace.",
+    )
+    revision: str | None = Field(
+        None, description="The branch, tag or commit of a model that is named by its hub id."
+    )
+    tokenizer: str | None = Field(
+        None, description="The folder or hub id of the tokenizer, where it is not the model's."
+    )
+    chat_template: str | None = Field(
+        None,
+        description="The file of a template for chats, or the template itself, to use instead of "
+        "the model's own.",
+    )
+    served_model_name: Several = Field(
+        [], description="The names that the model answers to. Replies carry the first."
+    )
+    dtype: DtypeName = Field(
+        "auto",
+        description="The type of the weights and of the computation. auto is the type of the "
+        "checkpoint on a GPU and float32 on a CPU.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs. auto is the GPU where there is one."
+    )
+    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+        "auto",
+        description="How weights are read. dummy reads none and fills the model with random "
+        "numbers, to try a configuration.",
+    )
+    model_impl: Literal["auto", "fused", "transformers"] = Field(
+        "auto",
+        description="Which code runs the model: tailrace's own fused modules, or those of "
+        "transformers. auto takes the fused ones for the architectures they know.",
+    )
+    max_model_len: Count | None = Field(
+        None,
+        ge=1,
+        description="The most tokens of a prompt and its reply together. By default as many as "
+        "the model and the KV cache allow.",
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run the Python code that comes with a model."
+    )
+    enforce_eager: bool = Field(
+        False, description="Run every step without CUDA graphs, which is slower, to debug."
+    )
+    num_threads: int | None = Field(
+        None, ge=1, description="The threads that compute on a CPU. By default torch decides."
+    )
+
+
+class CacheSettings(BaseModel):
+    """The KV cache."""
+
+    TITLE: ClassVar = "KV cache"
+
+    gpu_memory_utilization: float = Field(
+        0.9, gt=0, le=1, description="The share of the GPU's memory that the server may use."
+    )
+    cpu_kvcache_space: float = Field(
+        1.0, gt=0, description="The size of the KV cache on a CPU, in GiB."
+    )
+    num_gpu_blocks_override: Count | None = Field(
+        None, ge=2, description="The number of blocks of the KV cache, instead of measuring it."
+    )
+    block_size: int = Field(16, ge=1, description="The number of tokens in a block.")
+    enable_prefix_caching: bool = Field(
+        True, description="Reuse the blocks of prompts that begin alike."
+    )
+
+
+class SchedulingSettings(BaseModel):
+    """Which requests run when."""
+
+    TITLE: ClassVar = "scheduling"
+
+    max_num_seqs: Count = Field(256, ge=1, description="The most choices that run at once.")
+    max_num_batched_tokens: Count | None = Field(
+        None,
+        ge=1,
+        description="The most tokens of a step. By default 8192 on a GPU and 2048 on a CPU.",
+    )
+    enable_chunked_prefill: bool = Field(
+        True, description="Split long prompts over several steps, so that others go on meanwhile."
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="Who runs first: who came first, or who has the lowest priority value in the "
+        "request.",
+    )
+    step_timeout: float = Field(
+        300.0,
+        gt=0,
+        description="The seconds after which a step counts as hung and the server ends.",
+    )
+
+
+class SamplingSettings(BaseModel):
+    """How tokens are drawn and what is told of them."""
+
+    TITLE: ClassVar = "sampling and log-probabilities"
+
+    seed: int | None = Field(
+        None,
+        ge=SEED_MIN,
+        le=SEED_MAX,
+        description="Make the seeds of requests without one a sequence that repeats with the "
+        "server's start. By default they are random.",
+    )
+    generation_config: Literal["neutral", "vllm", "auto"] = Field(
+        "neutral",
+        description="Where the defaults of sampling fields come from. auto takes those of the "
+        "model's generation_config.json; the others change nothing that a request leaves out.",
+    )
+    use_fp64_gumbel: bool = Field(
+        False,
+        description="Draw float64 noise on every path, or refuse to start. FlashInfer's sampler "
+        "is then never used.",
+    )
+    use_flashinfer_sampler: Literal["0", "1"] | None = Field(
+        None,
+        description="1 insists on FlashInfer's sampler for top-k and top-p, 0 refuses it. By "
+        "default it is used where it is faster.",
+    )
+    max_logprobs: int = Field(
+        20, ge=-1, description="The most top tokens that a request may ask for; -1 for any number."
+    )
+    logprobs_mode: LogprobsMode = Field(
+        "raw_logprobs",
+        description="Which values are reported where a request does not say: those before or "
+        "after penalties, temperature and filters, as log-probabilities or logits.",
+    )
+
+
+class SpeculationSettings(BaseModel):
+    """Speculative decoding."""
+
+    TITLE: ClassVar = "speculative decoding"
+
+    speculative_config: Json | None = Field(
+        None,
+        description="A JSON object that says who drafts tokens and how they are verified, such as "
+        '{"method": "ngram", "num_speculative_tokens": 4}. By default nobody drafts.',
+    )

@@ -1,0 +1,155 @@
+"""The settings of the HTTP side, with their limits and their help, as in `engine_settings`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from engine.logs import LogFormat
+from server.command.values import Count, LogLevel, Several
+from server.schema.prompts import MAX_PROMPTS
+
+
+class HttpSettings(BaseModel):
+    """Where the server listens and how it replies."""
+
+    TITLE: ClassVar = "HTTP"
+
+    host: str = Field(
+        "127.0.0.1",
+        description="The address to listen on. 127.0.0.1 is this machine alone, 0.0.0.0 all of its "
+        "addresses.",
+    )
+    port: int = Field(
+        8000, ge=0, le=65535, description="The port to listen on. 0 takes a free one."
+    )
+    uds: str | None = Field(
+        None, description="The path of a Unix socket to listen on, instead of a port."
+    )
+    root_path: str = Field(
+        "", description="The path under which a proxy shows the server, which the proxy removes."
+    )
+    stream_interval: int = Field(
+        1, ge=1, description="The number of tokens between two chunks of a stream."
+    )
+    enable_request_id_headers: bool = Field(
+        False, description="Send X-Request-Id with every reply."
+    )
+    enable_prompt_tokens_details: bool = Field(
+        False, description="Tell in `usage` how many prompt tokens came from the KV cache."
+    )
+    enable_force_include_usage: bool = Field(
+        False, description="End every stream with its `usage`, asked for or not."
+    )
+    return_tokens_as_token_ids: bool = Field(
+        False, description='Name tokens "token_id:N" in log-probabilities.'
+    )
+    shutdown_timeout: float = Field(
+        30.0, ge=0, description="The seconds that open requests may take after SIGTERM or Ctrl-C."
+    )
+    metrics_prefix: str = Field(
+        "tailrace_",
+        pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$",
+        description='What the names of metrics begin with. "vllm:" gives them the names that '
+        "dashboards for vLLM ask for.",
+    )
+
+
+class LimitSettings(BaseModel):
+    """What one request, or all of them, may take."""
+
+    TITLE: ClassVar = "limits"
+
+    max_waiting_requests: Count = Field(
+        16384, ge=0, description="The most choices that may wait. Beyond it requests get a 429."
+    )
+    max_completion_prompts: Count = Field(
+        1024, ge=1, le=MAX_PROMPTS, description="The most prompts of a request."
+    )
+    max_n_sequences: Count = Field(1024, ge=1, description="The largest `n` of a request.")
+    max_choices_per_request: Count = Field(
+        4096, ge=1, description="The most choices of a request, which are its prompts times `n`."
+    )
+    max_reply_values: Count = Field(
+        64 << 20, ge=1, description="The most tokens and log-probabilities in one reply."
+    )
+    max_body_bytes: Count = Field(
+        32 << 20, ge=1024, description="The longest body of a request, in bytes. Beyond it: 413."
+    )
+    header_timeout: float = Field(
+        10.0,
+        gt=0,
+        description="The seconds that a client may take to send the headers of a request.",
+    )
+
+
+class SecuritySettings(BaseModel):
+    """Who may use the server."""
+
+    TITLE: ClassVar = "security"
+
+    api_key: Several = Field(
+        [],
+        description="The keys of which clients need one. By default none is needed.",
+    )
+    open_metrics: bool = Field(False, description="Let /metrics be read without a key.")
+    allowed_hosts: Several = Field(
+        [],
+        description="The host names that requests may be addressed to; * allows any. By default "
+        "those of this machine where the server listens on a loopback address, else any.",
+    )
+    allowed_origins: Several = Field(
+        [],
+        description="The origins of web pages that may use the server, such as "
+        "https://chat.example; * allows any. By default no page of another origin may.",
+    )
+    trust_request_chat_template: bool = Field(
+        False, description="Let chat requests bring templates of their own."
+    )
+    ssl_certfile: Path | None = Field(None, description="The file of the TLS certificate.")
+    ssl_keyfile: Path | None = Field(None, description="The file of the certificate's key.")
+    ssl_ca_certs: Path | None = Field(
+        None, description="The file of the authorities that sign certificates of clients."
+    )
+    ssl_cert_reqs: int = Field(
+        0,
+        ge=0,
+        le=2,
+        description="Whether clients need a certificate: 0 for no, 1 if they have one, 2 for yes.",
+    )
+
+
+class LogSettings(BaseModel):
+    """What is logged, to standard error."""
+
+    TITLE: ClassVar = "logging"
+
+    log_level: LogLevel = Field("info", description="The least level of a line to be written.")
+    log_format: LogFormat = Field(
+        "text", description="What a line looks like: text, or a JSON object."
+    )
+    uvicorn_log_level: LogLevel | None = Field(
+        None, description="The same as --log-level, for lines about connections alone."
+    )
+    disable_uvicorn_access_log: bool = Field(False, description="Write no line for each request.")
+    disable_access_log_for_endpoints: Several = Field(
+        [], description="The paths whose requests get no line, such as /health."
+    )
+    enable_log_requests: bool = Field(
+        False, description="Write the prompt and the parameters of each request."
+    )
+    max_log_len: int | None = Field(
+        None, ge=0, description="The most characters of a prompt to write. By default all of it."
+    )
+
+
+class FileSettings(BaseModel):
+    """Where settings come from."""
+
+    TITLE: ClassVar = "settings"
+
+    config: Path | None = Field(
+        None, description="A YAML file of these settings. Flags and variables go before it."
+    )

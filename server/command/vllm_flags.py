@@ -1,0 +1,93 @@
+"""Flags of vLLM that are no settings here but are accepted where their value changes nothing.
+
+Commands are often pasted. A flag that asks for what the server does anyway, or that steers a part
+which does not exist here, is accepted with a note; any other value of it is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from engine.config import ConfigError
+
+NOTES = "vllm_notes"
+"""Where the parser leaves what is to be noted."""
+
+ANY: tuple[str, ...] = ()
+SWITCH = None
+
+ACCEPTED: dict[str, tuple[str, ...] | None] = {
+    "--tensor-parallel-size": ("1",),
+    "-tp": ("1",),
+    "--pipeline-parallel-size": ("1",),
+    "-pp": ("1",),
+    "--data-parallel-size": ("1",),
+    "-dp": ("1",),
+    "--decode-context-parallel-size": ("1",),
+    "--api-server-count": ("1",),
+    "--num-scheduler-steps": ("1",),
+    "--max-num-partial-prefills": ("1",),
+    "--distributed-executor-backend": ("mp", "uni"),
+    "--kv-cache-dtype": ("auto",),
+    "--quantization": ("none", "None"),
+    "--task": ("auto", "generate"),
+    "--runner": ("auto", "generate"),
+    "--convert": ("auto", "none"),
+    "--tokenizer-mode": ("auto",),
+    "--config-format": ("auto",),
+    "--chat-template-content-format": ("auto", "string"),
+    "--response-role": ("assistant",),
+    "--guided-decoding-backend": ("auto", "guidance"),
+    "--structured-outputs-config.backend": ("auto", "guidance"),
+    "--swap-space": ANY,
+    "--max-parallel-loading-workers": ANY,
+    "--max-seq-len-to-capture": ANY,
+    "--max-context-len-to-capture": ANY,
+    "--stream-buffer-size": ANY,
+    "--disable-log-requests": SWITCH,
+    "--no-enable-log-requests": SWITCH,
+    "--disable-log-stats": SWITCH,
+    "--disable-frontend-multiprocessing": SWITCH,
+    "--disable-custom-all-reduce": SWITCH,
+    "--disable-cascade-attn": SWITCH,
+    "--use-v2-block-manager": SWITCH,
+    "--async-scheduling": SWITCH,
+    "--no-async-scheduling": SWITCH,
+}
+"""The flags and the values that change nothing; any value, or none at all."""
+
+
+class _Note(argparse.Action):
+    """Leaves a note on a flag whose value changes nothing."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        allowed = ACCEPTED[self.option_strings[0]]
+        given = "" if allowed is SWITCH else f" {values}"
+        if allowed and values not in allowed:
+            one = " or ".join(allowed)
+            raise ConfigError(f"{option_string} must be {one} here, got {str(values)!r}")
+        notes = getattr(namespace, NOTES, [])
+        setattr(namespace, NOTES, [*notes, f"{option_string}{given} changes nothing here"])
+
+
+def add_vllm_flags(parser: argparse.ArgumentParser) -> None:
+    """Let the parser take them, without a word in its help."""
+    taken = parser._option_string_actions
+    for flag, allowed in ACCEPTED.items():
+        if flag not in taken:
+            parser.add_argument(
+                flag,
+                action=_Note,
+                nargs=0 if allowed is SWITCH else None,
+                default=argparse.SUPPRESS,
+                help=argparse.SUPPRESS,
+                dest=NOTES,
+            )

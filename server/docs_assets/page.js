@@ -1,0 +1,7 @@
+"use strict";
+SwaggerUIBundle({
+  url: "openapi.json",
+  dom_id: "#page",
+  deepLinking: true,
+  validatorUrl: null,
+});

@@ -1,0 +1,26 @@
+"""What clients are told where the engine cannot answer their requests."""
+
+from __future__ import annotations
+
+from engine.request import Finish
+from engine.submission import EngineDeadError
+from server.errors import ApiError, engine_dead, shutting_down
+from server.http.admission import ShutdownError
+
+
+def lost_engine(error: EngineDeadError) -> ApiError:
+    """The error of a request whose engine is gone, or is not waited for any longer."""
+    return shutting_down() if isinstance(error, ShutdownError) else engine_dead(str(error))
+
+
+def failed_request(finish: Finish, message: str | None) -> ApiError:
+    """The error of a request that the engine ended; `message` is the engine's own."""
+    if finish == Finish.NAN:
+        words = (
+            "no token could be drawn: the model's logits had NaN or +Inf, or none finite was left, "
+            "which contradicting masks do too"
+        )
+        return ApiError(500, words, code="nan_logits")
+    if finish == Finish.ERROR:
+        return ApiError(500, message or "the engine's step failed", code="engine_error")
+    return ApiError(500, "the engine ended the request", code="aborted")

@@ -1,0 +1,231 @@
+"""Fields that completions and chats share: sampling, logprobs, streams. Null means the default."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import FailFast, Field
+
+from sampling.params import MAX_LOGPROB_TOKEN_IDS
+from server.schema.base import BodyModel
+from server.schema.fields import (
+    MAX_ALLOWED_IDS,
+    MAX_BAD_WORDS,
+    MAX_STOP_TOKEN_IDS,
+    Accepted,
+    LogitBias,
+    Mode,
+    ModelName,
+    NotYet,
+    Only,
+    PackedFormat,
+    Priority,
+    RequestId,
+    Seed,
+    StopField,
+    StopString,
+    StreamOptions,
+)
+from server.schema.ids import TokenId
+
+AllowedIds = Annotated[
+    list[TokenId] | None, FailFast(), Field(min_length=1, max_length=MAX_ALLOWED_IDS)
+]
+"""Only the first bad id is told: an error of each of so many would take long to make."""
+ExplicitIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)]
+BadWords = Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)]
+
+
+class SamplingFields(BodyModel):
+    """How tokens are drawn and when a choice ends."""
+
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="A choice has at most this many tokens; the default is 16. With 0 nothing is "
+        "generated or billed: use it with `echo` or `logprob_token_ids` to get logprobs alone.",
+    )
+    n: int | None = Field(
+        None, ge=1, description="Each prompt gets this many choices; the default is 1."
+    )
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        description="The logits are divided by this number; the default is 1. With 0 the likeliest "
+        "token is always taken.",
+    )
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Only the likeliest tokens whose probabilities add up to this number are kept; "
+        "1, the default, keeps all.",
+    )
+    top_k: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        description="Only this many of the likeliest tokens are kept; 0, the default, and -1 keep "
+        "all.",
+    )
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Only tokens at least this fraction as likely as the likeliest one are kept; "
+        "0, the default, keeps all.",
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        ge=1e-6,
+        le=1e6,
+        description="Logits of tokens in the prompt or the output are divided by this number where "
+        "positive and multiplied by it where negative; the default is 1.",
+    )
+    presence_penalty: float | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        description="This number is subtracted from the logits of tokens already generated; the "
+        "default is 0.",
+    )
+    frequency_penalty: float | None = Field(
+        None,
+        ge=-2,
+        le=2,
+        description="This number is subtracted from a token's logit once for each time it was "
+        "generated; the default is 0.",
+    )
+    seed: Seed | None = Field(
+        None,
+        description="Requests with equal seeds draw equal tokens; -1 and null draw a new seed.",
+    )
+    stop: StopField | None = Field(
+        None,
+        description="A choice ends before the first of these texts that it completes.",
+    )
+    stop_token_ids: StopTokenIds | None = Field(
+        None, description="These ids end a choice, as the model's own end of text does."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="The text keeps the stop string or the stop token's text at its end."
+    )
+    ignore_eos: bool | None = Field(
+        None, description="The choice goes on after the model's end of text."
+    )
+    min_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="No end of text, stop id or stop string ends a choice before it has this many "
+        "tokens.",
+    )
+    logit_bias: LogitBias | None = Field(
+        None,
+        description="Maps token ids (as strings, each once) to numbers in [-100, 100] that are "
+        "added to their logits.",
+    )
+    allowed_token_ids: AllowedIds = Field(None, description="Only these ids may be drawn.")
+    bad_words: BadWords | None = Field(
+        None,
+        description="These words are never generated, neither alone nor after a space; white space "
+        "at their beginning does not count.",
+    )
+
+
+class LogprobFields(BodyModel):
+    """Which log-probabilities come back, and of which tokens."""
+
+    logprobs_mode: Mode | None = Field(
+        None,
+        description="Which values are shown: those before or after processing, logits or "
+        "log-probabilities. The default is the server's --logprobs-mode.",
+    )
+    logprob_token_ids: ExplicitIds | None = Field(
+        None, description="The reply shows the values of these ids at every generated position."
+    )
+    prompt_logprobs: int | None = Field(
+        None,
+        ge=-1,
+        description="The reply shows the logprob of each token of the prompt and of this many top "
+        "tokens beside it.",
+    )
+    prompt_logprob_token_ids: ExplicitIds | None = Field(
+        None, description="The reply shows the values of these ids at every prompt position."
+    )
+    prompt_logprob_start: int | None = Field(
+        None,
+        ge=0,
+        description="Logprobs of the prompt begin at this position; the default is 1, since "
+        "nothing precedes the first token.",
+    )
+    logprobs_format: PackedFormat | None = Field(
+        None,
+        description='With "packed", values are base64 of little-endian arrays instead of lists.',
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='Logprobs name tokens "token_id:N" instead of by their texts.'
+    )
+    return_token_ids: bool | None = Field(
+        None, description="The reply carries the ids of the prompt and of each choice."
+    )
+
+
+class GenerationFields(SamplingFields, LogprobFields):
+    """What completions and chats have in common besides."""
+
+    model: ModelName | None = Field(
+        None, description="One of the names that `/v1/models` lists; the default is the first."
+    )
+    stream: bool | None = Field(None, description="The reply is sent as server-sent events.")
+    stream_options: StreamOptions | None = Field(
+        None, description="Options of a stream; they need `stream`."
+    )
+    stream_interval: int | None = Field(
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="Chunks are at least this many tokens apart; a number below the server's "
+        "--stream-interval has no effect.",
+    )
+    skip_special_tokens: bool | None = Field(
+        None, description="Special tokens are left out of the text; the default is true."
+    )
+    spaces_between_special_tokens: bool | None = Field(
+        None,
+        description="Spaces that the tokenizer writes between special tokens are kept; the default "
+        "is true.",
+    )
+    priority: Priority = None
+    request_id: RequestId = None
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="Only requests of equal salt share cached prefixes.",
+    )
+
+    user: Accepted = None
+    session_id: Accepted = None
+    metadata: Accepted = None
+    store: Accepted = None
+    service_tier: Accepted = None
+    safety_identifier: Accepted = None
+    prompt_cache_key: Accepted = None
+    prompt_cache_retention: Accepted = None
+
+    use_beam_search: Annotated[Any, Only(False)] = None
+    length_penalty: Annotated[Any, Only(1.0, 1)] = None
+    structured_outputs: NotYet = None
+    kv_transfer_params: NotYet = None
+    ec_transfer_params: NotYet = None
+    vllm_xargs: NotYet = None
+    repetition_detection: NotYet = None
+    thinking_token_budget: NotYet = None
+    response_format: Annotated[Any, Only({"type": "text"})] = None
+    return_mm_kwargs: Annotated[Any, Only(False)] = None
+    return_token_offsets: Annotated[Any, Only(False)] = None
+    watermarking: NotYet = None
+    routed_experts_prompt_start: NotYet = None

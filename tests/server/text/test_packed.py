@@ -1,0 +1,62 @@
+"""Arrays as base64: dtype, order and values as written down, and no NaN."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from server.errors import ApiError
+from server.text.packed import check_finite, packed
+
+
+def unpacked(array: dict[str, Any]) -> npt.NDArray[Any]:
+    """The array that a packed one stands for, as a client reads it."""
+    raw = base64.b64decode(array["data"])
+    return np.frombuffer(raw, array["dtype"]).reshape(array["shape"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(np.float32, "<f4"), (np.float64, "<f8"), (np.int32, "<i4")]
+)
+def test_there_and_back(dtype: type, name: str) -> None:
+    array: npt.NDArray[Any] = np.arange(6, dtype=dtype).reshape(2, 3)
+    made = packed(array)
+    assert (made["dtype"], made["shape"]) == (name, [2, 3])
+    assert (unpacked(made) == array).all()
+
+
+def test_the_bytes_are_little_endian_and_the_last_index_runs_fastest() -> None:
+    made = packed(np.array([[1, 2], [3, 256]], dtype=">i4"))
+    assert made["dtype"] == "<i4"
+    assert base64.b64decode(made["data"]) == bytes([1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 1, 0, 0])
+    across = packed(np.array([[1, 3], [2, 256]], dtype=np.int32).T)  # columns lie together
+    assert across == made
+
+
+def test_empty_arrays_keep_their_shape() -> None:
+    made = packed(np.zeros((0, 2), dtype=np.float32))
+    assert (made["shape"], made["data"]) == ([0, 2], "")
+
+
+def test_minus_infinity_stays() -> None:
+    array = np.array([-np.inf, 0.5], dtype=np.float32)
+    assert unpacked(packed(array)).tolist() == [-np.inf, 0.5]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_nan_and_infinity_never_leave(bad: float) -> None:
+    with pytest.raises(ApiError) as caught:
+        packed(np.array([0, bad], dtype=np.float32))
+    assert (caught.value.status, caught.value.code) == (500, "nan_logits")
+
+
+def test_check_finite() -> None:
+    assert check_finite(np.array([0.0, -1.0]))
+    assert not check_finite(np.array([0.0, -np.inf]))
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ApiError):
+            check_finite(np.array([-np.inf, bad]))
