@@ -37,12 +37,12 @@ def layers_us(attend: Callable[[int], None]) -> float:
             attend(layer)
     times = []
     for _ in range(REPLAYS):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before.record()
         graph.replay()
         after.record()
         after.synchronize()
-        times.append(before.elapsed_time(after))
+        times.append(float(before.elapsed_time(after)))
     return statistics.median(times) / LAYERS * 1e3
 
 

@@ -12,7 +12,7 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -27,12 +27,15 @@ from sampling.params import SamplingParams
 
 NUM_DRAFTS, PROMPT_TOKENS = 4, 256
 SOURCES = Path(__file__).parent.parent / "engine"
-KINDS = (("T = 0", 0.0, "greedy"), ("T = 1", 1.0, "gumbel"))
-"""What is drawn: name, temperature, how drafts are drawn."""
+KINDS: tuple[tuple[str, float, Literal["greedy", "gumbel"]], ...] = (
+    ("T = 0", 0.0, "greedy"),
+    ("T = 1", 1.0, "gumbel"),
+)
+"""The two ways of drawing: a name, the temperature, how drafts are drawn."""
 
 
 def source_prompts(count: int) -> list[Int32Array]:
-    """The beginnings of as many pieces of source text."""
+    """`count` prompts, the beginnings of pieces of this project's source text."""
     tokenizer = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
     text = "".join(path.read_text() for path in sorted(SOURCES.glob("*.py")))
     ids = np.array(tokenizer.encode(text).ids, dtype=np.int32)
@@ -41,7 +44,7 @@ def source_prompts(count: int) -> list[Int32Array]:
 
 
 def measurements(batches: list[int]) -> Iterator[dict[str, Any]]:
-    """A row for each kind, batch and drafter; plain decoding comes first."""
+    """Yield a row for each kind, batch and drafter; plain decoding comes first."""
     config = ModelConfig(model=str(MODEL_FOLDER), max_model_len=MAX_LEN)
     model = load_model(config, DEVICE)
     for kind, temperature, sample_method in KINDS:

@@ -29,6 +29,7 @@ from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_modul
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
 from benchmarks.workloads import Body, make_workload
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import decoder_config
@@ -38,7 +39,8 @@ from engine.startup.build import assemble
 from sampling.params import SamplingParams
 
 MARGIN = 0.25
-"""In standard deviations of the logits; the highest of 151936 is about 4.4 above a random one."""
+"""A gap to the highest logit in standard deviations of the logits; the highest of 151936 logits is
+about 4.4 above a random one."""
 PREFILL_TOKENS = 1 << 16
 VOCAB_SIZE = QWEN3["vocab_size"]
 DEVICE = torch.device("cuda")
@@ -49,7 +51,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Step:
-    """What a step was and when the GPU ran it."""
+    """One step: its plan, and the events before and after it on the GPU."""
 
     plan: StepPlan
     before: torch.cuda.Event
@@ -57,7 +59,7 @@ class Step:
 
     @property
     def gpu_ms(self) -> float:
-        """From the end of the step before, or the launch if that was later, to its end."""
+        """Milliseconds from its launch, or from the end of the step before if later, to its end."""
         return float(self.before.elapsed_time(self.after))
 
 
@@ -73,12 +75,15 @@ class TimedRunner:
         return self._runner.rows_by_path
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before.record()
         handle = self._runner.launch(plan)
         after.record()
         self.steps.append(Step(plan, before, after))
         return handle
+
+    def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
+        return self._runner.launch_scoring(plan)
 
 
 class Bench:
@@ -196,13 +201,13 @@ def check(bench: Bench, engine: Engine) -> Row:
 
 
 def bound_ms(shape: str, rows: int, context: int, gb_per_s: float) -> float:
-    """Reading the weights once and every row's keys and values once."""
+    """Milliseconds that reading the weights and every row's keys and values once takes."""
     num_bytes = weight_bytes(shape) + rows * context * cache_bytes_per_token(shape)
     return round(num_bytes / gb_per_s / 1e6, 3)
 
 
 def measurements(shape: str, workloads: list[str], repeat: int) -> Iterator[tuple[str, Row]]:
-    """Everything about one shape, named."""
+    """All measurements of one shape, by name."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(shape, Path(folder))
         gb_per_s = round(copy_gb_per_s(), 1)

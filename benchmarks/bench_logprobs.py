@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,9 +36,11 @@ NUM_TEXTS, PROMPT_TOKENS, NEW_TOKENS = 16, 64, 64
 LONG = 32_768
 UTILIZATION = 0.5
 BRANCH_ROUNDINGS = 6
-"""In a row within an attention or an MLP: norm, first product, activation or rope, values, sum."""
+"""Roundings in a row within an attention or an MLP: the norm, the first product, the activation or
+rope, the values, the sum."""
 UNKNOWN = 2.0
-"""What the estimate may be off by: its branches are random maps, attention and softmax are not."""
+"""The factor by which the estimate may be off: it takes branches for random maps, which attention
+and softmax are not."""
 PEER_MARGIN = 1.25
 """Ours rounds less often than transformers in bfloat16; both means are of 1,024 values, which
 makes their ratio uncertain by 4 %."""
@@ -58,11 +61,11 @@ def rounding(shape: str) -> float:
     for branch in range(2, num_branches + 1):
         square *= 1 + 2 / (branch - 1)
         square += unit**2 * (branch + BRANCH_ROUNDINGS)
-    return UNKNOWN * float(square / num_branches) ** 0.5
+    return UNKNOWN * math.sqrt(square / num_branches)
 
 
 def make_engine(folder: str, **limits: Any) -> Engine:
-    """Random weights, and the memory a server would take."""
+    """An engine with random weights and the memory a server would take."""
     return build_engine(
         EngineConfig(
             model=ModelConfig(model=folder, load_format="dummy", **limits),
@@ -91,7 +94,8 @@ def generate(engine: Engine, prompts: list[Int32Array]) -> tuple[list[Int32Array
             handles = np.repeat(output.handles, output.num_new)
             assert output.logprobs is not None
             chosen = output.logprobs.chosen
-            for handle, token, value in zip(handles, output.token_ids, chosen, strict=True):
+            drawn = zip(handles.tolist(), output.token_ids, chosen, strict=True)
+            for handle, token, value in drawn:
                 tokens[handle].append(int(token))
                 values[handle].append(float(value))
     texts = [np.concatenate((p, t)).astype(np.int32) for p, t in zip(prompts, tokens, strict=True)]
@@ -142,7 +146,7 @@ def peer_logprobs(peer: Any, texts: list[Int32Array]) -> tuple[Float32Array, flo
 
 
 def values_figures(shape: str) -> Iterator[dict[str, Any]]:
-    """Generated beside rescored, and ours beside transformers' in float32."""
+    """Compare generated values with rescored ones, and both with transformers' in float32."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = str(write_shape(shape, Path(temporary)))
         engine = make_engine(folder, max_model_len=1024)
@@ -175,7 +179,7 @@ def values_figures(shape: str) -> Iterator[dict[str, Any]]:
 
 
 def memory_figure(shape: str) -> dict[str, Any]:
-    """The peak while a long prompt is scored at every position, as a share of what was allowed."""
+    """Measure the memory's peak while a long prompt is echoed, as a share of the limit."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = str(write_shape(shape, Path(temporary)))
         engine = make_engine(folder, max_model_len=LONG + 16)
@@ -189,7 +193,7 @@ def memory_figure(shape: str) -> dict[str, Any]:
 
 
 def _memory() -> dict[str, int]:
-    """In bytes: what the device has in use, what torch took of it, and the peak of what it gave."""
+    """Bytes the device has in use, bytes torch took of it, and the peak of what torch gave out."""
     free, total = torch.cuda.mem_get_info()
     found = {
         "used": total - free,
@@ -216,7 +220,7 @@ def _figure(name: str, value: float, unit: str, must: float, check: str) -> dict
 
 
 def figures() -> Iterator[dict[str, Any]]:
-    """All of them, in one run."""
+    """All figures, in one run."""
     yield memory_figure("qwen3-0.6b")
     free_memory()
     yield from values_figures("qwen3-8b")

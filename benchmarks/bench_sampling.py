@@ -98,7 +98,7 @@ PENALIZED = SamplingParams(temperature=0.8, seed=1, frequency_penalty=0.5, repet
 def make_batch(
     num_rows: int, vocab_size: int, params: SamplingParams, device: torch.device
 ) -> tuple[SamplingBatch, SamplingRows]:
-    """A batch of as many requests, each with its own seed and a history."""
+    """A batch of requests, each with its own seed and a history."""
     generator = torch.Generator().manual_seed(vocab_size)
     history = torch.randint(
         0, vocab_size, (num_rows, HISTORY), dtype=torch.int32, generator=generator
@@ -130,7 +130,7 @@ def graph_us(call: Callable[[], Any], repeat: int = 50) -> float:
 def timed_us(call: Callable[[], Any], repeat: int = 50) -> float:
     """Median device time of a call."""
     events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
         for _ in range(repeat)
     ]
     for start, end in events:
@@ -167,7 +167,7 @@ def mismatches(logits: Tensor, params: SamplingParams) -> int:
 
 
 def torch_race(logits: Tensor) -> Tensor:
-    """What one writes in torch: an exponential race in float32."""
+    """Draw by an exponential race in float32, as one writes it in torch."""
     probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
     return probabilities.div_(torch.empty_like(probabilities).exponential_()).argmax(-1)
 
@@ -210,7 +210,7 @@ def measured(case: Case, gb_per_s: float) -> Iterator[dict[str, Any]]:
 
 
 def penalties(gb_per_s: float) -> Iterator[dict[str, Any]]:
-    """What penalties on every row add to the race."""
+    """The figure of penalties on every row: the time they add to the race."""
     logits = spread(*WIDE)
     bound = logits.nbytes / gb_per_s / 1e3
     times = []
@@ -241,7 +241,7 @@ def timed_figure(
 
 
 def figures() -> Iterator[dict[str, Any]]:
-    """All of them, in one run."""
+    """All figures, in one run."""
     gb_per_s = copy_gb_per_s()
     print(f"copy {gb_per_s:.0f} GB/s", flush=True)
     for case in CASES:
@@ -257,7 +257,7 @@ def main() -> None:
 
 
 def print_all(figures: Iterator[dict[str, Any]]) -> None:
-    """Which figures are not what they must be, and last all of them as a JSON line."""
+    """Print the figures that are not what they must be, and last all of them as a JSON line."""
     made = list(figures)
     failed = [each["name"] for each in made if each["must"] and each["value"] > each["must"]]
     print("over what they must be:", failed or "none")

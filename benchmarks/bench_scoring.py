@@ -43,7 +43,7 @@ REQUEST_LEN = 200
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much work: a GPU's, or what two CPU cores do in seconds."""
+    """The amount of work: a GPU's, or what two CPU cores do in seconds."""
 
     vocab_size: int
     query_len: int
@@ -61,7 +61,7 @@ class Sizes:
 
 
 def sizes_of(shape: str) -> Sizes:
-    """The issue's sizes on a GPU; a tenth of the items and requests on the demo model, and half
+    """Full sizes on a GPU; a tenth of the items and requests on the demo model, and half
     the requests at 8B, where they take seconds."""
     if shape == DEMO:
         short = {"max_tokens": 64, "min_tokens": 64}
@@ -71,11 +71,14 @@ def sizes_of(shape: str) -> Sizes:
 
 
 def make_engine(model: str, sizes: Sizes) -> Engine:
-    """Random weights of a shape, or the demo model."""
-    dummy = "auto" if model == str(MODEL_FOLDER) else "dummy"
+    """An engine with random weights of a shape, or with the demo model."""
     return build_engine(
         EngineConfig(
-            model=ModelConfig(model=model, load_format=dummy, max_model_len=2048),
+            model=ModelConfig(
+                model=model,
+                load_format="auto" if model == str(MODEL_FOLDER) else "dummy",
+                max_model_len=2048,
+            ),
             cache=CacheConfig(memory_utilization=0.5),
             scheduler=SchedulerConfig(max_step_tokens=sizes.step_tokens),
         )
@@ -127,7 +130,7 @@ def scoring_s(engine: Engine, sizes: Sizes, seed: int) -> float:
 
 
 def without_http(model: str, sizes: Sizes) -> dict[str, float]:
-    """The engine alone."""
+    """Measure the engine alone."""
     engine = make_engine(model, sizes)
     found: dict[str, float] = {}
     for length in sorted({sizes.prompt_len, sizes.item_len, REQUEST_LEN}):
@@ -188,7 +191,7 @@ def logprobs_share(url: str, sizes: Sizes, extra: Body) -> dict[str, float]:
 
 
 def with_http(model: str, sizes: Sizes, workloads: list[str]) -> dict[str, Any]:
-    """The server over a socket."""
+    """Measure the server over a socket."""
     flags = ["--max-num-batched-tokens", str(sizes.step_tokens)]
     flags += ["--disable-uvicorn-access-log"]
     if model != str(MODEL_FOLDER):
@@ -209,7 +212,7 @@ def with_http(model: str, sizes: Sizes, workloads: list[str]) -> dict[str, Any]:
 
 
 def measurements(shape: str, workloads: list[str], *, over_http: bool = True) -> dict[str, Any]:
-    """Everything about one shape, by name."""
+    """All measurements of one shape, by name."""
     sizes = sizes_of(shape)
     with tempfile.TemporaryDirectory() as folder:
         model = str(MODEL_FOLDER)

@@ -32,7 +32,7 @@ from demo import MODEL_FOLDER
 
 CONCURRENCY = 1024
 SHARE = 0.7
-"""Of the saturated rate at which `poisson` arrives."""
+"""The share of the saturated rate at which `poisson` arrives."""
 
 Result = dict[str, float]
 
@@ -67,7 +67,7 @@ def _ready(url: str) -> bool:
 
 
 async def measure(url: str, name: str, vocab_size: int, attempt: int) -> Result:
-    """One pass of a workload."""
+    """Measure one pass of a workload."""
     bodies = make_workload(name, vocab_size, attempt)
     if name == "single":
         return await stream(url, bodies)
@@ -98,7 +98,7 @@ async def load(url: str, bodies: list[Body], concurrency: int) -> Result:
 async def _send(
     session: aiohttp.ClientSession, url: str, body: Body, limit: asyncio.Semaphore
 ) -> tuple[float, str]:
-    """Seconds it took, and the reply."""
+    """Send one body: the seconds until its reply, and the reply."""
     async with limit:
         started = time.perf_counter()
         async with session.post(f"{url}/v1/completions", json=body) as reply:
@@ -111,7 +111,7 @@ async def _send(
 async def _count(
     session: aiohttp.ClientSession, url: str, body: Body, limit: asyncio.Semaphore
 ) -> tuple[float, int]:
-    """Seconds it took, and tokens of the reply; as any client it parses what it gets."""
+    """Send one body: the seconds it took and the tokens of the reply, parsed as a client would."""
     seconds, text = await _send(session, url, body, limit)
     return seconds, int(json.loads(text)["usage"]["completion_tokens"])
 

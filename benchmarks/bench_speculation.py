@@ -44,7 +44,7 @@ MUSTS = {
     ("eagle", 256): 0.97,
     ("eagle, 32k", 256): 0.97,
 }
-"""Times faster; at 256 rows nothing is drafted, and that may cost 3 %."""
+"""The least factors by which tokens come faster; not drafting at 256 rows may cost 3 %."""
 HEAD = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -55,14 +55,14 @@ HEAD = {
 
 
 def write_head(shape: str, folder: Path, **fields: int) -> Path:
-    """The config of a head as wide as a shape."""
+    """Write the config of a head as wide as a shape."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape] | HEAD | fields))
     return folder
 
 
 def drafters(shape: str, folder: Path) -> dict[str, SpeculativeConfig | None]:
-    """What is compared, by name; the first speculates not at all."""
+    """The drafters that are compared, by name; the first stands for none."""
     common: dict[str, Any] = {
         "num_speculative_tokens": NUM_DRAFTS,
         "rejection_sample_method": "synthetic",
@@ -124,14 +124,14 @@ def _step(engine: Engine, num_new: Int64Array) -> None:
 
 
 def free_memory() -> None:
-    """Of engines that nobody holds any more."""
+    """Give back the memory of engines that nobody holds any more."""
     gc.unfreeze()  # an engine freezes what was loaded
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def measurements(shape: str, batches: list[int]) -> Iterator[dict[str, Any]]:
-    """A row for each drafter and batch; those of plain decoding come first."""
+    """Yield a row for each drafter and batch; those of plain decoding come first."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = str(write_shape(shape, Path(temporary) / "target"))
         config = ModelConfig(model=folder, max_model_len=MAX_LEN, load_format="dummy")
@@ -158,7 +158,7 @@ def measurements(shape: str, batches: list[int]) -> Iterator[dict[str, Any]]:
 
 
 def figures(shape: str) -> Iterator[dict[str, Any]]:
-    """How much faster a token comes than without speculation."""
+    """The figures: how much faster a token comes than without speculation."""
     for row in measurements(shape, list(BATCHES)):
         print(shape, row, flush=True)
         if row["drafter"] == "plain":

@@ -30,7 +30,7 @@ from benchmarks.bench_sampling import (
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
-from sampling.speculative.rejection import Method, verify
+from sampling.speculative.verification import Method, verify
 
 COMMAND = "python -m benchmarks.bench_verification"
 NUM_ROWS, K, VOCAB = 256, 4, 151936
@@ -138,17 +138,17 @@ def measured(case: Case, gb_per_s: float) -> dict[str, Any]:
 
 
 def mismatches(case: Case, logits: Tensor, draft_ids: Tensor, draft_logits: Tensor | None) -> int:
-    """Of the first rows, those with other tokens than in plain torch."""
-    some = logits[: CHECKED_ROWS * (1 + K)], draft_ids[:CHECKED_ROWS]
+    """The number of the first rows whose tokens differ from plain torch's."""
+    some, ids = logits[: CHECKED_ROWS * (1 + K)], draft_ids[:CHECKED_ROWS]
     q = None if draft_logits is None else draft_logits[:CHECKED_ROWS]
-    ours = make_step(case, *some, q).verify(case.method)
-    on_cpu = make_step(case, *(tensor.cpu() for tensor in some), None if q is None else q.cpu())
+    ours = make_step(case, some, ids, q).verify(case.method)
+    on_cpu = make_step(case, some.cpu(), ids.cpu(), None if q is None else q.cpu())
     plain = on_cpu.verify(case.method)
     return int((ours.token_ids.cpu() != plain.token_ids).any(1).sum())
 
 
 def figures() -> Iterator[dict[str, Any]]:
-    """All of them, in one run."""
+    """All figures, in one run."""
     gb_per_s = copy_gb_per_s()
     print(f"copy {gb_per_s:.0f} GB/s", flush=True)
     for case in CASES:

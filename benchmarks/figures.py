@@ -24,11 +24,11 @@ from benchmarks.shapes import BIG, weight_bytes, write_shape
 from benchmarks.workloads import make_workload
 
 PRODUCT_TFLOPS = 790
-"""Of large bfloat16 products on an H200, measured with random data."""
+"""The rate of large bfloat16 products on an H200, measured with random data."""
 COPY_GB_PER_S = 4298
 VOCAB_SIZE = 151936
 MUSTS = {"greedy": 60_000.0, "mixed": 25_000.0}
-"""Tokens a second of 0.6B over HTTP."""
+"""Tokens a second that the 0.6B shape must reach over HTTP."""
 WORKLOADS = ("single", "greedy", "mixed", "poisson", "topkp", "sampled", "burst")
 """Logprobs and scores have figures of their own: `benchmarks.scoring_figures`."""
 SERVER_FLAGS = (
@@ -54,7 +54,7 @@ def figure(
 
 
 def engine_figures(shape: str) -> Iterator[Figure]:
-    """What one shape does without HTTP."""
+    """The figures of one shape without HTTP."""
     # What rests on the plainest sampling comes first.
     workloads = ["single", "greedy"] + ([] if shape == BIG else ["mixed", "topkp", "logprobs"])
     command = f"python -m benchmarks.bench_engine --shape {shape}"
@@ -68,7 +68,7 @@ def engine_figures(shape: str) -> Iterator[Figure]:
 
 
 def _check(row: dict[str, Any]) -> str:
-    """What was compared; raises where it failed."""
+    """Say what was compared; raises where the comparison failed."""
     if not row["passed"]:
         raise RuntimeError(f"greedy tokens are wrong: {row}")
     return f"{_agreement(row)}; none of 256 requests differs from the engine without graphs"
@@ -101,7 +101,7 @@ def _figures_of(shape: str, name: str, row: dict[str, Any]) -> Iterator[Figure]:
 
 
 def serving_figures(shape: str) -> Iterator[Figure]:
-    """One shape behind HTTP with random weights; of the small one, starts too, cold and warm."""
+    """The figures of one shape over HTTP, with random weights; for the small one its starts too."""
     with tempfile.TemporaryDirectory() as folder:
         model = str(write_shape(shape, Path(folder) / "model"))
         os.environ["TRITON_CACHE_DIR"] = str(Path(folder) / "triton")
@@ -132,7 +132,7 @@ def _start(shape: str, name: str, seconds: float) -> Figure:
 
 
 def _check_over_http(url: str, model: str) -> str:
-    """Greedy tokens of eight requests at once beside transformers' logits for the same weights."""
+    """Compare greedy tokens of eight requests at once with transformers' for the same weights."""
     bodies = make_workload("greedy", VOCAB_SIZE, seed=99)[:8]
     replies = asyncio.run(complete(url, [body | {"return_token_ids": True} for body in bodies]))
     tokens = {i: reply["choices"][0]["token_ids"] for i, reply in enumerate(replies)}

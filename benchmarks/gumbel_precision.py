@@ -43,7 +43,7 @@ from sampling.selftest.tails import (
 
 CPU_FLOAT32_DRAWS = 2_500_000
 LOWEST = 2.0**-24
-"""CUDA's `exponential_` turns a uniform that rounds to 1 into this: nothing is below it."""
+"""The least exponential of CUDA's `exponential_`, made of a uniform that rounds to 1."""
 
 
 class Line(NamedTuple):
@@ -60,7 +60,7 @@ class Line(NamedTuple):
 
 
 Winners = Callable[[Tensor, int], Tensor]
-"""Logits float32 [tokens] and a number of draws to the tokens drawn, int64 [draws]."""
+"""A function of logits float32 [tokens] and a number of draws; gives the tokens, int64 [draws]."""
 
 
 def float32_exponentials(logits: Tensor, n: int) -> Tensor:
@@ -83,7 +83,7 @@ FLOAT32 = {"float32 exponentials": float32_exponentials, "float32 Gumbel": float
 
 
 def count_float32(noise: str, case: TailCase, draws: int, device: torch.device) -> Line:
-    """Draw by draw; tokens of probability 0 are left out, since they cannot win."""
+    """Count wins draw by draw; tokens of probability 0 are left out, since they cannot win."""
     logits = case.logits()
     logits = logits[logits > -torch.inf].to(device)
     size = (1 << 30 if device.type == "cuda" else 1 << 22) // len(logits)
@@ -95,7 +95,7 @@ def count_float32(noise: str, case: TailCase, draws: int, device: torch.device) 
 
 
 def count_ours(noise: str, path: str, draw: Draws, case: TailCase, seed: int) -> Line:
-    """Draw by draw, with a fresh seed."""
+    """Count wins of the sampler's own race draw by draw, with a fresh seed."""
     size, logits, observed = 1 << 22, case.logits(), 0
     for first in range(0, case.draws, size):
         positions = torch.arange(first, min(first + size, case.draws))
@@ -104,14 +104,14 @@ def count_ours(noise: str, path: str, draw: Draws, case: TailCase, seed: int) ->
 
 
 def replay_ours(noise: str, path: str, draw: Draws, case: TailCase, purpose: Purpose) -> Line:
-    """The draws that a rare token wins by the noise contract, out of all `case.draws`."""
+    """Count the draws, out of all `case.draws`, that a rare token wins by the noise contract."""
     positions, tokens = wins(case, purpose)
     observed = int((draw(case.logits(), positions, SEED) == tokens).sum())
     return _line(noise, path, case.name, case.draws, case.probability, observed, "replayed")
 
 
 def replay_acceptance(noise: str, path: str, draw: Draws) -> Line:
-    """The same for acceptances of a draft with probability 1 / (1 + e^19)."""
+    """Count acceptances of a draft with probability 1 / (1 + e^19) in the same way."""
     logits = torch.tensor([0.0, -ACCEPT_GAP])
     observed = int(draw(logits, torch.tensor(ACCEPTED + REFUSED), SEED).sum())
     probability = float(torch.softmax(logits.double(), 0)[1])
@@ -127,7 +127,7 @@ def _line(
 
 
 def measure(device: torch.device, full: bool, seed: int) -> Iterator[Line]:
-    """Every line of the table, the float32 methods first."""
+    """Yield every line of the table, the float32 methods first."""
     for noise in FLOAT32:
         for case in CASES if full else (TOKENS,):
             draws = case.draws if full else CPU_FLOAT32_DRAWS

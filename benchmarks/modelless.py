@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -63,7 +64,7 @@ class _ScoringStep:
 
 
 class _Runner:
-    """Steps end one after the other, like those of a stream."""
+    """A runner whose steps end one after the other, like those of a CUDA stream."""
 
     def __init__(self) -> None:
         self.rows_by_path: dict[str, int] = {}
@@ -82,7 +83,7 @@ class _Runner:
 
 
 def _logprobs(count: int, num_top: int, num_explicit: int) -> LogprobArrays:
-    """Values as those of random weights are: small, and the chosen one hardly ever at the top."""
+    """Logprobs like those of random weights: small, and the chosen one hardly ever at the top."""
     values = -5 - 10 * np.random.rand(count, 1 + num_top + num_explicit).astype(np.float32)
     return LogprobArrays(
         chosen=values[:, 0],
@@ -108,14 +109,21 @@ def _engine(config: EngineConfig) -> Engine:
     return Engine(config, info, _Runner())
 
 
+_PROGRAM = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); import runpy; "
+    "runpy.run_module('benchmarks.modelless', run_name='__main__', alter_sys=True)"
+)
+"""The engine process finds no modules where it is started, so it is told where they are."""
+
+
 def main() -> int:
-    """The server, or where the server starts it as such, its engine process."""
+    """Run the server or, where the server starts this module as such, its engine process."""
     if sys.argv[1] == "--engine":
         sys.argv.pop(1)
         # In the place of the module that imports torch.
         sys.modules["engine.startup.build"] = SimpleNamespace(build_engine=_engine)  # type: ignore[assignment]
         return process.main()
-    client.COMMAND = (sys.executable, "-m", "benchmarks.modelless", "--engine")  # type: ignore[assignment]
+    client.COMMAND = (sys.executable, "-c", _PROGRAM, "--engine")
     return cli.main(["serve", *sys.argv[1:]])
 
 

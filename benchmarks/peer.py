@@ -23,6 +23,10 @@ class ModuleWeights:
     def fill(self, target: torch.Tensor, name: str) -> None:
         target.copy_(self._parameters[name].data)
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        parameter = self._parameters.get(name)
+        return None if parameter is None else tuple(parameter.shape)
+
     def finish(self) -> None:
         pass
 
@@ -37,6 +41,9 @@ class _Copied:
     def fill(self, target: torch.Tensor, name: str) -> None:
         self._source.fill(target, name)
         self._parameters[name].data.copy_(target)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._source.shape(name)
 
     def finish(self) -> None:
         pass
@@ -63,24 +70,24 @@ def dummy_peer(folder: str, device: torch.device) -> Any:
 
 @torch.inference_mode()
 def peer_step_ms(peer: Any, rows: int, context: int) -> float:
-    """GPU-side time of one of transformers' own decode steps with its dynamic cache."""
+    """Milliseconds of one of transformers' own decode steps with its dynamic cache, on the GPU."""
     cache = DynamicCache()
     ids = torch.randint(1000, 100_000, (rows, context), device=peer.device)
     peer(ids, past_key_values=cache, logits_to_keep=1)
     times = []
     for _ in range(8):
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before.record()
         peer(ids[:, :1], past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
         after.record()
         torch.cuda.synchronize()
-        times.append(before.elapsed_time(after))
+        times.append(float(before.elapsed_time(after)))
     return round(statistics.median(times), 3)
 
 
 @torch.inference_mode()
 def agreement(peer: Any, bodies: list[Body], tokens: dict[int, list[int]]) -> dict[str, Any]:
-    """How far greedy tokens are from transformers' choice, given the tokens before them.
+    """Measure how far greedy tokens are from transformers' choice, given the tokens before them.
 
     Returns:
         worst_gap: to the highest logit, in standard deviations of the logits.

@@ -39,7 +39,7 @@ PACKAGES = ("torch", "triton", "flashinfer-python", "transformers")
 
 
 def trees(args: argparse.Namespace) -> dict[str, str]:
-    """Git tree ids of what is measured."""
+    """The git tree ids of what is measured."""
     given = {"sampling": args.sampling_tree, "engine": args.engine_tree}
     command = ["git", "rev-parse"]
     return {
@@ -49,7 +49,7 @@ def trees(args: argparse.Namespace) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages the figures depend on."""
+    """Versions of the packages that the figures depend on."""
     found = {}
     for name in PACKAGES:
         try:
@@ -75,7 +75,7 @@ def write(output: Path, made: list[Figure], measured_on: dict[str, str]) -> None
 
 
 def report(made: list[Figure]) -> bool:
-    """Print the figures; whether all are what they must be."""
+    """Print the figures; return whether all are what they must be."""
     passed = True
     for each in made:
         value, must = each["value"], each["must"]

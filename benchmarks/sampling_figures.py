@@ -7,21 +7,22 @@ from typing import Any
 
 from benchmarks import bench_sampling, gumbel_precision
 from benchmarks.gumbel_precision import Line
+from sampling.selftest.statistics import poisson
 
 COMMAND = "python -m benchmarks.gumbel_precision --full"
 ODDS = 1e-8
-"""Of a false alarm, for each count of rare tokens."""
+"""Odds of a false alarm, for each count of rare tokens."""
 
 
 def sampling_figures() -> Iterator[dict[str, Any]]:
-    """All of them, on one GPU in one run."""
+    """All figures of the sampler, on one GPU in one run."""
     yield from bench_sampling.figures()
     for line in gumbel_precision.measure(bench_sampling.DEVICE, full=True, seed=1):
         yield tail_figure(line)
 
 
 def tail_figure(line: Line) -> dict[str, Any]:
-    """How many rare tokens won; of float32 noise nothing is asked."""
+    """The figure of a count of rare tokens; float32 noise need not reach any."""
     return {
         "name": f"tail: {line.noise}, {line.path}, {line.case}, {line.how}",
         "value": line.observed,
@@ -37,6 +38,6 @@ def tail_figure(line: Line) -> dict[str, Any]:
 def least_wins(line: Line) -> int:
     """The fewest wins that chance gives at odds of `ODDS`, by the same test as the count's."""
     count = int(line.expected)
-    while count > 0 and gumbel_precision.poisson(count - 1, line.expected, ODDS).p_value >= ODDS:
+    while count > 0 and poisson(count - 1, line.expected, ODDS).p_value >= ODDS:
         count -= 1
     return count

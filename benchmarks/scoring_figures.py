@@ -16,7 +16,7 @@ CHECK = (
 
 
 def scoring_figures(shape: str) -> Iterator[Figure]:
-    """Of one shape; the large one is only asked how separate requests do."""
+    """The figures of one shape; for the large one only those of separate requests."""
     workloads = "score" if shape == BIG else bench_scoring.WORKLOADS
     found = bench_scoring.measurements(shape, workloads.split(","))
     command = f"python -m benchmarks.bench_scoring --shape {shape} --workloads {workloads}"

@@ -42,7 +42,7 @@ BIG = "qwen3-8b"
 
 
 def write_shape(name: str, folder: Path) -> Path:
-    """A folder with the config of a shape and a tokenizer of its vocabulary size."""
+    """Write a folder with the config of a shape and a tokenizer of its vocabulary size."""
     config = QWEN3 | SHAPES[name]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
@@ -51,7 +51,7 @@ def write_shape(name: str, folder: Path) -> Path:
 
 
 def _write_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Bytes, and as many words that no text holds as the vocabulary has room for."""
+    """Write a tokenizer of bytes that fills its vocabulary up with words no text holds."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokens = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
@@ -77,7 +77,7 @@ def weight_bytes(name: str) -> int:
     q_width = shape["num_attention_heads"] * shape["head_dim"]
     kv_width = shape["num_key_value_heads"] * shape["head_dim"]
     layer = hidden * (2 * q_width + 2 * kv_width + 3 * inner)
-    return 2 * (shape["num_hidden_layers"] * layer + shape["vocab_size"] * hidden)
+    return int(2 * (shape["num_hidden_layers"] * layer + shape["vocab_size"] * hidden))
 
 
 def cache_bytes_per_token(name: str) -> int:

@@ -32,7 +32,7 @@ SETTINGS = ((0.0, "greedy"), (0.7, "greedy"), (0.7, "gumbel"), (1.0, "greedy"), 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What steps of k drafts came to.
+    """How many drafts the steps of a measurement accepted.
 
     Attributes:
         num_steps: steps walked.

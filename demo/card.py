@@ -112,7 +112,7 @@ that text; that licence applies to them.
 
 
 def draw_sample(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int) -> str:
-    """What the model makes of PROMPT as the start of a file, without its last, cut line."""
+    """The model's continuation of PROMPT as the start of a file, without its last, cut line."""
     prompt = tokenizer.encode(END_OF_TEXT + PROMPT).ids
     torch.manual_seed(seed)
     ids = model.generate(

@@ -32,7 +32,7 @@ Entries = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def head_config() -> LlamaConfig:
-    """1.11M parameters, 2.2 MB in bfloat16; what it shares with the target has the same shape."""
+    """The head's shape: 1.11M parameters, 2.2 MB in bfloat16; its width is the target's."""
     config = model_config()
     config.num_hidden_layers = 1
     config.intermediate_size = INTERMEDIATE_SIZE
@@ -70,11 +70,12 @@ class HeadAttention(nn.Module):
         else:
             mask = visible_entries(x.shape[1], len(entries) - 1, x.device)
             out = scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        projected: torch.Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return projected
 
 
 def visible_entries(length: int, step: int, device: torch.device) -> torch.Tensor:
-    """Which entries the query at position i of a draft step sees: bool [T, (step + 1) * T]."""
+    """The entries that the query at position i of a draft step sees: bool [T, (step + 1) * T]."""
     behind = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
     made = [behind == step - m for m in range(1, step + 1)]
     return torch.cat([behind >= step, *made], dim=1)
@@ -93,7 +94,8 @@ class HeadLayer(nn.Module):
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], entries: Entries
     ) -> torch.Tensor:
         x = x + self.self_attn(x, rotation, entries)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        added: torch.Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + added
 
 
 class EagleHead(nn.Module):
@@ -109,7 +111,7 @@ class EagleHead(nn.Module):
     def rollout(
         self, embeddings: torch.Tensor, features: torch.Tensor, num_steps: int
     ) -> list[torch.Tensor]:
-        """What each of `num_steps` draft steps gives at each position, [B, T, H] a step.
+        """The outputs of `num_steps` draft steps at each position, [B, T, H] a step.
 
         The output of step j at position i stands for f[i + 1] and is drafted with true features
         up to i - j; at i < j it means nothing.

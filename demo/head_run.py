@@ -1,11 +1,11 @@
-"""What a training run of the EAGLE head is asked to do, and how it went."""
+"""The settings of a training run of the EAGLE head, and its outcome."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """What a run depends on besides corpus and target; each field is a flag. Rates are peaks."""
+    """Settings of a run besides corpus and target; each field is a flag. Rates are peaks."""
 
     steps: int = 4000
     batch_tokens: int = 16384

@@ -19,7 +19,7 @@ CONTEXT_TOKENS = 2048
 
 
 def model_config() -> LlamaConfig:
-    """4.46M parameters, 8.9 MB in bfloat16; head dimension 64, two query heads a KV head."""
+    """The model's shape: 4.46M parameters, 8.9 MB in bfloat16, heads of 64, two a KV head."""
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=256,

@@ -1,11 +1,11 @@
-"""What a training run is asked to do, and how it went."""
+"""The settings of a training run, and its outcome."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run depends on besides the corpus; each field is a flag. Rates are peaks."""
+    """Settings of a run besides the corpus; each field is a flag. Rates are peaks."""
 
     steps: int = 10000
     batch_size: int = 64  # windows of the model's context

@@ -32,7 +32,7 @@ from demo.tokens import (
 
 
 def build_optimizers(model: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for the (tied) embedding and the norms."""
+    """Make the optimizers: Muon for the layers' matrices, AdamW for (tied) embedding and norms."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and ".layers." in name]
     others = [p for name, p in named if p.ndim != 2 or ".layers." not in name]
@@ -44,7 +44,7 @@ def build_optimizers(model: nn.Module, settings: Settings) -> list[torch.optim.O
 
 
 def rate_factor(step: int, settings: Settings | HeadSettings) -> float:
-    """Trapezoid: up over the warm-up, flat, down to zero over the cool-down."""
+    """The rate of a step as a share of its peak: up in the warm-up, flat, down in the cool-down."""
     done = step / settings.steps
     rising = (step + 1) / (settings.warmup * settings.steps)
     return min(1.0, rising, (1.0 - done) / settings.cooldown)
@@ -72,9 +72,10 @@ def train(model: LlamaForCausalLM, corpus: EncodedCorpus, settings: Settings) ->
         model.train()
         with autocast():
             loss = loss_of(model, next(batches).to(model.device))
-        loss.backward()
-        for stage in (*optimizers, *schedules):
-            stage.step()
+        torch.autograd.backward(loss)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         model.zero_grad()
         if step % max(1, settings.steps // settings.evaluations) == 0:
             with autocast():
@@ -87,7 +88,7 @@ def train(model: LlamaForCausalLM, corpus: EncodedCorpus, settings: Settings) ->
 
 
 def parse_arguments() -> tuple[argparse.Namespace, Settings]:
-    """The flags: files here, and one flag for each field of Settings."""
+    """Parse the flags: files, and one flag for each field of Settings."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
     parser.add_argument("--collect", type=Path, help="only write the corpus archive to this file")
     parser.add_argument("--corpus", type=Path, help="archive; default: this interpreter's library")

@@ -94,7 +94,7 @@ class HeadTrainer:
 
 
 def build_optimizers(head: nn.Module, settings: HeadSettings) -> list[torch.optim.Optimizer]:
-    """Muon for matrices, AdamW for norms."""
+    """Make the optimizers: Muon for matrices, AdamW for norms."""
     matrices = [p for p in head.parameters() if p.ndim == 2]
     others = [p for p in head.parameters() if p.ndim != 2]
     return [
@@ -109,7 +109,7 @@ def write_windows(
     settings: HeadSettings,
     window_tokens: int = WINDOW_TOKENS,
 ) -> torch.Tensor:
-    """The target's own text, int64 [written_windows, window_tokens + 1]."""
+    """Let the target write windows of text, int64 [written_windows, window_tokens + 1]."""
     generator = torch.Generator().manual_seed(settings.seed)
     pieces = training_batches(
         corpus.training, PROMPT_TOKENS - 1, settings.written_windows, generator
@@ -138,7 +138,7 @@ def batches(
     short, long = cut(WINDOW_TOKENS), cut(CONTEXT_TOKENS)
     while True:
         order = torch.randperm(len(written), generator=generator)
-        for i, picked in enumerate(order.split(settings.batch_tokens // WINDOW_TOKENS)):
+        for i, picked in enumerate(torch.split(order, settings.batch_tokens // WINDOW_TOKENS)):
             yield written[picked]
             yield next(long if i % 2 else short)
 
@@ -146,7 +146,7 @@ def batches(
 def train(
     trainer: HeadTrainer, head: EagleHead, data: Iterator[torch.Tensor], settings: HeadSettings
 ) -> float:
-    """Run all steps, changing the head in place; seconds it took."""
+    """Run all steps, changing the head in place; returns the seconds it took."""
     device = head.fc.weight.device
     autocast = functools.partial(torch.autocast, device.type, torch.bfloat16, device.type == "cuda")
     optimizers = build_optimizers(head, settings)
@@ -157,9 +157,10 @@ def train(
         windows = next(data).to(device, non_blocking=True)
         with autocast():
             loss = trainer(windows)
-        loss.backward()
-        for stage in (*optimizers, *schedules):
-            stage.step()
+        torch.autograd.backward(loss)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
         head.zero_grad()
         if step % max(1, settings.steps // 20) < 2:  # one of the corpus, one of its own text
             seconds = time.monotonic() - started
@@ -168,7 +169,7 @@ def train(
 
 
 def parse_arguments() -> tuple[argparse.Namespace, HeadSettings]:
-    """The flags: files here, and one flag for each field of HeadSettings."""
+    """Parse the flags: files, and one flag for each field of HeadSettings."""
     parser = argparse.ArgumentParser(description="Train the demo model's EAGLE head.")
     parser.add_argument("--corpus", type=Path, help="archive; default: this interpreter's library")
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="the target's folder")

@@ -18,10 +18,10 @@ CONTRACTS = {
         *("reference", "rows", "triton_support"),
     },
     "engine": {
-        *("batch", "blocks", "buffers", "config", "errors", "plan", "request", "rows"),
-        *("speculative_config", "stats", "submission", "contracts"),
+        *("batch", "blocks", "buffers", "config", "errors", "logs", "plan", "request"),
+        *("progress", "rows", "speculative_config", "stats", "submission", "contracts"),
     },
-    "server": {"config", "errors", "metrics", "version"},
+    "server": {"config", "engine_metrics", "errors", "metrics", "version"},
 }
 """Modules that every room of their package may import; a folder stands for all in it. They import
 one another and what is below their package, never a room."""
@@ -32,11 +32,11 @@ ROOMS = {
     ),
     "engine": (
         *("kernels", "attention", "models.checkpoint", "models.fused", "models.fallback"),
-        *("models", "speculation", "planning", "scoring", "engine", "runner", "startup"),
+        *("models", "speculation", "runner", "scoring", "planning", "engine", "startup"),
         *("process", "client"),
     ),
     "server": (
-        *("schema", "text", "http", "completions", "scoring", "context", "routes", "app"),
+        *("schema", "text", "http", "completions", "chat", "scoring", "context", "routes", "app"),
         *("command", "cli"),
     ),
 }

@@ -1,5 +1,7 @@
 """The EAGLE head's rollout against drafting one token after another."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -40,7 +42,7 @@ def test_rollout_is_drafting_at_every_position(head: EagleHead) -> None:
             known = torch.cat([known, newest], dim=1)
 
 
-def test_a_saved_head_loads(head: EagleHead, tmp_path) -> None:
+def test_a_saved_head_loads(head: EagleHead, tmp_path: Path) -> None:
     save_head(head, tmp_path)
     loaded = load_head(tmp_path)
     for name, parameter in loaded.named_parameters():

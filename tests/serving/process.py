@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import psutil
@@ -49,11 +50,21 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def serve(*flags: str, ready_s: float = 90.0) -> Iterator[Server]:
-    """Start `tailrace serve` with the demo model and wait until it is ready."""
+def serve(
+    *flags: str,
+    ready_s: float = 240.0,
+    program: Sequence[str | Path] = (sys.executable, "-m", "server.cli"),
+    folder: Path | None = None,
+) -> Iterator[Server]:
+    """Start `tailrace serve` with the demo model and wait until it is ready.
+
+    Args:
+        program: what `tailrace` is.
+        folder: where it is started.
+    """
     port = free_port()
-    command = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--device", "cpu"]
-    process = subprocess.Popen([*command, *flags], text=True)
+    command = [*program, "serve", "--port", str(port), "--device", "cpu", *flags]
+    process = subprocess.Popen(command, text=True, cwd=folder)
     server = Server(process, f"http://127.0.0.1:{port}")
     try:
         deadline = time.monotonic() + ready_s

@@ -21,7 +21,7 @@ CHECKS = (
 def test_schemathesis_finds_nothing() -> None:
     fuzzer = Path(sys.executable).with_name("schemathesis")
     with serve() as server:
-        command = [fuzzer, "run", f"{server.url}/openapi.json", "--checks", CHECKS]
+        command = [str(fuzzer), "run", f"{server.url}/openapi.json", "--checks", CHECKS]
         options = ["--max-examples", "150", "--seed", "1", "--no-color"]
         suppressed = ["--suppress-health-check", "all", "--request-timeout", "120"]
         done = subprocess.run(

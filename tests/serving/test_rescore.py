@@ -35,8 +35,8 @@ CASES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """Few tokens a step and few blocks, so that chunks and preemptions happen."""
-    flags = ("--max-num-batched-tokens", "64", "--max-num-seqs", "24")
-    flags += ("--max-model-len", "256", "--num-gpu-blocks-override", "40")
+    flags = ["--max-num-batched-tokens", "64", "--max-num-seqs", "24"]
+    flags += ["--max-model-len", "256", "--num-gpu-blocks-override", "40"]
     with serve(*flags, ready_s=300.0) as server:
         yield server
 

@@ -45,7 +45,7 @@ def cases() -> list[Case]:
     model = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32).eval()
 
     def ids(low: int, high: int) -> list[int]:
-        return rng.integers(10, 8000, int(rng.integers(low, high + 1))).tolist()
+        return [int(token) for token in rng.integers(10, 8000, rng.integers(low, high + 1))]
 
     made: list[Case] = []
     while len(made) < NUM_CASES:
@@ -141,7 +141,7 @@ def test_nothing_is_generated_and_neighbours_are_unharmed(
 ) -> None:
     """Bad requests beside good ones and beside a completion."""
     group = _groups(cases)[0]
-    bad = [
+    bad: list[dict[str, Any]] = [
         {"items": [[5] * 3000]},
         {"label_token_ids": [8192]},
         {"label_token_ids": [-1]},

@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import openai
@@ -41,8 +42,8 @@ def test_greedy_text_is_that_of_transformers(server: Server) -> None:
 
 
 def test_streams_and_async_give_the_same(server: Server) -> None:
-    fields = {"model": "demo", "prompt": PROMPT, "max_tokens": 32, "seed": 5, "n": 2}
-    fields["model"] = server.client.models.list().data[0].id
+    model = server.client.models.list().data[0].id
+    fields: dict[str, Any] = {"model": model, "prompt": PROMPT, "max_tokens": 32, "seed": 5, "n": 2}
     whole = server.client.completions.create(**fields)
     joined = {0: "", 1: ""}
     for chunk in server.client.completions.create(**fields, stream=True):
@@ -51,7 +52,8 @@ def test_streams_and_async_give_the_same(server: Server) -> None:
 
     async def ask() -> openai.types.Completion:
         async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
-            return await client.completions.create(**fields)
+            reply: openai.types.Completion = await client.completions.create(**fields)
+            return reply
 
     again = asyncio.run(ask())
     texts = [choice.text for choice in whole.choices]
@@ -101,8 +103,9 @@ def test_logprobs_of_output_and_prompt_agree_with_transformers(server: Server) -
     want = table[:-1].gather(1, ids[0, 1:, None])[:, 0].tolist()
     assert choice.logprobs is not None
     assert choice.logprobs.token_logprobs is not None
-    assert choice.logprobs.token_logprobs[0] is None
-    assert choice.logprobs.token_logprobs[1:] == pytest.approx(want, abs=1e-4)
+    values: list[float | None] = [*choice.logprobs.token_logprobs]
+    assert values[0] is None
+    assert values[1:] == pytest.approx(want, abs=1e-4)
 
 
 def test_errors_map_to_exception_classes(server: Server) -> None:

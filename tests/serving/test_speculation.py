@@ -24,23 +24,19 @@ def speculation(**fields: object) -> str:
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Server]:
-    with serve(ready_s=240) as server:
+    with serve() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def standard() -> Iterator[Server]:
-    with serve(
-        "--speculative-config", speculation(draft_sample_method="gumbel"), ready_s=240
-    ) as server:
+    with serve("--speculative-config", speculation(draft_sample_method="gumbel")) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def coupled() -> Iterator[Server]:
-    with serve(
-        "--speculative-config", speculation(rejection_sample_method="coupled"), ready_s=240
-    ) as server:
+    with serve("--speculative-config", speculation(rejection_sample_method="coupled")) as server:
         yield server
 
 
@@ -48,7 +44,8 @@ def ask(server: Server, **fields: Any) -> dict[str, Any]:
     body = {"prompt": PROMPT, "max_tokens": 40} | fields
     reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
     assert reply.status_code == 200, reply.text
-    return reply.json()
+    answer: dict[str, Any] = reply.json()
+    return answer
 
 
 def stream(server: Server, **fields: Any) -> list[dict[str, Any]]:

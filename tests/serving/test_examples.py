@@ -1,0 +1,60 @@
+"""The examples of the README and of `examples/` run as they are written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.process import Server, serve
+
+ROOT = Path(__file__).parent.parent.parent
+BLOCKS = re.findall(
+    r"^```(python|sh)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL
+)
+URL = "http://127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve() as server:
+        yield server
+
+
+def printed(command: list[str], folder: Path) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_readme_has_examples() -> None:
+    assert [kind for kind, _ in BLOCKS].count("python") == 2
+    assert [kind for kind, _ in BLOCKS].count("sh") == 2
+    assert all(URL in code for _, code in BLOCKS)
+
+
+@pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "python"])
+def test_python_of_the_readme(code: str, server: Server, tmp_path: Path) -> None:
+    output = printed([sys.executable, "-c", code.replace(URL, server.url)], tmp_path)
+    assert len(output.split()) > 3
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "sh"])
+def test_curl_of_the_readme(code: str, server: Server, tmp_path: Path) -> None:
+    output = printed(["bash", "-c", code.replace(URL, server.url)], tmp_path)
+    assert '"usage":{' in output
+    assert '"error"' not in output
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
+def test_examples(path: Path, tmp_path: Path) -> None:
+    prompt = "import os\n\n\ndef walk("
+    output = printed([sys.executable, str(path), prompt], tmp_path)
+    assert output.startswith(prompt)
+    assert len(output) > len(prompt) + 10
