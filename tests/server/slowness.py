@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -25,10 +26,18 @@ def slowness() -> float:
 
 
 def fastest(work: Callable[[], object], attempts: int = 12) -> float:
-    """The least processor time of some attempts, in seconds."""
+    """The least processor time of some attempts, in seconds, without what a tracer costs.
+
+    Where coverage is counted, every line of the server is traced.
+    """
     times = []
-    for _ in range(attempts):
-        began = time.thread_time()
-        work()
-        times.append(time.thread_time() - began)
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    try:
+        for _ in range(attempts):
+            began = time.thread_time()
+            work()
+            times.append(time.thread_time() - began)
+    finally:
+        sys.settrace(tracer)
     return min(times)
