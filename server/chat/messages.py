@@ -33,7 +33,7 @@ def _template_message(message: ChatMessage, where: str, knows_developer: bool) -
     if role == DEVELOPER and not knows_developer:
         role = "system"
     found: Message = {"role": role}
-    content = _text(message.content)
+    content = content_text(message.content)
     if content is None and message.refusal is not None:
         content = message.refusal
     if content is not None:
@@ -52,7 +52,8 @@ def _template_message(message: ChatMessage, where: str, knows_developer: bool) -
     return found
 
 
-def _text(content: str | list[TextPart] | None) -> str | None:
+def content_text(content: str | list[TextPart] | None) -> str | None:
+    """A message's content as one text."""
     if isinstance(content, list):
         return "\n".join(part.text for part in content)
     return content

@@ -7,7 +7,7 @@ from typing import Any
 
 from engine.config import EngineInfo
 from engine.request import Int32Array
-from server.chat.messages import template_messages
+from server.chat.messages import content_text, template_messages
 from server.chat.template import RESERVED_KWARGS, ChatTemplate, Conversation
 from server.completions.params import num_top
 from server.completions.prepare import PreparedRequest, prepare_request
@@ -129,7 +129,6 @@ def _max_tokens(body: ChatRequest) -> int | None:
 def echoed_text(body: ChatRequest) -> str:
     """What `echo` puts in front of the reply: the last message, if it is an assistant's."""
     last = body.messages[-1]
-    if not body.echo or last.role != "assistant" or last.content is None:
+    if not body.echo or last.role != "assistant":
         return ""
-    content = last.content
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+    return content_text(last.content) or ""

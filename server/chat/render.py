@@ -11,10 +11,8 @@ from server.chat.logprobs import CONTENT, MARKUP, ChatLogprobWriter
 from server.completions.choice import Piece
 from server.completions.logprobs import Columns
 from server.completions.prepare import PreparedRequest
-from server.completions.render import Renderer
+from server.completions.render import PLAIN_END, Renderer
 from server.text.tokenizer import Tokenizer
-
-_PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
 
 
 class ChatRenderer(Renderer):
@@ -40,7 +38,7 @@ class ChatRenderer(Renderer):
         form = self._form
         if piece.finish_reason is None and not form.shows_tokens and not piece.first:
             delta = orjson.dumps(piece.text)
-            return b'{"index":%d,"delta":{"content":%b}%b' % (index, delta, _PLAIN_END)
+            return b'{"index":%d,"delta":{"content":%b}%b' % (index, delta, PLAIN_END)
         return orjson.dumps(self.choice(index, prompt_idx, piece))
 
     def _words(self, prompt_idx: int, first: Piece, text: str) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from server.completions.prepare import PreparedRequest
 from server.text.tokenizer import Tokenizer
 
 _NO_VALUES = np.zeros(0, dtype=np.float32)
-_PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
+PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
 INLINE_VALUES = 512
 """Replies of fewer values are rendered on the event loop: many may be due in one turn of it, but to
 hand each of them to a thread and back takes as long."""
@@ -94,7 +94,7 @@ class Renderer:
         form = self._form
         with_prompt = piece.first and form.shows_prompt
         if piece.finish_reason is None and not form.shows_tokens and not with_prompt:
-            return b'{"index":%d,"text":%b%b' % (index, orjson.dumps(piece.text), _PLAIN_END)
+            return b'{"index":%d,"text":%b%b' % (index, orjson.dumps(piece.text), PLAIN_END)
         return orjson.dumps(self.choice(index, prompt_idx, piece))
 
     def _words(self, prompt_idx: int, first: Piece, text: str) -> dict[str, Any]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from server.schema.replies import (
     DraftMetrics,
-    ExplicitLogprobs,
+    GeneratedChoice,
     PackedLogprobs,
-    PromptExplicitLogprobs,
     Usage,
 )
 
@@ -59,21 +58,11 @@ class ReplyMessage(BaseModel):
     refusal: None
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(GeneratedChoice):
     """One reply. Optional fields are present where they were asked for."""
 
-    index: int
     message: ReplyMessage
     logprobs: ChatLogprobs | PackedLogprobs | None
-    finish_reason: Literal["stop", "length"] | None
-    stop_reason: str | int | None = Field(
-        description="The stop string or stop id that ended the choice; null for the end of text."
-    )
-    logprob_token_ids: ExplicitLogprobs | None = None
-    prompt_logprob_token_ids: PromptExplicitLogprobs | None = None
-    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | PackedLogprobs | None = None
-    token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class ChatReply(BaseModel):

@@ -103,12 +103,10 @@ class PromptExplicitLogprobs(ExplicitLogprobs):
     start: int
 
 
-class CompletionChoice(BaseModel):
-    """One continuation. Optional fields are present where they were asked for."""
+class GeneratedChoice(BaseModel):
+    """What choices of completions and of chats have in common."""
 
     index: int
-    text: str
-    logprobs: Logprobs | PackedLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None = Field(
         description="The stop string or stop id that ended the choice; null for the end of text."
@@ -118,6 +116,13 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | PackedLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+
+
+class CompletionChoice(GeneratedChoice):
+    """One continuation. Optional fields are present where they were asked for."""
+
+    text: str
+    logprobs: Logprobs | PackedLogprobs | None
 
 
 class DraftMetrics(BaseModel):
