@@ -25,22 +25,38 @@ class SamplingBatch:
     # int32 [n] on the device, how many drafts stand in the history right before the token to
     # draw, not counted by the penalties yet; None where no row has drafts.
     depths: Tensor | None = None
+    # int32 [n] on the device, slot in `SamplingRows.grammar_masks`, -1 where every id is allowed;
+    # None where no row has a mask.
+    mask_slots: Tensor | None = None
 
     def select(self, index: Tensor) -> SamplingBatch:
         """The logit rows `index` int64 [m] of a batch on the CPU."""
-        depths = None if self.depths is None else self.depths[index]
-        rows_np = self.rows_np[index.numpy()]
-        return SamplingBatch(self.rows[index], self.positions[index], rows_np, self.needs, depths)
+        return SamplingBatch(
+            self.rows[index],
+            self.positions[index],
+            self.rows_np[index.numpy()],
+            self.needs,
+            None if self.depths is None else self.depths[index],
+            None if self.mask_slots is None else self.mask_slots[index],
+        )
+
+
+UNUSABLE_LOGITS = 1
+"""Code of a bad row whose raw logits hold NaN or +inf, or nothing finite."""
+
+NOTHING_ALLOWED = 2
+"""Code of a bad row whose raw logits are usable, but whose masks left no token."""
 
 
 class LogprobsOutput(NamedTuple):
-    """The logprobs reported at N positions: five columns, one row a position."""
+    """The logprobs reported at N positions: six columns, one row a position."""
 
     chosen: Tensor  # float32 [N], the chosen token's value
     ranks: Tensor  # int32 [N], the chosen token's rank, 1 for the highest
     top_ids: Tensor  # int32 [N, K], best first
     top_logprobs: Tensor  # float32 [N, K]
     explicit: Tensor  # float32 [N, J], in the order of the ids asked for
+    kept: Tensor  # float32 [N], see `paths.kept`; 0 in rows that do not ask for it
 
     @classmethod
     def concat(cls, parts: Sequence[LogprobsOutput]) -> LogprobsOutput:
@@ -67,7 +83,7 @@ class SamplerOutput(NamedTuple):
     """The tokens drawn for n logit rows, on the device; penalties have counted them."""
 
     token_ids: Tensor  # int32 [n], 0 where bad
-    bad: Tensor  # bool [n], the logits hold NaN, +inf or nothing finite
+    bad: Tensor  # uint8 [n], 0 where good, else `UNUSABLE_LOGITS` or `NOTHING_ALLOWED`
     logprobs: LogprobsOutput | None  # None where no row asks for them
 
 
@@ -93,5 +109,5 @@ class Verification(NamedTuple):
     token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
     num_new: Tensor  # int32 [R], how many stand: 1 .. 1 + k, or 0 .. k where bad
     num_accepted: Tensor  # int32 [R], how many of those are drafts
-    bad: Tensor  # bool [R], the logits of the token behind those are NaN, +inf or all -inf
+    bad: Tensor  # uint8 [R], as in `SamplerOutput`, of the logits of the token behind those
     logprobs: LogprobsOutput | None  # of the n logit rows; undefined where no token stands

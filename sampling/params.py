@@ -48,6 +48,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         logprobs: number of top tokens reported per position; None reports nothing.
         logprob_token_ids: explicit ids reported per position, duplicates kept.
         logprobs_mode: which values are reported.
+        kept_logprob: report the log of the mass that masks and filters left of the vocabulary.
+        constrained: each step brings the masks of a grammar for its rows.
     """
 
     temperature: float = 1.0
@@ -66,6 +68,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] | None = None
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    kept_logprob: bool = False
+    constrained: bool = False
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, low=0.0, high=math.inf)

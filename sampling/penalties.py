@@ -1,8 +1,9 @@
 """Repetition, presence and frequency penalties: the counts and their effect on the logits.
 
 Counts are one int32 word a token: (occurrences in the output) << 1 | (occurs in the prompt). They
-are built from the engine's token history when a row is admitted and kept up to date on the
-device by the sampler.
+are built from the engine's token history when a row is admitted (`sampling.rows` asks for them
+where its parameters need them) and kept up to date on the device by the
+sampler, on CUDA by `sampling.kernels.penalties`.
 
 The effect, in float32 with one rounding an operation, on every device (Keskar et al. 2019,
 section 4.1, for the first; OpenAI's definitions for the others):

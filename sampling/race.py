@@ -26,6 +26,7 @@ from torch import Tensor
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose, exponentials, stream
 
 MASS_ERROR = 2.0**-18
+LEAST_CUT = 2.0 * MASS_ERROR  # a smaller share of the mass cannot be told from rounding
 MAX_SCALE = 3.0e38  # 1 / T in float32; exceeded below T = 3.3e-39, where every gap is infinite
 MIN_SCALE = 2.0**-126  # below it float32 reaches 0, and a mask's -inf * 0 is NaN
 
@@ -50,7 +51,7 @@ NO_LAST = 2**31 - 1
 """A cut's token id where every token equal to its value is kept."""
 
 
-class TileStats(NamedTuple):
+class TileMasses(NamedTuple):
     """The maximum and the mass of each tile, from one pass over the logits."""
 
     maxima: Tensor  # float32 [n, tiles]
@@ -66,7 +67,7 @@ def tile_maxima(logits: Tensor) -> Tensor:
     return torch.cat([part.amax(-1) for part in _tiles(logits)], dim=1)
 
 
-def tile_stats(logits: Tensor, temperature: Tensor, cut: Cut | None = None) -> TileStats:
+def tile_masses(logits: Tensor, temperature: Tensor, cut: Cut | None = None) -> TileMasses:
     """The maximum of every tile, and the mass of what the cut keeps in it.
 
     Args:
@@ -87,18 +88,18 @@ def tile_stats(logits: Tensor, temperature: Tensor, cut: Cut | None = None) -> T
             weights *= cut.keeps(part, token_ids.view(part.shape[1:]))
         masses.append(weights.sum(-1))
         start = end
-    return TileStats(maxima, torch.cat(masses, dim=1))
+    return TileMasses(maxima, torch.cat(masses, dim=1))
 
 
-def log_sum_exp(stats: TileStats, temperature: Tensor) -> Tensor:
-    """log sum exp(logit / T), float64 [n], from `tile_stats` at that temperature."""
+def log_sum_exp(stats: TileMasses, temperature: Tensor) -> Tensor:
+    """log sum exp(logit / T), float64 [n], from `tile_masses` at that temperature."""
     scaled = stats.maxima.double() / temperature[:, None]
     return (scaled + stats.masses.double().log()).logsumexp(-1)
 
 
 def race(
     logits: Tensor,
-    stats: TileStats,
+    stats: TileMasses,
     temperature: Tensor,
     key: NoiseKey,
     purpose: Purpose,
@@ -108,7 +109,7 @@ def race(
 
     Args:
         logits: float32 [n, vocab_size]; -inf never wins.
-        stats: `tile_stats` of them with the same cut.
+        stats: `tile_masses` of them with the same cut.
         temperature: float64 [n], positive.
         key: whose noise.
         purpose: which stream of it.

@@ -83,6 +83,25 @@ def kept(
     return mask
 
 
+def allowed(words: npt.NDArray[np.int32], vocab_size: int) -> npt.NDArray[np.bool_]:
+    """The tokens that a bitmap allows, a bit a token and low bit first; bool [vocab_size]."""
+    bits = [int(words[token // 32]) >> token % 32 & 1 for token in range(vocab_size)]
+    return np.array(bits, dtype=bool)
+
+
+def kept_logprob(logits: Floats, left: npt.NDArray[np.bool_], *, temperature: float) -> float:
+    """The log of the mass that the tokens `left` by masks and filters have of all tokens.
+
+    Args:
+        logits: float64 [vocab_size], after bias and penalties, without masks.
+        left: bool [vocab_size].
+        temperature: 0 counts as 1.
+    """
+    probabilities = _softmax(logits, temperature or 1.0)
+    with np.errstate(divide="ignore"):
+        return float(np.log(probabilities[left].sum()))
+
+
 def race(
     logits: Floats, *, temperature: float, seed: int, position: int, choice: int, purpose: Purpose
 ) -> Draw:

@@ -28,6 +28,7 @@ TEMPERATURE, TOP_P, LOG_MIN_P, REPETITION, PRESENCE, FREQUENCY, NUM_FLOATS = ran
 RANDOM, FILTERED, MASKED, EDITED, PENALIZED = 1, 2, 4, 8, 16
 LOGPROBS, PROCESSED, NORMALIZED, FLASHINFER = 32, 64, 128, 256
 TWICE_FILTERED = 512  # a top-p beside a top-k of more than `LARGE_TOP_K`
+GRAMMAR, KEPT = 1024, 2048  # masks come with each step; the mass they leave is reported
 
 LARGE_TOP_K = 128  # the largest that the filters' shortlist takes
 _TOP_BUCKETS = (0, 1, 5, 20, 128)
@@ -68,7 +69,7 @@ class SamplingNeeds:
     @property
     def edited(self) -> bool:
         """Whether masks, bias or penalties change any row's logits."""
-        return bool(self.flags & (MASKED | EDITED | PENALIZED))
+        return bool(self.flags & (MASKED | EDITED | PENALIZED | GRAMMAR))
 
     @property
     def penalized(self) -> bool:
@@ -86,6 +87,11 @@ class SamplingNeeds:
         return bool(self.flags & PROCESSED)
 
     @property
+    def kept(self) -> bool:
+        """Whether any row reports the mass that masks and filters left."""
+        return bool(self.flags & KEPT)
+
+    @property
     def flashinfer(self) -> bool:
         """Whether any row may be drawn by FlashInfer."""
         return bool(self.flags & FLASHINFER)
@@ -100,10 +106,22 @@ class SamplingRows:
         device: where the rows live.
         history: int32 [max_rows, max_len] on `device`, the engine's: prompt and output tokens
             of each row. Read on `flush` and, for bad words, while sampling.
+        max_masks: most grammar masks of a step.
+
+    Attributes:
+        grammar_masks: int32 [max_masks, ceil(vocab_size / 32)], the ids that grammars allow at the
+            logit rows of the step: a bit a token, low bit first, 1 where it is allowed. It never
+            moves, so graphs may hold it.
     """
 
     def __init__(
-        self, max_rows: int, vocab_size: int, device: torch.device, *, history: Tensor
+        self,
+        max_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        *,
+        history: Tensor,
+        max_masks: int = 0,
     ) -> None:
         self.max_rows, self.vocab_size, self.device = max_rows, vocab_size, device
         self.history = history
@@ -114,6 +132,8 @@ class SamplingRows:
         )
         self.edits = EditRows(max_rows, vocab_size, device)
         self.counts = PenaltyCounts(max_rows, vocab_size, device)
+        words = -(-vocab_size // 32)
+        self.grammar_masks = torch.zeros((max_masks, words), dtype=torch.int32, device=device)
         self.flags_np = np.zeros(max_rows, dtype=np.int32)
         self._num_top_np = np.zeros(max_rows, dtype=np.int64)
         self._num_explicit_np = np.zeros(max_rows, dtype=np.int64)
@@ -194,6 +214,15 @@ class SamplingRows:
         self.edits.flush()
         self.counts.flush(self.history)
 
+    def put_masks(self, masks: npt.NDArray[np.int32]) -> None:
+        """Write a step's grammar masks into the first slots, on the current stream.
+
+        Args:
+            masks: [m, ceil(vocab_size / 32)], as `grammar_masks`. On CUDA they are pinned memory,
+                so that nothing waits, and stay as they are until the stream has passed.
+        """
+        self.grammar_masks[: len(masks)].copy_(torch.from_numpy(masks), non_blocking=True)
+
     def needs(self, rows_np: npt.NDArray[np.int32]) -> SamplingNeeds:
         """The stages that a batch of these rows needs, from the host's tables alone."""
         flags = self.flags_np[rows_np]
@@ -216,10 +245,12 @@ class SamplingRows:
 def _flags(params: SamplingParams, top_k: int, num_edits: int) -> int:
     """The FLAGS bits of a request; `top_k` is 0 where it keeps the whole vocabulary."""
     filtered = top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-    reports = params.logprobs is not None or params.logprob_token_ids is not None
-    processed = reports and params.logprobs_mode.startswith("processed")
-    may_use_flashinfer = (top_k > 0 or params.top_p < 1.0) and params.seed is None and not processed
-    flags = 0
+    asked = params.logprobs is not None or params.logprob_token_ids is not None
+    reports = asked or params.kept_logprob
+    processed = asked and params.logprobs_mode.startswith("processed")
+    native = params.seed is not None or processed or params.kept_logprob or params.constrained
+    may_use_flashinfer = (top_k > 0 or params.top_p < 1.0) and not native
+    flags = GRAMMAR * params.constrained | KEPT * params.kept_logprob
     if not params.greedy:
         flags |= RANDOM | FILTERED * filtered | FLASHINFER * may_use_flashinfer
         flags |= TWICE_FILTERED * (top_k > LARGE_TOP_K and params.top_p < 1.0)

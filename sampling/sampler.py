@@ -1,4 +1,8 @@
-"""The sampler: it draws a step's tokens from the logits, with their logprobs."""
+"""The sampler: it draws a step's tokens from the logits, with their logprobs.
+
+Unless told otherwise it lets FlashInfer draw the rows it may where `warm_up.time_samplers` found it
+faster.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,8 @@ from sampling.paths.logprobs import prompt_kernels
 from sampling.rows import (
     EDITED,
     FILTERED,
+    GRAMMAR,
+    KEPT,
     LOGPROBS,
     PENALIZED,
     RANDOM,
@@ -45,11 +47,14 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
     batch, rows = _batch(1, SamplingParams(), like)
     logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
     for needs in _needs_of_kernels(like, max_top):
-        triton_path.draw(logits, dataclasses.replace(batch, needs=needs), rows)
+        triton_path.draw(logits, _needing(batch, needs), rows)
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=False, peaked=False, reported=False)
     for edited in (False, True):
         scaled_logits(source, stats, batch.positions, edited=edited)
+    if _has_masks(like):  # rows of grammars may stand beside those that FlashInfer draws
+        masked = source._replace(mask_slots=torch.full_like(batch.rows, -1))
+        scaled_logits(masked, stats, batch.positions, edited=True)
     for num_top in _tops(like, max_top):
         target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
         prompt_kernels(logits, target_ids, num_top, None, normalized=True)
@@ -85,17 +90,33 @@ def compile_verification(
     )
     for needs in _needs_of_kernels(like, max_top):
         for flags in (needs.flags, needs.flags & ~RANDOM):
-            needing = dataclasses.replace(batch, needs=dataclasses.replace(needs, flags=flags))
+            needing = _needing(batch, dataclasses.replace(needs, flags=flags))
             triton_verification.verify(logits, needing, rows, drafts, method, rates)
 
 
 def _needs_of_kernels(like: SamplingRows, max_top: int) -> Iterator[SamplingNeeds]:
-    """Needs of random rows, one for each variant of the kernels that Triton compiles."""
-    stages = (EDITED | PENALIZED, FILTERED | TWICE_FILTERED, LOGPROBS)
-    for chosen in itertools.product((0, 1), repeat=len(stages)):
-        flags = RANDOM + sum(bits * wanted for bits, wanted in zip(stages, chosen, strict=True))
-        for num_top in _tops(like, max_top) if flags & LOGPROBS else (0,):
+    """Needs of random rows, one for each variant of the kernels that Triton compiles.
+
+    Masks of grammars change only kernels that edit logits; what they keep changes none of those
+    that make top lists.
+    """
+    edits = (0, EDITED | PENALIZED, GRAMMAR | EDITED | PENALIZED)[: 3 if _has_masks(like) else 2]
+    filters = (0, FILTERED | TWICE_FILTERED)
+    for chosen in itertools.product(edits, filters, (0, LOGPROBS, LOGPROBS | KEPT)):
+        flags = RANDOM | chosen[0] | chosen[1] | chosen[2]
+        for num_top in _tops(like, max_top) if chosen[2] == LOGPROBS else (0,):
             yield SamplingNeeds(flags, greedy=False, num_top=num_top, num_explicit=0)
+
+
+def _has_masks(rows: SamplingRows) -> bool:
+    """Whether any of these rows may have a grammar."""
+    return len(rows.grammar_masks) > 0
+
+
+def _needing(batch: SamplingBatch, needs: SamplingNeeds) -> SamplingBatch:
+    """The batch with other needs, and with masks where they have grammars."""
+    slots = torch.full_like(batch.rows, -1) if needs.flags & GRAMMAR else None
+    return dataclasses.replace(batch, needs=needs, mask_slots=slots)
 
 
 def _tops(like: SamplingRows, max_top: int) -> list[int]:

@@ -23,7 +23,7 @@ takes the others:
      +------+            the next turn knows what the measures have proved
             | all turns are over: `triton_path.TURNS`, one more for a top-p after a large top-k
             v
-         search -------- decides any row, by bisection
+       bisection ------ decides any row, slowly
 
 A *turn* is one bracket, scan and cut. `cut_state` has the states a row goes through and the bounds
 of its cut that are passed from turn to turn; `masses` has what a cut keeps of each tile, which the

@@ -46,7 +46,7 @@ class CutState(IntEnum):
         moves on as FIRST does,          moves on as SECOND does,
         stays as it is when missed       stays as it is when missed
 
-    Where all turns are over, `filters.search` decides whatever is not DECIDED.
+    Where all turns are over, `filters.bisection` decides whatever is not DECIDED.
     """
 
     DECIDED = 0  # the row is cut, or has no filters

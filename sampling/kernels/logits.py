@@ -23,19 +23,22 @@ from sampling.kernels.row_params import (
     sampling_row,
 )
 from sampling.params import MAX_BAD_WORD_TOKENS, MAX_EDITS
-from sampling.rows import SamplingRows
+from sampling.rows import GRAMMAR, SamplingRows
 from sampling.triton_support import constexpr, jit, tl
 
 TILE = constexpr(noise.TILE)
 PENALIZED = constexpr(rows.PENALIZED)
 
 _EDITED, _MASKED = constexpr(rows.EDITED), constexpr(rows.MASKED)
+_GRAMMAR = constexpr(GRAMMAR)
 _REPETITION, _PRESENCE = constexpr(rows.REPETITION), constexpr(rows.PRESENCE)
 _FREQUENCY = constexpr(rows.FREQUENCY)
 _EDIT_SLOTS, _WORD_SLOTS = constexpr(MAX_EDITS), constexpr(MAX_BAD_WORD_TOKENS)
 _EDIT_COLUMNS = constexpr(edits.NUM_COLUMNS)
 _TOKEN, _UNTIL = constexpr(edits.TOKEN), constexpr(edits.UNTIL)
 _WORD_START, _WORD_LEN = constexpr(edits.WORD_START), constexpr(edits.WORD_LEN)
+# What `_edited` applies of a row's edits.
+_EVERYTHING, _LASTING_BANS, _BIASES = constexpr(0), constexpr(1), constexpr(2)
 COUNT_SHIFT = constexpr(penalties.OUTPUT_UNIT.bit_length() - 1)
 
 
@@ -58,6 +61,8 @@ class Source(NamedTuple):
     history: Tensor  # int32 [max_rows, max_len]
     history_stride: int
     depths: Tensor | None  # int32 [n]; None costs nothing
+    grammar_masks: Tensor  # int32 [max_masks, ceil(vocab_size / 32)]
+    mask_slots: Tensor | None  # int32 [n]; None, where no row has a grammar, costs nothing
 
     @classmethod
     def of(cls, logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Source:
@@ -85,6 +90,8 @@ class Source(NamedTuple):
             rows.history,
             rows.history.stride(0),
             batch.depths,
+            rows.grammar_masks,
+            batch.mask_slots if batch.needs.flags & GRAMMAR else None,
         )
 
 
@@ -108,13 +115,43 @@ def processed(raw, token_ids, source, i, first_tile, last_tile):
 
 
 @jit
-def processed_as(flags, raw, token_ids, source, i, row, first_tile, last_tile):
-    """`processed` for a row whose flags are loaded already."""
+def processed_as(
+    flags, raw, token_ids, source, i, row, first_tile, last_tile, tiles: tl.constexpr = 0
+):
+    """`processed` for a row whose flags are loaded already.
+
+    Args:
+        tiles: the ids are those of so many tiles, in order, whose mask is read a word at a time; 0
+            stands for any ids.
+    """
     values, position = raw, tl.load(source.positions + i)
     if flags & _EDITED:
-        values = _edited(values, token_ids, source, row, position, first_tile, last_tile, False)
+        values = _edited(
+            values, token_ids, source, row, position, first_tile, last_tile, _EVERYTHING
+        )
     if flags & _MASKED:
-        values = _allowed(values, token_ids, source, row)
+        values = _allowed(values, token_ids, source, source.allowed, row)
+    if source.mask_slots is not None:  # noqa: SIM102 - known to the compiler, the flags are not
+        if flags & _GRAMMAR:
+            slot = tl.load(source.mask_slots + i)
+            if slot >= 0:
+                if tiles:
+                    values = _allowed_tiles(
+                        values, source, source.grammar_masks, slot, first_tile, tiles
+                    )
+                else:
+                    values = _allowed(values, token_ids, source, source.grammar_masks, slot)
+    if flags & PENALIZED:
+        values = _penalized(values, token_ids, source, i, row, position)
+    return values
+
+
+@jit
+def unmasked_as(flags, raw, token_ids, source, i, row, first_tile, last_tile):
+    """`processed_as` without masks: bias and penalties alone."""
+    values, position = raw, tl.load(source.positions + i)
+    if flags & _EDITED:
+        values = _edited(values, token_ids, source, row, position, first_tile, last_tile, _BIASES)
     if flags & PENALIZED:
         values = _penalized(values, token_ids, source, i, row, position)
     return values
@@ -126,44 +163,67 @@ def masked_draft(raw, token_ids, source, row, position, first_tile, last_tile):
     flags = load_flags(source, row)
     values = raw
     if flags & _EDITED:
-        values = _edited(values, token_ids, source, row, position, first_tile, last_tile, True)
+        values = _edited(
+            values, token_ids, source, row, position, first_tile, last_tile, _LASTING_BANS
+        )
     if flags & _MASKED:
-        values = _allowed(values, token_ids, source, row)
+        values = _allowed(values, token_ids, source, source.allowed, row)
     return values
 
 
 @jit
-def _allowed(values, token_ids, source, row):
-    """Mask all but the row's allowed ids."""
+def _allowed(values, token_ids, source, bitmaps, row):
+    """Mask all but the ids that row `row` of some bitmaps allows, a bit a token."""
     inside = (token_ids >= 0) & (token_ids < source.vocab_size)
-    words = source.allowed + row * ((source.vocab_size + 31) // 32) + token_ids // 32
+    words = bitmaps + row.to(tl.int64) * ((source.vocab_size + 31) // 32) + token_ids // 32
     bits = tl.load(words, mask=inside, other=0) >> (token_ids % 32)
     return tl.where((bits & 1) != 0, values, float("-inf"))
 
 
 @jit
-def _edited(values, token_ids, source, row, position, first_tile, last_tile, lasting: tl.constexpr):
-    """Apply biases and the bans in force; if `lasting`, only bans that no history can lift."""
+def _allowed_tiles(values, source, bitmaps, row, first_tile, tiles: tl.constexpr):
+    """`_allowed` for the ids of whole tiles, [tiles, TILE], from `first_tile` on."""
+    num_words = (source.vocab_size + 31) // 32
+    word_ids = (first_tile + tl.arange(0, tiles))[:, None] * (TILE // 32)
+    word_ids += tl.arange(0, TILE // 32)[None, :]
+    at = bitmaps + row.to(tl.int64) * num_words + word_ids
+    words = tl.load(at, mask=word_ids < num_words, other=0)
+    bits = (words[:, :, None] >> tl.arange(0, 32)[None, None, :]) & 1
+    return tl.where(tl.reshape(bits, (tiles, TILE)) != 0, values, float("-inf"))
+
+
+@jit
+def _edited(values, token_ids, source, row, position, first_tile, last_tile, what: tl.constexpr):
+    """Apply a row's edits: all that are in force, the bans no history can lift, or the biases."""
     num_tiles = (source.vocab_size + TILE - 1) // TILE
     starts = source.edit_start + row * (num_tiles + 1)
     num_output = position - tl.load(source.ints + row * NUM_INTS + PROMPT_LEN)
     for e in range(tl.load(starts + first_tile), tl.load(starts + last_tile)):
         edit = source.edit_table + (row * _EDIT_SLOTS + e) * _EDIT_COLUMNS
-        banned = tl.load(edit + _UNTIL) > num_output
-        biased = values
-        if not lasting:
-            length = tl.load(edit + _WORD_LEN)
-            if (length > 0) & (position >= length):
-                matches = 1
-                words = source.edit_words + row * _WORD_SLOTS + tl.load(edit + _WORD_START)
-                history = source.history + row * source.history_stride + position - length
-                for w in range(0, length):
-                    matches = matches & (tl.load(words + w) == tl.load(history + w)).to(tl.int32)
-                banned = banned | (matches != 0)
-            biased = values + tl.load(source.edit_bias + row * _EDIT_SLOTS + e)
-        edited = tl.where(banned, float("-inf"), biased)
+        edited = values
+        if what != _LASTING_BANS:
+            edited = values + tl.load(source.edit_bias + row * _EDIT_SLOTS + e)
+        if what != _BIASES:
+            banned = tl.load(edit + _UNTIL) > num_output
+            if what == _EVERYTHING:
+                banned = banned | _ends_bad_word(source, edit, row, position)
+            edited = tl.where(banned, float("-inf"), edited)
         values = tl.where(token_ids == tl.load(edit + _TOKEN), edited, values)
     return values
+
+
+@jit
+def _ends_bad_word(source, edit, row, position):
+    """Whether an edit's token would end a bad word of several tokens, given the history."""
+    length = tl.load(edit + _WORD_LEN)
+    matches = tl.full((), 0, tl.int32)
+    if (length > 0) & (position >= length):
+        matches = tl.full((), 1, tl.int32)
+        words = source.edit_words + row * _WORD_SLOTS + tl.load(edit + _WORD_START)
+        history = source.history + row * source.history_stride + position - length
+        for w in range(0, length):
+            matches = matches & (tl.load(words + w) == tl.load(history + w)).to(tl.int32)
+    return matches != 0
 
 
 @jit

@@ -187,6 +187,7 @@ def gather_logprobs(
     stats: TileStats,
     cuts: Cut | None,
     offsets: Tensor,
+    kept: Tensor,
     token_ids: Tensor,
     *,
     num_top: int,
@@ -198,14 +199,14 @@ def gather_logprobs(
     Args:
         source, stats, cuts: as the race's kernels took and gave them, `stats` with raw maxima;
             the drawn tokens must not be counted by penalties yet.
-        offsets: float64 [n], see `race.store_offset`.
+        offsets, kept: float64 and float32 [n], see `race.Picked`.
         token_ids: int32 or int64 [n], the chosen tokens; rows of -1 are left out.
         num_top: at most `MAX_TOP`.
         explicit_ids: int32 or int64 [n, J].
         edited: whether any row has masks, bias or penalties.
     """
     k = min(num_top, source.vocab_size)
-    work = _work(stats, cuts, offsets, token_ids, explicit_ids, k)
+    work = _work(stats, cuts, offsets, kept, token_ids, explicit_ids, k)
     n, num_tiles, num_given = *stats.maxima.shape, work.out.explicit.shape[1]
     filtered = int(cuts is not None)
     # Lengths are rounded up here, so that few kernels serve all of them.
@@ -235,6 +236,7 @@ def _work(
     stats: TileStats,
     cuts: Cut | None,
     offsets: Tensor,
+    kept: Tensor,
     token_ids: Tensor,
     explicit_ids: Tensor | None,
     k: int,
@@ -260,6 +262,7 @@ def _work(
             top_ids=buffer(torch.int32, k),
             top_logprobs=buffer(torch.float32, k),
             explicit=buffer(torch.float32, given_ids.shape[1]),
+            kept=kept,
         ),
         threshold=buffer(torch.float32),
         slots=buffer(torch.int32, num_tiles),

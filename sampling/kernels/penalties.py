@@ -27,6 +27,6 @@ def count_tokens(source: Source, token_ids: Tensor, bad: Tensor) -> None:
     Args:
         source: whose rows; one may occur more than once.
         token_ids: int32 [n].
-        bad: bool [n].
+        bad: bool or uint8 [n], not 0 where bad.
     """
     _count_tokens_kernel[(len(token_ids),)](source, token_ids, bad, num_warps=1)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sampling import noise
+from sampling import noise, rows
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
 from sampling.kernels.logits import TILE, Source, load_raw, processed
 from sampling.kernels.order import is_kept
 from sampling.kernels.row_params import (
@@ -25,9 +26,11 @@ from sampling.kernels.row_params import (
 )
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import Purpose, exponential_range, stream
-from sampling.race import Cut
+from sampling.race import LEAST_CUT, Cut
 from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
+_UNUSABLE, _NOTHING_ALLOWED = constexpr(UNUSABLE_LOGITS), constexpr(NOTHING_ALLOWED)
+_KEPT, _LEAST_CUT = constexpr(rows.KEPT), constexpr(LEAST_CUT)
 _TILE_STREAM = constexpr(stream(Purpose.TARGET, noise.LEVEL_TILE))
 _TOKEN_STREAM = constexpr(stream(Purpose.TARGET, noise.LEVEL_TOKEN))
 
@@ -36,8 +39,9 @@ class Picked(NamedTuple):
     """The tokens that `pick` drew."""
 
     token_ids: Tensor  # int32 [n], 0 where bad
-    bad: Tensor  # bool [n]
+    bad: Tensor  # uint8 [n], as in `SamplerOutput`
     offsets: Tensor  # float64 [n], see `store_offset`
+    kept: Tensor  # float32 [n], see `store_kept`
 
 
 class RowTiles(NamedTuple):
@@ -46,7 +50,7 @@ class RowTiles(NamedTuple):
     maxima: Any  # [padded_tiles], -inf beyond the tiles
     masses: Any  # [padded_tiles], 0 beyond the tiles
     top: Any  # the highest logit
-    bad: Any  # whether no token can be drawn from it
+    bad: Any  # 0, or why no token can be drawn from it, as in `SamplerOutput`
 
 
 @jit
@@ -73,7 +77,9 @@ def load_tiles(stats, i, num_tiles, padded_tiles: tl.constexpr):
     masses = tl.load(stats.masses + at, mask=inside, other=0.0)
     broken = (masses != masses) | (maxima == float("inf"))
     top = tl.max(tl.where(broken, float("-inf"), maxima), 0)
-    bad = (tl.max(broken.to(tl.int32), 0) != 0) | (top == float("-inf"))
+    masked_out = tl.min(masses, 0) < 0.0
+    bad = tl.where(top > float("-inf"), 0, tl.where(masked_out, _NOTHING_ALLOWED, _UNUSABLE))
+    bad = tl.where(tl.max(broken.to(tl.int32), 0) != 0, _UNUSABLE, bad)
     return RowTiles(maxima, masses, top, bad)
 
 
@@ -130,6 +136,30 @@ def store_offset(source, stats, offsets, i, tiles, num_tiles, padded_tiles: tl.c
     tl.store(offsets + i, offset)
 
 
+@jit
+def store_kept(
+    source, stats, logprobs, i, tiles, num_tiles, padded_tiles: tl.constexpr, kept: tl.constexpr
+):
+    """Store row i's kept logprob as `paths.kept` defines it; 0 where the row does not ask for it.
+
+    Its `RowTiles` hold the masses that masks and filters left.
+    """
+    logprob = tl.full((), 0.0, tl.float64)
+    if kept:  # noqa: SIM102 - known to the compiler, the flags are not
+        if load_flags(source, sampling_row(source, i)) & _KEPT:
+            temperature = load_temperature(source, i)
+            tile_ids = tl.arange(0, padded_tiles)
+            inside, at = tile_ids < num_tiles, i * num_tiles + tile_ids
+            maxima = tl.load(stats.unmasked_maxima + at, mask=inside, other=float("-inf"))
+            masses = tl.load(stats.unmasked_masses + at, mask=inside, other=0.0)
+            all_top, all_mass = log_sum(maxima, masses, temperature)
+            top, mass = log_sum(tiles.maxima, tiles.masses, temperature)
+            gap = top.to(tl.float64) - all_top.to(tl.float64)
+            logprob = gap / temperature + (mass - all_mass)
+            logprob = tl.where(logprob > -_LEAST_CUT, 0.0, logprob)
+    tl.store(logprobs + i, logprob.to(tl.float32))
+
+
 @jit(do_not_specialize=["elsewhere"])
 def _pick_kernel(
     source,
@@ -142,16 +172,18 @@ def _pick_kernel(
     edited: tl.constexpr,
     filtered: tl.constexpr,
     reported: tl.constexpr,
+    kept: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
     flags = load_flags(source, sampling_row(source, i))
     random = ((flags & RANDOM) != 0) & ((flags & elsewhere) == 0)
     tiles = load_tiles(stats, i, num_tiles, padded_tiles)
     token = draw_token(source, cuts, i, tiles, random, num_tiles, padded_tiles, edited, filtered)
-    tl.store(picked.token_ids + i, tl.where(tiles.bad, 0, token))
+    tl.store(picked.token_ids + i, tl.where(tiles.bad != 0, 0, token))
     tl.store(picked.bad + i, tiles.bad)
     if reported:
         store_offset(source, stats, picked.offsets, i, tiles, num_tiles, padded_tiles)
+        store_kept(source, stats, picked.kept, i, tiles, num_tiles, padded_tiles, kept)
 
 
 @jit
@@ -201,6 +233,7 @@ def pick(
     *,
     edited: bool,
     reported: bool,
+    kept: bool = False,
     elsewhere: int = 0,
     num_warps: int = 8,
 ) -> Picked:
@@ -209,7 +242,7 @@ def pick(
     Args:
         source, stats: as `tile_pass` took and gave them; masses are those of what the cuts keep.
         cuts: None keeps everything.
-        edited, reported: as for `tile_pass`.
+        edited, reported, kept: as for `tile_pass`.
         elsewhere: FLAGS bits of the rows whose token another sampler draws; any token will do.
         num_warps: of no consequence for the result.
 
@@ -221,7 +254,9 @@ def pick(
     def buffer(dtype: torch.dtype) -> Tensor:
         return torch.empty(num_rows, dtype=dtype, device=stats.maxima.device)
 
-    picked = Picked(buffer(torch.int32), buffer(torch.bool), buffer(torch.float64))
+    picked = Picked(
+        buffer(torch.int32), buffer(torch.uint8), buffer(torch.float64), buffer(torch.float32)
+    )
     _pick_kernel[(num_rows,)](
         source,
         stats,
@@ -233,6 +268,7 @@ def pick(
         edited=edited,
         filtered=cuts is not None,
         reported=reported,
+        kept=kept,
         num_warps=num_warps,
         enable_fp_fusion=False,
     )

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling import noise
-from sampling.kernels.logits import TILE, Source, load_raw, processed_as
+from sampling import noise, rows
+from sampling.kernels.logits import TILE, Source, load_raw, processed_as, unmasked_as
 from sampling.kernels.row_params import (
     NUM_FLOATS,
     TEMPERATURE,
@@ -26,19 +26,25 @@ from sampling.triton_support import constexpr, jit, tl, triton
 MANY_TILES = 8192  # several for each warp that a large GPU has running
 PEAK = 128  # consecutive ids that share one entry of `TileStats.peaks`
 LOG2_E = constexpr(1.4426950408889634)
+MASKED_OUT = constexpr(-1.0)  # counts as 0: it is multiplied by exp(-inf) wherever it is used
 
 _PEAK, _PEAKS = constexpr(PEAK), constexpr(noise.TILE // PEAK)
+_KEPT = constexpr(rows.KEPT)
 _MAX_SCALE, _MIN_SCALE = constexpr(MAX_SCALE), constexpr(MIN_SCALE)
 
 
 class TileStats(NamedTuple):
-    """The statistics of every tile, float32; the last three only where something reads them."""
+    """The statistics of every tile, float32; those from `peaks` on only where they are read."""
 
     maxima: Tensor  # [n, tiles], of the processed logits
-    masses: Tensor  # [n, tiles], sum of exp((logit - maximum) / T), NaN if the tile is bad
+    # [n, tiles], sum of exp((logit - maximum) / T); NaN if the tile is bad, `MASKED_OUT` if only
+    # masks left nothing of it.
+    masses: Tensor
     peaks: Tensor  # [n, tiles * TILE / PEAK], maxima of smaller blocks, for the filters
     raw_maxima: Tensor  # [n, tiles], of the raw logits
     raw_masses: Tensor  # [n, tiles], at T = 1
+    unmasked_maxima: Tensor  # [n, tiles], as `maxima` without masks, of rows that report what is
+    unmasked_masses: Tensor  # kept; and as `masses`
 
 
 @jit
@@ -66,6 +72,7 @@ def _tile_pass_kernel(
     edited: tl.constexpr,
     peaked: tl.constexpr,
     reported: tl.constexpr,
+    kept: tl.constexpr,
 ):
     """Measure `steps` times `tiles` tiles of one row."""
     programs = tl.cdiv(num_tiles, tiles * steps)  # a row
@@ -78,11 +85,18 @@ def _tile_pass_kernel(
         for tile in range(first, tl.minimum(first + tiles * steps, num_tiles), tiles):
             raw, token_ids = _load_tiles(source, i, tile, tiles)
             last = tl.minimum(tile + tiles, num_tiles)
-            values = processed_as(flags, raw, token_ids, source, i, row, tile, last)
+            values = processed_as(flags, raw, token_ids, source, i, row, tile, last, tiles)
             _measure(stats, raw, values, i, tile, scale, num_tiles, tiles, edited, peaked, reported)
+            if kept:  # noqa: SIM102 - known to the compiler, the flags are not
+                if flags & _KEPT:
+                    values = unmasked_as(flags, raw, token_ids, source, i, row, tile, last)
+                    _measure_unmasked(stats, values, i, tile, scale, num_tiles, tiles)
     else:
         raw, token_ids = _load_tiles(source, i, first, tiles)
         _measure(stats, raw, raw, i, first, scale, num_tiles, tiles, edited, peaked, reported)
+        if kept:  # noqa: SIM102 - known to the compiler, the flags are not
+            if load_flags(source, row) & _KEPT:
+                _measure_unmasked(stats, raw, i, first, scale, num_tiles, tiles)
 
 
 @jit
@@ -118,9 +132,11 @@ def _measure(
     else:
         maxima = tl.max(values, 1)
     masses = block_mass(values, maxima, scale)
-    if edited:  # processing may have hidden what makes the row bad
-        broken = tl.max(((raw != raw) | (raw == float("inf"))).to(tl.int32), 1)
-        masses = tl.where(broken != 0, float("nan"), masses)
+    if edited:  # processing may have hidden what makes the row bad, or made it so
+        broken = (raw != raw) | (raw == float("inf"))
+        worst = tl.max(tl.where(broken, 2, (raw > float("-inf")).to(tl.int32)), 1)
+        masses = tl.where((worst == 1) & (maxima == float("-inf")), MASKED_OUT, masses)
+        masses = tl.where(worst == 2, float("nan"), masses)
     tl.store(stats.maxima + out, maxima, mask=inside)
     tl.store(stats.masses + out, masses, mask=inside)
     if reported:
@@ -130,12 +146,24 @@ def _measure(
         tl.store(stats.raw_masses + out, raw_masses, mask=inside)
 
 
+@jit
+def _measure_unmasked(stats, values, i, tile, scale, num_tiles, tiles: tl.constexpr):
+    """Store the maxima and masses of `tiles` tiles of logit row i before masks."""
+    tile += tl.arange(0, tiles)
+    out = i * num_tiles + tile
+    maxima = tl.max(values, 1)
+    tl.store(stats.unmasked_maxima + out, maxima, mask=tile < num_tiles)
+    masses = block_mass(values, maxima, scale)
+    tl.store(stats.unmasked_masses + out, masses, mask=tile < num_tiles)
+
+
 def tile_pass(
     source: Source,
     *,
     edited: bool,
     peaked: bool,
     reported: bool,
+    kept: bool = False,
     tiles: int | None = None,
     steps: int | None = None,
     num_warps: int | None = None,
@@ -147,6 +175,7 @@ def tile_pass(
         edited: whether any row has masks, bias or penalties.
         peaked: whether any row is filtered and `peaks` are needed.
         reported: whether raw logprobs are needed.
+        kept: whether any row reports what masks and filters kept.
         tiles, steps, num_warps: launch shape, of no consequence for the result; None takes the
             best. `steps` is for edited rows only.
     """
@@ -154,9 +183,11 @@ def tile_pass(
     num_tiles = triton.cdiv(source.vocab_size, noise.TILE)
     # Measured on an H200: one warp a tile, more bytes in flight where a tile has few. What an
     # edited row needs to know is looked up once for several tiles, where there are many to do.
-    tiles = tiles or (4 if source.logits.element_size() == 2 and not edited else 1)
+    # Words of grammars' masks want two tiles a warp.
+    masked = source.mask_slots is not None
+    tiles = tiles or (2 if masked else 4 if source.logits.element_size() == 2 and not edited else 1)
     steps = steps or (4 if edited and num_rows * num_tiles >= MANY_TILES else 1)
-    num_warps = num_warps or (2 if edited else 1)
+    num_warps = num_warps or (2 if edited and not masked else 1)
 
     def buffer(wanted: bool, columns: int = num_tiles) -> Tensor:
         shape = (num_rows, columns) if wanted else (0,)
@@ -168,6 +199,8 @@ def tile_pass(
         buffer(peaked, num_tiles * noise.TILE // PEAK),
         buffer(reported),
         buffer(reported),
+        buffer(kept),
+        buffer(kept),
     )
     _tile_pass_kernel[(triton.cdiv(num_tiles, tiles * steps) * num_rows,)](
         source,
@@ -178,6 +211,7 @@ def tile_pass(
         edited=edited,
         peaked=peaked,
         reported=reported,
+        kept=kept,
         num_warps=num_warps,
         enable_fp_fusion=False,
     )

@@ -127,7 +127,7 @@ class FlashInfer:
             filter_apply_order="top_k_first",
             generator=self._generator,
         )
-        picked.token_ids[index] = token_ids.int().masked_fill(picked.bad[index], 0)
+        picked.token_ids[index] = token_ids.int().masked_fill(picked.bad[index] != 0, 0)
 
 
 @jit

@@ -22,7 +22,7 @@ from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.kernels.race import pick
 from sampling.kernels.tile_pass import tile_pass
-from sampling.race import log_sum_exp, tile_stats
+from sampling.race import log_sum_exp, tile_masses
 from sampling.rows import LOGPROBS, NORMALIZED, NUM_FLOATS, NUM_INTS
 from sampling.triton_support import HAS_TRITON
 
@@ -65,6 +65,7 @@ def gather_logprobs(
         top_ids=top_ids.int(),
         top_logprobs=reported[:, 1:first_explicit],
         explicit=reported[:, first_explicit:],
+        kept=torch.zeros_like(reported[:, 0]),
     )
 
 
@@ -123,7 +124,7 @@ def _offsets(logits: Tensor) -> Tensor:
         stats = tile_pass(source, edited=False, peaked=False, reported=True)
         return pick(source, stats, None, edited=False, reported=True).offsets
     neutral = torch.ones_like(logits[:, 0], dtype=torch.float64)
-    return log_sum_exp(tile_stats(logits, neutral), neutral)
+    return log_sum_exp(tile_masses(logits, neutral), neutral)
 
 
 def prompt_kernels(
@@ -137,12 +138,13 @@ def prompt_kernels(
     flags = LOGPROBS | NORMALIZED * normalized
     source = _plain_source(logits, flags)
     stats = tile_pass(source, edited=False, peaked=False, reported=True)
-    offsets = pick(source, stats, None, edited=False, reported=True).offsets
+    picked = pick(source, stats, None, edited=False, reported=True)
     return logprob_kernels.gather_logprobs(
         source,
         stats,
         None,
-        offsets,
+        picked.offsets,
+        picked.kept,
         target_ids,
         num_top=num_top,
         explicit_ids=explicit_ids,
@@ -172,6 +174,8 @@ def _plain_source(logits: Tensor, flags: int) -> Source:
         history=zeros,
         history_stride=0,
         depths=None,
+        grammar_masks=zeros,
+        mask_slots=None,
     )
 
 

@@ -57,6 +57,8 @@ class PromptReporter:
             logprobs=num_top,
             logprob_token_ids=token_ids or None,
             logprobs_mode=mode,
+            kept_logprob=False,
+            constrained=False,
         )
 
     def __call__(self, logits: Tensor, position: int) -> LogprobsOutput:

@@ -12,6 +12,7 @@ from sampling.penalties import count_drafts, penalize
 from sampling.rows import (
     EDITED,
     FREQUENCY,
+    GRAMMAR,
     MASKED,
     NUM_EDITS,
     PENALIZED,
@@ -22,17 +23,22 @@ from sampling.rows import (
 )
 
 
-def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """A copy of the logits after masks, bias and penalties, float32 [n, vocab_size]."""
+def process(
+    raw: Tensor, batch: SamplingBatch, rows: SamplingRows, *, masked: bool = True
+) -> Tensor:
+    """A copy of the logits after masks, bias and penalties, float32 [n, vocab_size].
+
+    Args:
+        raw: float32 [n, vocab_size].
+        batch, rows: whose logits they are.
+        masked: without masks if False.
+    """
     values = raw.clone()
     flags = rows.flags_np[batch.rows_np]
-    for i in np.flatnonzero(flags & (MASKED | EDITED)):
-        row, position = int(batch.rows_np[i]), int(batch.positions[i])
-        if flags[i] & EDITED:
-            _bias(values[i], row, rows)
-            _ban(values[i], row, position, rows, rows.history[row])
-        if flags[i] & MASKED:
-            _allow(values[i], row, rows)
+    for i in np.flatnonzero(flags & EDITED):
+        _bias(values[i], int(batch.rows_np[i]), rows)
+    if masked:
+        _mask(values, batch, rows)
     penalized = np.flatnonzero(flags & PENALIZED)
     if len(penalized):
         index = torch.from_numpy(penalized)
@@ -51,6 +57,21 @@ def process(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
     return values
 
 
+def _mask(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:
+    """Apply all masks, in place on float32 [n, vocab_size]."""
+    flags = rows.flags_np[batch.rows_np]
+    for i in np.flatnonzero(flags & (MASKED | EDITED | GRAMMAR)):
+        row, position = int(batch.rows_np[i]), int(batch.positions[i])
+        if flags[i] & EDITED:
+            _ban(values[i], row, position, rows, rows.history[row])
+        if flags[i] & MASKED:
+            _allow(values[i], rows.edits.allowed[row])
+        if flags[i] & GRAMMAR and batch.mask_slots is not None:
+            slot = int(batch.mask_slots[i])
+            if slot >= 0:
+                _allow(values[i], rows.grammar_masks[slot])
+
+
 def mask_drafts(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
     """A copy of the logits after the masks a draft must obey, float32 [n, vocab_size].
 
@@ -64,7 +85,7 @@ def mask_drafts(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor
         if flags[i] & EDITED:
             _ban(values[i], row, int(batch.positions[i]), rows, None)
         if flags[i] & MASKED:
-            _allow(values[i], row, rows)
+            _allow(values[i], rows.edits.allowed[row])
     return values
 
 
@@ -93,8 +114,8 @@ def _ban(
     values[edits[banned, TOKEN]] = -torch.inf
 
 
-def _allow(values: Tensor, row: int, rows: SamplingRows) -> None:
-    """Mask all but a row's allowed ids, in place."""
-    bits = rows.edits.allowed[row][:, None] >> torch.arange(32)
-    allowed = (bits & 1).flatten()[: rows.vocab_size]
-    values.masked_fill_(allowed == 0, -torch.inf)
+def _allow(values: Tensor, bitmap: Tensor) -> None:
+    """Mask all but the ids of a bitmap int32 [words], in place on float32 [vocab_size]."""
+    words = bitmap.numpy().view(np.uint8)
+    bits = np.unpackbits(words, count=len(values), bitorder="little")
+    values.masked_fill_(torch.from_numpy(bits) == 0, -torch.inf)

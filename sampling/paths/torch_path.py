@@ -12,12 +12,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sampling.batch import LogprobsOutput, SamplerOutput, SamplingBatch
+from sampling.batch import (
+    NOTHING_ALLOWED,
+    UNUSABLE_LOGITS,
+    LogprobsOutput,
+    SamplerOutput,
+    SamplingBatch,
+)
 from sampling.filters.plain import cut
 from sampling.noise import Purpose
+from sampling.paths.kept import kept_logprobs
 from sampling.paths.logprobs import gather_logprobs
 from sampling.paths.torch_edits import process
-from sampling.race import NO_LAST, Cut, greedy, log_sum_exp, race, tile_maxima, tile_stats
+from sampling.race import NO_LAST, Cut, greedy, log_sum_exp, race, tile_masses, tile_maxima
 from sampling.rows import (
     FILTERED,
     LOG_MIN_P,
@@ -43,7 +50,7 @@ class Processed(NamedTuple):
     values: Tensor  # float32 [n, vocab_size], after masks, bias and penalties
     maxima: Tensor  # float32 [n, tiles], of `values`
     cut: Cut | None  # where the filters cut; None keeps all of every row
-    bad: Tensor  # bool [n]
+    bad: Tensor  # uint8 [n], as in `SamplerOutput`
 
     def select(self, index: Tensor) -> Processed:
         """The rows `index` int64 [m], without a copy if it is all of them."""
@@ -73,7 +80,7 @@ def draw(
         reported_ids = token_ids if reported_ids is None else reported_ids
         logprobs = report(processed, reported_ids, batch, rows)
     if batch.needs.penalized:
-        rows.counts.add(batch.rows, token_ids, _penalized(batch, rows) & ~processed.bad)
+        rows.counts.add(batch.rows, token_ids, _penalized(batch, rows) & (processed.bad == 0))
     return SamplerOutput(token_ids, processed.bad, logprobs)
 
 
@@ -81,19 +88,21 @@ def prepare(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Process
     """Process the logits and find their cuts; arguments as for `draw`."""
     raw = logits[:, : rows.vocab_size].float()
     maxima = tile_maxima(raw)
-    bad = _not_finite(maxima)
+    bad = _bad(maxima)
     values = raw
     if batch.needs.edited:
         values = process(raw, batch, rows)
         maxima = tile_maxima(values)
-        bad |= _not_finite(maxima)
+        masked_out = (bad == 0) & (maxima.amax(1) == -torch.inf)
+        bad = torch.maximum(bad, _bad(maxima)).masked_fill_(masked_out, NOTHING_ALLOWED)
     last = _cuts(values, batch, rows) if batch.needs.filtered else None
     return Processed(raw, values, maxima, last, bad)
 
 
-def _not_finite(maxima: Tensor) -> Tensor:
-    """Whether a row holds NaN or +inf, or nothing but -inf, bool [n]."""
-    return ~maxima.amax(1).isfinite()  # a NaN among them is the maximum
+def _bad(maxima: Tensor) -> Tensor:
+    """`UNUSABLE_LOGITS` where a row holds NaN or +inf, or nothing but -inf, else 0; uint8 [n]."""
+    usable = maxima.amax(1).isfinite()  # a NaN among them is the maximum
+    return (~usable).to(torch.uint8) * UNUSABLE_LOGITS
 
 
 def _cuts(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Cut:
@@ -132,11 +141,11 @@ def draw_target(processed: Processed, batch: SamplingBatch, rows: SamplingRows) 
         own = batch.rows[random]
         temperature = rows.floats[own, TEMPERATURE]
         chosen = processed.select(random)
-        stats = tile_stats(chosen.values, temperature, chosen.cut)
+        stats = tile_masses(chosen.values, temperature, chosen.cut)
         key = rows.noise_key(own, batch.positions[random])
         drawn = race(chosen.values, stats, temperature, key, Purpose.TARGET, chosen.cut)
         token_ids[random] = drawn
-    return token_ids.int().masked_fill_(processed.bad, 0)
+    return token_ids.int().masked_fill_(processed.bad != 0, 0)
 
 
 def report(
@@ -146,13 +155,16 @@ def report(
     raw, values, _, last, _ = processed
     flags = rows.flags_np[batch.rows_np]
     reported, offsets = reported_values(raw, values, last, flags, batch, rows)
-    return gather_logprobs(
+    logprobs = gather_logprobs(
         reported,
         offsets,
         token_ids,
         num_top=batch.needs.num_top,
         explicit_ids=rows.explicit_ids[batch.rows, : batch.needs.num_explicit],
     )
+    if not batch.needs.kept:
+        return logprobs
+    return logprobs._replace(kept=kept_logprobs(raw, values, last, batch, rows))
 
 
 def _penalized(batch: SamplingBatch, rows: SamplingRows) -> Tensor:
@@ -173,7 +185,7 @@ def reported_values(
     Returns float32 [n, vocab_size], and what is subtracted from it, float64 [n].
     """
     ones = torch.ones(len(raw), dtype=torch.float64)
-    offsets = log_sum_exp(tile_stats(raw, ones), ones)
+    offsets = log_sum_exp(tile_masses(raw, ones), ones)
     offsets[torch.from_numpy(flags & NORMALIZED == 0)] = 0.0
     if not batch.needs.processed:
         return raw, offsets

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput, SamplerOutput, SamplingBatch
+from sampling.filters.bisection import bisect
 from sampling.filters.bracket import bracket
 from sampling.filters.cut import cut_within
-from sampling.filters.search import search
 from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import gather_logprobs
@@ -40,15 +40,27 @@ def draw(
     needs, edited = batch.needs, batch.needs.edited
     elsewhere = 0 if flashinfer is None else FLASHINFER
     source = Source.of(logits, batch, rows)
-    stats = tile_pass(source, edited=edited, peaked=needs.filtered, reported=needs.logprobs)
+    stats = tile_pass(
+        source, edited=edited, peaked=needs.filtered, reported=needs.logprobs, kept=needs.kept
+    )
     cuts = cut(source, stats, needs, elsewhere) if needs.filtered else None
-    picked = pick(source, stats, cuts, edited=edited, reported=needs.logprobs, elsewhere=elsewhere)
+    picked = pick(
+        source,
+        stats,
+        cuts,
+        edited=edited,
+        reported=needs.logprobs,
+        kept=needs.kept,
+        elsewhere=elsewhere,
+    )
     if flashinfer is not None:
         flashinfer.redraw(source, stats, batch, rows, picked, edited=edited)
     logprobs = None
     if needs.logprobs:
         reported_ids = picked.token_ids if reported_ids is None else reported_ids
-        logprobs = report(source, stats, cuts, picked.offsets, reported_ids, batch, rows)
+        logprobs = report(
+            source, stats, cuts, picked.offsets, picked.kept, reported_ids, batch, rows
+        )
     if needs.penalized:  # after logprobs, which report what the token was drawn from
         count_tokens(source, picked.token_ids, picked.bad)
     return SamplerOutput(picked.token_ids, picked.bad, logprobs)
@@ -59,17 +71,22 @@ def report(
     stats: TileStats,
     cuts: Cut | None,
     offsets: Tensor,
+    kept: Tensor,
     token_ids: Tensor,
     batch: SamplingBatch,
     rows: SamplingRows,
 ) -> LogprobsOutput:
-    """The logprobs of the tokens int32 [n], each row in its mode; offsets as `Picked.offsets`."""
+    """The logprobs of the tokens int32 [n], each row in its mode.
+
+    `offsets` and `kept` are as in `Picked`.
+    """
     needs = batch.needs
     return gather_logprobs(
         source,
         stats,
         cuts,
         offsets,
+        kept,
         token_ids,
         num_top=needs.num_top,
         explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
@@ -85,5 +102,5 @@ def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int =
     for turn in range(TURNS + needs.twice_filtered):
         brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=edited)
         cut_within(source, stats, cuts, scratch, brackets, edited=edited)
-    search(source, stats, cuts, scratch, edited=edited)
+    bisect(source, stats, cuts, scratch, edited=edited)
     return cuts

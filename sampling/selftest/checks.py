@@ -7,7 +7,8 @@ noise contract determines and can raise no false alarm.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -132,6 +133,68 @@ def speculated_frequencies(path: str, draw: SpeculatedDraws, num_draws: int, see
     draft = torch.tensor([0.2, 0.05, 0.15, 0.6]).double()
     tokens = draw(target.log().float(), draft.log().float(), torch.arange(num_draws), seed)
     return _counted("frequencies: speculated", path, tokens, target)
+
+
+MASKED = SamplingParams(temperature=0.8, top_k=30, top_p=0.95, seed=0)
+MASK_IDS, FEW_MASK_IDS = tuple(range(7, 2500, 60)), (0, 2, 3)
+"""What the grammars of the checks allow, of 2,500 tokens and of four."""
+
+KEPT_CASES: tuple[tuple[SamplingParams, Sequence[int] | None], ...] = (
+    (SamplingParams(top_k=50), None),
+    (SamplingParams(temperature=0.7, top_p=0.8), None),
+    (SamplingParams(min_p=0.05), MASK_IDS),
+    (SamplingParams(temperature=0.0), MASK_IDS),
+    (SamplingParams(allowed_token_ids=MASK_IDS, bad_words=((7,),)), None),
+    (SamplingParams(), None),
+)
+"""Requests whose kept logprob is checked, each with what its grammar allows."""
+
+KEPT_ERROR = 1e-4
+"""Largest error of processed logprob plus kept; `sampling.paths.kept` derives a smaller one."""
+
+Measure: TypeAlias = Callable[
+    [SamplingParams, Tensor, Sequence[int] | None], tuple[int, float, float]
+]
+"""Params, logits float32 [vocab_size] and allowed ids to a token, its logprob and the kept one."""
+
+
+def constrained_frequencies(path: str, draw: SpeculatedDraws, num_draws: int, seed: int) -> Result:
+    """Chi-square of speculated tokens under a grammar: p restricted to its ids, renormalised.
+
+    The draft, which knows nothing of the grammar, proposes a token that it forbids.
+    """
+    target = torch.tensor([0.3, 0.3, 0.2, 0.2]).double()
+    draft = torch.tensor([0.2, 0.5, 0.25, 0.05]).double()
+    tokens = draw(target.log().float(), draft.log().float(), torch.arange(num_draws), seed)
+    return _counted("frequencies: speculated, grammar", path, tokens, _restricted(target))
+
+
+def _restricted(probabilities: Tensor) -> Tensor:
+    """The probabilities of four tokens restricted to `FEW_MASK_IDS`, renormalised."""
+    allowed, restricted = list(FEW_MASK_IDS), torch.zeros_like(probabilities)
+    restricted[allowed] = probabilities[allowed]
+    return restricted / restricted.sum()
+
+
+def masked_frequencies(path: str, draw: Draws, num_draws: int, seed: int) -> Result:
+    """Chi-square of plain draws whose mask allows `MASK_IDS`, under `MASKED`."""
+    logits = torch.randn(2500, generator=torch.Generator().manual_seed(3))
+    masked = torch.full_like(logits, -torch.inf)
+    masked[list(MASK_IDS)] = logits[list(MASK_IDS)]
+    tokens = draw(logits, torch.arange(num_draws), seed)
+    return _counted("frequencies: grammar", path, tokens, _filtered(masked, MASKED))
+
+
+def kept_logprobs(path: str, measure: Measure) -> Result:
+    """Check that processed logprob plus kept is the logprob without masks and filters."""
+    logits = torch.randn(2500, generator=torch.Generator().manual_seed(4)) * 2
+    worst = 0.0
+    for params, allowed in KEPT_CASES:
+        token, chosen, kept = measure(params, logits, allowed)
+        whole = (logits.double() / (params.temperature or 1.0)).log_softmax(0)
+        worst = max(worst, abs(chosen + kept - float(whole[token])))
+    passed = worst < KEPT_ERROR
+    return Result("kept logprob", path, f"{worst:.1e}", f"{KEPT_ERROR:.0e}", 0.0, passed)
 
 
 def greedy_ties(path: str, draw: Draws) -> Result:

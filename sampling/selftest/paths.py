@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from sampling.kernels import tile_pass as tile_kernels
 from sampling.kernels.logits import Source
 from sampling.noise import TILE, Purpose
 from sampling.params import SamplingParams
-from sampling.race import TileStats, race, tile_stats
+from sampling.race import TileMasses, race, tile_masses
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 
@@ -44,6 +45,7 @@ def sampler_draws(
     device: torch.device,
     params: SamplingParams | None = None,
     rows_by_path: Counter[str] | None = None,
+    allowed: Sequence[int] | None = None,
 ) -> Draws:
     """Draws of the engine's sampler for one request.
 
@@ -51,11 +53,12 @@ def sampler_draws(
         config, device: the sampler's.
         params: the request's; neutral if None.
         rows_by_path: counts which path drew.
+        allowed: the ids that a grammar's mask allows; None has no grammar.
     """
     params = params or SamplingParams(seed=0)
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
-        rows = one_row(len(logits), params, seed, device)
+        rows = one_row(len(logits), params, seed, device, allowed)
         sampler = Sampler(config, rows)
         on_device, tokens = logits.to(device), []
         for batch in batches_of(positions, rows):
@@ -65,6 +68,31 @@ def sampler_draws(
         return torch.cat(tokens).long()
 
     return draw
+
+
+def kept_and_chosen(
+    config: SamplerConfig,
+    device: torch.device,
+    params: SamplingParams,
+    logits: Tensor,
+    allowed: Sequence[int] | None,
+) -> tuple[int, float, float]:
+    """Draw a token of one request; return it, its processed logprob and the kept logprob.
+
+    Args:
+        config, device: the sampler's.
+        params: the request's.
+        logits: float32 [vocab_size], on the CPU.
+        allowed: the ids that a grammar's mask allows; None has no grammar.
+    """
+    reporting = msgspec.structs.replace(
+        params, logprobs=0, logprobs_mode="processed_logprobs", kept_logprob=True
+    )
+    rows = one_row(len(logits), reporting, 0, device, allowed)
+    batch = next(batches_of(torch.zeros(1, dtype=torch.int64), rows))
+    drawn = Sampler(config, rows)(logits.to(device)[None], batch)
+    assert drawn.logprobs is not None, "the row asks for logprobs"
+    return int(drawn.token_ids[0]), float(drawn.logprobs.chosen[0]), float(drawn.logprobs.kept[0])
 
 
 def race_draws(device: torch.device) -> Draws:
@@ -128,7 +156,7 @@ def sampler_step(config: SamplerConfig, device: torch.device, *, num_slots: int)
 
 def _race_once_cpu(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
     n, one = len(batch.rows), torch.ones(1, dtype=torch.float64)
-    stats = TileStats(*(column.expand(n, -1) for column in tile_stats(logits[None], one)))
+    stats = TileMasses(*(column.expand(n, -1) for column in tile_masses(logits[None], one)))
     key = rows.noise_key(batch.rows, batch.positions)
     return race(logits.expand(n, -1), stats, one.expand(n), key, Purpose.TARGET)
 
@@ -147,11 +175,25 @@ def _race_once_cuda(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) ->
 
 
 def one_row(
-    vocab_size: int, params: SamplingParams, seed: int, device: torch.device
+    vocab_size: int,
+    params: SamplingParams,
+    seed: int,
+    device: torch.device,
+    allowed: Sequence[int] | None = None,
 ) -> SamplingRows:
-    """Make one sampling row that every drawn token shares, as if one request had all positions."""
+    """Make one sampling row that every drawn token shares, as if one request had all positions.
+
+    With `allowed`, it has a grammar whose mask allows these ids.
+    """
     history = torch.zeros((1, 1), dtype=torch.int32, device=device)
-    rows = SamplingRows(1, vocab_size, device, history=history)
+    if allowed is None:
+        rows = SamplingRows(1, vocab_size, device, history=history)
+    else:
+        rows = SamplingRows(1, vocab_size, device, history=history, max_masks=1)
+        params = msgspec.structs.replace(params, constrained=True)
+        bits = np.zeros(32 * rows.grammar_masks.shape[1], dtype=np.uint8)
+        bits[list(allowed)] = 1
+        rows.put_masks(np.packbits(bits, bitorder="little").view("<i4")[None])
     rows.add(0, params, seed=seed, choice=0, prompt_len=0, num_tokens=0)
     rows.flush()
     return rows
@@ -171,9 +213,11 @@ def batches_of(
     size = max(1, numbers // max(width or rows.vocab_size, TILE))
     for part in torch.split(positions, size):
         rows_np = np.zeros(len(part), dtype=np.int32)
+        zeros = torch.zeros(len(part), dtype=torch.int32, device=rows.device)
         yield SamplingBatch(
-            rows=torch.zeros(len(part), dtype=torch.int32, device=rows.device),
+            rows=zeros,
             positions=part.to(rows.device),
             rows_np=rows_np,
             needs=rows.needs(rows_np),
+            mask_slots=zeros if len(rows.grammar_masks) else None,
         )

@@ -8,7 +8,7 @@ second of two tokens has that token's probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -108,12 +108,18 @@ class SpeculatedDraws(Protocol):
 
 
 def speculated_draws(
-    config: SamplerConfig, device: torch.device, *, one_hot: bool
+    config: SamplerConfig,
+    device: torch.device,
+    *,
+    one_hot: bool,
+    allowed: Sequence[int] | None = None,
 ) -> SpeculatedDraws:
     """Draws of one speculated token a position: drafted, then accepted or recovered.
 
     Args:
         one_hot: the drafts are the draft's highest token; else they are drawn from its logits.
+        allowed: the ids that a grammar's mask allows at that position, not known to the draft;
+            None has no grammar.
     """
 
     def draw(logits: Tensor, draft_logits: Tensor, positions: Tensor, seed: int) -> Tensor:
@@ -122,7 +128,8 @@ def speculated_draws(
         else:
             x = draft_draws(config, device)(draft_logits, positions, seed)
         q = None if one_hot else draft_logits
-        return _at_depth(logits, q, x, positions, seed, device).token_ids[:, DRAFT_DEPTH].long()
+        verified = _at_depth(logits, q, x, positions, seed, device, allowed)
+        return verified.token_ids[:, DRAFT_DEPTH].long()
 
     return draw
 
@@ -134,6 +141,7 @@ def _at_depth(
     positions: Tensor,
     seed: int,
     device: torch.device,
+    allowed: Sequence[int] | None = None,
 ) -> Verification:
     """Verify the drafts `x` at `DRAFT_DEPTH`, after drafts that always stand.
 
@@ -144,6 +152,7 @@ def _at_depth(
         positions: int64 [n], those of the step's first draft.
         seed: the request's.
         device: where to verify.
+        allowed: the ids that a grammar's mask allows at `DRAFT_DEPTH`; None has no grammar.
     """
     sure = torch.full_like(logits, -torch.inf)
     sure[0] = 0.0
@@ -152,7 +161,7 @@ def _at_depth(
     drafts[:, DRAFT_DEPTH] = x
     q = None if draft_logits is None else torch.stack([*before, draft_logits])
     target = torch.stack([*before, logits, logits])
-    return _verified(target, q, drafts, positions, seed, device)
+    return _verified(target, q, drafts, positions, seed, device, allowed)
 
 
 def _verified(
@@ -162,6 +171,7 @@ def _verified(
     positions: Tensor,
     seed: int,
     device: torch.device,
+    allowed: Sequence[int] | None = None,
     *,
     method: Method = "standard",
     rates: Tensor | None = None,
@@ -171,10 +181,10 @@ def _verified(
     Args:
         logits: float32 [1 + k, vocab_size]. draft_logits: float32 [k, vocab_size] or None.
         draft_ids: int64 [n, k]. positions: int64 [n], as for `_at_depth`.
-        seed, device: as for `_at_depth`. method, rates: as for `verification.verify`.
+        seed, device, allowed: as for `_at_depth`. method, rates: as for `verification.verify`.
     """
     depths, vocab_size = logits.shape
-    rows = one_row(vocab_size, SamplingParams(), seed, device)
+    rows = one_row(vocab_size, SamplingParams(), seed, device, allowed)
     on_device = logits.to(device)
     slots = None if draft_logits is None else draft_logits[None].to(device)
     rates = None if rates is None else rates.to(device)
@@ -209,7 +219,7 @@ def _verified(
 
 
 def _spread(batch: SamplingBatch, depths: int, rows: SamplingRows) -> SamplingBatch:
-    """Repeat each position's logit row for all depths."""
+    """Repeat each position's logit row for all depths; a mask holds at `DRAFT_DEPTH` alone."""
     depth = torch.arange(depths, dtype=torch.int32, device=rows.device).repeat(len(batch.rows))
     rows_np = batch.rows_np.repeat(depths)
     return SamplingBatch(
@@ -218,4 +228,5 @@ def _spread(batch: SamplingBatch, depths: int, rows: SamplingRows) -> SamplingBa
         rows_np=rows_np,
         needs=batch.needs,
         depths=depth,
+        mask_slots=None if batch.mask_slots is None else (depth == DRAFT_DEPTH).int() - 1,
     )

@@ -12,7 +12,7 @@ A greedy draft is one-hot: accept when u < p(x), recover from p without x. The b
 the last accepted draft is an ordinary draw of the target (`race`, Purpose.TARGET). Where the
 target is greedy, x is accepted if it is the highest logit, which is recovered otherwise.
 
-All arithmetic is float64 but the sums of the distributions' own tiles (`race.tile_stats`). With
+All arithmetic is float64 but the sums of the distributions' own tiles (`race.tile_masses`). With
 a = log p_i and b = log q_i the residual's weight is exp(a) (1 - exp(b - a)) for b < a, taken as
 -exp(a) expm1(b - a): no digits cancel where p and q are close, and none are lost in the tails.
 
@@ -38,7 +38,7 @@ from sampling.noise import (
     stream,
     uniforms,
 )
-from sampling.race import Cut, TileStats, greedy, tile_stats
+from sampling.race import Cut, TileMasses, greedy, tile_masses
 
 Weigh: TypeAlias = Callable[[Tensor], Tensor]
 """Token ids int64 [n, m] to weights float64 [n, m], 0 outside the vocabulary."""
@@ -66,7 +66,7 @@ class Distribution(NamedTuple):
         logits: Tensor,
         temperature: Tensor,
         cut: Cut | None = None,
-        stats: TileStats | None = None,
+        stats: TileMasses | None = None,
     ) -> Distribution:
         """Make the distribution of n rows.
 
@@ -74,10 +74,10 @@ class Distribution(NamedTuple):
             logits: float32 [n, vocab_size].
             temperature: float64 [n].
             cut: None keeps every token.
-            stats: as `race.tile_stats` gives them; None computes them.
+            stats: as `race.tile_masses` gives them; None computes them.
         """
         scale = _positive(temperature)
-        maxima, masses = stats or tile_stats(logits, scale, cut)
+        maxima, masses = stats or tile_masses(logits, scale, cut)
         highest = maxima.amax(1, keepdim=True).double()
         log_masses = (maxima - highest) / scale[:, None] + masses.double().log()
         log_mass = log_masses.logsumexp(1, keepdim=True)

@@ -2,7 +2,8 @@
 """Device functions for the target's p and the draft's q of tokens, and their ratio.
 
 No softmax of either is written anywhere: kernels work on log p_x = (x - max) / T - log mass and on
-log q_x likewise, in float64, and on 1 - q / p without cancellation.
+log q_x likewise, in float64, and on 1 - q / p without cancellation. `speculative.verdict` accepts
+drafts by their ratio.
 """
 
 from __future__ import annotations

@@ -35,7 +35,6 @@ from sampling.speculative.ratio import (
 )
 from sampling.speculative.verdict import (
     ACCEPT,
-    BAD,
     DRAW,
     RECOVER,
     STOP,
@@ -126,7 +125,7 @@ def _store_tokens(verified, work, r, start, depth, verdict, token, lanes: tl.con
     num_new = depth + ((verdict == DRAW) | (verdict == RECOVER)).to(tl.int32)
     tl.store(verified.num_new + r, num_new)
     tl.store(verified.num_accepted + r, depth)
-    tl.store(verified.bad + r, verdict == BAD)
+    tl.store(verified.bad + r, tl.maximum(verdict - STOP, 0))
     lane = tl.arange(0, lanes)
     drafts = tl.load(work.token_ids + r * work.k + lane, mask=lane < depth, other=0)
     tokens = tl.where(lane == depth, token, drafts.to(tl.int32))
@@ -195,7 +194,7 @@ class VerifiedTokens(NamedTuple):
     token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
     num_new: Tensor  # int32 [R]
     num_accepted: Tensor  # int32 [R]
-    bad: Tensor  # bool [R]
+    bad: Tensor  # uint8 [R], as in `SamplerOutput`
     chosen: Tensor  # int32 [n], the same tokens by logit row; -1 where none stands
 
 
@@ -224,7 +223,7 @@ def draw_last_tokens(
         buffer(num_rows, 1 + k),
         buffer(num_rows),
         buffer(num_rows),
-        buffer(num_rows, dtype=torch.bool),
+        buffer(num_rows, dtype=torch.uint8),
         buffer(len(source.rows)),
     )
     shared = {"edited": edited, "filtered": cuts is not None, "enable_fp_fusion": False}

@@ -29,7 +29,7 @@ def verify(
     token_ids = torch.zeros((num_rows, 1 + k), dtype=torch.int32)
     num_new = torch.zeros(num_rows, dtype=torch.int32)
     num_accepted = torch.zeros_like(num_new)
-    bad = torch.zeros(num_rows, dtype=torch.bool)
+    bad = torch.zeros(num_rows, dtype=torch.uint8)
     logprobs: LogprobsOutput | None = None
     alive = torch.arange(num_rows)
     for depth in range(1 + k):
@@ -38,9 +38,10 @@ def verify(
         target = prepare(logits[at], part, rows)
         x = _drafts_at(depth, alive, drafts, rows.vocab_size)
         tokens, accepted = _decide(x, depth, target, part, rows, drafts, method, rates)
-        token_ids[alive, depth] = tokens.masked_fill_(target.bad, 0)
-        accepted &= ~target.bad
-        num_new[alive] += ~target.bad
+        good = target.bad == 0
+        token_ids[alive, depth] = tokens.masked_fill_(~good, 0)
+        accepted &= good
+        num_new[alive] += good
         num_accepted[alive] += accepted
         bad[alive] = target.bad
         if batch.needs.logprobs:

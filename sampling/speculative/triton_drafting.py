@@ -161,7 +161,7 @@ def draw_drafts(
     columns: Tensor | None,
 ) -> Tensor:
     """Draw the drafts of one depth; arguments as for `drafting.draw_drafts`."""
-    source = Source.of(logits, batch, rows)
+    source = Source.of(logits, batch, rows)._replace(mask_slots=None)  # drafts know no grammar
     n, num_tiles = len(batch.rows), triton.cdiv(rows.vocab_size, TILE)
     scaled, edited = method != "greedy", batch.needs.edited
 

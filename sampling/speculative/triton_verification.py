@@ -29,7 +29,9 @@ def verify(
     needs, edited = batch.needs, batch.needs.edited
     coupled = method == "coupled"
     source = Source.of(logits, batch, rows)
-    stats = tile_pass(source, edited=edited, peaked=needs.filtered, reported=needs.logprobs)
+    stats = tile_pass(
+        source, edited=edited, peaked=needs.filtered, reported=needs.logprobs, kept=needs.kept
+    )
     cuts = cut(source, stats, needs) if needs.filtered else None
     verdicts, draft = decide(
         source,
@@ -41,11 +43,14 @@ def verify(
         has_draft_logits=drafts.logits is not None and needs.random and not coupled,
         edited=edited,
         reported=needs.logprobs,
+        kept=needs.kept,
     )
     tokens = draw_last_tokens(source, stats, cuts, verdicts, draft, edited=edited)
     logprobs = None
     if needs.logprobs:
-        logprobs = report(source, stats, cuts, verdicts.offsets, tokens.chosen, batch, rows)
+        logprobs = report(
+            source, stats, cuts, verdicts.offsets, verdicts.kept, tokens.chosen, batch, rows
+        )
     if needs.penalized:  # after logprobs, which report what the tokens were drawn from
         count_tokens(source, tokens.chosen, tokens.chosen < 0)
     return Verification(*tokens[:4], logprobs)

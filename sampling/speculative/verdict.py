@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sampling.batch import Drafts
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Drafts
 from sampling.kernels.logits import TILE, Source
 from sampling.kernels.race import (
     draw_token,
     highest_token,
     load_tiles,
     log_sum,
+    store_kept,
     store_offset,
 )
 from sampling.kernels.row_params import is_random, load_temperature, noise_key
@@ -37,11 +38,12 @@ class Verdict(IntEnum):
     ACCEPT = 0  # the draft stands
     RECOVER = 1  # refused; another token is drawn in its place from the residual
     DRAW = 2  # the target draws: there is no draft, or a refused one that says nothing of p
-    BAD = 3  # the logits are bad
-    STOP = 4  # behind the row's drafts or its room
+    STOP = 3  # behind the row's drafts or its room
+    UNUSABLE = STOP + UNUSABLE_LOGITS  # the logits are bad, with this code
+    EMPTY = STOP + NOTHING_ALLOWED
 
 
-ACCEPT, RECOVER, DRAW, BAD, STOP = (constexpr(int(verdict)) for verdict in Verdict)
+ACCEPT, RECOVER, DRAW, STOP = (constexpr(int(verdict)) for verdict in list(Verdict)[:4])
 
 _ACCEPT_STREAM = constexpr(stream(Purpose.ACCEPT))
 _DEPTH_SHIFT = constexpr(stream(Purpose.TARGET, depth=1).bit_length() - 1)
@@ -60,6 +62,7 @@ class Verdicts(NamedTuple):
     # where a token must be recovered.
     scalars: Tensor
     offsets: Tensor  # float64 [n], see `race.store_offset`
+    kept: Tensor  # float32 [n], see `race.store_kept`
 
 
 class DraftTiles(NamedTuple):
@@ -122,6 +125,7 @@ def _verdict_kernel(
     edited: tl.constexpr,
     filtered: tl.constexpr,
     reported: tl.constexpr,
+    kept: tl.constexpr,
 ):
     depth, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
     verdict = tl.full((), STOP, tl.int32)
@@ -130,8 +134,9 @@ def _verdict_kernel(
         tiles = load_tiles(stats, i, num_tiles, padded_tiles)
         if reported:
             store_offset(source, stats, work.offsets, i, tiles, num_tiles, padded_tiles)
+            store_kept(source, stats, work.kept, i, tiles, num_tiles, padded_tiles, kept)
         x, given = _draft_at(source, work, r, depth)
-        verdict = tl.where(tiles.bad, BAD, DRAW)
+        verdict = tl.where(tiles.bad != 0, STOP + tiles.bad, DRAW)
         if given & (tiles.bad == 0):
             verdict = _verdict(
                 source, cuts, draft, rates, work, _Draft(x, r, depth, i), tiles, num_tiles,
@@ -239,6 +244,7 @@ def decide(
     has_draft_logits: bool,
     edited: bool,
     reported: bool,
+    kept: bool = False,
 ) -> tuple[Verdicts, DraftTiles | None]:
     """Decide every draft by itself, whatever became of those before it.
 
@@ -248,7 +254,7 @@ def decide(
         rates: float64 [k], for synthetic acceptance; None compares with p and q.
         coupled: compare with the target's draw instead.
         has_draft_logits: whether q is `drafts.logits`; else drafts are one-hot.
-        edited, reported: as for `tile_pass`.
+        edited, reported, kept: as for `tile_pass`.
 
     Returns:
         The verdicts, and q's tiles where `has_draft_logits`.
@@ -265,6 +271,7 @@ def decide(
         verdicts=buffer(num_rows, 1 + k, dtype=torch.int32),
         scalars=buffer(num_rows if has_draft_logits else 0, k, 4, dtype=torch.float64),
         offsets=buffer(len(source.rows) if reported else 0, dtype=torch.float64),
+        kept=buffer(len(source.rows) if reported else 0),
     )
     draft = None
     if has_draft_logits:
@@ -288,6 +295,7 @@ def decide(
         edited=edited,
         filtered=cuts is not None,
         reported=reported,
+        kept=kept,
         enable_fp_fusion=False,
     )
     return work, draft

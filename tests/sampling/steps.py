@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,12 +19,16 @@ Logits = Callable[[int, int], Tensor]
 
 @dataclass
 class Request:
-    """One choice: its parameters, its noise key and its tokens so far, the prompt's first."""
+    """One choice: its parameters, its noise key and its tokens so far, the prompt's first.
+
+    `allowed` are the ids that its grammar allows next, if it has one.
+    """
 
     params: SamplingParams
     seed: int = 0
     choice: int = 0
     tokens: list[int] = field(default_factory=lambda: [1, 2, 3])
+    allowed: Sequence[int] | None = None
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,7 +41,7 @@ class Host:
     def __init__(self, num_rows: int, vocab_size: int, max_len: int = 64) -> None:
         device = torch.device("cpu")
         history = torch.zeros(num_rows, max_len, dtype=torch.int32)
-        self.rows = SamplingRows(num_rows, vocab_size, device, history=history)
+        self.rows = SamplingRows(num_rows, vocab_size, device, history=history, max_masks=num_rows)
         self.sampler = Sampler(SamplerConfig(), self.rows)
         self.requests: dict[int, Request] = {}
 
@@ -63,8 +68,13 @@ class Host:
         """The next token of each of these rows, in this order."""
         rows_np = np.array(rows, dtype=np.int32)
         positions = [len(self.requests[row].tokens) for row in rows]
+        allowed = [self.requests[row].allowed for row in rows]
         return SamplingBatch(
-            torch.from_numpy(rows_np), torch.tensor(positions), rows_np, self.rows.needs(rows_np)
+            torch.from_numpy(rows_np),
+            torch.tensor(positions),
+            rows_np,
+            self.rows.needs(rows_np),
+            mask_slots=put_masks(self.rows, allowed),
         )
 
     def step(self, rows: Sequence[int], logits: Tensor) -> SamplerOutput:
@@ -76,6 +86,26 @@ class Host:
             self.rows.history[row, len(tokens)] = token
             tokens.append(token)
         return output
+
+
+def put_masks(rows: SamplingRows, allowed: Sequence[Sequence[int] | None]) -> Tensor | None:
+    """Write the masks of some logit rows; return their slots, the last mask in slot 0."""
+    masked = [i for i, ids in enumerate(allowed) if ids is not None]
+    if not masked:
+        return None
+    slots = torch.full((len(allowed),), -1, dtype=torch.int32)
+    slots[masked] = torch.arange(len(masked) - 1, -1, -1, dtype=torch.int32)
+    bitmaps = [bitmap(allowed[i] or (), rows.vocab_size) for i in reversed(masked)]
+    rows.put_masks(np.stack(bitmaps))
+    return slots.to(rows.device)
+
+
+def bitmap(allowed: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
+    """A mask of allowed ids, int32 [ceil(vocab_size / 32)]; bits behind the vocabulary are set."""
+    words = [0] * -(-vocab_size // 32)
+    for token in [*allowed, *range(vocab_size, 32 * len(words))]:
+        words[token // 32] |= 1 << token % 32
+    return np.array(words, dtype=np.uint32).view(np.int32)
 
 
 def draw(requests: Sequence[Request], logits: Tensor) -> SamplerOutput:

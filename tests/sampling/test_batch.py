@@ -18,6 +18,7 @@ def make_logprobs(num_positions: int, first: int = 0) -> LogprobsOutput:
         top_ids=torch.stack((position, position + 100), dim=1).int(),
         top_logprobs=torch.stack((position / 4, position / 2), dim=1),
         explicit=(position + 0.5)[:, None],
+        kept=-position / 16,
     )
 
 
@@ -54,14 +55,18 @@ def test_a_batch_of_some_logit_rows() -> None:
     rows_np = np.array([4, 2, 2, 9], dtype=np.int32)
     needs = SamplingNeeds(1, greedy=False, num_top=0, num_explicit=0)
     depths = torch.tensor([0, 0, 1, 0], dtype=torch.int32)
+    slots = torch.tensor([-1, 3, 0, 7], dtype=torch.int32)
     batch = SamplingBatch(
-        torch.from_numpy(rows_np), torch.tensor([10, 20, 21, 30]), rows_np, needs, depths
+        torch.from_numpy(rows_np), torch.tensor([10, 20, 21, 30]), rows_np, needs, depths, slots
     )
     some = batch.select(torch.tensor([3, 2]))
     assert some.rows.tolist() == some.rows_np.tolist() == [9, 2]
     assert some.positions.tolist() == [30, 21]
     assert some.depths is not None
     assert some.depths.tolist() == [0, 1]
+    assert some.mask_slots is not None
+    assert some.mask_slots.tolist() == [7, 0]
     assert some.needs is needs
     without = SamplingBatch(batch.rows, batch.positions, rows_np, needs)
     assert without.select(torch.tensor([0])).depths is None
+    assert without.select(torch.tensor([0])).mask_slots is None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sampling import reference
+from sampling.batch import NOTHING_ALLOWED
 from sampling.noise import TILE, Purpose
 from sampling.params import SamplingParams
 from sampling.paths import torch_edits
@@ -186,7 +187,7 @@ def test_a_row_with_every_token_masked_is_bad_alone(kind: dict[str, Any]) -> Non
     clean = draw(others, logits).token_ids
     masked = [*others[:2], Request(SamplingParams(**kind), seed=2), *others[3:]]
     drawn = draw(masked, logits)
-    assert drawn.bad.tolist() == [False, False, True, False, False]
+    assert drawn.bad.tolist() == [0, 0, NOTHING_ALLOWED, 0, 0]
     assert drawn.token_ids[2] == 0
     rest = torch.tensor([0, 1, 3, 4])
     assert torch.equal(drawn.token_ids[rest], clean[rest])

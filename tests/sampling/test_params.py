@@ -66,7 +66,7 @@ def test_refused_by_name(name: str, value: Any) -> None:
 
 
 def test_every_bounded_parameter_is_covered() -> None:
-    without_bounds = {"stop_token_ids", "logprobs_mode"}
+    without_bounds = {"stop_token_ids", "logprobs_mode", "kept_logprob", "constrained"}
     assert set(ACCEPTED) == set(REFUSED)
     assert set(SamplingParams.__struct_fields__) - without_bounds == set(REFUSED)
 

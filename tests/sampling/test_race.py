@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sampling import noise, race, reference
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose
-from sampling.race import MASS_ERROR, Cut, TileStats, greedy, log_sum_exp, tile_maxima, tile_stats
+from sampling.race import MASS_ERROR, Cut, TileMasses, greedy, log_sum_exp, tile_masses, tile_maxima
 from sampling.selftest import checks
 from sampling.selftest.paths import Draws, race_draws
 from sampling.selftest.tails import CASES, TILES, TOKENS, TailCase
@@ -35,7 +35,7 @@ def make_key(n: int) -> NoiseKey:
 
 
 def run(logits: Tensor, temperature: Tensor, key: NoiseKey, cut: Cut | None = None) -> Tensor:
-    stats = tile_stats(logits, temperature, cut)
+    stats = tile_masses(logits, temperature, cut)
     return race.race(logits, stats, temperature, key, Purpose.TARGET, cut)
 
 
@@ -86,7 +86,7 @@ def test_every_part_of_the_key_counts() -> None:
     logits, key, ones = torch.zeros(N, 8193), make_key(N), torch.ones(N, dtype=torch.float64)
     expected = expect(logits, ones, key)
     assert_equal(run(logits, ones, key), expected)
-    stats = tile_stats(logits, ones)
+    stats = tile_masses(logits, ones)
     others = [run(logits, ones, key._replace(**{part: column + 1})) for part, column in named(key)]
     others += [
         race.race(logits, stats, ones, key, purpose) for purpose in set(Purpose) - {Purpose.TARGET}
@@ -145,7 +145,7 @@ def test_a_cut_leaves_the_race_among_the_kept() -> None:
 def test_tile_stats_lie_within_the_derived_error() -> None:
     logits = torch.cat((make_logits(20, 8193, scale=3.0), make_logits(20, 8193, scale=0.01)))
     temperature = torch.logspace(-2, 2, 40, dtype=torch.float64)
-    stats = tile_stats(logits, temperature)
+    stats = tile_masses(logits, temperature)
     padded = torch.nn.functional.pad(logits, (0, 9 * TILE - 8193), value=-torch.inf)
     tiles = padded.view(40, 9, TILE).double()
     assert torch.equal(stats.maxima.double(), tiles.amax(2))
@@ -160,9 +160,18 @@ def test_a_masked_tile_has_no_mass_and_never_wins() -> None:
     logits = make_logits(200, 4 * TILE)
     logits[:, TILE : 3 * TILE] = -torch.inf
     temperature = torch.ones(200, dtype=torch.float64)
-    assert (tile_stats(logits, temperature).masses[:, 1:3] * 0.0 == 0.0).all()
+    assert (tile_masses(logits, temperature).masses[:, 1:3] * 0.0 == 0.0).all()
     tile = run(logits, temperature, make_key(200)) // TILE
     assert set(tile.tolist()) == {0, 3}
+
+
+def test_a_mask_holds_at_any_temperature() -> None:
+    """From T = 1e46 on 1 / T is 0 in float32, where a mask's -inf would become NaN."""
+    logits = make_logits(3, 2 * TILE)
+    logits[:, TILE + 5 : TILE + 9] = -torch.inf
+    temperature = torch.tensor([1e30, 1e46, 1e300], dtype=torch.float64)
+    # No gap of these logits, divided by T, changes an exponential from 1.
+    assert tile_masses(logits, temperature).masses.tolist() == [[TILE, TILE - 4]] * 3
 
 
 @pytest.mark.parametrize("ids", [[0, 1], [1023, 1024], [5, 4000], [4095, 4999], range(5000)])
@@ -190,8 +199,8 @@ def distinct(
 ) -> Tensor:
     """Draw `NUM_DRAWS` tokens by noise keys that differ in one of their parts."""
     parts = [torch.as_tensor(part).expand(NUM_DRAWS) for part in (seeds, positions, choices)]
-    stats = tile_stats(logits[None], torch.ones(1, dtype=torch.float64))
-    stats = TileStats(*(column.expand(NUM_DRAWS, -1) for column in stats))
+    stats = tile_masses(logits[None], torch.ones(1, dtype=torch.float64))
+    stats = TileMasses(*(column.expand(NUM_DRAWS, -1) for column in stats))
     ones = torch.ones(NUM_DRAWS, dtype=torch.float64)
     return race.race(logits.expand(NUM_DRAWS, -1), stats, ones, NoiseKey(*parts), Purpose.TARGET)
 
@@ -226,8 +235,8 @@ def test_seeds_and_choices_are_as_good_as_positions(draw: Draws) -> None:
 
 def uniform_masses(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
     """Draw as if all tiles had the same mass."""
-    flat = tile_stats(logits[None], torch.ones(1, dtype=torch.float64))
-    stats = TileStats(*(torch.ones_like(column).expand(NUM_DRAWS, -1) for column in flat))
+    flat = tile_masses(logits[None], torch.ones(1, dtype=torch.float64))
+    stats = TileMasses(*(torch.ones_like(column).expand(NUM_DRAWS, -1) for column in flat))
     ones, zeros = torch.ones(NUM_DRAWS, dtype=torch.float64), torch.zeros_like(positions)
     key = NoiseKey(zeros + seed, positions, zeros)
     return race.race(logits.expand(NUM_DRAWS, -1), stats, ones, key, Purpose.TARGET)

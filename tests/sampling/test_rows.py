@@ -17,6 +17,8 @@ from sampling.rows import (
     FILTERED,
     FLAGS,
     FLASHINFER,
+    GRAMMAR,
+    KEPT,
     LARGE_TOP_K,
     LOG_MIN_P,
     LOGPROBS,
@@ -93,6 +95,12 @@ def test_a_row_holds_its_parameters_after_a_flush() -> None:
             RANDOM | FILTERED | LOGPROBS | PROCESSED,
         ),
         ({"logprobs_mode": "processed_logits"}, RANDOM),  # nothing is reported
+        ({"constrained": True, "top_k": 5}, RANDOM | FILTERED | GRAMMAR),
+        ({"kept_logprob": True, "top_p": 0.5}, RANDOM | FILTERED | KEPT | LOGPROBS | NORMALIZED),
+        (
+            {"kept_logprob": True, "temperature": 0.0, "logprobs_mode": "processed_logits"},
+            KEPT | LOGPROBS,
+        ),
     ],
 )
 def test_flags_say_what_a_row_needs(params: dict[str, Any], flags: int) -> None:
@@ -108,6 +116,7 @@ def test_needs_are_those_of_the_batch_alone() -> None:
     add(rows, 1, temperature=0.0, logprobs=6, logprob_token_ids=(1, 2, 3))
     add(rows, 2, top_p=0.5, logprobs=2, logprobs_mode="processed_logprobs")
     add(rows, 3, frequency_penalty=1.0)
+    add(rows, 4, constrained=True, kept_logprob=True)
     plain = needs(rows, 0)
     assert plain == SamplingNeeds(RANDOM, greedy=False, num_top=0, num_explicit=0)
     assert (plain.random, plain.filtered, plain.edited, plain.logprobs) == (True, *[False] * 3)
@@ -117,10 +126,27 @@ def test_needs_are_those_of_the_batch_alone() -> None:
     three = needs(rows, 2, 0, 3)
     assert (three.filtered, three.edited, three.penalized, three.processed) == (True,) * 4
     assert (three.num_top, three.num_explicit) == (5, 0)
+    assert (both.kept, three.kept) == (False, False)
+    masked = needs(rows, 0, 4)
+    assert (masked.edited, masked.kept, masked.logprobs, masked.processed) == (True,) * 3 + (False,)
     rows.remove(1)
     rows.remove(3)
     add(rows, 1)
     assert needs(rows, 0, 1) == plain
+
+
+def test_masks_are_written_where_graphs_read_them() -> None:
+    history = torch.zeros(2, 16, dtype=torch.int32)
+    rows = SamplingRows(2, WIDTH, CPU, history=history, max_masks=3)
+    words = -(-WIDTH // 32)
+    assert rows.grammar_masks.shape == (3, words)
+    address = rows.grammar_masks.data_ptr()
+    masks = np.arange(2 * words, dtype=np.int32).reshape(2, words)
+    rows.put_masks(masks)
+    assert rows.grammar_masks.data_ptr() == address
+    assert np.array_equal(rows.grammar_masks[:2].numpy(), masks)
+    assert not rows.grammar_masks[2].any()
+    assert make_rows().grammar_masks.shape == (0, words)
 
 
 def test_more_top_tokens_than_the_vocabulary_has_are_not_needed() -> None:

@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from sampling import sampler as sampler_module
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
 from sampling.params import SamplingParams
+from sampling.race import LEAST_CUT, MASS_ERROR
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
 from sampling.triton_support import INTERPRETED
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.environment import config_on
+from tests.sampling.steps import put_masks
 
 pytestmark = [
     pytest.mark.skipif(
@@ -33,6 +36,8 @@ DEVICES = [
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 NUM_ROWS, PROMPT_LEN = 12, 10
+KEPT_ERROR = 4 * MASS_ERROR + LEAST_CUT  # two masses on each side, and what counts as no cut
+NOTHING_LEFT = 10  # the row whose grammar, if it has one, allows nothing
 EDITS = {
     "frequency_penalty": 0.5,
     "repetition_penalty": 1.3,
@@ -57,7 +62,36 @@ WISHES: dict[str, list[dict[str, Any]]] = {
         {"logprobs": 2, "logprobs_mode": "processed_logits", "temperature": 0.5},
         {"logprobs": 2, "logprobs_mode": "raw_logits"},
     ],
+    "grammar": [
+        {"constrained": True},
+        {},
+        EDITS | {"constrained": True, "temperature": 0.7, "top_p": 0.9},
+        {"constrained": True, "temperature": 0.0},
+        {"constrained": True, "logprobs": 3, "logprobs_mode": "processed_logprobs", "top_k": 9},
+    ],
+    "kept": [
+        {"kept_logprob": True, "top_p": 0.8},
+        {"kept_logprob": True, "constrained": True},
+        EDITS | {"kept_logprob": True, "min_p": 0.05, "temperature": 0.5},
+        {"logprobs": 1},
+        {"kept_logprob": True, "allowed_token_ids": (1, 8, 50), "temperature": 0.0},
+    ],
+    "kept without masks": [{"kept_logprob": True, "top_k": 7}, {"kept_logprob": True}, {}],
 }
+
+
+def allowed_ids(wishes: list[dict[str, Any]], vocab_size: int) -> list[list[int] | None]:
+    """What the grammars of the rows allow: a third of the ids, nothing in row `NOTHING_LEFT`.
+
+    Row 6 has no mask, whatever its parameters.
+    """
+    generator = torch.Generator().manual_seed(3)
+    allowed: list[list[int] | None] = []
+    for row in range(NUM_ROWS):
+        ids = torch.randint(0, vocab_size, (vocab_size // 3,), generator=generator).tolist()
+        masked = "constrained" in wishes[row % len(wishes)] and row != 6
+        allowed.append([] if masked and row == NOTHING_LEFT else ids if masked else None)
+    return allowed
 
 
 def draw(logits: Tensor, wishes: list[dict[str, Any]], vocab_size: int) -> tuple[Any, Tensor]:
@@ -65,7 +99,9 @@ def draw(logits: Tensor, wishes: list[dict[str, Any]], vocab_size: int) -> tuple
     device = logits.device
     generator = torch.Generator().manual_seed(vocab_size)
     history = torch.randint(0, vocab_size, (NUM_ROWS, 64), generator=generator, dtype=torch.int32)
-    rows = SamplingRows(NUM_ROWS, vocab_size, device, history=history.to(device))
+    rows = SamplingRows(
+        NUM_ROWS, vocab_size, device, history=history.to(device), max_masks=NUM_ROWS
+    )
     for row in range(NUM_ROWS):
         seed = row * 7919 - 3
         # A seed of its own keeps a row on the native path, whatever FlashInfer does.
@@ -78,6 +114,7 @@ def draw(logits: Tensor, wishes: list[dict[str, Any]], vocab_size: int) -> tuple
         torch.full((NUM_ROWS,), 20, device=device),
         rows_np,
         rows.needs(rows_np),
+        mask_slots=put_masks(rows, allowed_ids(wishes, vocab_size)),
     )
     return Sampler(config_on(device), rows)(logits, batch), rows.counts.words
 
@@ -89,14 +126,16 @@ def assert_equal(ours: SamplerOutput, wanted: SamplerOutput, wishes: list[dict[s
         assert ours.logprobs is None
         return
     assert ours.logprobs is not None
-    asked = torch.tensor(["logprobs" in wishes[row % len(wishes)] for row in range(NUM_ROWS)])
-    good = ~wanted.bad & asked  # other rows' logprobs are nobody's
+    reports = {"logprobs", "kept_logprob"}
+    asked = torch.tensor([bool(reports & wishes[i % len(wishes)].keys()) for i in range(NUM_ROWS)])
+    good = (wanted.bad == 0) & asked  # other rows' logprobs are nobody's
     for name, want in wanted.logprobs._asdict().items():
         have = getattr(ours.logprobs, name).cpu()
         if want.dtype == torch.int32:
             assert torch.equal(have[good], want[good]), name
         else:  # values are float32(x - offset); the offsets' masses agree to 2**-18
-            torch.testing.assert_close(have[good], want[good], rtol=1e-6, atol=1e-5)
+            atol = KEPT_ERROR if name == "kept" else 1e-5
+            torch.testing.assert_close(have[good], want[good], rtol=1e-6, atol=atol)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -118,7 +157,10 @@ def test_kernels_equal_plain_torch(
     with monkeypatch.context() as plain:
         plain.setattr(sampler_module, "kernels_run_on", lambda device: False)
         wanted, wanted_counts = draw(logits, WISHES[name], vocab_size)
-    assert wanted.bad.sum() == 3
+    codes = dict.fromkeys((1, 3, 5), UNUSABLE_LOGITS)
+    if allowed_ids(WISHES[name], vocab_size)[NOTHING_LEFT] == []:
+        codes[NOTHING_LEFT] = NOTHING_ALLOWED
+    assert wanted.bad.tolist() == [codes.get(row, 0) for row in range(NUM_ROWS)]
     assert_equal(ours, wanted, WISHES[name])
     assert torch.equal(counts.cpu(), wanted_counts)
 
@@ -132,5 +174,5 @@ def test_kernels_stay_inside_their_tensors(monkeypatch: pytest.MonkeyPatch) -> N
     strayed = watch_bounds(monkeypatch)
     logits = torch.randn(NUM_ROWS, 2500, generator=torch.Generator().manual_seed(2))
     logits[1] = torch.nan
-    draw(logits, [everything, masked, {}], 2500)
+    draw(logits, [everything, masked, {}, {"constrained": True, "kept_logprob": True}], 2500)
     assert strayed == set()

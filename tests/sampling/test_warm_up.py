@@ -11,31 +11,36 @@ from torch import Tensor
 
 from sampling import warm_up
 from sampling.batch import Drafts, SamplingBatch
+from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import MAX_TOP, TOP_LANES
 from sampling.paths import triton_path
-from sampling.rows import SamplingRows
+from sampling.rows import GRAMMAR, SamplingRows
 from sampling.speculative import triton_verification
 from sampling.warm_up import compile_kernels, compile_verification
 
 CPU = torch.device("cpu")
-Variant = tuple[bool, bool, bool, int]
-"""Edited, filtered, logprobs and the length of the top list; Triton compiles each by itself."""
+Variant = tuple[bool, bool, bool, bool, bool, int]
+"""Masks of grammars, edited, filtered, logprobs, what is kept, and the length of the top list;
+Triton compiles each by itself."""
 
 
-def make_rows(vocab_size: int = 2500) -> SamplingRows:
-    return SamplingRows(3, vocab_size, CPU, history=torch.zeros(3, 16, dtype=torch.int32))
+def make_rows(vocab_size: int = 2500, max_masks: int = 5) -> SamplingRows:
+    history = torch.zeros(3, 16, dtype=torch.int32)
+    return SamplingRows(3, vocab_size, CPU, history=history, max_masks=max_masks)
 
 
-def variants(tops: tuple[int, ...]) -> set[Variant]:
+def variants(tops: tuple[int, ...], *, masks: bool = True) -> set[Variant]:
     """All variants there are: without logprobs no top list, with them none or one of `tops`."""
-    reports = [(False, 0), (True, 0), *((True, top) for top in tops)]
-    stages = product((False, True), (False, True), reports)
-    return {(edited, filtered, *report) for edited, filtered, report in stages}
+    edits = [(False, False), (False, True), *([(True, True)] if masks else [])]
+    reports = [(False, False, 0), *((True, False, top) for top in (0, *tops)), (True, True, 0)]
+    stages = product(edits, (False, True), reports)
+    return {(*edited, filtered, *report) for edited, filtered, report in stages}
 
 
 def variant_of(batch: SamplingBatch) -> Variant:
-    needs = batch.needs
-    return needs.edited, needs.filtered, needs.logprobs, needs.num_top
+    needs, masked = batch.needs, batch.mask_slots is not None
+    assert masked == bool(needs.flags & GRAMMAR)
+    return masked, needs.edited, needs.filtered, needs.logprobs, needs.kept, needs.num_top
 
 
 @pytest.mark.parametrize(
@@ -51,7 +56,7 @@ def test_every_variant_of_the_draw_is_launched(
     vocab_size: int, max_top: int, tops: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: set[Variant] = set()
-    scaled: set[bool] = set()
+    scaled: set[tuple[bool, bool]] = set()
     prompts: set[int] = set()
 
     def draw(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:
@@ -60,8 +65,8 @@ def test_every_variant_of_the_draw_is_launched(
         assert batch.needs.twice_filtered == batch.needs.filtered  # all turns of the filters
         drawn.add(variant_of(batch))
 
-    def scale(*arguments: Any, edited: bool) -> None:
-        scaled.add(edited)
+    def scale(source: Source, *arguments: Any, edited: bool) -> None:
+        scaled.add((source.mask_slots is not None, edited))
 
     def report(logits: Tensor, targets: Tensor, num_top: int, *rest: Any, **options: Any) -> None:
         prompts.add(num_top)
@@ -72,8 +77,17 @@ def test_every_variant_of_the_draw_is_launched(
     monkeypatch.setattr(warm_up, "tile_pass", lambda *arguments, **options: None)
     compile_kernels(make_rows(vocab_size), torch.bfloat16, max_top)
     assert drawn == variants(tops)
-    assert scaled == {False, True}
+    assert scaled == {(False, False), (False, True), (True, True)}
     assert prompts == {0, *tops}
+
+
+def test_masks_are_left_out_where_no_row_can_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: set[Variant] = set()
+    monkeypatch.setattr(triton_path, "draw", lambda _, batch, rows: drawn.add(variant_of(batch)))
+    for name in ("scaled_logits", "prompt_kernels", "tile_pass"):
+        monkeypatch.setattr(warm_up, name, lambda *arguments, **options: None)
+    compile_kernels(make_rows(max_masks=0), torch.bfloat16, 5)
+    assert drawn == variants(TOP_LANES[:1], masks=False)
 
 
 def test_every_variant_of_verification_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,18 +16,18 @@ from torch import Tensor
 
 from sampling.batch import SamplingBatch
 from sampling.filters import scan as scan_kernels
+from sampling.filters.bisection import bisect
 from sampling.filters.bracket import bracket
 from sampling.filters.cut import cut_within
 from sampling.filters.cut_state import Brackets
 from sampling.filters.plain import cut
-from sampling.filters.search import search
 from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source
 from sampling.kernels.tile_pass import tile_pass
 from sampling.params import SamplingParams
 from sampling.paths import torch_edits
 from sampling.paths.triton_path import TURNS
-from sampling.race import MASS_ERROR, Cut, tile_stats
+from sampling.race import MASS_ERROR, Cut, tile_masses
 from sampling.rows import FILTERED, LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, SamplingRows
 from sampling.triton_support import INTERPRETED, tl
 
@@ -147,7 +147,7 @@ def check(
     values = torch_edits.process(logits.float(), batch, rows)
     wanted = wanted_cuts(values, rows)
     temperature = rows.floats[:, TEMPERATURE].where(rows.floats[:, TEMPERATURE] > 0, 1.0)
-    masses = tile_stats(values, temperature, wanted).masses
+    masses = tile_masses(values, temperature, wanted).masses
 
     batch, rows = make_batch(width, device)
     source = Source.of(logits.to(device), batch, rows)
@@ -162,7 +162,7 @@ def check(
             mislead(turn, brackets)
         cut_within(source, stats, cuts, scratch, brackets, edited=True)
     left = int(scratch.states.count_nonzero())
-    search(source, stats, cuts, scratch, edited=True)
+    bisect(source, stats, cuts, scratch, edited=True)
     ours = Cut(cuts.thresholds.cpu(), cuts.last_ids.cpu().long())
     ids = torch.arange(width)
     differing = (ours.keeps(values, ids) != wanted.keeps(values, ids)).sum(1)

@@ -126,6 +126,7 @@ def test_every_mode_beside_the_others(device: torch.device) -> None:
     values, offsets = torch_path.reported_values(x, processed, cuts, flags, batch, rows)
     mine = on_kernels(x, params, cuts, offsets, token_ids, ids, device)
     expected = gather_logprobs(values, offsets, token_ids, num_top=7, explicit_ids=ids)
+    expected = expected._replace(kept=torch.arange(len(values)).float())
     reporting = torch.arange(n) != 8
     same(
         LogprobsOutput(*(tensor.cpu() for tensor in mine)).at(reporting),
@@ -171,6 +172,7 @@ def on_kernels(
         tile_pass(source, edited=True, peaked=False, reported=True),
         Cut(cuts.thresholds.to(device), cuts.last_ids.int().to(device)),
         offsets.to(device),
+        torch.arange(len(x)).float().to(device),
         token_ids.to(device),
         num_top=7,
         explicit_ids=ids.to(device),

@@ -41,6 +41,7 @@ def test_tokens_that_equal_the_last_one_kept_are_not_shown(mode: LogprobsMode, d
         tile_pass(source, edited=False, peaked=False, reported=True),
         Cut(torch.tensor([3.0], device=where), torch.tensor([2], dtype=torch.int32, device=where)),
         torch.zeros(1, dtype=torch.float64, device=where),
+        torch.zeros(1, device=where),
         torch.tensor([3], device=where),
         num_top=5,
         explicit_ids=torch.arange(len(LOGITS), device=where)[None],

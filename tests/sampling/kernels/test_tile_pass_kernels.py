@@ -47,14 +47,19 @@ def make_source(device: str, wish: dict[str, Any]) -> tuple[Source, Tensor]:
     return Source.of(logits.to(where), batch, rows), logits.float()
 
 
-def assert_right(stats: TileStats, logits: Tensor, processed: Tensor) -> None:
+def assert_right(
+    stats: TileStats, logits: Tensor, processed: Tensor, unmasked: Tensor | None = None
+) -> None:
     """Maxima are equal; masses lie within the error that `sampling.race` derives."""
     temperature = torch.full((NUM_ROWS,), TEMPERATURE, dtype=torch.float64)
-    for values, scale, maxima, masses in (
+    measured = [
         (processed, temperature, stats.maxima, stats.masses),
         (logits, torch.ones_like(temperature), stats.raw_maxima, stats.raw_masses),
-    ):
-        wanted = race.tile_stats(values, scale)
+    ]
+    if unmasked is not None:
+        measured.append((unmasked, temperature, stats.unmasked_maxima, stats.unmasked_masses))
+    for values, scale, maxima, masses in measured:
+        wanted = race.tile_masses(values, scale)
         assert torch.equal(maxima.cpu(), wanted.maxima)
         error = (masses.cpu() / wanted.masses - 1).abs().max()
         assert float(error) < 2 * MASS_ERROR  # both sides are float32 sums
@@ -82,9 +87,10 @@ def test_every_launch_shape_gives_the_same(
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_partial_group_of_tiles_writes_nothing_behind_its_row(edited: bool, device: str) -> None:
     """Four tiles a program, five in a row: the last row's second program has three too many."""
-    source, logits = make_source(device, {"logit_bias": {7: 0.5}} if edited else {})
+    edits = {"logit_bias": {7: 0.5}, "bad_words": ((TILE + 3,),)}
+    source, logits = make_source(device, (edits if edited else {}) | {"kept_logprob": True})
     peaks_a_tile = TILE // PEAK
-    sizes = [NUM_ROWS * NUM_TILES * width for width in (1, 1, peaks_a_tile, 1, 1)]
+    sizes = [NUM_ROWS * NUM_TILES * width for width in (1, 1, peaks_a_tile, 1, 1, 1, 1)]
     behind = 4 * peaks_a_tile  # more than a program can reach
     buffers = [torch.full((size + behind,), POISON, device=device) for size in sizes]
     stats = TileStats(
@@ -99,12 +105,16 @@ def test_a_partial_group_of_tiles_writes_nothing_behind_its_row(edited: bool, de
         edited=edited,
         peaked=True,
         reported=True,
+        kept=True,
         num_warps=1,
         enable_fp_fusion=False,
     )
     for name, buffer, size in zip(TileStats._fields, buffers, sizes, strict=True):
         assert (buffer[size:] == POISON).all(), name
-    processed = logits.clone()
+    unmasked = logits.clone()
     if edited:
-        processed[:, 7] += 0.5
-    assert_right(stats, logits, processed)
+        unmasked[:, 7] += 0.5
+    processed = unmasked.clone()
+    if edited:
+        processed[:, TILE + 3] = -torch.inf
+    assert_right(stats, logits, processed, unmasked)

@@ -10,7 +10,7 @@ from torch import Tensor
 from sampling.batch import LogprobsOutput
 from sampling.params import LogprobsMode
 from sampling.paths.logprobs import gather_logprobs, listed_logprobs, prompt_logprobs
-from sampling.race import log_sum_exp, tile_stats
+from sampling.race import log_sum_exp, tile_masses
 
 WIDTHS = [1, 7, 111, 1024, 8193]
 INF = float("inf")
@@ -39,7 +39,7 @@ def reference(
 def gather(values: Tensor, tokens: Tensor, num_top: int, ids: Tensor | None) -> LogprobsOutput:
     """Gather logprobs with the offsets that the sampler computes."""
     neutral = torch.ones(len(values), dtype=torch.float64)
-    offsets = log_sum_exp(tile_stats(values.float(), neutral), neutral)
+    offsets = log_sum_exp(tile_masses(values.float(), neutral), neutral)
     return gather_logprobs(values, offsets, tokens, num_top=num_top, explicit_ids=ids)
 
 

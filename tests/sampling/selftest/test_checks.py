@@ -6,7 +6,10 @@ ones pass with odds far below that.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +20,14 @@ from sampling.params import SamplingParams
 from sampling.sampler import SamplerConfig
 from sampling.selftest import checks
 from sampling.selftest.checks import Result
-from sampling.selftest.paths import Call, Draws, race_draws, sampler_draws, sampler_step
+from sampling.selftest.paths import (
+    Call,
+    Draws,
+    kept_and_chosen,
+    race_draws,
+    sampler_draws,
+    sampler_step,
+)
 from sampling.selftest.speculative_paths import (
     DRAFT_DEPTH,
     accept_draws,
@@ -187,3 +197,32 @@ def test_noise_keyed_by_slot_fails() -> None:
 
     assert not checks.slot_invariance("", by_slot).passed
     assert not checks.slot_invariance("", by_order).passed
+
+
+def test_constrained_draws_pass_and_the_mask_of_another_token_fails() -> None:
+    draw = sampler_draws(CONFIG, CPU, checks.MASKED, allowed=checks.MASK_IDS)
+    assert checks.masked_frequencies("", draw, NUM_DRAWS, SEED).passed
+    late = tuple(token + 1 for token in checks.MASK_IDS)
+    for allowed in (None, checks.MASK_IDS[:20], late):
+        wrong = sampler_draws(CONFIG, CPU, checks.MASKED, allowed=allowed)
+        assert not checks.masked_frequencies("", wrong, NUM_DRAWS, SEED).passed
+
+
+@pytest.mark.parametrize("one_hot", [True, False])
+def test_constrained_speculation_passes_and_a_draft_never_masked_fails(one_hot: bool) -> None:
+    allowed = checks.FEW_MASK_IDS
+    draw = speculated_draws(CONFIG, CPU, one_hot=one_hot, allowed=allowed)
+    assert checks.constrained_frequencies("", draw, NUM_DRAWS, SEED).passed
+    unmasked = speculated_draws(CONFIG, CPU, one_hot=one_hot)
+    assert not checks.constrained_frequencies("", unmasked, NUM_DRAWS, SEED).passed
+
+
+def test_kept_logprobs_pass_and_those_of_another_temperature_fail() -> None:
+    assert checks.kept_logprobs("", partial(kept_and_chosen, CONFIG, CPU)).passed
+
+    def at_one(params: SamplingParams, logits: Tensor, allowed: Sequence[int] | None) -> Any:
+        other = msgspec.structs.replace(params, temperature=1.0)
+        token, chosen, _ = kept_and_chosen(CONFIG, CPU, params, logits, allowed)
+        return token, chosen, kept_and_chosen(CONFIG, CPU, other, logits, allowed)[2]
+
+    assert not checks.kept_logprobs("", at_one).passed

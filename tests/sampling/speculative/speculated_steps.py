@@ -14,6 +14,7 @@ from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
 from sampling.speculative.verification import Method, verify
+from tests.sampling.steps import put_masks
 
 PROMPT_LEN = 10
 
@@ -33,6 +34,7 @@ class Step:
         draft_logits: float32 [slots, k, vocab_size].
         seeds, choices: R each, of the noise.
         counted: whether the penalties are told of the drafts.
+        allowed: the ids that grammars allow at each of the n logit rows, None where they allow all.
     """
 
     params: Sequence[SamplingParams]
@@ -48,11 +50,15 @@ class Step:
     choices: Sequence[int] | None = None
     prompt_len: int = PROMPT_LEN
     counted: bool = True
+    allowed: Sequence[Sequence[int] | None] = ()
 
     def make(self, device: torch.device) -> tuple[SamplingBatch, SamplingRows, Drafts]:
         """Make what `verify` takes beside the logits."""
         num_rows, k = self.draft_ids.shape
-        rows = SamplingRows(num_rows, self.vocab_size, device, history=self._history().to(device))
+        history = self._history().to(device)
+        rows = SamplingRows(
+            num_rows, self.vocab_size, device, history=history, max_masks=len(self.allowed)
+        )
         for row, params in enumerate(self.params):
             rows.add(
                 row,
@@ -73,6 +79,7 @@ class Step:
             rows_np=rows_np,
             needs=rows.needs(rows_np),
             depths=depths.int().to(device) if self.counted else None,
+            mask_slots=put_masks(rows, self.allowed) if self.allowed else None,
         )
         room = torch.full((num_rows,), k + 1, dtype=torch.int32) if self.room is None else self.room
         q = None if self.draft_logits is None else self.draft_logits.to(device)

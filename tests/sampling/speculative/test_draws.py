@@ -15,7 +15,7 @@ from torch import Tensor
 from sampling import reference
 from sampling.filters.plain import cut
 from sampling.noise import NoiseKey, Purpose, stream
-from sampling.race import MASS_ERROR, Cut, race, tile_stats
+from sampling.race import MASS_ERROR, Cut, race, tile_masses
 from sampling.speculative.draws import (
     Distribution,
     accept,
@@ -209,7 +209,7 @@ def speculate(
         assert draft_logits is not None
         p, q = softmax(logits)[0], softmax(draft_logits)[0]
         weights = torch.tensor(np.maximum(p - q, 0.0)).log().float().expand(n, -1)
-        recovered = race(weights, tile_stats(weights, ones), ones, key, Purpose.DRAFT)
+        recovered = race(weights, tile_masses(weights, ones), ones, key, Purpose.DRAFT)
     return torch.where(accept(x, target, draft, key, 0), x, recovered)
 
 

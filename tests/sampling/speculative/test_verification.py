@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sampling import reference
-from sampling.batch import Verification
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Verification
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.speculative.verification import Method, conditional_rates, rates_of_length
@@ -168,7 +168,7 @@ def test_a_bad_row_keeps_the_tokens_before_it_and_stays_alone(bad: float) -> Non
         logits = step.logits.clone()
         logits[starts(step)[row] + depth, 11] = bad
         verified, _ = replace(step, logits=logits).verify()
-        assert verified.bad.nonzero().flatten().tolist() == [row]
+        assert verified.bad.tolist() == [UNUSABLE_LOGITS if i == row else 0 for i in range(30)]
         assert tokens_of(verified, row) == tokens_of(clean, row)[:depth]
         others = torch.arange(30) != row
         assert torch.equal(verified.token_ids[others], clean.token_ids[others])
@@ -178,6 +178,22 @@ def test_a_bad_row_keeps_the_tokens_before_it_and_stays_alone(bad: float) -> Non
     verified, _ = replace(step, logits=logits).verify()
     assert torch.equal(verified.token_ids, clean.token_ids)
     assert not verified.bad.any()
+
+
+def test_masks_that_leave_nothing_behind_accepted_drafts_have_a_code_of_their_own() -> None:
+    step = random_step([{"constrained": True}], 30, 3, 40, has_draft_logits=True)
+    everything = list(range(40))
+    clean, _ = replace(step, allowed=[everything] * len(step.logits)).verify()
+    row = int((clean.num_new == 4).nonzero()[0])
+    for depth in range(4):
+        allowed = [everything] * len(step.logits)
+        allowed[starts(step)[row] + depth] = []
+        verified, _ = replace(step, allowed=allowed).verify()
+        codes = [NOTHING_ALLOWED if i == row else 0 for i in range(30)]
+        assert verified.bad.tolist() == codes
+        assert tokens_of(verified, row) == tokens_of(clean, row)[:depth]
+        others = torch.arange(30) != row
+        assert torch.equal(verified.token_ids[others], clean.token_ids[others])
 
 
 def test_bad_draft_logits_are_refused_and_harm_nothing() -> None:

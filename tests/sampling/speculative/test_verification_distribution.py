@@ -1,15 +1,16 @@
 """The tokens that speculation leaves have the target's distribution; what spoils it is found.
 
-Chi-square of the pair of the first two tokens, the second under penalties that depend on the
-first, and acceptance against its theory. Seeds are fixed, so the outcome is fixed too; the
-false-alarm odds are those of choosing an unlucky seed, `ODDS` each. The wrong ones, each shipped
-by somebody, miss by far: their p-values are below 1e-10.
+Chi-square of the pair of the first two tokens, the second under penalties and a grammar's mask
+that depend on the first, and acceptance against its theory. Seeds are fixed, so the outcome is
+fixed too; the false-alarm odds are those of choosing an unlucky seed, `ODDS` each. The wrong ones,
+most of them shipped by somebody, miss by far: their p-values are below 1e-10.
 """
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,17 @@ from scipy import stats
 from torch import Tensor
 
 from sampling import reference
-from sampling.batch import SamplingBatch
+from sampling.batch import SamplingBatch, Verification
 from sampling.noise import LEVEL_TILE, NoiseKey, Purpose, stream
 from sampling.params import SamplingParams
+from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 from sampling.speculative import draws
 from sampling.speculative.drafting import DraftMethod, draw_drafts
 from sampling.speculative.draws import Distribution
 from sampling.speculative.verification import Method
 from tests.sampling.speculative.speculated_steps import Step
+from tests.sampling.steps import put_masks
 
 ODDS, IMPOSSIBLE = 1e-6, 1e-10
 VOCAB, K, LENGTH, NUM_ROWS, NUM_ROUNDS = 8, 2, 12, 1000, 12
@@ -35,7 +38,11 @@ PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_pena
 WISHES: dict[str, dict[str, Any]] = {
     "plain": {},
     "penalties and top-p": PENALTIES | {"temperature": 0.7, "top_p": 0.9},
+    "grammar": {"constrained": True},
+    "grammar, penalties and top-p": PENALTIES
+    | {"constrained": True, "temperature": 0.7, "top_p": 0.9},
 }
+FIRST_IDS = [0, 2, 3, 5, 6, 7]
 HISTORY = [3, 3, 1, 0, 5, 3, 7, 7, 2, 3, 6, 1]  # a prompt of 10, two tokens of output
 
 
@@ -46,6 +53,23 @@ def make_logits(seed: int) -> Tensor:
 
 TARGET = make_logits(13)
 DRAFT = 0.4 * TARGET[:K] + make_logits(108)[:K]
+
+
+def allowed_after(before: list[int]) -> list[int]:
+    """The ids that the grammar allows after some tokens.
+
+    Behind a token that it forbids, which only a draft can be, it allows everything.
+    """
+    if not before:
+        return FIRST_IDS
+    if before[0] not in FIRST_IDS:
+        return list(range(VOCAB))
+    return [token for token in range(VOCAB) if (token + before[-1]) % 3 != 2]
+
+
+def masks_of(draft_ids: list[int]) -> list[list[int]]:
+    """What the grammar allows at each depth of a step."""
+    return [allowed_after(draft_ids[:depth]) for depth in range(K + 1)]
 
 
 def target(depth: int, before: list[int], wish: dict[str, Any]) -> np.ndarray:
@@ -60,6 +84,8 @@ def target(depth: int, before: list[int], wish: dict[str, Any]) -> np.ndarray:
         presence=params.presence_penalty,
         frequency=params.frequency_penalty,
     )
+    if params.constrained:
+        x = np.where(np.isin(np.arange(VOCAB), allowed_after(before)), x, -np.inf)
     kept = reference.kept(x, temperature=params.temperature, top_p=params.top_p)
     weights = np.where(kept, np.exp((x - x.max()) / params.temperature), 0.0)
     probabilities: np.ndarray = weights / weights.sum()
@@ -88,12 +114,17 @@ def speculate(
     *,
     counted: bool = True,
     written: int = K,
+    masks: Callable[[list[int]], list[list[int]]] = masks_of,
+    next_mask: Callable[[int, list[int]], list[int]] = lambda first, _: allowed_after([first]),
 ) -> Sample:
     """Draft, verify, and where the first draft was refused draw the next token plainly.
 
     Args:
         counted: whether penalties are told of the drafts.
         written: at how many depths the draft logits reach verification.
+        masks: what grammars allow at the depths of a step, from its drafts.
+        next_mask: what they allow after the first token where its draft was refused, from that
+            token and the drafts.
     """
     parts = []
     for round_id in range(NUM_ROUNDS):
@@ -115,18 +146,38 @@ def speculate(
             )
         slots[:, written:] = 0.0
         step.draft_logits = slots if drafting == "gumbel" else None
+        drafted = step.draft_ids.tolist()
+        if step.params[0].constrained:
+            step.allowed = [ids for drafts in drafted for ids in masks(drafts)]
         verified, rows = step.verify(method)
-        second = verified.token_ids[:, 1].long()
-        refused = (verified.num_new == 1).nonzero().flatten()
-        rows.history[:, LENGTH] = verified.token_ids[:, 0]
-        some = one.select(refused)
-        some = SamplingBatch(some.rows, some.positions + 1, some.rows_np, some.needs)
-        logits = TARGET[1].expand(len(refused), -1)
-        second[refused] = Sampler(SamplerConfig(), rows)(logits, some).token_ids.long()
+        first = verified.token_ids[:, 0].tolist()
+        allowed = [next_mask(*after) for after in zip(first, drafted, strict=True)]
+        second = second_tokens(verified, one, rows, allowed)
         parts.append(
             (verified.token_ids[:, 0].long(), second, step.draft_ids, verified.num_accepted)
         )
     return Sample(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def second_tokens(
+    verified: Verification, one: SamplingBatch, rows: SamplingRows, allowed: list[list[int]]
+) -> Tensor:
+    """The second token of each row, int64; drawn by the plain sampler where only one stands.
+
+    Args:
+        one: the rows as they draw their first token.
+        allowed: what a grammar allows after it.
+    """
+    second = verified.token_ids[:, 1].long()
+    refused = (verified.num_new == 1).nonzero().flatten()
+    rows.history[:, LENGTH] = verified.token_ids[:, 0]
+    some = one.select(refused)
+    some = replace(some, positions=some.positions + 1)
+    if len(rows.grammar_masks):
+        some = replace(some, mask_slots=put_masks(rows, [allowed[i] for i in refused.tolist()]))
+    logits = TARGET[1].expand(len(refused), -1)
+    second[refused] = Sampler(SamplerConfig(), rows)(logits, some).token_ids.long()
+    return second
 
 
 def make_step(wish: dict[str, Any], seed: int, counted: bool) -> Step:
@@ -210,6 +261,26 @@ def test_coupled_keeps_the_distribution_and_accepts_more_than_chance() -> None:
 def test_a_penalty_forgotten_at_the_second_position_is_found() -> None:
     sample = speculate(WISHES["penalties and top-p"], "greedy", counted=False)
     assert pair_p_value(sample, WISHES["penalties and top-p"]) < IMPOSSIBLE
+
+
+@pytest.mark.parametrize("drafting", ["gumbel", "greedy"])
+def test_a_mask_one_position_late_is_found(drafting: DraftMethod) -> None:
+    def late(draft_ids: list[int]) -> list[list[int]]:
+        return [list(range(VOCAB)), *masks_of(draft_ids)[:-1]]
+
+    sample = speculate(WISHES["grammar"], drafting, masks=late)
+    assert pair_p_value(sample, WISHES["grammar"]) < IMPOSSIBLE
+
+
+@pytest.mark.parametrize("drafting", ["gumbel", "greedy"])
+def test_a_mask_left_of_a_refused_draft_is_found(drafting: DraftMethod) -> None:
+    """The grammar goes on from the refused draft instead of the token drawn in its place."""
+
+    def left(first: int, draft_ids: list[int]) -> list[int]:
+        return allowed_after(draft_ids[:1])
+
+    sample = speculate(WISHES["grammar"], drafting, next_mask=left)
+    assert pair_p_value(sample, WISHES["grammar"]) < IMPOSSIBLE
 
 
 def test_draft_logits_not_written_behind_the_first_step_are_found() -> None:

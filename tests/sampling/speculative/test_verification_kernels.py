@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from sampling.batch import Verification
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Verification
 from sampling.speculative import verification
 from sampling.speculative.verification import Method
 from sampling.triton_support import INTERPRETED
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.speculative.speculated_steps import Step, random_step
-from tests.sampling.test_sampler_kernels import DEVICES, EDITS
+from tests.sampling.test_sampler_kernels import DEVICES, EDITS, KEPT_ERROR
 
 pytestmark = [
     pytest.mark.skipif(
@@ -42,6 +42,12 @@ WISHES: dict[str, list[dict[str, Any]]] = {
         {"logprobs": 2, "logprobs_mode": "processed_logits", "temperature": 0.5},
         {"logprobs": 2, "logprobs_mode": "raw_logits", "temperature": 0.0},
     ],
+    "grammar": [
+        {"constrained": True, "kept_logprob": True, "temperature": 0.7, "top_p": 0.9},
+        {"constrained": True, "temperature": 0.0, "kept_logprob": True},
+        EDITS | {"constrained": True, "kept_logprob": True},
+        {"kept_logprob": True, "allowed_token_ids": tuple(range(0, 100, 3))},
+    ],
 }
 METHODS: dict[str, tuple[Method, bool]] = {
     "draft logits": ("standard", True),
@@ -52,10 +58,11 @@ METHODS: dict[str, tuple[Method, bool]] = {
 }
 CASES = [
     *(("draft logits", name, 111) for name in WISHES),
-    *(("one-hot", name, 111) for name in ("plain", "greedy beside random", "edits")),
+    *(("one-hot", name, 111) for name in ("plain", "greedy beside random", "edits", "grammar")),
     ("synthetic, draft logits", "greedy beside random", 111),
     ("coupled", "greedy beside random", 111),
     ("coupled", "processed logprobs", 111),
+    ("coupled", "grammar", 1500),
     ("draft logits", "edits", 1500),
     ("one-hot", "raw logprobs", 1500),
     ("coupled", "filters", 1500),
@@ -76,7 +83,21 @@ def make_step(wishes: list[dict[str, Any]], vocab_size: int, has_draft_logits: b
     step.logits[:, vocab_size:] = torch.nan  # columns beyond the vocabulary are never read
     step.logits[0, 7] = torch.nan  # row 0 has no token
     step.logits[8 * (K + 1) - K + 1, 5] = torch.inf  # row 8 fails at depth 1, if it gets there
-    return replace(step, room=room)
+    allowed: list[list[int] | None] = []
+    if any("constrained" in wish for wish in wishes):
+        allowed = allowed_ids(len(step.logits), vocab_size)
+    return replace(step, room=room, allowed=allowed)
+
+
+def allowed_ids(num_logits: int, vocab_size: int) -> list[list[int] | None]:
+    """Masks that allow half of the ids, nothing at row 12's first token, everything somewhere."""
+    generator = torch.Generator().manual_seed(5)
+    allowed: list[list[int] | None] = [
+        torch.randint(0, vocab_size, (vocab_size,), generator=generator).tolist()
+        for _ in range(num_logits)
+    ]
+    allowed[7], allowed[num_logits - 1 - K] = None, []
+    return allowed
 
 
 def assert_equal(ours: Verification, wanted: Verification, step: Step) -> None:
@@ -94,7 +115,7 @@ def assert_equal(ours: Verification, wanted: Verification, step: Step) -> None:
         start + depth
         for row, start in enumerate(starts.tolist())
         for depth in range(int(wanted.num_new[row]))
-        if step.params[row].logprobs is not None
+        if step.params[row].logprobs is not None or step.params[row].kept_logprob
     ]
     assert standing
     for name, want in wanted.logprobs._asdict().items():
@@ -102,7 +123,8 @@ def assert_equal(ours: Verification, wanted: Verification, step: Step) -> None:
         if want.dtype == torch.int32:
             assert torch.equal(have, want[standing]), name
         else:  # values are float32(x - offset); the offsets' masses agree to 2**-18
-            torch.testing.assert_close(have, want[standing], rtol=1e-6, atol=1e-5)
+            atol = KEPT_ERROR if name == "kept" else 1e-5
+            torch.testing.assert_close(have, want[standing], rtol=1e-6, atol=atol)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -119,6 +141,8 @@ def test_kernels_equal_plain_torch(
         plain.setattr(verification, "kernels_run_on", lambda device: False)
         wanted, wanted_rows = step.verify(method, rates)
     assert_equal(ours, wanted, step)
+    codes = {0, UNUSABLE_LOGITS, NOTHING_ALLOWED} if name == "grammar" else {0, UNUSABLE_LOGITS}
+    assert set(wanted.bad.tolist()) == codes
     assert torch.equal(rows.counts.words.cpu(), wanted_rows.counts.words)
 
 

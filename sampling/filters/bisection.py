@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The search, the filters' last resort: bisection of a row's values, slow and always right.
+"""The bisection, the last resort of the filters: it halves a row's values, slow and always right.
 
 It decides the rows that neither the shortlist nor any turn over a bracket could, which takes
 samples that mislead time and again. One program bisects one row, by a pass over the row a step.
@@ -107,7 +107,7 @@ def _count_off(
 
 
 @jit
-def _search(
+def _bisect(
     source,
     stats,
     i,
@@ -144,7 +144,7 @@ def _search(
 
 
 @jit
-def _search_kernel(
+def _bisect_kernel(
     source,
     stats,
     cuts,
@@ -172,7 +172,7 @@ def _search_kernel(
                     source, stats, i, limit, limit, limit_id, by_mass, top, temperature,
                     num_tiles, edited,
                 )  # fmt: skip
-            limit, limit_id = _search(
+            limit, limit_id = _bisect(
                 source, stats, i, by_mass, target, limit, limit_id, top, temperature, num_tiles,
                 edited,
             )  # fmt: skip
@@ -180,7 +180,7 @@ def _search_kernel(
     tl.store(cuts.last_ids + i, limit_id)
 
 
-def search(
+def bisect(
     source: Source,
     stats: TileStats,
     cuts: Cut,
@@ -195,7 +195,7 @@ def search(
         edited: as for `tile_pass`.
     """
     num_rows, num_tiles = stats.maxima.shape
-    _search_kernel[(num_rows,)](
+    _bisect_kernel[(num_rows,)](
         source,
         stats,
         cuts,
