@@ -2,7 +2,9 @@
 
 Rooms from the bottom to the top, each importing only the rooms before it and the contracts:
 
-- `contracts` and single modules (`request`, `rows`, `plan`, `config`, ...): what rooms share.
+- `contracts` and single modules: what rooms share. `request`, `codec`, `submission` and `stats`
+  cross to frontends; `config`, `speculative_config`, `errors`, `logs` and `progress` concern the
+  start; `plan`, `rows`, `batch`, `blocks` and `buffers` are a step's.
 - `kernels`: Triton kernels of the model and of a step's inputs.
 - `attention`: attention over the paged KV cache.
 - `models`: checkpoints, the fused models and the fallback to transformers.

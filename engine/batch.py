@@ -8,7 +8,7 @@ decode step, at fixed addresses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -150,7 +150,7 @@ class RowEnds(NamedTuple):
     num_offered: torch.Tensor | None
 
 
-class Entry(Protocol):
+class RowWriter(Protocol):
     """Puts the tokens of one step into their rows."""
 
     def enter(self, token_ids: torch.Tensor | None, num_new: torch.Tensor | None) -> RowEnds | None:
@@ -180,7 +180,7 @@ class StepInputs:
         drafts: what the logit rows verify, its `logits` left to the drafter; None where they
             verify nothing.
         drafting: None where the drafter does not run behind the step, or there is none.
-        entry: puts the step's tokens into their rows.
+        row_writer: puts the step's tokens into their rows.
     """
 
     rows: torch.Tensor
@@ -191,4 +191,10 @@ class StepInputs:
     sampling: SamplingBatch | None
     drafts: Drafts | None
     drafting: Drafting | None
-    entry: Entry
+    row_writer: RowWriter
+
+    def with_masks(self, mask_slots: torch.Tensor | None) -> StepInputs:
+        """The same with the slots of the logit rows' masks, int32 [N], or None for no masks."""
+        if mask_slots is None or self.sampling is None:
+            return self
+        return replace(self, sampling=replace(self.sampling, mask_slots=mask_slots))

@@ -22,16 +22,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from engine.codec import decode_output, encode
 from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.process import FOLDER_PREFIX, Beat, Failed, Progress, Ready, StatusLine
 from engine.progress import Listener
-from engine.request import (
-    FrontendMessage,
-    Request,
-    ScoringRequest,
-    decode_output,
-    encode,
-)
+from engine.request import FrontendMessage, Request, ScoringRequest
 from engine.stats import EngineStats
 from engine.submission import EngineDeadError, Entry, Submission, deliver_output
 

@@ -28,6 +28,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         load_format: "dummy" makes random weights from the model's config alone.
         model_impl: "fused" is this project's code for the model, "transformers" that library's;
             "auto" takes the former where it supports the model.
+        quantization: "fp8" rounds the weights of the layers' products to float8 at load, a scale an
+            output channel, and their inputs in each step, a scale a token; None changes nothing.
         max_model_len: context length in tokens; None takes the model's.
         trust_remote_code: run modelling code that comes with the model.
     """
@@ -38,6 +40,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: Device = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     model_impl: Literal["auto", "fused", "transformers"] = "auto"
+    quantization: Literal["fp8"] | None = None
     max_model_len: int | None = None
     trust_remote_code: bool = False
 
@@ -108,10 +111,57 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "raw_logprobs"
 
 
+class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of what one grammar may cost, since a thread that compiles it cannot be stopped.
+
+    All but the first are llguidance's own, `LLParserLimits`.
+
+    Attributes:
+        max_source_bytes: size of a grammar's source.
+        max_grammar_size: symbols of its productions.
+        initial_lexer_fuel: work of building its regular expressions, some 50,000 a millisecond.
+        max_lexer_states: states of its lexer, 1 to 2 KiB each.
+        max_items_in_row: alternatives open at one byte.
+        step_lexer_fuel: work of the lexer for one mask, some 14,000 a millisecond.
+        step_max_items: parser items for one mask, some 20,000 a millisecond.
+    """
+
+    max_source_bytes: int = 1 << 20
+    max_grammar_size: int = 500_000
+    initial_lexer_fuel: int = 1_000_000
+    max_lexer_states: int = 50_000
+    max_items_in_row: int = 2_000
+    step_lexer_fuel: int = 200_000
+    step_max_items: int = 50_000
+
+
+class StructuredConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Generation under grammars, which needs the texts of the model's tokens.
+
+    Attributes:
+        tokenizer: folder or hub id of the tokenizer.
+        revision: branch, tag or commit of a hub id; None is the default branch.
+        trust_remote_code: run tokenizer code that comes with it.
+        mask_threads: threads that fill masks; None is four fifths of the CPUs, 32 at most.
+        compile_threads: grammars compiled at a time.
+        cache_size: compiled grammars that are kept.
+        limits: of one grammar.
+    """
+
+    tokenizer: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    mask_threads: int | None = None
+    compile_threads: int = 2
+    cache_size: int = 128
+    limits: GrammarLimits = GrammarLimits()
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration of an engine process.
 
     Attributes:
+        structured: generation under grammars; None serves none.
         cuda_graphs: replay decode steps from CUDA graphs (`--enforce-eager` turns them off).
         num_threads: torch threads on CPU; None leaves torch's choice.
         step_timeout_s: seconds after which a step counts as hung.
@@ -124,6 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     sampling: SamplingConfig = SamplingConfig()
     speculation: SpeculativeConfig | None = None
+    structured: StructuredConfig | None = None
     cuda_graphs: bool = True
     num_threads: int | None = None
     step_timeout_s: float = 300.0
@@ -167,6 +218,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         dtype: name of the model's dtype.
         device: name of the device, such as "cpu" or "NVIDIA H200".
         sampler: which path draws rows, in words.
+        grammar_error: why no request may have a grammar; None where they may.
     """
 
     vocab_size: int
@@ -178,3 +230,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     device: str
     sampler: str = "native"
+    grammar_error: str | None = None

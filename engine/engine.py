@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from engine.planning.prefixes import PrefixIndex
 from engine.planning.scheduler import Scheduler
 from engine.planning.settle import Settled, settle
 from engine.planning.timings import Timings
+from engine.planning.unfinished import UnfinishedChoices
 from engine.request import (
     Finish,
     LogprobArrays,
@@ -28,6 +29,7 @@ from engine.request import (
 from engine.rows import Choice, RowTable
 from engine.scoring.queue import ScoringQueue
 from engine.stats import DraftStats, EngineStats
+from engine.structured.grammars import Failures, Grammars
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +46,10 @@ class Engine:
         info: EngineInfo,
         runner: Runner,
         drafting: DraftRules = NO_DRAFTS,
+        grammars: Grammars | None = None,
     ) -> None:
         self.info = info
+        self._grammars = grammars
         self._timeout_s = config.step_timeout_s
         self._runner = runner
         self._pool = BlockPool(info.num_blocks)
@@ -74,17 +78,24 @@ class Engine:
         )
         self._timings = Timings()
         self._in_flight: StepHandle | None = None
-        self._unfinished: dict[tuple[bytes, int], list[Choice]] = {}
-        self._parents: set[Choice] = set()
-        self._num_unfinished = self._num_arrivals = 0
+        self._unfinished = UnfinishedChoices(self._scheduler.enqueue)
+        self._num_arrivals = 0
         self._num_steps = self._failed_steps = 0
-        self._prompt_tokens_computed = self._nan_rows = 0
+        self._prompt_tokens_computed = self._nan_rows = self._empty_rows = 0
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` has anything to do."""
-        generating = self._num_unfinished > 0 or self._in_flight is not None
+        """Whether `step` has anything to do; nothing where choices only wait for their grammars."""
+        num_compiling = 0
+        if self._grammars is not None and not self._grammars.has_compiled:
+            num_compiling = self._grammars.num_waiting
+        generating = self._unfinished.count > num_compiling or self._in_flight is not None
         return generating or self._scoring.has_work or self._ring.has_output
+
+    def on_compiled(self, wake: Callable[[], None]) -> None:
+        """Let `wake` be called, on another thread, when choices stop waiting for a grammar."""
+        if self._grammars is not None:
+            self._grammars.on_compiled(wake)
 
     def submit(self, frontend: bytes, request: Request) -> None:
         """Queue a request's choices; those after the first wait for its prompt to be computed."""
@@ -98,15 +109,24 @@ class Engine:
         self._timings.queued(choices)
         if request.prompt_logprobs is not None:
             choices[0].prompt_parts = []
-        self._unfinished[frontend, request.handle] = choices
-        self._num_unfinished += len(choices)
+        self._unfinished.add(choices)
         if refusal := self._refusal(request):
-            self._end(list(choices), Finish.ERROR, refusal)
-            return
-        choices[0].children = choices[1:]
-        if choices[0].children:
-            self._parents.add(choices[0])
-        self._scheduler.enqueue(choices[0])
+            self._end(choices, Finish.ERROR, refusal)
+        elif request.grammar is None:
+            self._unfinished.start(choices)
+        elif self._grammars is not None:
+            self._grammars.hold(choices)
+        else:
+            self._end(choices, Finish.GRAMMAR, self.info.grammar_error or "no grammars")
+
+    def _enqueue_compiled(self) -> None:
+        """Enqueue the choices whose grammars were compiled since the last step."""
+        if self._grammars is not None:
+            for choices, error in self._grammars.take_compiled():
+                if error is not None:
+                    self._end(choices, Finish.GRAMMAR, error)
+                elif choices:
+                    self._unfinished.start(choices)
 
     def score(self, frontend: bytes, request: ScoringRequest) -> None:
         """Queue a scoring request. Frontends have checked that it fits the context."""
@@ -123,17 +143,26 @@ class Engine:
     def abort(self, frontend: bytes, handle: int, choice_idx: int = -1) -> None:
         """End one choice, or all with -1; choices that ended or are unknown are left alone."""
         self._scoring.abort(frontend, handle)
-        for choice in list(self._unfinished.get((frontend, handle), ())):
-            if choice_idx in (-1, choice.index):
-                self._end([choice], Finish.ABORT)
+        self._end(self._unfinished.find(frontend, handle, choice_idx), Finish.ABORT)
 
     def step(self) -> list[tuple[bytes, StepOutput]]:
-        """Launch the next step, then read back the one before it; returns outputs by frontend."""
+        """Launch the next step, then read back the one before it; returns outputs by frontend.
+
+        One launch becomes two where rows draw under a grammar: the forward at once, the draw when
+        the step before is read back and masks are filled, both while the forward runs. Steps of
+        scoring run behind that draw, which reads what their forwards would overwrite.
+        """
+        self._enqueue_compiled()
         plan = self._scheduler.plan()
         launched = self._launch(plan) if plan is not None else None
-        self._scoring.launch()
+        awaiting = launched if plan is not None and plan.awaits_masks else None
+        if awaiting is None:
+            self._scoring.launch()
         if self._in_flight is not None:
             self._read_back(self._in_flight)
+        if awaiting is not None:
+            self._draw(awaiting)
+            self._scoring.launch()
         self._in_flight = launched
         self._scoring.read_back(self._timeout_s)
         return self._ring.collect(self.stats()) if self._ring.has_output else []
@@ -145,6 +174,13 @@ class Engine:
             if self._drafts is not None:
                 self._drafts.open(admission.row, admission.choice)
         return self._runner.launch(plan)
+
+    def _draw(self, handle: StepHandle) -> None:
+        """Issue the draw of a step that awaits masks."""
+        assert self._grammars is not None, "only choices with a grammar await masks"
+        masks, failures = self._grammars.fill(handle.plan)
+        handle.draw(masks)
+        self._end_failed(failures)
 
     def _save(self, row: int) -> None:
         """Save what a row holds, because its choice is about to be preempted."""
@@ -164,17 +200,22 @@ class Engine:
         settled = settle(self._table, plan, result)
         self._timings.drew(self._table.choices_of(settled.first_drawn))
         self._count_drafts(settled, result)
+        failures: Failures = []
+        if self._grammars is not None:
+            failures = self._grammars.enter(self._table, plan, result, settled)
         self._keep_prompt_logprobs(plan, result)
         self._ring.push(settled, result.logprobs)
         self._ring.emit_due(settled)
         self._finish_rows(settled)
-        self._release_children()
+        self._end_failed(failures)
+        self._unfinished.release_children(self._table)
 
     # -- results ----------------------------------------------------------------------------
 
     def _finish_rows(self, settled: Settled) -> None:
         failed = settled.finish == Finish.NAN
         self._nan_rows += int(failed.sum())
+        self._empty_rows += int((settled.finish == Finish.EMPTY).sum())
         self._prefixes.register(settled.rows[~failed])
         for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
             self._forget(self._table.choice(row))
@@ -185,20 +226,6 @@ class Engine:
         if self._drafts is not None and offered is not None and accepted is not None:
             idx = settled.result_idx
             self._drafts.add(settled.rows, offered[idx], accepted[idx])
-
-    def _release_children(self) -> None:
-        """Enqueue the other choices of each request whose prompt the first one has computed."""
-        for choice in list(self._parents):
-            row = choice.row
-            if row is not None and self._table.num_settled[row] >= choice.prompt_len:
-                self._enqueue_children(choice)
-
-    def _enqueue_children(self, choice: Choice) -> None:
-        self._parents.discard(choice)
-        for child in choice.children:
-            if not child.ended:
-                self._scheduler.enqueue(child)
-        choice.children = []
 
     def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         live = self._table.epoch[plan.rows] == plan.epochs
@@ -230,6 +257,12 @@ class Engine:
                 self._ring.emit(row, np.array([finish], dtype=np.uint8), error)
                 self._scheduler.release(choice.row)
 
+    def _end_failed(self, failures: Failures) -> None:
+        """End choices whose matchers failed."""
+        for choice, message in failures:
+            logger.warning("a choice ended: %s", message)
+            self._end([choice], Finish.GRAMMAR, message)
+
     def _fail(self, plan: StepPlan, message: str) -> None:
         """End the choices of a step that raised; the others go on."""
         self._failed_steps += 1
@@ -238,22 +271,18 @@ class Engine:
 
     def _forget(self, choice: Choice) -> None:
         """Strike an ended choice from the books; choices that waited for its prompt go on."""
-        choice.ended = True
-        self._enqueue_children(choice)
+        self._unfinished.end(choice)
+        if self._grammars is not None:
+            self._grammars.forget(choice)
         self._timings.ended(choice)
         _keep_drafts(choice)
-        self._num_unfinished -= 1
-        key = (choice.frontend, choice.request.handle)
-        self._unfinished[key].remove(choice)
-        if not self._unfinished[key]:
-            del self._unfinished[key]
 
     def stats(self) -> EngineStats:
         """Gauges of now and counters since the start."""
         num_running, scoring = len(self._table.running), self._scoring
         return EngineStats(
             num_running=num_running + scoring.num_active,
-            num_waiting=self._num_unfinished - num_running + scoring.num_waiting,
+            num_waiting=self._unfinished.count - num_running + scoring.num_waiting,
             kv_blocks_used=self._pool.num_used,
             kv_blocks_total=self._pool.num_blocks - 1,
             num_steps=self._num_steps,
@@ -262,21 +291,20 @@ class Engine:
             prefix_cache_hits=self._scheduler.prefix_hits + scoring.prefix_hits,
             prompt_tokens_computed=self._prompt_tokens_computed + scoring.num_tokens,
             nan_rows=self._nan_rows + scoring.num_bad,
+            empty_rows=self._empty_rows,
             failed_steps=self._failed_steps + scoring.num_failed,
             sampler_rows=self._runner.rows_by_path,
             drafts=None if self._drafts is None else DraftStats.of(self._drafts.total),
             timings=self._timings.stats(),
+            grammars=None if self._grammars is None else self._grammars.stats(),
         )
 
     def check(self) -> None:
         """Assert that blocks and rows agree; for tests and idle moments."""
         held = [self._table.blocks[row] for row in self._table.running]
         self._pool.check(held + self._scoring.held_blocks)
-        assert self._num_unfinished == sum(map(len, self._unfinished.values()))
-        if not self._num_unfinished:
-            assert not self._unfinished
-            assert not self._parents
-            assert not self._table.running
+        self._unfinished.check()
+        assert self._unfinished.count or not self._table.running
 
 
 def _keep_drafts(choice: Choice) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.contracts.scoring import ScoringRunner
 from engine.errors import kind_and_line
-from engine.request import Int32Array, Int64Array, LogprobArrays
+from engine.request import Int32Array, Int64Array, LogprobArrays, UInt8Array
 from engine.rows import BoolArray, Choice
 
 
@@ -63,6 +63,7 @@ class StepPlan:
         decodes: bool [R], the rows among these whose prefill ended in an earlier step.
         runs_drafter: whether the drafter sees this step's tokens.
         proposes: bool [R], rows for which the drafter makes the next step's drafts.
+        constrained: bool [R], rows whose choice has a grammar.
         epochs: int64 [R], epochs of the rows when the step was planned.
         choices: the choice that held each row then.
         num_prompt_tokens: prompt tokens among those computed.
@@ -84,6 +85,7 @@ class StepPlan:
     decodes: BoolArray
     runs_drafter: bool
     proposes: BoolArray
+    constrained: BoolArray
     admissions: list[Admission] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
@@ -121,6 +123,7 @@ class StepPlan:
             decodes=np.full(len(rows), num_drafts > 0),
             runs_drafter=runs_drafter,
             proposes=np.full(len(rows), runs_drafter),
+            constrained=np.array([c.request.grammar is not None for c in choices], dtype=np.bool_),
             admissions=[Admission(row, choice, 0, limit) for row, choice in enumerate(choices)],
             grants=[BlockGrant(row, 0, own) for row, own in enumerate(blocks.tolist())],
         )
@@ -141,6 +144,16 @@ class StepPlan:
         return (
             one_token_each and bool(self.samples.all()) and not self.runs_drafter and not self.spans
         )
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the step's draw is launched apart from its forward, once masks are filled."""
+        return bool((self.constrained & self.samples).any())
+
+    @property
+    def reports_drafts(self) -> bool:
+        """Whether the drafts made behind the step are part of its result."""
+        return bool((self.constrained & self.proposes).any())
 
     @property
     def max_seq_len(self) -> int:
@@ -169,25 +182,47 @@ def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
 
 
 @dataclass(frozen=True)
+class StepMasks:
+    """Where the masks of a step's N logit rows are in the runner's `HostMasks`.
+
+    Attributes:
+        count: masks written, the first of the buffer.
+        slots: int32 [N], the mask of each logit row; -1 where every token is allowed.
+    """
+
+    count: int
+    slots: Int32Array
+
+    @classmethod
+    def none(cls, plan: StepPlan) -> StepMasks:
+        """No mask for any logit row of a plan."""
+        return cls(0, np.full(int(plan.num_logits.sum()), -1, dtype=np.int32))
+
+
+@dataclass(frozen=True)
 class StepResult:
     """The result of a step on the host: L rows drew, from N logit rows in all.
 
     Attributes:
         token_ids: int32 [L, 1 + num_drafts], in the plan's order of drawing rows.
         num_new: int32 [L], how many of each row's tokens were drawn; the others are undefined.
-        bad: bool [L], rows whose logits were not usable behind those.
+        failed: uint8 [L], `Finish.NAN` or `Finish.EMPTY` where nothing could be drawn behind those,
+            else `Finish.RUNNING`.
         num_offered, num_accepted: int32 [L], drafts verified and kept; None without drafts.
         logprobs: logprobs of N positions, None where no row asked for any.
         prompt_logprobs: logprobs of each of the plan's spans, in order.
+        drafts: int32 [P, k], made for the next step of the rows that the plan proposes for, an id
+            outside the vocabulary being none; None unless the plan `reports_drafts`.
     """
 
     token_ids: Int32Array
     num_new: Int32Array
-    bad: BoolArray
+    failed: UInt8Array
     num_offered: Int32Array | None
     num_accepted: Int32Array | None
     logprobs: LogprobArrays | None
     prompt_logprobs: list[LogprobArrays]
+    drafts: Int32Array | None = None
 
 
 class RunnerLostError(RuntimeError):
@@ -202,6 +237,10 @@ class StepHandle(Protocol):
     """
 
     plan: StepPlan
+
+    def draw(self, masks: StepMasks) -> None:
+        """Issue the draw of a step that awaits masks, which must follow its launch."""
+        ...
 
     def wait(self, timeout_s: float | None = None) -> StepResult:
         """Wait for the step's result.
@@ -253,5 +292,5 @@ class Runner(ScoringRunner, Protocol):
     def rows_by_path(self) -> dict[str, int]: ...
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        """Issue a step behind those already issued."""
+        """Issue a step behind those already issued; where it awaits masks, all but its draw."""
         ...

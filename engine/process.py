@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import zmq
 
+from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.errors import kind_and_line
 from engine.logs import adopt_library_lines, configure_logging
 from engine.planning.outputs import empty_output
 from engine.progress import on_progress, phase
-from engine.request import StepOutput, decode_message, encode
+from engine.request import StepOutput
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -114,8 +115,29 @@ def _remove_socket(address: str) -> None:
             path.parent.rmdir()
 
 
+class _Bell:
+    """Ends a wait of the stepping thread from another thread, by a byte in a pipe."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_fd = os.pipe()
+        for fd in (self.fd, self._write_fd):
+            os.set_blocking(fd, False)
+
+    def ring(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # a full pipe has been rung enough
+            os.write(self._write_fd, b"\0")
+
+    def silence(self) -> None:
+        """Let the next wait last until the bell is rung again."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.fd, 1 << 16)
+
+
 class EngineLoop:
-    """Receives messages, runs steps and sends outputs; waits for a message when idle."""
+    """Receives messages, runs steps and sends outputs.
+
+    When idle it waits for a message, or for a grammar that is being compiled on another thread.
+    """
 
     def __init__(self, config: EngineConfig, address: str, engine: Engine) -> None:
         self._config = config
@@ -123,6 +145,11 @@ class EngineLoop:
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.set_hwm(0)
         self._socket.bind(address)
+        self._bell = _Bell()
+        engine.on_compiled(self._bell.ring)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._bell.fd, zmq.POLLIN)
         self._busy_since = math.inf
         self._sent_at: dict[bytes, float] = {}
 
@@ -135,13 +162,17 @@ class EngineLoop:
         """Serve until the process ends."""
         while True:
             if not self._engine.has_work:
-                self._socket.poll()
+                self._wait()
             self._busy_since = time.monotonic()
             self._receive()
             for frontend, output in self._engine.step():
                 self._send(frontend, output)
             self._send_stats()
             self._busy_since = math.inf
+
+    def _wait(self) -> None:
+        self._poller.poll()
+        self._bell.silence()
 
     def _send(self, frontend: bytes, output: StepOutput) -> None:
         self._sent_at[frontend] = time.monotonic()

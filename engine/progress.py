@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -35,8 +36,8 @@ def on_progress(listener: Listener) -> None:
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """A phase of the start: told at its begin and end, and logged with its time."""
-    global _phase
-    _phase = name
+    global _phase, _reported_at
+    _phase, _reported_at = name, -math.inf  # its first report is told at once
     began = time.monotonic()
     _listener(name, 0, 0)
     try:

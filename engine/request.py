@@ -1,6 +1,6 @@
 """What crosses between a frontend and the engine: requests in, one `StepOutput` a step out.
 
-Both directions are one message type each, encoded with msgpack; arrays travel as raw bytes.
+Both directions are one message type each; `engine.codec` makes bytes of them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class Finish(enum.IntEnum):
     """The model's logits had NaN, +Inf or no finite value."""
     ERROR = 5
     """The step failed; `StepOutput.errors` says why."""
+    EMPTY = 6
+    """The request's own masks, its grammar's among them, left no token that could be drawn."""
+    GRAMMAR = 7
+    """The grammar could not be compiled or followed; `StepOutput.errors` says why."""
 
 
 class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,20 @@ class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
     mode: LogprobsMode = "raw_logprobs"
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """The grammar of a request's generated tokens.
+
+    Attributes:
+        source: llguidance's serialised grammar, as `LLMatcher.grammar_from_json_schema` and its
+            siblings return it.
+        after: token ids behind whose first occurrence among the generated tokens the grammar
+            begins, such as the end of a model's reasoning; empty: with the first of them.
+    """
+
+    source: str
+    after: tuple[int, ...] = ()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt with `n` choices.
 
@@ -69,6 +87,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         emit_interval: report to the frontend every so many tokens (and at the end); 1 streams.
         prompt_logprobs: which logprobs of the prompt's own tokens are reported, once, by choice 0.
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
+        grammar: restricts each choice's tokens; `params.constrained` says whether there is one.
     """
 
     handle: int
@@ -80,6 +99,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     emit_interval: int = 1
     prompt_logprobs: PromptLogprobsParams | None = None
     cache_salt: str = ""
+    grammar: Grammar | None = None
 
 
 class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +152,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
         top_ids: int32 [T, K], best first.
         top_logprobs: float32 [T, K].
         explicit: float32 [T, J], values of the request's explicit ids, in its order.
+        kept: float32 [T], log of the mass that masks and filters left; 0 where not asked for.
     """
 
     chosen: Float32Array
@@ -139,6 +160,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
     top_ids: Int32Array
     top_logprobs: Float32Array
     explicit: Float32Array
+    kept: Float32Array
 
     @property
     def num_top(self) -> int:
@@ -159,18 +181,17 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
             top_ids=np.zeros((*shape, num_top), dtype=np.int32),
             top_logprobs=np.zeros((*shape, num_top), dtype=np.float32),
             explicit=np.zeros((*shape, num_explicit), dtype=np.float32),
+            kept=np.zeros(shape, dtype=np.float32),
         )
 
     @classmethod
     def concat(cls, parts: Sequence[LogprobArrays]) -> LogprobArrays:
         """Positions of all parts, which are equally wide, one part after another."""
-        return cls(
-            chosen=np.concatenate([part.chosen for part in parts]),
-            ranks=np.concatenate([part.ranks for part in parts]),
-            top_ids=np.concatenate([part.top_ids for part in parts]),
-            top_logprobs=np.concatenate([part.top_logprobs for part in parts]),
-            explicit=np.concatenate([part.explicit for part in parts]),
-        )
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in cls.__struct_fields__
+        }
+        return cls(**columns)
 
     def at(self, index: Index) -> LogprobArrays:
         """Some of the positions: views for a slice, copies for an array of indices or bools."""
@@ -180,6 +201,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
             top_ids=self.top_ids[index],
             top_logprobs=self.top_logprobs[index],
             explicit=self.explicit[index],
+            kept=self.kept[index],
         )
 
     def narrow(self, num_top: int, num_explicit: int) -> LogprobArrays:
@@ -190,16 +212,13 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
             top_ids=self.top_ids[..., :num_top],
             top_logprobs=self.top_logprobs[..., :num_top],
             explicit=self.explicit[..., :num_explicit],
+            kept=self.kept,
         )
 
     def copy(self) -> LogprobArrays:
         """The same values in memory of their own."""
         return LogprobArrays(
-            chosen=self.chosen.copy(),
-            ranks=self.ranks.copy(),
-            top_ids=self.top_ids.copy(),
-            top_logprobs=self.top_logprobs.copy(),
-            explicit=self.explicit.copy(),
+            **{name: getattr(self, name).copy() for name in self.__struct_fields__}
         )
 
     def put(self, index: Index, values: LogprobArrays) -> None:
@@ -210,7 +229,7 @@ class LogprobArrays(msgspec.Struct, frozen=True, kw_only=True):
         mine.chosen[index], mine.ranks[index] = theirs.chosen, theirs.ranks
         mine.top_ids[index] = theirs.top_ids
         mine.top_logprobs[index] = theirs.top_logprobs
-        mine.explicit[index] = theirs.explicit
+        mine.explicit[index], mine.kept[index] = theirs.explicit, theirs.kept
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -254,7 +273,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
             hold undefined values.
         prompt_logprobs: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
-        errors: handle -> message for entries ended with `Finish.ERROR`.
+        errors: handle -> message for entries ended with `Finish.ERROR` or `Finish.GRAMMAR`.
         drafts: int64 [E, 2 + k], counts of the drafts of each entry's choice so far, the fields of
             `DraftStats` in order; None without a drafter.
         stats: the engine's gauges and counters.
@@ -272,34 +291,3 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[int, str] = {}
     drafts: Int64Array | None = None
     stats: EngineStats
-
-
-def _encode_array(obj: Any) -> Any:
-    if isinstance(obj, np.ndarray):
-        return (obj.dtype.str, obj.shape, np.ascontiguousarray(obj).data)
-    raise NotImplementedError(f"cannot encode {type(obj)}")
-
-
-def _decode_array(kind: type, obj: Any) -> Any:
-    dtype, shape, raw = obj
-    return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape)
-
-
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
-_message_decoder = msgspec.msgpack.Decoder(FrontendMessage, dec_hook=_decode_array)
-_output_decoder = msgspec.msgpack.Decoder(StepOutput, dec_hook=_decode_array)
-
-
-def encode(message: FrontendMessage | StepOutput) -> bytes:
-    """The bytes of either message."""
-    return _encoder.encode(message)
-
-
-def decode_message(raw: bytes) -> FrontendMessage:
-    """The message a frontend sent; raises `msgspec.DecodeError` on anything else."""
-    return _message_decoder.decode(raw)
-
-
-def decode_output(raw: bytes) -> StepOutput:
-    """The output the engine sent; its arrays are read-only views of `raw`."""
-    return _output_decoder.decode(raw)

@@ -76,6 +76,26 @@ class TimingStats(msgspec.Struct, frozen=True, kw_only=True):
     step_tokens: HistogramStats
 
 
+class GrammarStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of the work that grammars cost.
+
+    Attributes:
+        num_compiles: grammars compiled, those that failed included.
+        compile_seconds: time that this took, summed over threads.
+        num_cache_hits: requests whose grammar was compiled, or being compiled, for another.
+        num_masks: masks filled; a row has one for each position it may draw from.
+        mask_seconds: time that steps spent on filling them.
+        num_errors: choices ended because their grammar could not be compiled or followed.
+    """
+
+    num_compiles: int = 0
+    compile_seconds: float = 0.0
+    num_cache_hits: int = 0
+    num_masks: int = 0
+    mask_seconds: float = 0.0
+    num_errors: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges after a step, and counters since the engine started.
 
@@ -87,10 +107,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         prefix_cache_queries, prefix_cache_hits: prompt tokens looked up, and found computed.
         prompt_tokens_computed: prompt tokens computed by steps.
         nan_rows: choices and scoring requests ended by unusable logits.
+        empty_rows: choices ended because their own masks left no token.
         timings: histograms of where time is spent.
         failed_steps: steps of both kinds that raised.
         sampler_rows: rows drawn by each of the sampler's paths.
         drafts: counts of all drafts; None without a drafter.
+        grammars: work of all grammars; None where there can be none.
     """
 
     num_running: int
@@ -104,6 +126,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_computed: int
     nan_rows: int
     timings: TimingStats
+    empty_rows: int = 0
     failed_steps: int = 0
     sampler_rows: dict[str, int] = {}
     drafts: DraftStats | None = None
+    grammars: GrammarStats | None = None

@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The gated activation of the Llama family."""
+"""The gated activation of the Llama family, alone and with quantization behind it."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantized, row_launch
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from sampling.triton_support import jit, tl, triton
 
@@ -42,13 +43,39 @@ def _silu_and_mul_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width
-    gate_ptr = gate_up_ptr + row * 2 * width + columns
+    out = _activated(gate_up_ptr + row * 2 * width + columns, width, inside)
+    tl.store(out_ptr + row * width + columns, out, mask=inside)
+
+
+@jit
+def _silu_and_mul_fp8_kernel(
+    gate_up_ptr,
+    values_ptr,
+    scales_ptr,
+    width,
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """A program computes and quantizes a row; `width` of its BLOCK output columns are real."""
+    begin_next(overlap)
+    wait_for_last(overlap)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    out = _activated(gate_up_ptr + row * 2 * width + columns, width, inside)
+    values, scale = quantized(out.to(tl.float32))
+    tl.store(values_ptr + row * width + columns, values, mask=inside)
+    tl.store(scales_ptr + row, scale)
+
+
+@jit
+def _activated(gate_ptr, width, inside):
+    """Load gate and up, and compute silu(gate) * up in their dtype, 0 outside."""
     gate = tl.load(gate_ptr, mask=inside, other=0.0)
     up = tl.load(gate_ptr + width, mask=inside, other=0.0).to(tl.float32)
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    out = (silu.to(tl.float32) * up).to(gate.dtype)
-    tl.store(out_ptr + row * width + columns, out, mask=inside)
+    return (silu.to(tl.float32) * up).to(gate.dtype)
 
 
 def silu_and_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
@@ -61,3 +88,18 @@ def silu_and_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
         gate_up, out, width, BLOCK=COLUMNS, num_warps=4, **overlap_of(gate_up)
     )
     return out
+
+
+def silu_and_mul_fp8(gate_up: torch.Tensor) -> Fp8Rows:
+    """Compute `silu_and_mul` of gate_up [T, 2 * m], contiguous, and quantize its rows [T, m]."""
+    if not gate_up.is_cuda:
+        return quantize_rows(silu_and_mul_torch(gate_up))
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    rows = empty_rows(num_rows, width, gate_up.device)
+    _silu_and_mul_fp8_kernel[(num_rows,)](
+        gate_up,
+        *rows,
+        width,
+        **row_launch(gate_up, width),
+    )
+    return rows

@@ -1,13 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""RMSNorm, alone and fused with the residual addition in front of it."""
+"""RMSNorm, alone and fused with the residual addition in front of it and quantization behind it."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantized, row_launch
+from engine.kernels.overlap import begin_next, wait_for_last
+from sampling.triton_support import jit, tl
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -53,6 +54,7 @@ def _rms_norm_kernel(
     residual_ptr,
     weight_ptr,
     out_ptr,
+    scales_ptr,
     x_stride,
     width,
     eps,
@@ -76,8 +78,11 @@ def _rms_norm_kernel(
     x = x.to(tl.float32)
     x *= tl.rsqrt(tl.sum(x * x, 0) / width + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    out = x.to(dtype).to(tl.float32) * weight
-    tl.store(out_ptr + row * width + columns, out.to(dtype), mask=inside)
+    out = (x.to(dtype).to(tl.float32) * weight).to(dtype)
+    if scales_ptr is not None:
+        out, scale = quantized(out.to(tl.float32))
+        tl.store(scales_ptr + row, scale)
+    tl.store(out_ptr + row * width + columns, out, mask=inside)
 
 
 def rms_norm_triton(
@@ -89,22 +94,50 @@ def rms_norm_triton(
         x: [T, d] with unit column stride.
         residual: contiguous; added to x, and overwritten by the sum.
     """
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _launch(x, weight, eps, residual, out, None)
+    return out
+
+
+def rms_norm_fp8(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
+) -> Fp8Rows:
+    """Compute `rms_norm`, of x + residual where one is given, and quantize its rows.
+
+    Args:
+        x: [T, d] with unit column stride. weight: [d].
+        residual: [T, d], contiguous; overwritten by the sum.
+    """
+    if x.is_cuda:
+        rows = empty_rows(x.shape[0], x.shape[1], x.device)
+        _launch(x, weight, eps, residual, *rows)
+        return rows
+    if residual is not None:
+        x = residual.add_(x)
+    return quantize_rows(rms_norm_torch(x, weight, eps))
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    scales: torch.Tensor | None,
+) -> None:
+    """Launch the kernel; with `scales` [T] it quantizes into `out`."""
     num_rows, width = x.shape
     assert x.stride(1) == 1
     assert residual is None or residual.is_contiguous()
-    out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(width)
     _rms_norm_kernel[(num_rows,)](
         x,
         x if residual is None else residual,
         weight,
         out,
+        scales,
         x.stride(0),
         width,
         eps,
         add_residual=residual is not None,
-        BLOCK=block,
-        num_warps=min(max(block // 512, 1), 16),
-        **overlap_of(x),
+        **row_launch(x),
     )
-    return out

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.activation import silu_and_mul
+from engine.kernels.fp8 import Fp8Rows
+from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import linear
-from engine.kernels.norm import add_rms_norm, rms_norm
+from engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_fp8
 from engine.kernels.skinny import MAX_NORMED, Norm, is_skinny, skinny_linear
 
 
@@ -62,3 +64,26 @@ class NormedProduct:
         if residual is None:
             return rms_norm(x, self._norm_weight, self._eps), x
         return add_rms_norm(x, residual, self._norm_weight, self._eps)
+
+
+class Fp8NormedProduct:
+    """A `NormedProduct` with a float8 weight, not gated.
+
+    Args:
+        norm_weight: [in_features], of the dtype of inputs and result.
+        weight: [out_features, in_features]. bias: [out_features].
+    """
+
+    def __init__(
+        self, norm_weight: torch.Tensor, eps: float, weight: Fp8Rows, bias: torch.Tensor | None
+    ) -> None:
+        self._norm_weight = norm_weight
+        self._eps = eps
+        self._product = Fp8Linear(weight, bias, norm_weight.dtype)
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add, normalize, quantize, multiply; arguments as those of `NormedProduct`."""
+        rows = rms_norm_fp8(x, self._norm_weight, self._eps, residual)
+        return self._product(rows), x if residual is None else residual

@@ -20,6 +20,9 @@ from engine.models.fused.decoder_config import decoder_config, unfused_reason
 SPARE_POSITIONS = 64
 """Number of rotations past the context: a step in flight when a row ends asks for some of them."""
 
+FP8_CAPABILITY = (8, 9)
+"""The least compute capability with float8 tensor cores."""
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -40,6 +43,12 @@ def load_model(config: ModelConfig, device: torch.device) -> CausalLM:
         )
     if reason is None and config.model_impl != "transformers":
         return _fused_decoder(config, hf_config, folder, dtype, device)
+    if config.quantization is not None:
+        why = reason or "--model-impl transformers was asked for"
+        raise ModelError(
+            f"--quantization {config.quantization}: only the fused decoder quantizes, and it does "
+            f"not run {config.model!r} here: {why}; leave --quantization out"
+        )
     from engine.models.fallback.model import load_fallback_model  # seconds to import
 
     return load_fallback_model(config, hf_config, folder, dtype, device)
@@ -94,6 +103,8 @@ def _fused_decoder(
     config: ModelConfig, hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
 ) -> CausalLM:
     shape = decoder_config(hf_config)
+    if config.quantization is not None and device.type == "cuda":
+        _check_fp8(device)
     num_positions = min(shape.max_position, config.max_model_len or shape.max_position)
     num_positions += SPARE_POSITIONS
     source: WeightSource
@@ -103,4 +114,16 @@ def _fused_decoder(
         # Some tied checkpoints hold the LM head as well.
         source = Checkpoint(folder, frozenset({"lm_head.weight"} if shape.tied else ()))
     with torch.no_grad():
-        return Decoder(shape, source, dtype, device, num_positions)
+        fp8 = config.quantization == "fp8"
+        return Decoder(shape, source, dtype, device, num_positions, fp8=fp8)
+
+
+def _check_fp8(device: torch.device) -> None:
+    """Refuse float8 products on a GPU without them."""
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        major, minor = capability
+        raise ModelError(
+            f"--quantization fp8 needs a GPU of compute capability 8.9 or more, and "
+            f"{torch.cuda.get_device_name(device)} has {major}.{minor}; leave it out"
+        )

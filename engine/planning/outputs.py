@@ -81,7 +81,8 @@ class OutputRing:
         self._choices[row] = choice
         self._interval[row] = min(choice.request.emit_interval, DEPTH)
         num_explicit = len(params.logprob_token_ids or ())
-        self._wants_logprobs[row] = params.logprobs is not None or num_explicit > 0
+        asked = params.logprobs is not None or num_explicit > 0
+        self._wants_logprobs[row] = asked or params.kept_logprob
         self._widen(params.logprobs or 0, num_explicit)
 
     def _widen(self, num_top: int, num_explicit: int) -> None:

@@ -272,6 +272,7 @@ class Scheduler:
             decodes=decodes,
             runs_drafter=runs_drafter,
             proposes=self._propose(rows, ready, runs_drafter),
+            constrained=table.is_constrained[rows],
             admissions=self._admissions,
             grants=self._grants,
             released=self._released,

@@ -48,7 +48,7 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     result_idx = (np.cumsum(plan.samples) - 1)[drew]
     tokens, num_drawn = result.token_ids[result_idx], result.num_new[result_idx].astype(np.int64)
     first_drawn = rows[table.num_known[rows] == table.prompt_len[rows]]
-    finish, num_new = _finish(table, rows, tokens, num_drawn, result.bad[result_idx])
+    finish, num_new = _finish(table, rows, tokens, num_drawn, result.failed[result_idx])
     _enter(table, rows, tokens, num_new)
     table.num_drawing[rows] -= 1
     logit_idx = result_idx
@@ -71,7 +71,7 @@ def _finish(
     rows: Int32Array,
     tokens: Int32Array,
     num_drawn: Int64Array,
-    failed: BoolArray,
+    failed: UInt8Array,
 ) -> tuple[UInt8Array, Int64Array]:
     """The `Finish` code of each row, and how many of its tokens the row keeps."""
     order = np.arange(tokens.shape[1])
@@ -83,8 +83,7 @@ def _finish(
     first = ended.argmax(axis=1)
     ends = ended.any(axis=1)
     num_new = np.where(ends, first + 1, num_drawn)
-    finish = np.full(len(rows), Finish.RUNNING, dtype=np.uint8)
-    finish[failed] = Finish.NAN
+    finish = failed.copy()
     finish[ends] = Finish.LENGTH
     finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP
     return finish, num_new

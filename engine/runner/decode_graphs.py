@@ -34,7 +34,8 @@ from sampling.mirror import to_device
 from sampling.rows import SamplingNeeds, SamplingRows
 
 DRAWN, FILTERED = flags.RANDOM, flags.RANDOM | flags.FILTERED
-PROCESSED = FILTERED | flags.TWICE_FILTERED | flags.MASKED | flags.EDITED | flags.PENALIZED
+EDITS = flags.MASKED | flags.EDITED | flags.PENALIZED | flags.GRAMMAR
+PROCESSED = FILTERED | flags.TWICE_FILTERED | EDITS
 REPORTED = flags.LOGPROBS | flags.NORMALIZED
 COMMON_NEEDS = (
     SamplingNeeds(flags=0, greedy=True, num_top=0, num_explicit=0),
@@ -140,19 +141,32 @@ class DecodeGraphs:
 
     # -- replay -----------------------------------------------------------------------------
 
-    def replay(self, plan: StepPlan) -> StepTokens:
-        """Run one decode step; its outputs are valid until the next replay."""
-        rows, step = plan.rows, self._steps[plan.num_drafts]
-        size = next(size for size in self.sizes if size >= len(rows))
-        self._publish(rows, size)
+    def replay_forward(self, plan: StepPlan) -> None:
+        """Run the first half of a decode step."""
+        size = self._size_of(plan)
+        self._publish(plan.rows, size)
+        self._forwards[plan.num_drafts, size].graph.replay()
+
+    def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> StepTokens:
+        """Run the second half of the step begun last; its outputs are valid until the next.
+
+        Args:
+            mask_slots: int32 [N], of the step's logit rows; None where they have no masks.
+        """
+        rows, step, size = plan.rows, self._steps[plan.num_drafts], self._size_of(plan)
         forward = self._forwards[step.num_drafts, size]
-        forward.graph.replay()
+        if mask_slots is not None:
+            step.put_mask_slots(mask_slots)
         needs = self._sampling_rows.needs(rows)
         draw = self._captured_draw(step, size, needs)
         if draw is None:
             return step.draw(len(rows), forward.hidden, needs)
         draw.graph.replay()
         return draw.tokens.of_rows(len(rows))
+
+    def _size_of(self, plan: StepPlan) -> int:
+        """The captured batch size that a plan is padded to."""
+        return next(size for size in self.sizes if size >= len(plan.rows))
 
     def _captured_draw(self, step: DecodeStep, size: int, needs: SamplingNeeds) -> _Draw | None:
         if not self._is_capturable(step, needs):

@@ -24,7 +24,7 @@ from engine.runner.forward import Hidden, forward
 from engine.runner.speculation import feature_layers_of
 from engine.runner.step import StepTokens, TokenStage
 from sampling.batch import Drafts, SamplingBatch
-from sampling.rows import SamplingNeeds
+from sampling.rows import GRAMMAR, SamplingNeeds
 
 
 class StepRows:
@@ -41,8 +41,8 @@ class StepRows:
 
 
 @dataclass(frozen=True)
-class DecodeEntry:
-    """The `Entry` of a decode step: one kernel over fixed addresses.
+class DecodeRowWriter:
+    """The `RowWriter` of a decode step: one kernel over fixed addresses.
 
     Attributes:
         ids: int64 [S], the step's rows.
@@ -101,6 +101,7 @@ class DecodeStep:
         self._depths = torch.arange(largest * width, dtype=torch.int32, device=device) % width
         self._num_drafts = torch.full_like(self._depths[:largest], num_drafts)
         self._row_idx = torch.arange(largest, device=device)
+        self._mask_slots = torch.full_like(self._depths, -1)
 
     def forward(self, size: int) -> Hidden:
         """Hidden states of the first `size` rows' query tokens."""
@@ -110,6 +111,10 @@ class DecodeStep:
         self._attention.begin(self._attention_inputs(size))
         ids, positions = inputs.input_ids, inputs.positions
         return forward(self._stage.model, ids, positions, self._attention, self._feature_layers)
+
+    def put_mask_slots(self, slots: torch.Tensor) -> None:
+        """Tell the next draw which masks its logit rows have: int32 [N], as in `StepMasks`."""
+        self._mask_slots[: len(slots)].copy_(slots)
 
     def draw(self, size: int, hidden: Hidden, needs: SamplingNeeds) -> StepTokens:
         """Draw behind the first `size` rows' hidden states, and enter the tokens into them.
@@ -133,6 +138,7 @@ class DecodeStep:
             rows_np=np.repeat(rows_np, 1 + self.num_drafts),
             needs=needs,
             depths=self._depths[:num_tokens] if self.num_drafts else None,
+            mask_slots=self._mask_slots[:num_tokens] if needs.flags & GRAMMAR else None,
         )
         drafts, drafting = None, None
         if self.num_drafts:
@@ -152,7 +158,7 @@ class DecodeStep:
             sampling=sampling,
             drafts=drafts,
             drafting=drafting,
-            entry=DecodeEntry(ids, self._state, inputs),
+            row_writer=DecodeRowWriter(ids, self._state, inputs),
         )
 
     def _attention_inputs(self, size: int) -> AttentionInputs:

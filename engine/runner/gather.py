@@ -44,7 +44,7 @@ def gather_inputs(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRow
         draws = _Draws(draw_rows, draw_positions[logit_starts], logit_starts)
         drafts = _drafts(state, draws, num_decodes) if plan.num_drafts else None
     drafting = _drafting(plan, state, sampling_rows, rows) if plan.runs_drafter else None
-    entry = GatheredEntry(
+    row_writer = GatheredRowWriter(
         state, rows, num_query, starts, num_decodes, tokens, draws, drafts, drafting
     )
     return StepInputs(
@@ -56,7 +56,7 @@ def gather_inputs(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRow
         sampling=sampling,
         drafts=drafts,
         drafting=drafting,
-        entry=entry,
+        row_writer=row_writer,
     )
 
 
@@ -140,8 +140,8 @@ def _drafting(
 
 
 @dataclass(frozen=True)
-class GatheredEntry:
-    """The `Entry` of a step of any shape, in torch operations."""
+class GatheredRowWriter:
+    """The `RowWriter` of a step of any shape, in torch operations."""
 
     state: RequestRows
     rows: torch.Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,12 +11,17 @@ import numpy.typing as npt
 
 from engine.buffers import HostCopy, is_device_lost
 from engine.contracts.scoring import ScoringResult
-from engine.plan import RunnerLostError, StepPlan, StepResult
-from engine.request import LogprobArrays
+from engine.plan import RunnerLostError, StepMasks, StepPlan, StepResult
+from engine.request import Finish, LogprobArrays
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
+
+_FINISHES = np.zeros(3, dtype=np.uint8)
+"""What a code of `SamplerOutput.bad` means for the row's choice."""
+_FINISHES[[UNUSABLE_LOGITS, NOTHING_ALLOWED]] = Finish.NAN, Finish.EMPTY
 
 
 def wait_for(issued: Future[HostCopy], timeout_s: float | None) -> Arrays:
@@ -37,23 +43,40 @@ def wait_for(issued: Future[HostCopy], timeout_s: float | None) -> Arrays:
 
 
 class LaunchedStep:
-    """A step that was launched; see `StepHandle`."""
+    """A step that was launched; see `StepHandle`.
 
-    def __init__(self, plan: StepPlan, issued: Future[HostCopy]) -> None:
+    Args:
+        issued: the step's results; None where its draw is issued apart.
+        issue_draw: issues that draw.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        issued: Future[HostCopy] | None,
+        issue_draw: Callable[[StepMasks], Future[HostCopy]] | None = None,
+    ) -> None:
         self.plan = plan
         self._issued = issued
+        self._issue_draw = issue_draw
+
+    def draw(self, masks: StepMasks) -> None:
+        assert self._issue_draw is not None, "the step awaits no masks"
+        self._issued, self._issue_draw = self._issue_draw(masks), None
 
     def wait(self, timeout_s: float | None = None) -> StepResult:
+        assert self._issued is not None, "the step's draw was never issued"
         arrays = wait_for(self._issued, timeout_s)
-        bad = arrays.get("bad", _NO_TOKENS.astype(np.bool_))
+        failed = _FINISHES[arrays.get("bad", _NO_TOKENS)]
         return StepResult(
             token_ids=arrays.get("token_ids", _NO_TOKENS[:, None]),
-            num_new=arrays.get("num_new", (~bad).astype(np.int32)),
-            bad=bad,
+            num_new=arrays.get("num_new", (failed == Finish.RUNNING).astype(np.int32)),
+            failed=failed,
             num_offered=arrays.get("num_offered"),
             num_accepted=arrays.get("num_accepted"),
             logprobs=_logprob_arrays(arrays, "") if "chosen" in arrays else None,
             prompt_logprobs=[_logprob_arrays(arrays, f"{i}/") for i in range(len(self.plan.spans))],
+            drafts=arrays.get("drafts"),
         )
 
 

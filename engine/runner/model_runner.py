@@ -1,22 +1,32 @@
-"""Runs steps on the device: prepare, forward, draw, copy out. Nothing waits for results."""
+"""Runs steps on the device: prepare, forward, draw, copy out. Nothing waits for results.
+
+A step is begun (rows published, forward issued) and finished (masks published, draw issued). Both
+are one launch, or two where the step awaits masks.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
-from engine.batch import RequestRows
+from engine.batch import RequestRows, StepInputs
 from engine.buffers import HostCopy, HostStream, InlineLauncher
 from engine.contracts.scoring import ScoringPlan
-from engine.plan import StepPlan
+from engine.plan import StepMasks, StepPlan
 from engine.request import Int32Array
 from engine.runner.decode_graphs import DecodeGraphs
-from engine.runner.forward import Forward
+from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
+from engine.runner.host_masks import HostMasks
 from engine.runner.launched import LaunchedScoring, LaunchedStep
 from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
 from engine.runner.step import StepTokens, TokenStage
 from sampling.batch import LogprobsOutput
+from sampling.mirror import to_device
 from sampling.rows import SamplingRows
 
 
@@ -42,11 +52,19 @@ class ModelRunner:
         self._rows = rows
         self._sampling_rows = sampling_rows
         self._graphs = graphs
+        self._masks = HostMasks(sampling_rows)
         self._launcher = HostStream() if rows.device.type == "cpu" else InlineLauncher()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Issue a step behind those already issued."""
-        return LaunchedStep(plan, self._launcher(self._issue, plan))
+        """Issue a step behind those already issued; where it awaits masks, all but its draw."""
+        if not plan.awaits_masks:
+            return LaunchedStep(plan, self._launcher(self._issue, plan))
+        begun = self._launcher(self._begin, plan)
+
+        def issue_draw(masks: StepMasks) -> Future[HostCopy]:
+            return self._launcher(lambda: self._finish(begun.result(), masks))
+
+        return LaunchedStep(plan, None, issue_draw)
 
     def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
         """Issue a step of scoring behind what was issued before."""
@@ -64,12 +82,21 @@ class ModelRunner:
         """Rows drawn so far, by the sampler's path."""
         return dict(self._stage.sampler.rows_by_path)
 
-    @torch.inference_mode()
+    @property
+    def mask_buffer(self) -> Int32Array:
+        """The host's buffer for the masks of the next draw; see `HostMasks`."""
+        return self._masks.buffer
+
     def _issue(self, plan: StepPlan) -> HostCopy:
+        return self._finish(self._begin(plan), None)
+
+    @torch.inference_mode()
+    def _begin(self, plan: StepPlan) -> _BegunStep:
         self._apply(plan)
         self._stage.sampler.count(plan.rows[plan.samples], verified=plan.num_drafts > 0)
         if self._graphs is not None and plan.is_decode:
-            return HostCopy(_named_tokens(self._graphs.replay(plan)))
+            self._graphs.replay_forward(plan)
+            return _BegunStep(plan, None, None, {})
         inputs = gather_inputs(plan, self._rows, self._sampling_rows)
         hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
         results: dict[str, torch.Tensor] = {}
@@ -77,8 +104,23 @@ class ModelRunner:
             starts, model = inputs.attention.query_starts_np, self._stage.model
             logprobs = span_logprobs(plan, span, starts, hidden.final, model, self._rows)
             results |= _named(logprobs, f"{i}/")
-        tokens = self._stage(inputs, hidden)
-        return HostCopy(results if tokens is None else results | _named_tokens(tokens))
+        return _BegunStep(plan, inputs, hidden, results)
+
+    @torch.inference_mode()
+    def _finish(self, begun: _BegunStep, masks: StepMasks | None) -> HostCopy:
+        plan, results = begun.plan, dict(begun.results)
+        slots = None if masks is None else self._masks.publish(masks)
+        if begun.inputs is None or begun.hidden is None:
+            assert self._graphs is not None, "only graphs run without inputs of their own"
+            tokens: StepTokens | None = self._graphs.replay_draw(plan, slots)
+        else:
+            tokens = self._stage(begun.inputs.with_masks(slots), begun.hidden)
+        if tokens is not None:
+            results |= _named_tokens(tokens)
+        if plan.reports_drafts:
+            proposed = plan.rows[plan.proposes].astype(np.int64)
+            results["drafts"] = self._rows.drafts[to_device(proposed, self._rows.device)]
+        return HostCopy(results)
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.released:
@@ -95,6 +137,21 @@ class ModelRunner:
             )
         self._rows.apply(plan)
         self._sampling_rows.flush()
+
+
+@dataclass(frozen=True)
+class _BegunStep:
+    """A step whose forward was issued.
+
+    Attributes:
+        inputs, hidden: None where a graph holds them.
+        results: what the step has to report so far, by name.
+    """
+
+    plan: StepPlan
+    inputs: StepInputs | None
+    hidden: Hidden | None
+    results: dict[str, torch.Tensor]
 
 
 def _named_tokens(tokens: StepTokens) -> dict[str, torch.Tensor]:

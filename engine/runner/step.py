@@ -71,13 +71,13 @@ class TokenStage:
         """
         tokens = self._tokens(inputs, hidden)
         if tokens is None:
-            ends = inputs.entry.enter(None, None)
+            ends = inputs.row_writer.enter(None, None)
         else:
-            ends = inputs.entry.enter(tokens.token_ids, tokens.num_new)
+            ends = inputs.row_writer.enter(tokens.token_ids, tokens.num_new)
         if inputs.drafting is None:
             return tokens
         assert self.speculation is not None, "only a drafter has rows to draft for"
-        assert ends is not None, "an entry tells where rows end that are drafted for"
+        assert ends is not None, "a row writer tells where rows end that are drafted for"
         self.speculation.propose(inputs, inputs.drafting, ends, hidden)
         return tokens and tokens._replace(num_offered=ends.num_offered)
 

@@ -19,10 +19,13 @@ from engine.models.loader import eos_token_ids, load_model, max_position
 from engine.plan import Runner
 from engine.planning.drafting import draft_rules
 from engine.progress import phase, report
+from engine.runner.model_runner import ModelRunner
 from engine.runner.speculation import Speculation
 from engine.speculation.make_drafter import make_drafter
 from engine.startup.assembly import Assembly, make_attention, step_buffers
 from engine.startup.memory import Limits, measure
+from engine.structured.grammars import Grammars
+from engine.structured.tokenizer import TokenizerError, TokenizerReader
 from sampling.compiling import on_compilation
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths.flashinfer import UnavailableError
@@ -52,6 +55,7 @@ def build_engine(config: EngineConfig) -> Engine:
     """
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    tokenizer = None if config.structured is None else TokenizerReader(config.structured)
     device = resolve_device(config.model)
     if config.model.max_model_len is not None:  # before minutes of loading
         _check_context(config.model.max_model_len, max_position(config.model))
@@ -62,7 +66,7 @@ def build_engine(config: EngineConfig) -> Engine:
         raise ConfigError(
             f"the model's weights do not fit on the GPU: {first_line(error)}"
         ) from error
-    return assemble(config, model, device)
+    return assemble(config, model, device, tokenizer=tokenizer)
 
 
 def sampler_config(config: SamplingConfig) -> SamplerConfig:
@@ -92,11 +96,13 @@ def assemble(
     model: CausalLM,
     device: torch.device,
     wrap: Callable[[Runner], Runner] = lambda runner: runner,
+    tokenizer: TokenizerReader | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded; raises `ConfigError`.
 
     Args:
         wrap: turns the runner into the one that the engine is to use.
+        tokenizer: that of `config.structured`, on its way; None serves no grammars.
     """
     if device.type == "cuda":
         config = structs.replace(config, scheduler=config.scheduler.on_gpu())
@@ -113,21 +119,48 @@ def assemble(
         runner = assembly.runner(assembly.cache(num_blocks), with_graphs=config.cuda_graphs)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what only the preparations needed
+    eos_token_ids = _stop_ids(config.model, model.vocab_size)
+    grammars, grammar_error = _grammars(config, tokenizer, runner, model.vocab_size, eos_token_ids)
     info = EngineInfo(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
-        eos_token_ids=_stop_ids(config.model, model.vocab_size),
+        eos_token_ids=eos_token_ids,
         max_rows=config.scheduler.max_rows,
         num_blocks=num_blocks,
         block_size=config.cache.block_size,
         dtype=str(model.dtype).removeprefix("torch."),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         sampler=assembly.sampler.description,
+        grammar_error=grammar_error,
     )
     gc.collect()
     gc.freeze()  # what was loaded lives as long as the process; keep collections short
     on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
-    return Engine(config, info, wrap(runner), draft_rules(config.speculation))
+    return Engine(config, info, wrap(runner), draft_rules(config.speculation), grammars)
+
+
+def _grammars(
+    config: EngineConfig,
+    reader: TokenizerReader | None,
+    runner: ModelRunner,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+) -> tuple[Grammars | None, str | None]:
+    """What holds choices to grammars or, where nothing can, the reason."""
+    if config.structured is None or reader is None:
+        return None, "the engine was started without them"
+    speculation = config.speculation
+    if speculation is not None and speculation.rejection_sample_method == "synthetic":
+        return None, "synthetic acceptance of drafts would keep those that a grammar forbids"
+    try:
+        with phase("reading the tokenizer"):
+            tokenizer = reader.result(vocab_size, eos_token_ids)
+    except TokenizerError as error:
+        logger.warning("requests with a grammar will be refused: %s", error)
+        return None, str(error)
+    num_drafts = draft_rules(config.speculation).num_tokens
+    max_rows, buffer = config.scheduler.max_rows, runner.mask_buffer
+    return Grammars(config.structured, tokenizer, buffer, max_rows, num_drafts), None
 
 
 def _assembly(
@@ -136,8 +169,11 @@ def _assembly(
     """Make rows, sampler, drafter and buffers, and compile what the sampler may need."""
     max_rows, num_drafts = config.scheduler.max_rows, draft_rules(config.speculation).num_tokens
     rows = RequestRows(max_rows, max_model_len + 1, config.cache.block_size, device, num_drafts)
+    max_masks = 0 if config.structured is None else max_rows * (1 + num_drafts)
     # One row more than choices may hold: the one that pads a graph's batch.
-    sampling_rows = SamplingRows(max_rows + 1, model.vocab_size, device, history=rows.token_ids)
+    sampling_rows = SamplingRows(
+        max_rows + 1, model.vocab_size, device, history=rows.token_ids, max_masks=max_masks
+    )
     sampler = make_sampler(config.sampling, sampling_rows)
     speculation = make_speculation(config, model, rows, sampling_rows)
     with phase("compiling kernels"):
@@ -232,6 +268,7 @@ def _cache_bytes(config: EngineConfig, assembly: Assembly, max_model_len: int) -
         config.cache.block_size,
         assembly.rows.drafts.shape[1],
         0 if assembly.buffers is None else len(assembly.buffers.slots),
+        has_grammars=config.structured is not None,
     )
     cache = assembly.cache(limits.num_blocks)
     profile = measure(assembly.runner(cache, with_graphs=False), cache, limits)

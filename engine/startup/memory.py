@@ -4,7 +4,7 @@ The largest steps a scheduler could plan are run through the engine's own runner
 cache: a full token budget with every row drawing under the dearest sampling parameters, the
 logprobs of a whole prompt, and what the graphs will hold for themselves: a decode step, and the
 forward of the largest step that is captured. Before, the same steps compile what a server must not
-compile inside a request.
+compile inside a request. `engine.startup.build` makes blocks of what is left.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from engine.config import ConfigError
 from engine.contracts.attention import KVCache
 from engine.contracts.scoring import ScoringPlan
 from engine.kernels.skinny import NUM_ROWS
-from engine.plan import StepPlan
-from engine.request import PromptLogprobsParams, Request
+from engine.plan import StepMasks, StepPlan
+from engine.request import Grammar, PromptLogprobsParams, Request
 from engine.rows import Choice
 from engine.runner.model_runner import ModelRunner
 from engine.scoring.packing import Rows, make_plan
@@ -38,6 +39,7 @@ DEAREST = SamplingParams(
     logprobs=20,
     logprob_token_ids=(0,) * MAX_LOGPROB_TOKEN_IDS,
     logprobs_mode="processed_logprobs",
+    kept_logprob=True,
 )
 Plan = StepPlan | ScoringPlan
 
@@ -50,6 +52,7 @@ class Limits:
         max_rows, max_step_tokens: of a step. max_model_len: tokens of a row.
         num_drafts: k, 0 without a drafter.
         captured_tokens: of the largest step whose forward is captured in pieces, 0 for none.
+        has_grammars: whether rows may draw under grammars.
     """
 
     max_rows: int
@@ -58,6 +61,12 @@ class Limits:
     block_size: int
     num_drafts: int = 0
     captured_tokens: int = 0
+    has_grammars: bool = False
+
+    @property
+    def dearest(self) -> SamplingParams:
+        """The parameters whose draws need the most memory."""
+        return structs.replace(DEAREST, constrained=self.has_grammars)
 
     @property
     def max_verified_rows(self) -> int:
@@ -134,7 +143,7 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     before = torch.cuda.memory_allocated(device)
     large = [_full_step(limits), _prompt_logprobs_step(limits)]
     small = [_small_step(limits, n) for n in NUM_ROWS]
-    decoding = [*_decode_steps(limits, SamplingParams()), *_decode_steps(limits, DEAREST)]
+    decoding = [*_decode_steps(limits, SamplingParams()), *_decode_steps(limits, limits.dearest)]
     forwards = [_forward_step(limits)] if limits.captured_tokens else []
     with compiling_together():
         _run(runner, [*large, *small, *decoding, *forwards])
@@ -165,7 +174,10 @@ def _run(runner: ModelRunner, plans: Sequence[Plan]) -> None:
         if isinstance(plan, ScoringPlan):
             runner.launch_scoring(plan).wait()
         else:
-            runner.launch(plan).wait()
+            step = runner.launch(plan)
+            if plan.awaits_masks:
+                step.draw(StepMasks.none(plan))
+            step.wait()
             runner.forget(plan.rows)
 
 
@@ -174,8 +186,9 @@ def _full_step(limits: Limits) -> StepPlan:
     request = Request(
         handle=0,
         prompt_token_ids=np.zeros(limits.tokens_each, dtype=np.int32),
-        params=DEAREST,
+        params=limits.dearest,
         max_tokens=1,
+        grammar=_grammar_of(limits.dearest),
     )
     return _plan(limits, request, limits.max_rows, limits.tokens_each)
 
@@ -226,13 +239,22 @@ def _forward_step(limits: Limits) -> ScoringPlan:
 def _decode_steps(limits: Limits, params: SamplingParams) -> list[StepPlan]:
     """Steps in which every row draws behind one token, and behind its drafts if it has any."""
     request = Request(
-        handle=0, prompt_token_ids=np.zeros(1, dtype=np.int32), params=params, max_tokens=1
+        handle=0,
+        prompt_token_ids=np.zeros(1, dtype=np.int32),
+        params=params,
+        max_tokens=1,
+        grammar=_grammar_of(params),
     )
     plain = _plan(limits, request, limits.max_rows, 1)
     if not limits.num_drafts:
         return [plain]
     num_rows, num_query = limits.max_verified_rows, 1 + limits.num_drafts
     return [plain, _plan(limits, request, num_rows, num_query, num_drafts=limits.num_drafts)]
+
+
+def _grammar_of(params: SamplingParams) -> Grammar | None:
+    """A grammar for rows that are to be drawn under one; nothing compiles it."""
+    return Grammar(source="") if params.constrained else None
 
 
 def _plan(

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import TextIO
 
 import msgspec
@@ -28,7 +29,7 @@ from sampling.params import SamplingParams
 from sampling.sampler import SamplerConfig
 from sampling.selftest import checks
 from sampling.selftest.checks import ODDS, Result
-from sampling.selftest.paths import race_draws, sampler_draws, sampler_step
+from sampling.selftest.paths import kept_and_chosen, race_draws, sampler_draws, sampler_step
 from sampling.selftest.speculative_paths import (
     PATHS,
     draft_draws,
@@ -133,6 +134,9 @@ def _sampler_results(
     yield checks.filtered_frequencies(path, filtered, num_draws, seed)
     tied = sampler_draws(config, device, checks.TIED_K)
     yield checks.tied_frequencies(path, tied, num_draws, seed)
+    masked = sampler_draws(config, device, checks.MASKED, allowed=checks.MASK_IDS)
+    yield checks.masked_frequencies(path, masked, num_draws, seed)
+    yield checks.kept_logprobs(path, partial(kept_and_chosen, config, device))
     yield checks.greedy_ties(path, sampler_draws(config, device, SamplingParams(temperature=0.0)))
     yield checks.slot_invariance(path, sampler_step(config, device, num_slots=checks.NUM_REQUESTS))
 
@@ -171,6 +175,8 @@ def _speculation_results(
     for one_hot, path in ((True, "one-hot draft"), (False, "draft logits")):
         speculated = speculated_draws(config, device, one_hot=one_hot)
         yield checks.speculated_frequencies(f"{path}, {device.type}", speculated, num_draws, seed)
+        masked = speculated_draws(config, device, one_hot=one_hot, allowed=checks.FEW_MASK_IDS)
+        yield checks.constrained_frequencies(f"{path}, {device.type}", masked, num_draws, seed)
 
 
 def model_frequencies(config: EngineConfig, seed: int) -> Result:

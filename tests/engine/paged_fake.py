@@ -15,9 +15,9 @@ import numpy as np
 from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
-from engine.plan import PromptSpan, StepPlan, StepResult
+from engine.plan import PromptSpan, StepMasks, StepPlan, StepResult
 from engine.planning.drafting import NO_DRAFTS, DraftRules
-from engine.request import Int32Array, LogprobArrays
+from engine.request import Finish, Int32Array, LogprobArrays
 
 VOCAB = 50
 
@@ -43,7 +43,7 @@ def draw(context: int, choice: int) -> int:
 @dataclass
 class _RowResult:
     tokens: list[int] = field(default_factory=list)
-    bad: bool = False
+    failed: Finish = Finish.RUNNING
     num_offered: int = 0
     num_accepted: int = 0
 
@@ -52,8 +52,15 @@ class _RowResult:
 class _Handle:
     plan: StepPlan
     result: StepResult | Exception
+    masks: StepMasks | None = None
+
+    def draw(self, masks: StepMasks) -> None:
+        assert self.plan.awaits_masks
+        assert self.masks is None
+        self.masks = masks
 
     def wait(self, timeout_s: float | None = None) -> StepResult:
+        assert self.masks is not None or not self.plan.awaits_masks, "a draw was never issued"
         if isinstance(self.result, Exception):
             raise self.result
         return self.result
@@ -111,7 +118,7 @@ class PagedFake:
         result = StepResult(
             token_ids=token_ids,
             num_new=np.array([len(each.tokens) for each in drawn], dtype=np.int32),
-            bad=np.array([each.bad for each in drawn], dtype=np.bool_),
+            failed=np.array([each.failed for each in drawn], dtype=np.uint8),
             num_offered=np.array([each.num_offered for each in drawn], dtype=np.int32),
             num_accepted=np.array([each.num_accepted for each in drawn], dtype=np.int32),
             logprobs=None,
@@ -139,13 +146,13 @@ class PagedFake:
         for depth in range(min(1 + len(drafts), room)):
             context = context_hash(self.tokens[row, : first + depth])
             if context in self.bad_contexts:
-                each.bad = True
+                each.failed = Finish.NAN
                 break
             each.tokens.append(draw(context, int(self.choice_of[row])))
             if depth == len(drafts) or drafts[depth] != each.tokens[-1]:
                 break
             each.num_accepted += 1
-        entered = [*each.tokens, 0] if each.bad else each.tokens
+        entered = [*each.tokens, 0] if each.failed else each.tokens
         self.tokens[row, first : first + len(entered)] = entered
         self.num_computed[row] = first + max(len(each.tokens), 1) - 1
         return each

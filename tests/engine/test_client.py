@@ -19,20 +19,13 @@ import zmq.asyncio
 
 from engine import client as module
 from engine.client import MAX_HELD, EngineClient
+from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig
 from engine.process import Beat, Failed, Progress, Ready, StatusLine
-from engine.request import (
-    Finish,
-    FrontendMessage,
-    Request,
-    ScoringRequest,
-    StepOutput,
-    decode_message,
-    encode,
-)
+from engine.request import Finish, FrontendMessage, Request, ScoringRequest, StepOutput
 from engine.submission import EngineDeadError
 from sampling.params import SamplingParams
-from tests.engine.test_request import STATS
+from tests.engine.test_codec import STATS
 
 INFO = EngineInfo(
     vocab_size=9,
@@ -253,6 +246,21 @@ async def test_silence_is_a_failure_and_a_heartbeat_ends_it(
     setup.process.say(Beat())
     await asyncio.sleep(0.01)
     assert setup.client.failure() is None
+
+
+async def test_silence_does_not_hide_why_the_process_ended(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    waiting = setup.client.submit(request(setup.client))
+    setup.process.say(Beat())
+    setup.process.say(Failed("no memory"))
+    setup.process.end(4)
+    with pytest.raises(EngineDeadError):
+        await asyncio.wait_for(anext(waiting), 5)
+    clock.now += module.SILENCE_S + 1
+    assert "no memory" in (setup.client.failure() or "")
 
 
 async def test_an_engine_that_does_not_close_is_killed(

@@ -57,6 +57,7 @@ def plan(
         decodes=np.array(decodes or samples, dtype=np.bool_),
         runs_drafter=runs_drafter,
         proposes=np.zeros(count, dtype=np.bool_),
+        constrained=np.zeros(count, dtype=np.bool_),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,19 +14,13 @@ import pytest
 import zmq
 
 from engine import process as process_module
+from engine.codec import decode_output, encode
 from engine.config import EngineConfig, ModelConfig
 from engine.process import STATS_S, EngineLoop
-from engine.request import (
-    FrontendMessage,
-    Request,
-    ScoringRequest,
-    StepOutput,
-    decode_output,
-    encode,
-)
+from engine.request import FrontendMessage, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from sampling.params import SamplingParams
-from tests.engine.test_request import STATS
+from tests.engine.test_codec import STATS
 
 CONFIG = EngineConfig(model=ModelConfig(model="none"))
 
@@ -36,6 +32,9 @@ class LoggedEngine:
         self.calls: list[tuple[str, bytes, int]] = []
         self.has_work = True
         self.outputs: list[tuple[bytes, StepOutput]] = []
+
+    def on_compiled(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
 
     def submit(self, frontend: bytes, request: Request) -> None:
         self.calls.append(("submit", frontend, request.handle))
@@ -186,7 +185,8 @@ def test_a_loop_that_waits_for_a_message_is_not_hung(
         raise WaitedEnoughError
 
     monkeypatch.setattr(engine, "step", step, raising=False)
-    monkeypatch.setattr(loop, "_socket", SimpleNamespace(poll=poll, recv_multipart=no_message))
+    monkeypatch.setattr(loop, "_poller", SimpleNamespace(poll=poll))
+    monkeypatch.setattr(loop, "_socket", SimpleNamespace(recv_multipart=no_message))
     with pytest.raises(WaitedEnoughError):
         loop.run()
     assert seen == [False]
@@ -194,3 +194,36 @@ def test_a_loop_that_waits_for_a_message_is_not_hung(
 
 def no_message(flags: int) -> None:
     raise zmq.Again
+
+
+def test_a_compile_that_ends_wakes_the_loop_and_a_loop_without_one_sleeps(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, engine = loop_setup.loop, loop_setup.engine
+    engine.has_work = False
+    woken_by: list[float] = []
+
+    class WokenError(Exception):
+        pass
+
+    def step() -> list[tuple[bytes, StepOutput]]:
+        woken_by.append(time.monotonic())
+        if len(woken_by) == 2:
+            raise WokenError
+        return []
+
+    monkeypatch.setattr(engine, "step", step, raising=False)
+    rung_at: list[float] = []
+
+    def ring() -> None:
+        for _ in range(2):
+            time.sleep(0.2)
+            rung_at.append(time.monotonic())
+            engine.wake()
+
+    thread = threading.Thread(target=ring)
+    thread.start()
+    with pytest.raises(WokenError):
+        loop.run()
+    thread.join()
+    assert [woken > rung for woken, rung in zip(woken_by, rung_at, strict=True)] == [True, True]

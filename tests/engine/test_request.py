@@ -1,4 +1,4 @@
-"""Messages, of which what is decoded equals what was encoded, and logprob arrays."""
+"""Logprob arrays: positions, widths, parts."""
 
 from __future__ import annotations
 
@@ -6,35 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.planning.timings import Timings
-from engine.request import (
-    FrontendMessage,
-    LogprobArrays,
-    PromptLogprobs,
-    PromptLogprobsParams,
-    Request,
-    StepOutput,
-    decode_message,
-    decode_output,
-    encode,
-)
-from engine.stats import EngineStats
-from sampling.params import SamplingParams
-
-STATS = EngineStats(
-    num_running=1,
-    num_waiting=2,
-    kv_blocks_used=3,
-    kv_blocks_total=4,
-    num_steps=5,
-    num_preemptions=6,
-    prefix_cache_queries=7,
-    prefix_cache_hits=8,
-    prompt_tokens_computed=9,
-    nan_rows=10,
-    timings=Timings().stats(),
-    sampler_rows={"native": 3},
-)
+from engine.request import LogprobArrays
 
 
 def logprob_arrays(count: int, num_top: int, num_explicit: int) -> LogprobArrays:
@@ -45,6 +17,7 @@ def logprob_arrays(count: int, num_top: int, num_explicit: int) -> LogprobArrays
         top_ids=rng.integers(0, 99, (count, num_top), dtype=np.int32),
         top_logprobs=rng.standard_normal((count, num_top), dtype=np.float32),
         explicit=np.full((count, num_explicit), -np.inf, dtype=np.float32),
+        kept=-rng.random(count, dtype=np.float32),
     )
 
 
@@ -62,44 +35,6 @@ def assert_same(left: object, right: object) -> None:
                 assert_same(one, other)
         else:
             assert a == b, field
-
-
-def test_message_round_trip() -> None:
-    params = SamplingParams(
-        seed=-(2**63), logit_bias={3: -1.5}, bad_words=((1, 2), (3,)), logprob_token_ids=(7, 7)
-    )
-    request = Request(
-        handle=2**40,
-        prompt_token_ids=np.array([1, 2, 3], dtype=np.int32),
-        params=params,
-        n=2,
-        max_tokens=0,
-        prompt_logprobs=PromptLogprobsParams(start=2, token_ids=(1,)),
-    )
-    message = FrontendMessage(submit=[request], abort=[(1, -1), (2, 0)])
-    assert_same(message, decode_message(encode(message)))
-
-
-@pytest.mark.parametrize("num_top", [0, 3])
-def test_output_round_trip(num_top: int) -> None:
-    output = StepOutput(
-        handles=np.array([1, 2], dtype=np.int64),
-        choices=np.array([0, 1], dtype=np.int32),
-        num_new=np.array([2, 0], dtype=np.int32),
-        finish=np.array([0, 3], dtype=np.uint8),
-        num_cached=np.array([16, 0], dtype=np.int32),
-        token_ids=np.array([5, 6], dtype=np.int32),
-        logprobs=logprob_arrays(2, num_top, 2),
-        prompt_logprobs=[PromptLogprobs(handle=1, start=1, logprobs=logprob_arrays(4, 0, 0))],
-        errors={2: "why"},
-        stats=STATS,
-    )
-    assert_same(output, decode_output(encode(output)))
-
-
-def test_what_is_not_a_message_is_refused() -> None:
-    with pytest.raises(msgspec.DecodeError):
-        decode_message(b"\x00garbage")
 
 
 def test_positions_of_logprob_arrays() -> None:

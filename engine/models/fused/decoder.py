@@ -26,6 +26,7 @@ class Decoder:
 
     Args:
         num_positions: positions 0 to num_positions - 1 may be asked for.
+        fp8: quantize the layers' products at load, see `DecoderWeights`.
 
     Attributes:
         num_weights: number of weights in the layers' products, which each token multiplies.
@@ -38,6 +39,8 @@ class Decoder:
         dtype: torch.dtype,
         device: torch.device,
         num_positions: int,
+        *,
+        fp8: bool = False,
     ) -> None:
         self.vocab_size = config.vocab_size
         self.hidden_size = config.hidden_size
@@ -47,7 +50,7 @@ class Decoder:
         self.attention_specs: Sequence[AttentionSpec] = attention_specs(config)
         self._eps = config.norm_eps
         self._rope_table = rope_table(config.inv_freq.to(device), config.rope_scale, num_positions)
-        weights = DecoderWeights(config, source, dtype, device)
+        weights = DecoderWeights(config, source, dtype, device, fp8=fp8)
         self._embedding, self._lm_head = weights.embedding_and_lm_head()
         self._layers = [weights.layer(index) for index in range(len(config.windows))]
         self._final_norm = weights.final_norm()

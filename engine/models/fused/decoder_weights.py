@@ -7,22 +7,52 @@ from typing import NamedTuple
 import torch
 
 from engine.contracts.attention import LayerAttention
+from engine.kernels.activation import silu_and_mul_fp8
+from engine.kernels.fp8 import quantize_rows
+from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear, linear, logits_linear
-from engine.kernels.norm_linear import NormedProduct
+from engine.kernels.norm_linear import Fp8NormedProduct, NormedProduct
 from engine.kernels.rope import Heads, Rotation, rope_and_store
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig
 
 
+class Mlp(NamedTuple):
+    """A norm, the gate-up product with the activation, and the down product."""
+
+    gate_up: NormedProduct
+    down: Linear
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run it behind x + residual, [T, hidden] each; returns its output and that sum."""
+        inner, residual = self.gate_up(x, residual)
+        return self.down(inner), residual
+
+
+class Fp8Mlp(NamedTuple):
+    """An `Mlp` of float8 products; the activation quantizes for the one behind it."""
+
+    gate_up: Fp8NormedProduct
+    down: Fp8Linear
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run it as `Mlp` does."""
+        gate_up, residual = self.gate_up(x, residual)
+        return self.down(silu_and_mul_fp8(gate_up)), residual
+
+
 class Body(NamedTuple):
     """A layer without its QKV product: rotation, attention, output product, MLP.
 
-    `heads` is the layout of the QKV product; `gate_up` includes the activation.
+    `heads` is the layout of the QKV product.
     """
 
-    o: Linear
-    gate_up: NormedProduct
-    down: Linear
+    o: Linear | Fp8Linear
+    mlp: Mlp | Fp8Mlp
     heads: Heads
 
     def __call__(
@@ -40,31 +70,41 @@ class Body(NamedTuple):
         """
         q = rope_and_store(qkv, self.heads, rotation, attention.cells(index))
         x = self.o(attention.attend_stored(index, q).flatten(1))
-        x, residual = self.gate_up(x, residual)
-        return self.down(x), residual
+        return self.mlp(x, residual)
 
 
 class Layer(NamedTuple):
     """One layer: its normed QKV product and what follows."""
 
-    qkv: NormedProduct
+    qkv: NormedProduct | Fp8NormedProduct
     body: Body
 
 
 class DecoderWeights:
     """Reads tensors by their transformers names and fuses them as they are read.
 
+    Args:
+        fp8: quantize the weights of the layers' products as they are read, a scale an output
+            channel; embedding and LM head stay as they are.
+
     Attributes:
         num_in_layers: number of weights in the products read so far.
     """
 
     def __init__(
-        self, config: DecoderConfig, source: WeightSource, dtype: torch.dtype, device: torch.device
+        self,
+        config: DecoderConfig,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        fp8: bool = False,
     ) -> None:
         self._config = config
         self._source = source
         self._dtype = dtype
         self._device = device
+        self._fp8 = fp8
         self.num_in_layers = 0
 
     def embedding_and_lm_head(self) -> tuple[torch.Tensor, Linear]:
@@ -81,7 +121,12 @@ class DecoderWeights:
         config, prefix = self._config, f"model.layers.{index}"
         norm = self.read((config.hidden_size,), f"{prefix}.input_layernorm.weight")
         weight, bias = self.qkv(prefix, config.hidden_size)
-        return Layer(NormedProduct(norm, config.norm_eps, weight, bias), self.body(prefix))
+        qkv: NormedProduct | Fp8NormedProduct
+        if self._fp8:
+            qkv = Fp8NormedProduct(norm, config.norm_eps, quantize_rows(weight), bias)
+        else:
+            qkv = NormedProduct(norm, config.norm_eps, weight, bias)
+        return Layer(qkv, self.body(prefix))
 
     def qkv(self, prefix: str, fan_in: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Read weight and bias of a layer's QKV product over `fan_in` features."""
@@ -93,18 +138,11 @@ class DecoderWeights:
 
     def body(self, prefix: str) -> Body:
         """Read the rest of a layer."""
-        config, attention, mlp = self._config, f"{prefix}.self_attn", f"{prefix}.mlp"
-        hidden, inner = config.hidden_size, config.intermediate_size
+        config, attention, hidden = self._config, f"{prefix}.self_attn", self._config.hidden_size
         q_width = config.num_q_heads * config.head_dim
         return Body(
-            o=linear(*self._fused(attention, {"o_proj": hidden}, q_width, config.o_bias)),
-            gate_up=NormedProduct(
-                self.read((hidden,), f"{prefix}.post_attention_layernorm.weight"),
-                config.norm_eps,
-                *self._fused(mlp, {"gate_proj": inner, "up_proj": inner}, hidden, config.mlp_bias),
-                gated=True,
-            ),
-            down=linear(*self._fused(mlp, {"down_proj": hidden}, inner, config.mlp_bias)),
+            o=self._linear(*self._fused(attention, {"o_proj": hidden}, q_width, config.o_bias)),
+            mlp=self._mlp(prefix),
             heads=Heads(
                 num_q=config.num_q_heads,
                 num_kv=config.num_kv_heads,
@@ -141,6 +179,27 @@ class DecoderWeights:
             if bias is not None:
                 self._source.fill(bias[part], f"{prefix}.{name}.bias")
         return weight, bias
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear | Fp8Linear:
+        """Make a product with a weight, quantized where all are."""
+        if self._fp8:
+            return Fp8Linear(quantize_rows(weight), bias, self._dtype)
+        return linear(weight, bias)
+
+    def _mlp(self, prefix: str) -> Mlp | Fp8Mlp:
+        """Read a layer's MLP and the norm in front of it."""
+        config, mlp, eps = self._config, f"{prefix}.mlp", self._config.norm_eps
+        hidden, inner, has_bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        norm = self.read((hidden,), f"{prefix}.post_attention_layernorm.weight")
+        widths = {"gate_proj": inner, "up_proj": inner}
+        weight, bias = self._fused(mlp, widths, hidden, has_bias)
+        if self._fp8:
+            gate_up = Fp8NormedProduct(norm, eps, quantize_rows(weight), bias)
+            del weight  # before the next is read: at most one product stands in both forms
+            weight, bias = self._fused(mlp, {"down_proj": hidden}, inner, has_bias)
+            return Fp8Mlp(gate_up, Fp8Linear(quantize_rows(weight), bias, self._dtype))
+        gated = NormedProduct(norm, eps, weight, bias, gated=True)
+        return Mlp(gated, linear(*self._fused(mlp, {"down_proj": hidden}, inner, has_bias)))
 
     def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -10,7 +10,8 @@ from engine.planning.settle import Settled
 from engine.request import Finish, LogprobArrays, Request
 from engine.rows import Choice
 from sampling.params import SamplingParams
-from tests.engine.test_request import STATS, logprob_arrays
+from tests.engine.test_codec import STATS
+from tests.engine.test_request import logprob_arrays
 
 
 def choice(
@@ -92,6 +93,19 @@ def test_logprobs_follow_their_tokens_through_the_ring() -> None:
 
 
 FIELDS = LogprobArrays.__struct_fields__
+
+
+def test_logprobs_of_chosen_tokens_alone_are_reported() -> None:
+    """A request for 0 top tokens wants those, as a chat does that asks for logprobs only."""
+    ring = OutputRing(1)
+    ring.open(0, choice(1, params=SamplingParams(logprobs=0)))
+    step, arrays = settled([0], [10]), logprob_arrays(1, 0, 0)
+    ring.push(step, arrays)
+    ring.emit_due(step)
+    [(_, output)] = ring.collect(STATS)
+    assert output.logprobs is not None
+    assert output.logprobs.chosen.tolist() == arrays.chosen.tolist()
+    assert output.logprobs.ranks.tolist() == arrays.ranks.tolist()
 
 
 def test_flush_hands_over_what_a_falling_row_holds() -> None:

@@ -51,16 +51,17 @@ def plan_of(
         decodes=decodes,
         runs_drafter=num_drafts > 0,
         proposes=np.zeros(len(rows), dtype=np.bool_),
+        constrained=np.zeros(len(rows), dtype=np.bool_),
     )
 
 
-def result_of(token_ids: list[list[int]], bad: list[bool] | None = None) -> StepResult:
+def result_of(token_ids: list[list[int]], failed: list[Finish] | None = None) -> StepResult:
     """Rows of tokens drawn, padded with 77, which nobody drew."""
     width = max((len(row) for row in token_ids), default=1)
     return StepResult(
         token_ids=np.array([row + [77] * (width - len(row)) for row in token_ids], dtype=np.int32),
         num_new=np.array([len(row) for row in token_ids], dtype=np.int32),
-        bad=np.array(bad or [False] * len(token_ids), dtype=np.bool_),
+        failed=np.array(failed or [Finish.RUNNING] * len(token_ids), dtype=np.uint8),
         num_offered=None,
         num_accepted=None,
         logprobs=None,
@@ -127,7 +128,7 @@ def test_why_a_choice_ends(params: SamplingParams, max_tokens: int, finish: Fini
 
 def test_a_bad_row_keeps_no_token_and_its_neighbour_does() -> None:
     table = table_of(SamplingParams(), SamplingParams())
-    result = result_of([[], [31]], bad=[True, False])
+    result = result_of([[], [31]], failed=[Finish.NAN, Finish.RUNNING])
     settled = settle(table, plan_of(table, [0, 1], [True, True]), result)
     assert settled.finish.tolist() == [Finish.NAN, Finish.RUNNING]
     assert kept(settled) == {0: [], 1: [31]}

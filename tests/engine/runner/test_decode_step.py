@@ -14,6 +14,7 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.step import StepTokens
 from engine.speculative_config import RejectionSampleMethod
 from sampling import sampler
+from sampling.params import SamplingParams
 from sampling.speculative import drafting, verification
 from sampling.triton_support import INTERPRETED
 from tests.engine.runner import test_speculation as whole
@@ -34,15 +35,21 @@ class Uncaptured:
             for num_drafts in (0, self._rows.drafts.shape[1])
         }
 
-    def replay(self, plan: StepPlan) -> StepTokens:
+    def replay_forward(self, plan: StepPlan) -> None:
         self.num_replays += 1
-        count, step = len(plan.rows), self._steps[plan.num_drafts]
+        count = len(plan.rows)
         self._step_rows.ids_np[:] = self._rows.scratch_row
         self._step_rows.ids_np[:count] = plan.rows
         self._step_rows.ids.copy_(torch.from_numpy(self._step_rows.ids_np))
-        size = min(count + 1, self._rows.scratch_row)
+        self._size = min(count + 1, self._rows.scratch_row)
+        self._hidden = self._steps[plan.num_drafts].forward(self._size)
+
+    def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> StepTokens:
+        step = self._steps[plan.num_drafts]
+        if mask_slots is not None:
+            step.put_mask_slots(mask_slots)
         needs = self._sampling_rows.needs(plan.rows)
-        return step.draw(size, step.forward(size), needs).of_rows(count)
+        return step.draw(self._size, self._hidden, needs).of_rows(len(plan.rows))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(engine: Engine) -> whole.Tokens:
-    asked = whole.requests(whole.EVERYTHING, max_tokens=12)
+    reporting = SamplingParams(seed=8, logprobs=2)  # of each logit row, so of 1 + k a row
+    asked = whole.requests([*whole.EVERYTHING, reporting], max_tokens=12)
     return whole.tokens_of(whole.run(engine, asked, steps_between=0))
 
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from engine.buffers import HostCopy
-from engine.plan import RunnerLostError, StepPlan
+from engine.plan import RunnerLostError, StepMasks, StepPlan
+from engine.request import Finish
 from engine.runner.launched import LaunchedScoring, LaunchedStep
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
 
 NOTHING = StepPlan.of_new_rows([], 0, 0, np.zeros((0, 0), dtype=np.int64))
 KINDS = ["choices", "scoring"]
@@ -29,8 +31,35 @@ def test_a_step_that_drew_nothing_has_empty_results() -> None:
     step = launched("choices", HostCopy({}))
     assert isinstance(step, LaunchedStep)
     result = step.wait()
-    assert len(result.token_ids) == len(result.bad) == len(result.prompt_logprobs) == 0
+    assert len(result.token_ids) == len(result.failed) == len(result.prompt_logprobs) == 0
     assert result.logprobs is None
+
+
+def test_why_a_row_could_not_draw_is_told() -> None:
+    bad = torch.tensor([0, UNUSABLE_LOGITS, NOTHING_ALLOWED], dtype=torch.uint8)
+    tokens = torch.tensor([[5], [0], [0]], dtype=torch.int32)
+    step = launched("choices", HostCopy({"token_ids": tokens, "bad": bad}))
+    assert isinstance(step, LaunchedStep)
+    result = step.wait()
+    assert result.failed.tolist() == [Finish.RUNNING, Finish.NAN, Finish.EMPTY]
+    assert result.num_new.tolist() == [1, 0, 0]
+
+
+def test_a_step_that_awaits_masks_is_waited_for_by_its_draw() -> None:
+    issued: Future[HostCopy] = Future()
+    issued.set_result(HostCopy({}))
+    seen: list[StepMasks] = []
+
+    def issue_draw(masks: StepMasks) -> Future[HostCopy]:
+        seen.append(masks)
+        return issued
+
+    step = LaunchedStep(NOTHING, None, issue_draw)
+    with pytest.raises(AssertionError, match="never issued"):
+        step.wait()
+    step.draw(masks := StepMasks.none(NOTHING))
+    assert seen == [masks]
+    assert len(step.wait().token_ids) == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

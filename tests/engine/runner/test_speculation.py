@@ -244,6 +244,19 @@ def joined(reply: Reply, params: SamplingParams) -> dict[str, np.ndarray]:
     return arrays
 
 
+def test_drafts_without_room_do_not_count_as_verified(folder: Path, table: torch.Tensor) -> None:
+    """Of three tokens the prompt's step draws one, so the next has room for two drafts of four."""
+    asked = requests([GREEDY], max_tokens=3)[:1]
+    plain = run(make(folder, None), asked)
+    [reply] = plain.values()
+    table[reply.tokens[:-1], reply.tokens[1:]] += 100.0  # each draft is right
+    engine = make(folder, config(4))
+    assert tokens_of(run(engine, asked)) == tokens_of(plain)
+    stats = engine.stats().drafts
+    assert stats is not None
+    assert (stats.num_draft_tokens, stats.num_accepted) == (2, 2)
+
+
 def test_drafters_above_their_batch_size_do_not_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

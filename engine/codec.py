@@ -1,0 +1,41 @@
+"""The bytes of what crosses between a frontend and the engine: msgpack, arrays as raw bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from engine.request import FrontendMessage, StepOutput
+
+
+def _encode_array(obj: Any) -> Any:
+    if isinstance(obj, np.ndarray):
+        return (obj.dtype.str, obj.shape, np.ascontiguousarray(obj).data)
+    raise NotImplementedError(f"cannot encode {type(obj)}")
+
+
+def _decode_array(kind: type, obj: Any) -> Any:
+    dtype, shape, raw = obj
+    return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_message_decoder = msgspec.msgpack.Decoder(FrontendMessage, dec_hook=_decode_array)
+_output_decoder = msgspec.msgpack.Decoder(StepOutput, dec_hook=_decode_array)
+
+
+def encode(message: FrontendMessage | StepOutput) -> bytes:
+    """The bytes of either message."""
+    return _encoder.encode(message)
+
+
+def decode_message(raw: bytes) -> FrontendMessage:
+    """The message a frontend sent; raises `msgspec.DecodeError` on anything else."""
+    return _message_decoder.decode(raw)
+
+
+def decode_output(raw: bytes) -> StepOutput:
+    """The output the engine sent; its arrays are read-only views of `raw`."""
+    return _output_decoder.decode(raw)

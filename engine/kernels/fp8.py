@@ -1,0 +1,120 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Numbers in float8 (e4m3) beside float32 scales: a scale a token, a scale an output channel.
+
+A row v becomes s = max(|v|, TINY) / 448 and q = round(v / s), so that its largest value is
+the largest of the format and s * q is within s * 448 / 16 / 2 of v: e4m3 has three bits behind the
+leading one. The rounding is to nearest, ties to even, on every device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from sampling.triton_support import INTERPRETED, constexpr, jit, tl, triton
+
+FP8 = torch.float8_e4m3fn
+LARGEST = 448.0
+"""The largest number of the format."""
+TINY = 1e-12
+"""The least maximum of a row that a scale is made for: rows of zeros keep a finite scale."""
+
+_LARGEST, _TINY, _INTERPRETED = constexpr(LARGEST), constexpr(TINY), constexpr(INTERPRETED)
+
+
+class Fp8Rows(NamedTuple):
+    """Rows in float8, each times its own scale.
+
+    Attributes:
+        values: e4m3 [n, k], contiguous.
+        scales: float32 [n].
+    """
+
+    values: torch.Tensor
+    scales: torch.Tensor
+
+    def dequantized(self) -> torch.Tensor:
+        """The rows' values as float32 [n, k]."""
+        return self.values.float() * self.scales[:, None]
+
+
+def quantize_rows(x: torch.Tensor) -> Fp8Rows:
+    """Quantize each row of x [n, k]: tokens of an activation, or output channels of a weight."""
+    return quantize_rows_triton(x) if x.is_cuda else quantize_rows_torch(x)
+
+
+def quantize_rows_torch(x: torch.Tensor) -> Fp8Rows:
+    wide = x.float()
+    scales = wide.abs().amax(-1).clamp(min=TINY) / LARGEST
+    return Fp8Rows((wide / scales[:, None]).to(FP8), scales)
+
+
+@jit
+def quantized(values):
+    """Quantize a row of float32 values held by one program: e4m3 values and their scale."""
+    scale = tl.maximum(tl.max(tl.abs(values), 0), _TINY) / _LARGEST
+    values = tl.div_rn(values, scale)
+    if _INTERPRETED:  # it loses the carry of a mantissa that rounds up to the next power of two
+        values = _rounded(values)
+    return values.to(tl.float8e4nv), scale
+
+
+@jit
+def _rounded(values):
+    """Round float32 values to numbers of the format, by sums that leave as many bits as it has."""
+    far = values * (2.0**20 + 1.0)
+    return tl.where(
+        tl.abs(values) < 2.0**-6, (values + 1.5 * 2.0**14) - 1.5 * 2.0**14, far - (far - values)
+    )
+
+
+@jit
+def _quantize_rows_kernel(
+    x_ptr,
+    values_ptr,
+    scales_ptr,
+    x_stride,
+    width,
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """A program takes a row; `width` of its BLOCK columns are real."""
+    begin_next(overlap)
+    wait_for_last(overlap)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    values, scale = quantized(x)
+    tl.store(values_ptr + row * width + columns, values, mask=inside)
+    tl.store(scales_ptr + row, scale)
+
+
+def quantize_rows_triton(x: torch.Tensor) -> Fp8Rows:
+    """Quantize rows in a kernel; x has unit column stride."""
+    num_rows, width = x.shape
+    assert x.stride(1) == 1
+    rows = empty_rows(num_rows, width, x.device)
+    _quantize_rows_kernel[(num_rows,)](
+        x,
+        rows.values,
+        rows.scales,
+        x.stride(0),
+        width,
+        **row_launch(x),
+    )
+    return rows
+
+
+def row_launch(x: torch.Tensor, width: int | None = None) -> dict[str, Any]:
+    """Launch options of a kernel in which a program takes a row of x [n, k], or `width` columns."""
+    block = triton.next_power_of_2(x.shape[1] if width is None else width)
+    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16), **overlap_of(x)}
+
+
+def empty_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:
+    """Allocate rows for a kernel to write."""
+    values = torch.empty((num_rows, width), dtype=FP8, device=device)
+    return Fp8Rows(values, torch.empty(num_rows, device=device))

@@ -1,0 +1,219 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Products of float8 rows with a float8 weight, each channel and each token with its own scale.
+
+    y[t, n] = sx[t] * sw[n] * sum_k x[t, k] * w[n, k]
+
+Up to `FEW` tokens the product is a stream of weights, and cuBLAS reads them no faster than in
+bfloat16 (measured on an H200), so a kernel of our own does it: the weight's rows are the wide side
+of the tensor cores' tile and the tokens the narrow one. Its order of sums does not depend on the
+number of tokens: sums of `CHUNK` products in the tensor cores, which keep about 14 bits of them
+(Hopper), then in float32, in `split` parts that are added in order. For more tokens the library's
+product has an order of its own.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.kernels.fp8 import FP8, Fp8Rows, quantize_rows
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from sampling.triton_support import constexpr, jit, tl, triton
+
+FEW = 128
+"""Most tokens that our own kernel takes where the library has a product to offer."""
+CHUNK = 128
+"""Products that are summed in the tensor cores before float32 takes over."""
+ROWS, DEPTH = 64, 256
+"""Output channels of a program, and input features of one step of its loop."""
+MANY_PROGRAMS = 96
+"""Programs that fill a large GPU: with fewer, two share a sum."""
+
+_CHUNK = constexpr(CHUNK)
+
+
+class Fp8Linear:
+    """Maps x [T, in] to x @ weight.T + bias [T, out], with x quantized by tokens.
+
+    Args:
+        weight: [out, in], a scale an output channel.
+        bias: [out].
+        dtype: of the result.
+    """
+
+    def __init__(self, weight: Fp8Rows, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+        self._bias, self._dtype = bias, dtype
+        self._is_wide = _library_can(weight.values, dtype)
+        self._weight = weight
+        device = weight.values.device
+        if device.type == "cpu":  # float8 numbers are exact in float32; CPUs have no float8 product
+            self._wide_weight = weight.values.float()
+        else:
+            num_programs = triton.cdiv(len(weight.values), ROWS)
+            self._arrivals = torch.zeros(num_programs, dtype=torch.int32, device=device)
+
+    def __call__(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
+        """Multiply; rows that are quantized already are taken as they are."""
+        rows = x if isinstance(x, Fp8Rows) else quantize_rows(x)
+        if rows.values.device.type == "cpu":
+            out = self._on_cpu(rows)
+        elif self._is_wide and len(rows.values) > FEW:
+            out = self._by_library(rows)
+        else:
+            return fp8_linear_triton(rows, self._weight, self._arrivals, self._bias, self._dtype)
+        return out if self._bias is None else out + self._bias
+
+    def _on_cpu(self, rows: Fp8Rows) -> torch.Tensor:
+        out = F.linear(rows.values.float(), self._wide_weight)
+        return (out * rows.scales[:, None] * self._weight.scales).to(self._dtype)
+
+    def _by_library(self, rows: Fp8Rows) -> torch.Tensor:
+        return torch._scaled_mm(
+            rows.values,
+            self._weight.values.t(),
+            scale_a=rows.scales[:, None],
+            scale_b=self._weight.scales[None],
+            out_dtype=self._dtype,
+        )
+
+
+def _library_can(weight: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the library multiplies by this weight with scales by row: bfloat16, sizes by 16."""
+    sizes = all(size % 16 == 0 for size in weight.shape)
+    return weight.is_cuda and weight.dtype == FP8 and dtype == torch.bfloat16 and sizes
+
+
+@jit
+def _prefetch(pointers):
+    """Ask for the lines at `pointers` to be brought to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@jit(do_not_specialize=["num_tokens"])
+def _fp8_linear_kernel(
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    bias,
+    out,
+    parts,
+    arrivals,
+    num_tokens,
+    in_features: tl.constexpr,
+    out_features: tl.constexpr,
+    split: tl.constexpr,
+    ROWS: tl.constexpr,  # noqa: N803
+    TOKENS: tl.constexpr,  # noqa: N803
+    DEPTH: tl.constexpr,  # noqa: N803
+    stages: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    """A program sums part `program_id(1)` of ROWS output channels of TOKENS tokens."""
+    begin_next(overlap)
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    t = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    here, real = n < out_features, t < num_tokens
+    steps: tl.constexpr = (in_features + DEPTH * split - 1) // (DEPTH * split)
+    even: tl.constexpr = in_features % (DEPTH * split) == 0
+    k = tl.program_id(1) * steps * DEPTH + tl.arange(0, DEPTH)
+    last_n, last_t = tl.minimum(n, out_features - 1), tl.minimum(t, num_tokens - 1)
+    w_ptr = weight + last_n[:, None].to(tl.int64) * in_features + k[None, :]
+    x_ptr = x + last_t[:, None].to(tl.int64) * in_features + k[None, :]
+    if overlap:
+        lines = tl.program_id(1) * steps * DEPTH + tl.arange(0, DEPTH // 128) * 128
+        _prefetch(weight + last_n[:, None].to(tl.int64) * in_features + lines[None, :])
+    scales = tl.load(weight_scales + n, mask=here, other=0.0)
+    wait_for_last(overlap)
+    total = tl.zeros((ROWS, TOKENS), tl.float32)
+    for step in tl.range(0, steps, num_stages=stages):
+        if even:
+            w_tile, x_tile = tl.load(w_ptr), tl.load(x_ptr)
+        else:
+            inside = (k + step * DEPTH < in_features)[None, :]
+            w_tile = tl.load(w_ptr, mask=inside, other=0.0)
+            x_tile = tl.load(x_ptr, mask=inside, other=0.0)
+        total = tl.dot(w_tile, tl.trans(x_tile), total, max_num_imprecise_acc=_CHUNK)
+        w_ptr += DEPTH
+        x_ptr += DEPTH
+    total = tl.trans(total)
+    at = t[:, None].to(tl.int64) * out_features + n[None, :]
+    both = real[:, None] & here[None, :]
+    if split > 1:
+        stride = num_tokens.to(tl.int64) * out_features
+        tl.store(parts + tl.program_id(1) * stride + at, total, mask=both)
+        tl.debug_barrier()  # all of the program's part is written before it counts as there
+        counter = arrivals + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == split - 1
+        if is_last:
+            total = tl.zeros((TOKENS, ROWS), tl.float32)
+            for part in tl.static_range(split):
+                total += tl.load(parts + part * stride + at, mask=both, other=0.0)
+            tl.store(counter, 0)
+            _finish(total, x_scales, scales, bias, out, at, t, n, real, here)
+    else:
+        _finish(total, x_scales, scales, bias, out, at, t, n, real, here)
+
+
+@jit
+def _finish(total, x_scales, scales, bias, out, at, t, n, real, here):
+    """Scale whole sums [TOKENS, ROWS], add the bias and store them."""
+    total = total * tl.load(x_scales + t, mask=real, other=0.0)[:, None] * scales[None, :]
+    if bias is not None:
+        total = total.to(out.dtype.element_ty).to(tl.float32)
+        total += tl.load(bias + n, mask=here, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=real[:, None] & here[None, :])
+
+
+def fp8_linear_triton(
+    x: Fp8Rows,
+    weight: Fp8Rows,
+    arrivals: torch.Tensor,
+    bias: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Multiply in our own kernel, any number of tokens.
+
+    Args:
+        x: [T, in]. weight: [out, in]. bias: [out].
+        arrivals: int32 [ceil(out / ROWS)], zeros, and zeros again afterwards.
+        dtype: of the result.
+    """
+    (num_tokens, in_features), out_features = x.values.shape, len(weight.values)
+    out = torch.empty((num_tokens, out_features), dtype=dtype, device=x.values.device)
+    num_programs = triton.cdiv(out_features, ROWS)
+    # Set by the weight's shape alone, so that sums do not depend on the batch.
+    split = 2 if num_programs < MANY_PROGRAMS and in_features >= 4 * DEPTH else 1
+    tokens = min(max(triton.next_power_of_2(num_tokens), 16), FEW)
+    num_blocks = triton.cdiv(num_tokens, tokens)
+    if num_blocks > 1 and split > 1:
+        arrivals = torch.zeros(num_programs * num_blocks, dtype=torch.int32, device=out.device)
+    parts = torch.empty(split, *out.shape, dtype=torch.float32, device=out.device)
+    _fp8_linear_kernel[(num_programs, split, num_blocks)](
+        x.values,
+        x.scales,
+        weight.values,
+        weight.scales,
+        bias,
+        out,
+        parts if split > 1 else out,
+        arrivals,
+        num_tokens,
+        in_features=in_features,
+        out_features=out_features,
+        split=split,
+        ROWS=ROWS,
+        TOKENS=tokens,
+        DEPTH=DEPTH,
+        stages=3 if tokens == FEW else 4,
+        num_warps=4,
+        **overlap_of(out),
+    )
+    return out

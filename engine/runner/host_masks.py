@@ -1,0 +1,34 @@
+"""The masks of a step on their way from the threads that fill them to the sampler's rows."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.plan import StepMasks
+from engine.request import Int32Array
+from sampling.mirror import to_device
+from sampling.rows import SamplingRows
+
+
+class HostMasks:
+    """Owns the host's side of `SamplingRows.grammar_masks`.
+
+    Attributes:
+        buffer: int32 [max_masks, ceil(vocab_size / 32)], as `grammar_masks`; pinned on CUDA. It may
+            be written anew once the step that its masks were published for has been read back.
+    """
+
+    def __init__(self, rows: SamplingRows) -> None:
+        self._rows = rows
+        on_cuda = rows.device.type == "cuda"
+        shape = rows.grammar_masks.shape
+        self.buffer: Int32Array = torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda).numpy()
+
+    def publish(self, masks: StepMasks) -> torch.Tensor:
+        """Copy the masks in use to the device; returns the slots of the step's N logit rows.
+
+        Neither copy is waited for. Slots are int32 [N] on the device.
+        """
+        if masks.count:
+            self._rows.put_masks(self.buffer[: masks.count])
+        return to_device(masks.slots, self._rows.device)

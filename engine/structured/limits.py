@@ -1,0 +1,23 @@
+"""The bounds of one grammar, in llguidance's own words; frontends that check one use them too."""
+
+from __future__ import annotations
+
+from llguidance import LLParserLimits
+
+from engine.config import GrammarLimits
+
+
+def parser_limits(limits: GrammarLimits) -> LLParserLimits:
+    """The limits that llguidance keeps by itself: all but the size of the source.
+
+    Errors do not show the parser's state, which may hold the grammar's content.
+    """
+    return LLParserLimits(
+        max_items_in_row=limits.max_items_in_row,
+        initial_lexer_fuel=limits.initial_lexer_fuel,
+        step_lexer_fuel=limits.step_lexer_fuel,
+        step_max_items=limits.step_max_items,
+        max_lexer_states=limits.max_lexer_states,
+        max_grammar_size=limits.max_grammar_size,
+        verbose_errors=False,
+    )

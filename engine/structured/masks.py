@@ -1,0 +1,75 @@
+"""Fills the masks of one step, by llguidance's threads and without the interpreter's lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher
+from llguidance.numpy import (
+    consume_token_par,
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
+
+from engine.request import Int32Array, Int64Array
+
+
+def default_threads() -> int:
+    """Four fifths of the CPUs that the process may use, from 1 to 32."""
+    return min(max(len(os.sched_getaffinity(0)) * 4 // 5, 1), 32)
+
+
+class MaskFiller:
+    """Moves matchers on and writes their masks into a buffer.
+
+    Args:
+        buffer: int32 [max_masks, ceil(vocab_size / 32)], a bit a token, low bit first.
+        eos_token_ids: ids that end a grammar, behind which there is no mask.
+    """
+
+    def __init__(self, buffer: Int32Array, eos_token_ids: Sequence[int], num_threads: int) -> None:
+        self._buffer = buffer
+        self._eos = np.array(eos_token_ids)
+        self._executor = LLExecutor(num_threads)
+
+    def consume(self, wanted: Sequence[tuple[LLMatcher, list[int]]]) -> None:
+        """Let each matcher consume its tokens; one that cannot is left in its error state."""
+        for place in range(max((len(ids) for _, ids in wanted), default=0)):
+            pairs = [(matcher, ids[place]) for matcher, ids in wanted if place < len(ids)]
+            consume_token_par(self._executor, pairs)
+
+    def fill(self, wanted: Sequence[tuple[LLMatcher, list[int]]]) -> Int64Array:
+        """Write each matcher's mask, and those behind the drafts that follow, one after another.
+
+        The matchers stay where they are. Each has 1 + its number of drafts masks in the buffer, in
+        order; those behind a draft that the grammar refuses are undefined.
+
+        Returns:
+            How many of each matcher's masks are defined, int64 [len(wanted)].
+        """
+        counts = np.array([1 + len(drafts) for _, drafts in wanted], dtype=np.int64)
+        slots = (np.cumsum(counts) - counts).tolist()
+        plain, drafted = [], []
+        for slot, (matcher, drafts) in zip(slots, wanted, strict=True):
+            if drafts:
+                drafted.append((matcher, slot, drafts))
+            else:
+                plain.append((matcher, slot))
+        if plain:
+            fill_next_token_bitmask_par(self._executor, plain, self._buffer)
+        if drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, self._buffer)
+        for i, (slot, (_, drafts)) in enumerate(zip(slots, wanted, strict=True)):
+            if drafts:
+                counts[i] = 1 + self._num_allowed(slot, drafts)
+        return counts
+
+    def _num_allowed(self, slot: int, drafts: list[int]) -> int:
+        """The number of a matcher's first drafts that its masks allow and that do not end it."""
+        ids = np.array(drafts)
+        words = self._buffer[slot + np.arange(len(ids)), ids >> 5]
+        goes_on = ((words >> (ids & 31)) & 1).astype(np.bool_) & ~np.isin(ids, self._eos)
+        # What stands behind the first that is refused is undefined, but not looked at here.
+        return int(np.logical_and.accumulate(goes_on).sum())

@@ -1,0 +1,261 @@
+"""Choices under grammars in the engine's loop, over a runner that draws whatever it likes."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from engine.config import StructuredConfig
+from engine.contracts.scoring import ScoringPlan
+from engine.engine import Engine
+from engine.plan import StepMasks, StepPlan
+from engine.request import Finish, Grammar, Int32Array, Request, ScoringRequest
+from engine.structured.compiler import GrammarCompiler
+from engine.structured.grammars import Grammars
+from engine.structured.masks import MaskFiller
+from sampling.params import SamplingParams
+from tests.engine.paged_fake import make_engine_over, reference
+from tests.engine.scoring.scoring_fake import ScoringFake
+from tests.engine.structured.constrained import Reader, ll_tokenizer, of_regex
+from tests.engine.traffic import FRONTEND, request
+
+ANYTHING, DIGITS = of_regex("(.|\n)*"), of_regex("[0-9]*")
+PROMPT = [5, 6, 7]
+
+
+class LoggedFake(ScoringFake):
+    """Notes what is launched, drawn and waited for; steps are numbered."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.log: list[str] = []
+        self.masks: list[StepMasks] = []
+
+    def launch(self, plan: StepPlan) -> Any:
+        number = sum(entry.startswith("launch") for entry in self.log)
+        self.log.append(f"launch {number}")
+        handle = super().launch(plan)
+        wait, draw = handle.wait, handle.draw
+
+        def logged_wait(timeout_s: float | None = None) -> Any:
+            self.log.append(f"wait {number}")
+            return wait(timeout_s)
+
+        def logged_draw(masks: StepMasks) -> None:
+            self.log.append(f"draw {number}")
+            self.masks.append(masks)
+            draw(masks)
+
+        handle.wait, handle.draw = logged_wait, logged_draw  # type: ignore[method-assign]
+        return handle
+
+    def launch_scoring(self, plan: ScoringPlan) -> Any:
+        self.log.append("scoring")
+        return super().launch_scoring(plan)
+
+
+def make(**fields: Any) -> tuple[Engine, LoggedFake, Int32Array]:
+    """An engine with grammars, its runner, and the buffer of masks."""
+    engine, runner = make_engine_over(LoggedFake, **fields)
+    tokenizer = ll_tokenizer()
+    buffer = np.zeros((4, -(-tokenizer.vocab_size // 32)), dtype=np.int32)
+    config = StructuredConfig(tokenizer="none", mask_threads=1)
+    engine._grammars = Grammars(config, tokenizer, buffer, 4, 0)
+    return engine, runner, buffer
+
+
+def constrained(handle: int, source: str = ANYTHING, **fields: Any) -> Request:
+    grammar = Grammar(source=source, after=fields.pop("after", ()))
+    params = SamplingParams(constrained=True)
+    return request(handle, PROMPT, grammar=grammar, params=params, **fields)
+
+
+def test_a_step_without_a_grammar_is_one_launch_ahead_of_the_last_result() -> None:
+    engine, runner, _ = make()
+    Reader(engine).run(request(0, PROMPT, max_tokens=3, params=SamplingParams()))
+    assert runner.log == ["launch 0", "launch 1", "wait 0", "launch 2", "wait 1", "wait 2"]
+
+
+def test_a_step_with_one_is_drawn_behind_the_last_result_and_before_scoring() -> None:
+    engine, runner, buffer = make()
+    reader = Reader(engine)
+    engine.submit(FRONTEND, constrained(0, max_tokens=4))
+    while not engine.has_work:
+        pass
+    reader.step()
+    runner.log.clear()
+    engine.score(FRONTEND, scoring_request(1))
+    reader.step()
+    assert runner.log == ["launch 0", "wait 0", "draw 0", "scoring"]
+    assert runner.masks[-1].count == 1
+    assert runner.masks[-1].slots.tolist() == [0]
+    assert buffer[0].any()
+    reader.run()
+    assert reader.tokens[0, 0] == reference(PROMPT, 4, (), 0)
+    assert reader.finish == {(0, 0): Finish.LENGTH}
+
+
+def scoring_request(handle: int) -> ScoringRequest:
+    return ScoringRequest(
+        handle=handle,
+        query_token_ids=np.array([1, 2], dtype=np.int32),
+        item_token_ids=np.array([3], dtype=np.int32),
+        item_lens=np.array([1], dtype=np.int32),
+        num_read=np.array([1], dtype=np.int32),
+        id_lists=np.array([[3]], dtype=np.int32),
+    )
+
+
+def test_only_rows_that_draw_under_a_grammar_that_has_begun_have_masks() -> None:
+    engine, runner, _ = make()
+    reader = Reader(engine)
+    tokens = reference(PROMPT, 6, (), 0)
+    reader.run(constrained(3, max_tokens=1))  # compiled now, so that all three begin together
+    runner.masks.clear()
+    reader.run(
+        constrained(0, max_tokens=6),
+        constrained(1, max_tokens=6, after=(tokens[1],)),
+        request(2, PROMPT, max_tokens=6, params=SamplingParams()),
+    )
+    counts = [masks.count for masks in runner.masks]
+    begins = tokens.index(tokens[1]) + 1
+    assert counts == [1] * begins + [2] * (6 - begins)
+    assert all(len(masks.slots) == 3 for masks in runner.masks)
+    assert sorted(runner.masks[-1].slots.tolist()) == [-1, 0, 1]
+    assert engine.stats().grammars is not None
+    assert engine.stats().grammars.num_masks == 1 + sum(counts)  # type: ignore[union-attr]
+
+
+def test_a_token_that_the_grammar_forbids_ends_its_choice_alone() -> None:
+    engine, _, _ = make()
+    reader = Reader(engine)
+    reader.run(constrained(0, DIGITS, n=2), constrained(1))
+    assert {key: end.name for key, end in reader.finish.items()} == {
+        (0, 0): "GRAMMAR",
+        (0, 1): "GRAMMAR",
+        (1, 0): "LENGTH",
+    }
+    assert reader.tokens[0, 0] == reference(PROMPT, 1, (), 0), "what was drawn is still emitted"
+    assert "cannot be followed" in reader.errors[0]
+    stats = engine.stats().grammars
+    assert stats is not None
+    assert (stats.num_errors, stats.num_compiles) == (2, 2)
+
+
+@pytest.mark.parametrize("method", ["fill", "consume"])
+def test_an_exception_of_llguidance_loses_no_step(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, runner, _ = make()
+    honest, num_calls = getattr(MaskFiller, method), 0
+
+    def explode(self: MaskFiller, wanted: Any) -> Any:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:
+            raise ValueError("bad pointer")
+        return honest(self, wanted)
+
+    monkeypatch.setattr(MaskFiller, method, explode)
+    reader = Reader(engine)
+    reader.run(
+        constrained(0, max_tokens=8), request(1, PROMPT, max_tokens=8, params=SamplingParams())
+    )
+    assert reader.finish == {(0, 0): Finish.GRAMMAR, (1, 0): Finish.LENGTH}
+    assert reader.errors == {0: "the grammar failed: ValueError: bad pointer"}
+    assert reader.tokens[1, 0] == reference(PROMPT, 8, (), 0)
+    drawn = [entry for entry in runner.log if entry.startswith("draw")]
+    # Consumed is what an earlier step drew, so that one step more was launched by then.
+    assert len(drawn) == (3 if method == "fill" else 4), "every forward got its draw"
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_choices() -> None:
+    engine, _, _ = make()
+    reader = Reader(engine)
+    reader.run(constrained(0, "nonsense", n=3), constrained(1))
+    assert [reader.finish[0, choice] for choice in range(3)] == [Finish.GRAMMAR] * 3
+    assert reader.errors[0].startswith("the grammar cannot be compiled: ")
+    assert reader.finish[1, 0] == Finish.LENGTH
+
+
+def run_dry(reader: Reader) -> None:
+    """Step until nothing but compiles is left."""
+    while reader.engine.has_work:
+        reader.step()
+
+
+class SlowCompiles:
+    """Lets a test say when compiles end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.end = threading.Event()
+        honest = GrammarCompiler._compile
+
+        def compile_late(compiler: GrammarCompiler, source: str) -> LLMatcher:
+            assert self.end.wait(30)
+            return honest(compiler, source)
+
+        monkeypatch.setattr(GrammarCompiler, "_compile", compile_late)
+
+
+def test_a_choice_that_waits_for_its_grammar_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = SlowCompiles(monkeypatch)
+    engine, _, _ = make(max_rows=1)
+    reader = Reader(engine)
+    engine.submit(FRONTEND, constrained(0, n=2, max_tokens=2))
+    assert not engine.has_work, "the loop may sleep"
+    assert engine.stats().num_waiting == 2
+    engine.submit(FRONTEND, request(1, PROMPT, params=SamplingParams()))
+    run_dry(reader)
+    assert list(reader.finish) == [(1, 0)]
+    slow.end.set()
+    reader.run()
+    assert len(reader.finish) == 3
+    assert reader.tokens[0, 1] == reference(PROMPT, 2, (), 1)
+
+
+@pytest.mark.parametrize("choice_idx", [-1, 0, 1])
+def test_choices_are_aborted_while_their_grammar_is_compiled(
+    choice_idx: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowCompiles(monkeypatch)
+    engine, _, _ = make()
+    reader = Reader(engine)
+    engine.submit(FRONTEND, constrained(0, n=2, max_tokens=2))
+    engine.abort(FRONTEND, 0, choice_idx)
+    reader.step()
+    aborted = [0, 1] if choice_idx == -1 else [choice_idx]
+    assert reader.finish == {(0, choice): Finish.ABORT for choice in aborted}
+    assert not engine.has_work
+    assert engine.stats().num_waiting == 2 - len(aborted)
+    slow.end.set()
+    reader.run()
+    for choice in {0, 1} - set(aborted):
+        assert reader.tokens[0, choice] == reference(PROMPT, 2, (), choice)
+
+
+def test_a_choice_that_ended_after_its_launch_has_no_mask() -> None:
+    """It stopped in the step before, which was read back while the forward ran."""
+    engine, runner, _ = make()
+    stop = reference(PROMPT, 3, (), 0)[2]
+    params = SamplingParams(constrained=True, stop_token_ids=(stop,))
+    grammar = Grammar(source=ANYTHING)
+    Reader(engine).run(request(0, PROMPT, params=params, grammar=grammar))
+    assert [masks.count for masks in runner.masks] == [1, 1, 1, 0]
+    assert runner.masks[-1].slots.tolist() == [-1]
+
+
+def test_what_ended_is_forgotten() -> None:
+    engine, _, _ = make()
+    Reader(engine).run(*(constrained(handle, n=2) for handle in range(3)))
+    grammars = engine._grammars
+    assert grammars is not None
+    assert not grammars._matchers
+    assert not grammars._waiting
+    assert not grammars._held

@@ -1,0 +1,54 @@
+"""The tokenizer as llguidance knows it, and what is said of one it cannot read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from demo import MODEL_FOLDER
+from engine.config import StructuredConfig
+from engine.structured.tokenizer import TokenizerError, TokenizerReader
+from tests.engine.structured.constrained import EOS, TOKENIZER, Reader, make, of_schema, request
+
+
+def reader(folder: Path) -> TokenizerReader:
+    return TokenizerReader(StructuredConfig(tokenizer=str(folder)))
+
+
+def test_ids_are_the_models_own_and_all_ends_end() -> None:
+    tokenizer = reader(MODEL_FOLDER).result(9000, [EOS, 5])
+    assert tokenizer.vocab_size == 9000
+    assert sorted(tokenizer.eos_tokens) == [EOS, 5]
+    text = 'x = {"a": "ü", "b": [1.5]}'
+    assert tokenizer.decode_str(TOKENIZER.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "eos", "words"),
+    [(100, [EOS], "vocab size too small"), (8192, [], "no end-of-sequence id")],
+)
+def test_a_tokenizer_that_does_not_fit_the_model(
+    vocab_size: int, eos: list[int], words: str
+) -> None:
+    with pytest.raises(TokenizerError, match=words):
+        reader(MODEL_FOLDER).result(vocab_size, eos)
+
+
+def test_an_engine_without_a_readable_tokenizer_serves_all_but_grammars(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(MODEL_FOLDER / "tokenizer_config.json", tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": None}))
+    engine = make(structured=StructuredConfig(tokenizer=str(tmp_path)))
+    assert engine.info.grammar_error is not None
+    assert str(tmp_path) in engine.info.grammar_error
+    assert "requests with a grammar will be refused" in caplog.text
+    replies = Reader(engine)
+    replies.run(request(0, of_schema("flat"), n=2), request(1, None, max_tokens=3, seed=1))
+    assert [end.name for end in replies.finish.values()].count("GRAMMAR") == 2
+    assert str(tmp_path) in replies.errors[0]
+    assert len(replies.tokens[1, 0]) == 3
+    assert engine.stats().grammars is None
