@@ -4,5 +4,7 @@ A chat is a completion whose prompt is a conversation rendered by the model's te
 reply has another shape. What lies between, from sampling parameters to the engine and back, is
 `server.completions`.
 
-In the order to read: `messages`, `template`, `prepare`, `render`.
+In the order to read: `messages`, `tools`, `template`, `prepare`, `render`, and for models that
+think or call tools `parsing/` and `parsed_render`; for other endpoints that are translated to chats
+`translated` and `renaming`.
 """

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
+import orjson
 
 from engine.request import Int32Array, LogprobArrays
 from server.completions.logprobs import Columns
 from server.text.json_fragments import TokenFragments, texts_of
 
 CONTENT, MARKUP = "content", "markup"
-"""Parts of a reply that a token may belong to."""
+"""Parts of a reply that a token may belong to, where nothing else is looked for."""
+NO_CUTS: Mapping[int, bytes] = {}
 
 
 class ChatLogprobWriter:
@@ -26,22 +30,26 @@ class ChatLogprobWriter:
     def columns(
         self,
         token_ids: Int32Array,
-        parts: list[str],
+        parts: Sequence[str],
         arrays: LogprobArrays,
         num_top: int,
         explicit_ids: tuple[int, ...],
+        cuts: Mapping[int, bytes] = NO_CUTS,
     ) -> Columns:
         """Write positions: `content` has those of the message's text, `tokens` has all.
 
         Args:
             token_ids: int32 [n]. parts: of each, what it belongs to.
             num_top: top tokens of an entry; the explicit ids follow them, each once.
+            cuts: by index, the bytes in the content of tokens that lie there with some only.
         """
-        entries = self._entries(token_ids, arrays, num_top, explicit_ids)
+        entries = self._entries(token_ids, arrays, num_top, explicit_ids, cuts)
         ids, ranks = texts_of(token_ids), texts_of(arrays.ranks)
         return {
             "content": ",".join(
-                entry for entry, part in zip(entries, parts, strict=True) if part == CONTENT
+                entry
+                for i, (entry, part) in enumerate(zip(entries, parts, strict=True))
+                if part == CONTENT or i in cuts
             ),
             "tokens": ",".join(
                 f'{{"token_id":{token_id},"rank":{rank},"part":"{part}"}}'
@@ -55,9 +63,10 @@ class ChatLogprobWriter:
         arrays: LogprobArrays,
         num_top: int,
         explicit_ids: tuple[int, ...],
+        cuts: Mapping[int, bytes],
     ) -> list[str]:
         tops = self._top_lists(arrays, num_top, explicit_ids)
-        chosen = self._named(token_ids, texts_of(arrays.chosen))
+        chosen = self._named(token_ids, texts_of(arrays.chosen), cuts)
         return [f'{{{own},"top_logprobs":[{top}]}}' for own, top in zip(chosen, tops, strict=True)]
 
     def _top_lists(
@@ -83,11 +92,15 @@ class ChatLogprobWriter:
             for start, end in zip(starts, ends, strict=True)
         ]
 
-    def _named(self, token_ids: Int32Array, values: list[str]) -> list[str]:
+    def _named(
+        self, token_ids: Int32Array, values: list[str], cuts: Mapping[int, bytes] = NO_CUTS
+    ) -> list[str]:
         """Fields of an entry: name, value, bytes and id."""
         ids = token_ids.tolist()
         names = self._fragments.names(ids, as_ids=self._as_ids)
         raw = self._fragments.byte_lists(ids)
+        for i, own in cuts.items():
+            raw[i] = orjson.dumps(list(own)).decode()
         return [
             f'"token":{name},"logprob":{value},"bytes":{chunk},"token_id":{token_id}'
             for name, value, chunk, token_id in zip(names, values, raw, ids, strict=True)

@@ -9,6 +9,7 @@ import orjson
 
 from server.chat.template import Message
 from server.errors import bad_request
+from server.schema.base import shown
 from server.schema.messages import ChatMessage, TextPart, ToolCall
 
 DEVELOPER = "developer"
@@ -19,13 +20,38 @@ def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Mess
     """The messages as the template `source` gets them; raises `ApiError`.
 
     Text parts are joined by line breaks, calls' arguments are objects, what is null is left out,
-    and a developer's message is the system's where the template does not know the role.
+    and a developer's message is the system's where the template does not know the role. A tool's
+    message follows the call that it answers.
     """
+    _check_answers(messages)
     knows_developer = DEVELOPER in source
     return [
         _template_message(message, f"messages[{i}]", knows_developer)
         for i, message in enumerate(messages)
     ]
+
+
+def _check_answers(messages: Sequence[ChatMessage]) -> None:
+    """Raise a 400 for a tool's message that answers none of the calls before it."""
+    calls: list[ToolCall] | None = None
+    known: dict[str, None] = {}  # in their order
+    for i, message in enumerate(messages):
+        if message.role != "tool":
+            calls = message.tool_calls
+            known = {call.id: None for call in calls or () if call.id is not None}
+            continue
+        if not calls:
+            raise bad_request(
+                f"messages[{i}].role",
+                f"messages[{i}].role is tool, but no assistant's message with tool_calls is before "
+                "it",
+            )
+        if known and message.tool_call_id not in known:
+            field, given = f"messages[{i}].tool_call_id", shown(message.tool_call_id)
+            ids = ", ".join(list(known)[:8])
+            raise bad_request(
+                field, f"{field} must be the id of a call before it ({ids}), got {given}"
+            )
 
 
 def _template_message(message: ChatMessage, where: str, knows_developer: bool) -> Message:

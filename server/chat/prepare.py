@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
 from engine.config import EngineInfo
 from engine.request import Int32Array
+from server.chat.forced_calls import calls_grammar
 from server.chat.messages import content_text, template_messages
+from server.chat.parsing.parsers import Parsers
+from server.chat.parsing.reader import ReplyParsing
 from server.chat.template import RESERVED_KWARGS, ChatTemplate, Conversation
+from server.chat.tools import check_format, offered_tools, template_tools, tool_types
 from server.completions.params import num_top
 from server.completions.prepare import PreparedRequest, prepare_request
 from server.config import ServerConfig
@@ -18,9 +25,24 @@ from server.schema.checks import check_model
 from server.schema.completions import CompletionRequest
 from server.schema.generation import GenerationFields
 from server.schema.messages import ChatMessage
+from server.schema.tools import Tool
+from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
 
 _SHARED = tuple(GenerationFields.model_fields)
+_EMPTY = CompletionRequest.model_construct(prompt=[])
+"""Copied, which takes a tenth of the time that making one takes."""
+
+
+class PreparedChat(msgspec.Struct, frozen=True):
+    """A chat request as far as it is known before the engine is asked.
+
+    Attributes:
+        parsing: how replies are taken apart; None where all of them is content.
+    """
+
+    request: PreparedRequest
+    parsing: ReplyParsing | None
 
 
 async def prepare_chat(
@@ -30,28 +52,86 @@ async def prepare_chat(
     config: ServerConfig,
     info: EngineInfo,
     tokenizer: Tokenizer,
+    grammars: GrammarChecker,
+    parsers: Parsers,
     request_id: str | None = None,
     drawn_seed: int | None = None,
-) -> PreparedRequest:
+    most_tokens: int | None = None,
+) -> PreparedChat:
     """Check and convert a request; raises `ApiError` for what cannot be served.
 
     Args:
         request_id, drawn_seed: as for `prepare_request`.
+        most_tokens: a choice without `max_tokens` has at most so many, and the rest of the context.
     """
-    check_model(body.model, config)
     _check_logprobs(body, config, info)
-    token_ids = await render_prompt(
-        body.messages, body, template, config=config, tokenizer=tokenizer
-    )
-    return await prepare_request(
+    source, tools, token_ids = await _prompt(body, template, config, tokenizer, parsers)
+    parsing = _parsing(body, source, tools, token_ids, parsers)
+    prepared = await prepare_request(
         _completion_of(body, token_ids),
         config=config,
         info=info,
         tokenizer=tokenizer,
+        grammars=grammars,
+        calls=await calls_grammar(body, tools, parsers.tool_format(source), grammars),
+        grammar_after=() if parsing is None else parsing.answer_after,
         request_id=request_id,
         drawn_seed=drawn_seed,
         id_prefix="chatcmpl",
-        default_max_tokens=info.max_model_len,
+        default_max_tokens=info.max_model_len if most_tokens is None else most_tokens,
+    )
+    if parsing is not None:
+        form = replace(prepared.form, skip_special_tokens=False, token_starts=True)
+        prepared = replace(prepared, form=form)
+    return PreparedChat(prepared, parsing)
+
+
+async def _prompt(
+    body: ChatRequest,
+    template: ChatTemplate,
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    parsers: Parsers,
+) -> tuple[str, list[Tool], Int32Array]:
+    """The template of a chat, the tools it shows, and the prompt's ids, int32 [prompt_len]."""
+    check_model(body.model, config)
+    tools = offered_tools(body)
+    source = template_source(body, template, config, with_tools=bool(tools))
+    check_format(tools, source, parsers)
+    conversation = _conversation(body.messages, body, source, tools)
+    return source, tools, await template.encode(source, conversation, tokenizer)
+
+
+async def count_tokens(
+    body: ChatRequest,
+    template: ChatTemplate,
+    *,
+    config: ServerConfig,
+    tokenizer: Tokenizer,
+    parsers: Parsers,
+) -> int:
+    """The number of tokens of a chat's prompt; raises `ApiError`."""
+    _, _, token_ids = await _prompt(body, template, config, tokenizer, parsers)
+    return len(token_ids)
+
+
+def _parsing(
+    body: ChatRequest,
+    source: str,
+    tools: Sequence[Tool],
+    token_ids: Int32Array,
+    parsers: Parsers,
+) -> ReplyParsing | None:
+    """How the replies are taken apart; None where all of them is content."""
+    if body.max_tokens == 0 or body.max_completion_tokens == 0:
+        return None
+    last = body.messages[-1]
+    return parsers.parsing(
+        source,
+        tool_types(tools) if tools else None,
+        token_ids,
+        continued=(content_text(last.content) or "") if body.continue_final_message else "",
+        shows_special=body.skip_special_tokens is False,
     )
 
 
@@ -64,6 +144,14 @@ async def render_prompt(
     tokenizer: Tokenizer,
 ) -> Int32Array:
     """The ids of a conversation's prompt, int32 [prompt_len]; raises `ApiError`."""
+    source = template_source(body, template, config, with_tools=False)
+    return await template.encode(source, _conversation(messages, body, source, ()), tokenizer)
+
+
+def template_source(
+    body: TemplateFields, template: ChatTemplate, config: ServerConfig, *, with_tools: bool
+) -> str:
+    """The template that a request is rendered by; raises `ApiError`."""
     own = body.chat_template
     if own is not None and not template.names(own) and not config.trust_request_chat_template:
         raise bad_request(
@@ -71,13 +159,11 @@ async def render_prompt(
             "chat_template must name a template of the model: templates of requests need "
             "--trust-request-chat-template",
         )
-    source = template.source(with_tools=False, own=own)
-    conversation = _conversation(messages, body, source)
-    return await template.encode(source, conversation, tokenizer)
+    return template.source(with_tools=with_tools, own=own)
 
 
 def _conversation(
-    messages: Sequence[ChatMessage], body: TemplateFields, source: str
+    messages: Sequence[ChatMessage], body: TemplateFields, source: str, tools: Sequence[Tool]
 ) -> Conversation:
     continues = bool(body.continue_final_message)
     generates = body.add_generation_prompt is not False
@@ -95,6 +181,7 @@ def _conversation(
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     return Conversation(
         messages=template_messages(messages, source),
+        tools=template_tools(tools),
         documents=body.documents,
         add_generation_prompt=generates and not continues,
         continue_final_message=continues,
@@ -113,7 +200,7 @@ def _completion_of(body: ChatRequest, token_ids: Int32Array) -> CompletionReques
     fields = {name: getattr(body, name) for name in _SHARED}
     fields["max_tokens"] = _max_tokens(body)
     fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
-    return CompletionRequest.model_construct(prompt=[token_ids], **fields)
+    return _EMPTY.model_copy(update={"prompt": [token_ids], **fields})
 
 
 def _max_tokens(body: ChatRequest) -> int | None:

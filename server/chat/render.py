@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
-from server.chat.logprobs import CONTENT, MARKUP, ChatLogprobWriter
+from server.chat.logprobs import CONTENT, MARKUP, NO_CUTS, ChatLogprobWriter
+from server.chat.parsing.output import Event
 from server.completions.choice import Piece
 from server.completions.logprobs import Columns
 from server.completions.prepare import PreparedRequest
 from server.completions.render import PLAIN_END, Renderer
 from server.text.tokenizer import Tokenizer
+
+
+class Told(NamedTuple):
+    """What a piece of a choice says, whatever the shape it is written in.
+
+    Attributes:
+        entries: logprobs of tokens of the content, as JSON objects with commas between.
+    """
+
+    events: list[Event]
+    entries: str
 
 
 class ChatRenderer(Renderer):
@@ -41,7 +54,16 @@ class ChatRenderer(Renderer):
             return b'{"index":%d,"delta":{"content":%b}%b' % (index, delta, PLAIN_END)
         return orjson.dumps(self.choice(index, prompt_idx, piece))
 
-    def _words(self, prompt_idx: int, first: Piece, text: str) -> dict[str, Any]:
+    def told(self, piece: Piece) -> Told:
+        """Read the next piece of the only choice, to be written in another shape."""
+        return Told([Event("content", piece.text)] if piece.text else [], self._entries(piece))
+
+    def _entries(self, piece: Piece) -> str:
+        [columns] = self._columns(0, piece) or [{"content": ""}]
+        return columns["content"]
+
+    def _words(self, index: int, prompt_idx: int, pieces: list[Piece]) -> dict[str, Any]:
+        text, first = "".join(piece.text for piece in pieces), pieces[0]
         if first.first:
             text = self._prefix + text
         if not self._form.stream:
@@ -59,16 +81,23 @@ class ChatRenderer(Renderer):
         if piece.logprobs is None or not piece.token_ids:
             return [{"content": "", "tokens": ""}]
         token_ids = np.array(piece.token_ids, dtype=np.int32)
-        parts, explicit = self._parts(piece), form.explicit_ids or ()
-        shown = (token_ids, parts, piece.logprobs, form.num_top, explicit)
+        parts, cuts = self._parts(piece)
+        shown = (token_ids, parts, piece.logprobs, form.num_top, form.explicit_ids or (), cuts)
         return [self._chat_writer.columns(*shown)]
 
-    def _parts(self, piece: Piece) -> list[str]:
-        """What each token of a piece belongs to: markup is what the content does not show."""
+    def _parts(self, piece: Piece) -> tuple[Sequence[str], Mapping[int, bytes]]:
+        """What each token of a piece belongs to: markup is what the content does not show.
+
+        Beside it, by index, the bytes in the content of tokens that lie there with some only.
+        """
         form = self._form
         hidden = self._special_ids if form.skip_special_tokens else frozenset[int]()
         parts = [MARKUP if token_id in hidden else CONTENT for token_id in piece.token_ids]
-        by_token = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
-        if by_token and not form.include_stop:
+        if self._ends_by_token(piece):
             parts[-1:] = [MARKUP]
-        return parts
+        return parts, NO_CUTS
+
+    def _ends_by_token(self, piece: Piece) -> bool:
+        """Whether the piece's last token ended the choice and is not in its text."""
+        by_token = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
+        return by_token and not self._form.include_stop

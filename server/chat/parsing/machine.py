@@ -1,0 +1,293 @@
+"""The machine that takes a reply apart, whatever the format.
+
+It stands in one state of a graph and goes on with the text as it comes. It holds back only what may
+be the beginning of a marker, a field that names something of a call, and white space before a
+marker.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+from server.chat.parsing.format import (
+    CONTENT,
+    Between,
+    Exit,
+    Field,
+    JsonArguments,
+    JsonCalls,
+    PythonCalls,
+    Start,
+    Text,
+)
+from server.chat.parsing.graph import Graph
+from server.chat.parsing.json_calls import NAME, JsonArgumentsReader, JsonCallsReader
+from server.chat.parsing.json_scan import JsonScan
+from server.chat.parsing.output import SENTINELS, EventKind, Output
+from server.chat.parsing.python_calls import PythonCallsReader
+from server.chat.parsing.values import ToolTypes, quoted, text_to_json
+
+MAX_FIELD = 512
+"""A longer name, key or header is none."""
+_SPACES = " \t\r\n"
+_CLOSERS = re.compile(r"[ \t\r\n}\]]*[}\]]")
+_SENTINEL = re.compile(f"[{SENTINELS}]")
+
+Alarm = Callable[[str], "re.Match[str] | None"]
+BodyReader = JsonArgumentsReader | JsonCallsReader | PythonCallsReader
+
+
+class Machine:
+    """Takes one reply apart.
+
+    Args:
+        types: what the schemas of the request's tools say of arguments.
+        state: the state to begin in.
+
+    Attributes:
+        output: where events and spans go.
+    """
+
+    def __init__(self, graph: Graph, types: ToolTypes, state: str) -> None:
+        self.output = Output()
+        self._graph = graph
+        self._types = types
+        self._held = ""
+        self._value: list[str] = []
+        self._key = ""
+        self._is_blank = False  # nothing but white space since the last marker
+        self._alarm: Alarm | None = None  # finds what may change the state
+        self._scan: JsonScan | None = None  # arguments that go on
+        self._holds_space = False
+        self._kind: EventKind = "content"
+        self._skips = False  # white space is dropped until something else comes
+        self._enter(state)
+        self._settle()
+
+    def flow(self, text: str) -> EventKind | None:
+        """Go on with text that changes nothing but the place in it, which most texts do.
+
+        Args:
+            text: not empty, and no special token stands in it.
+
+        Returns:
+            the kind of the event that all of the text is; it is not among the events, and its
+            stretch not among the spans. None where the text is to be fed.
+        """
+        alarm = self._alarm
+        if alarm is not None:
+            if alarm(text) or (self._holds_space and text[-1] in _SPACES):
+                return None
+            self._is_blank = False
+        elif self._scan is None or not self._scan.pass_by(text):
+            return None
+        self.output.position += len(text)
+        return self._kind
+
+    def feed(self, text: str) -> None:
+        """Go on with the text."""
+        text = self._held + text
+        at = 0
+        while at < len(text):
+            node, end = self._node, self._step(text, at)
+            if end == at and node is self._node:
+                break
+            at = end
+        self._held = text[at:]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Note what text may come that changes nothing."""
+        self._alarm = self._scan = None
+        if self._held:
+            return
+        node, state = self._node, self._node.state
+        if isinstance(state, Text):
+            if not self._skips:
+                self._alarm, self._holds_space = node.alarm, node.holds_space
+                self._kind = state.part
+        elif isinstance(state, JsonArguments | JsonCalls):
+            assert not isinstance(self._reader, PythonCallsReader)
+            self._scan, self._kind = self._reader.arguments, "arguments"
+
+    def finish(self) -> None:
+        """Give out what is held back; nothing may be fed after."""
+        held, self._held = self._held, ""
+        state, output = self._node.state, self.output
+        if isinstance(state, Start | Text) and not output.is_uncertain:
+            if self._is_blank and not held.strip():
+                output.take(held)
+            else:
+                output.show(held, state.part if isinstance(state, Text) else "content")
+            return
+        is_inside = (output.stands or output.is_uncertain) and not isinstance(state, Between)
+        output.take(held, "tool" if is_inside else "markup")
+        if output.is_uncertain:
+            output.break_off(self._graph.nodes[CONTENT].find)
+
+    def _enter(self, name: str) -> None:
+        """Go to a state."""
+        self._node = node = self._graph.nodes[name]
+        state, output = node.state, self.output
+        if isinstance(state, Text):
+            if output.is_uncertain:
+                output.break_off(self._graph.nodes[CONTENT].find)
+            self._skips = state.skips_space
+            return
+        is_body = isinstance(state, JsonCalls | JsonArguments | PythonCalls | Field)
+        if is_body and not (output.is_uncertain or output.stands):
+            output.begin_call()
+        if isinstance(state, Field) and state.role == "key" and output.is_uncertain:
+            output.stand()
+        if isinstance(state, JsonCalls):
+            self._reader: BodyReader = JsonCallsReader(state, output)
+        elif isinstance(state, JsonArguments):
+            self._reader = JsonArgumentsReader(output)
+        elif isinstance(state, PythonCalls):
+            self._reader = PythonCallsReader(output)
+
+    def _leave(self, way: Exit, before: str, marker: str) -> None:
+        """Take an exit.
+
+        Args:
+            before: white space that stands before the marker.
+        """
+        if way.ends_call:
+            self.output.close_arguments()
+        self._enter(way.to)
+        self._is_blank = True
+        self.output.take(before)
+        if not way.keeps:
+            self.output.take(marker, is_marker=True)
+
+    def _step(self, text: str, at: int) -> int:
+        """Go on from a place in one state; returns how far the text was read."""
+        state = self._node.state
+        if isinstance(state, Text):
+            return self._read_text(state, text, at)
+        if isinstance(state, Field):
+            return self._read_field(state, text, at)
+        if isinstance(state, Start):
+            return self._read_start(state, text, at)
+        if isinstance(state, Between):
+            return self._read_between(text, at)
+        end = self._reader.read(text, at)
+        if self._reader.status == "broken":
+            self._break_off()
+        elif self._reader.status == "done":
+            self._enter(state.after)
+            self._is_blank = True
+        return end
+
+    def _break_off(self) -> None:
+        """Read on as content, because a body is none."""
+        self.output.break_off(self._graph.nodes[CONTENT].find)
+        self._enter(CONTENT)
+        self._is_blank = True
+
+    def _read_text(self, state: Text, text: str, at: int) -> int:
+        if self._skips:
+            at = self._pass_space(text, at)
+            if at == len(text):
+                return at
+            self._skips = False
+        match = self._node.find(text, at)
+        end = len(text) if match is None else match.start()
+        self.output.show(text[at:end], state.part)
+        self._is_blank = self._is_blank and end == at
+        if match is None or match.lastindex is None:
+            return end
+        begin = match.start(match.lastindex)
+        self.output.take(text[end:begin])
+        self._leave(self._node.exits[match.lastindex - 1], "", text[begin : match.end()])
+        return match.end()
+
+    def _read_start(self, state: Start, text: str, at: int) -> int:
+        match = self._node.find(text, at)
+        if match is None:
+            self._enter(state.otherwise)
+            return self._pass_space(text, at) if state.skips_space else at
+        if match.lastindex is None:
+            return self._pass_space(text, at) if state.skips_space else at
+        begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
+        if state.skips_space:
+            at = self._pass_space(text, at)
+        self._leave(way, text[at:begin], text[begin : match.end()])
+        return begin if way.keeps else match.end()
+
+    def _pass_space(self, text: str, at: int) -> int:
+        """Take white space as markup; returns where it ends."""
+        begin = at
+        while at < len(text) and text[at] in _SPACES:
+            at += 1
+        self.output.take(text[begin:at])
+        return at
+
+    def _read_between(self, text: str, at: int) -> int:
+        match = self._node.find(text, at)
+        if match is None:
+            closers = _CLOSERS.match(text, at)
+            end = closers.end() if closers else at
+            self.output.take(text[at:end])
+            self._break_off()
+            return end
+        if match.lastindex is None:
+            return at
+        begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
+        self.output.take(text[at:begin])
+        self._leave(way, "", text[begin : match.end()])
+        return match.end()
+
+    def _read_field(self, state: Field, text: str, at: int) -> int:
+        match = self._node.find(text, at)
+        if state.role == "value":
+            end = len(text) if match is None else match.start()
+            self._value.append(text[at:end])
+            self.output.take(text[at:end], "tool")
+            if match is None or match.lastindex is None:
+                return end
+            self._add_argument(state)
+            at = end
+        if match is None or match.lastindex is None:
+            if len(text) - at > MAX_FIELD:
+                self._break_off()
+            return at
+        begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
+        raw = text[at : match.start()]
+        to = way.to if state.role == "value" else self._take_field(state, raw, way.to)
+        if to is None:
+            self._break_off()
+            return at
+        self.output.take(text[match.start() : begin])
+        self._leave(replace(way, to=to) if to != way.to else way, "", text[begin : match.end()])
+        return begin if way.keeps else match.end()
+
+    def _take_field(self, state: Field, raw: str, to: str) -> str | None:
+        """Take what a field says; returns the state behind it, None for a call that is none."""
+        output = self.output
+        if state.role == "header":
+            for pattern, target in state.routes:
+                if (match := re.search(pattern, raw)) is not None:
+                    output.name = match.groupdict().get("name", "")
+                    output.take(raw, is_marker=True)
+                    return target
+            return None
+        value = _SENTINEL.sub("", raw).strip()
+        if state.role == "name":
+            if not NAME.fullmatch(value):
+                return None
+            output.name = value
+        elif state.role == "key":
+            self._key, self._value = value, []
+        output.take(raw, "markup" if state.role == "ignored" else "tool")
+        return to
+
+    def _add_argument(self, state: Field) -> None:
+        """Give out an argument whose value was written as text."""
+        value, self._value = _SENTINEL.sub("", "".join(self._value)), []
+        if state.trims_line:
+            value = value.removeprefix("\n").removesuffix("\n")
+        types = self._types.get(self.output.name or "", {}).get(self._key)
+        self.output.add_argument(quoted(self._key), text_to_json(value, types))

@@ -1,0 +1,113 @@
+"""The parsers of one server: formats by template or by flag, made ready once."""
+
+from __future__ import annotations
+
+from engine.request import Int32Array
+from server.chat.parsing.format import REASONING, START, ReasoningFormat, ToolFormat
+from server.chat.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
+from server.chat.parsing.graph import Graph, make_graph
+from server.chat.parsing.reader import ReplyParsing
+from server.chat.parsing.recognise import reasoning_format_of, tool_format_of
+from server.chat.parsing.tokens import vocabulary_of
+from server.chat.parsing.values import ToolTypes
+from server.text.tokenizer import Tokenizer
+
+AUTO, NONE = "auto", "none"
+_END_TOKENS = 16
+"""Tokens of a prompt's end that tell whether the thoughts are open."""
+
+
+class Parsers:
+    """Finds the formats of replies and makes them ready.
+
+    Args:
+        tokenizer: the model's; it has reserved the model's ids.
+        tool_call_parser, reasoning_parser: names of formats, `auto` for those that the template
+            asks for, `none` for none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, tool_call_parser: str, reasoning_parser: str) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary_of(tokenizer)
+        self._tool_call_parser = tool_call_parser
+        self._reasoning_parser = reasoning_parser
+        self._formats: dict[str, tuple[ToolFormat | None, ReasoningFormat | None]] = {}
+        self._graphs: dict[tuple[str, str], Graph] = {}
+
+    @property
+    def leaves_calls(self) -> bool:
+        """Whether calls are to be left in the content as they are."""
+        return self._tool_call_parser == NONE
+
+    def tool_format(self, source: str) -> ToolFormat | None:
+        """The format of calls of a model with this template; None for none, or none known."""
+        return self._of(source)[0]
+
+    def reasoning_format(self, source: str) -> ReasoningFormat | None:
+        """The format of thoughts of a model with this template; None for none."""
+        return self._of(source)[1]
+
+    def _of(self, source: str) -> tuple[ToolFormat | None, ReasoningFormat | None]:
+        found = self._formats.get(source)
+        if found is None:
+            tools, reasoning = self._tool_call_parser, self._reasoning_parser
+            found = (
+                tool_format_of(source) if tools == AUTO else TOOL_PARSERS.get(tools),
+                reasoning_format_of(source)
+                if reasoning == AUTO
+                else REASONING_PARSERS.get(reasoning),
+            )
+            if len(self._formats) < _MAX_SOURCES:
+                self._formats[source] = found
+        return found
+
+    def parsing(
+        self,
+        source: str,
+        types: ToolTypes | None,
+        prompt: Int32Array,
+        *,
+        continued: str = "",
+        shows_special: bool = False,
+    ) -> ReplyParsing | None:
+        """How the replies to a prompt are taken apart; None where all of them is content.
+
+        Args:
+            types: what the tools' schemas say of arguments; None where no calls are looked for.
+            prompt: int32 [prompt_len].
+            continued: the text of the message that the reply goes on with; empty for none.
+            shows_special: special tokens that are no markers are text.
+        """
+        tools, reasoning = self._of(source)
+        if types is None:
+            tools = None
+        if tools is None and reasoning is None:
+            return None
+        graph = self._graph(tools, reasoning)
+        end = self._tokenizer.decode(prompt[-_END_TOKENS:].tolist(), skip_special_tokens=False)
+        return ReplyParsing(
+            graph=graph,
+            vocabulary=self._vocabulary,
+            types=types or {},
+            state=(state := graph.first_state(end, continued)),
+            shows_special=shows_special,
+            answer_after=self._answer_after(reasoning, state),
+        )
+
+    def _answer_after(self, reasoning: ReasoningFormat | None, state: str) -> tuple[int, ...]:
+        """The ids of the marker that an answer follows where a reply may begin with thoughts."""
+        may_open = reasoning is not None and not reasoning.opened_by_prompt and state == START
+        if reasoning is None or not (may_open or state == REASONING):
+            return ()
+        marker = reasoning.answer or reasoning.end
+        return tuple(self._tokenizer.encode(marker, add_special_tokens=False))
+
+    def _graph(self, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> Graph:
+        key = (tools.names[0] if tools else NONE, reasoning.names[0] if reasoning else NONE)
+        if key not in self._graphs:
+            self._graphs[key] = make_graph(reasoning, tools, self._vocabulary.special)
+        return self._graphs[key]
+
+
+_MAX_SOURCES = 64
+"""Requests may bring templates of their own."""

@@ -1,0 +1,122 @@
+"""Arguments that a model wrote as text or as Python, made into JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+Types = frozenset[str]
+ToolTypes = Mapping[str, Mapping[str, Types]]
+"""By tool and by argument, the JSON types that its schema allows; an argument whose schema says
+nothing of types is left out."""
+
+_TYPE_NAMES: dict[type, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+_MAX_DEPTH = 8
+_PYTHON = re.compile(r"(?:True|False|None)\Z|[\[{]")
+"""What may be a constant, a list or an object of Python's."""
+
+
+def argument_types(parameters: Mapping[str, Any] | None) -> dict[str, Types]:
+    """The JSON types of each argument, by the schema of a tool's parameters."""
+    schema = parameters or {}
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    found = {key: _types(value, schema, _MAX_DEPTH) for key, value in properties.items()}
+    return {key: types for key, types in found.items() if types}
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
+    """The types that a schema allows; none where it does not say."""
+    if not isinstance(schema, dict) or not depth:
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset((named,))
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    if "const" in schema:
+        return frozenset((_TYPE_NAMES[type(schema["const"])],))
+    if isinstance(schema.get("enum"), list):
+        return frozenset(_TYPE_NAMES[type(value)] for value in schema["enum"])
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list):
+            return frozenset[str]().union(*(_types(s, root, depth - 1) for s in schema[key]))
+    return _types(_referred(schema.get("$ref"), root), root, depth - 1)
+
+
+def _referred(reference: Any, root: Mapping[str, Any]) -> Any:
+    """The schema that a reference within the same document names; None for any other."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    found: Any = root
+    for name in reference[2:].split("/"):
+        name = name.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
+
+
+def text_to_json(text: str, types: Types | None) -> str:
+    """An argument that was written as text, as JSON.
+
+    It is the JSON it spells where that has one of the types (with none given, any but a string);
+    Python's constants, lists and dictionaries count too. Otherwise it is a string.
+    """
+    if types is not None and types <= {"string"}:
+        return quoted(text)
+    raw = text.strip()
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        converted = python_to_json(raw) if _PYTHON.match(raw) else None
+        if converted is None:
+            return quoted(text)
+        raw, value = converted, orjson.loads(converted)
+    name = _TYPE_NAMES[type(value)]
+    if types is None:
+        return quoted(text) if name == "string" else raw
+    fits = name in types or (name == "integer" and "number" in types)
+    fits = fits or (name == "number" and "integer" in types and value.is_integer())
+    return raw if fits else quoted(text)
+
+
+def quoted(text: str) -> str:
+    """A text as a JSON string."""
+    return orjson.dumps(text).decode()
+
+
+class _JsonNames(ast.NodeTransformer):
+    """Lets JSON's names of constants stand for Python's."""
+
+    _VALUES: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Replace a name that is a constant in JSON."""
+        if node.id in self._VALUES:
+            return ast.copy_location(ast.Constant(self._VALUES[node.id]), node)
+        return node
+
+
+def python_to_json(source: str) -> str | None:
+    """A literal of Python as JSON; None for what is none, or holds what JSON does not know."""
+    try:
+        tree = _JsonNames().visit(ast.parse(source.strip(), mode="eval"))
+        value = ast.literal_eval(tree)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        orjson.loads(text)  # half of a surrogate pair, which Python's strings may hold
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    return text

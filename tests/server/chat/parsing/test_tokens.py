@@ -1,0 +1,59 @@
+"""Parts of tokens: those that lie in one stretch, and those that the edges of markers cut."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.chat.parsing.output import Span
+from server.chat.parsing.tokens import TokenParts, make_vocabulary
+
+RAW = [b".</think>", b"</think>Hi", b"a</think>b", b"\x99\x82</", b"x</\xf0\x9f", b"", b"word"]
+TEXTS = [raw.decode(errors="replace") for raw in RAW]
+WORDS = make_vocabulary(TEXTS, RAW, {})
+
+
+def test_lengths() -> None:
+    """Characters that have bytes in each, of which the first and the last may be cut."""
+    assert WORDS.lengths == [9, 10, 10, 3, 4, 0, 4]
+    assert WORDS.silent == {5}
+
+
+@pytest.mark.parametrize(
+    ("token_id", "spans", "part", "in_content"),
+    [
+        (0, [Span(1, "reasoning"), Span(9, "markup")], "reasoning", None),
+        (0, [Span(1, "content"), Span(9, "markup")], "content", b"."),
+        (1, [Span(8, "markup"), Span(10, "content")], "content", b"Hi"),
+        (1, [Span(8, "markup"), Span(10, "tool")], "tool", None),
+        (2, [Span(1, "reasoning"), Span(9, "markup"), Span(10, "content")], "reasoning", b"b"),
+        (3, [Span(1, "content"), Span(3, "markup")], "content", b"\x99\x82"),
+        (4, [Span(3, "markup"), Span(4, "content")], "content", b"\xf0\x9f"),
+        (5, [Span(4, "content")], "markup", None),
+        (6, [Span(9, "content")], "content", None),
+    ],
+)
+def test_one_token(token_id: int, spans: list[Span], part: str, in_content: bytes | None) -> None:
+    tokens = TokenParts(WORDS, spans)
+    tokens.push([token_id], [0])
+    parts, cuts = tokens.decide(spans[-1].end, True)
+    assert parts == [part]
+    assert cuts == ({} if in_content is None else {0: in_content})
+    assert tokens.num_reasoning == (part == "reasoning")
+
+
+def test_a_token_waits_for_all_of_its_text() -> None:
+    spans = [Span(4, "content")]
+    tokens = TokenParts(WORDS, spans)
+    tokens.push([6, 6], [0, 4])
+    assert tokens.decide(4, False) == (["content"], {})
+    assert tokens.are_pending
+    assert tokens.decide(7, False) == ([], {})
+    spans.append(Span(8, "markup"))
+    assert tokens.decide(8, False) == (["markup"], {})
+    assert not tokens.are_pending
+
+
+def test_the_end_decides_what_is_left() -> None:
+    tokens = TokenParts(WORDS, [Span(2, "content")])
+    tokens.push([6, 6], [0, 4])
+    assert tokens.decide(2, True) == (["content", "markup"], {})  # whole, although it was cut

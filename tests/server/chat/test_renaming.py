@@ -1,0 +1,34 @@
+"""Errors of chats in the words of other requests."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.chat.renaming import renamed
+from server.errors import bad_request
+
+RENAMING = ((r"\bmax_tokens\b", "max_output_tokens"),)
+PLACES = ("instructions", "input[3]")
+
+
+@pytest.mark.parametrize(
+    ("param", "message", "told_param", "told"),
+    [
+        ("max_tokens", "max_tokens must be 1", "max_output_tokens", "max_output_tokens must be 1"),
+        (
+            "messages[1].content",
+            "messages[1].content is bad",
+            "input[3].content",
+            "input[3].content is bad",
+        ),
+        ("messages", "the chat template refused: x", "input", "the chat template refused: x"),
+        ("prompt", "prompt must leave room", "input", "input must leave room"),
+        ("tools", "a prompt with tools", "tools", "a prompt with tools"),
+        ("messages", "it says messages[2]", "input", "it says messages[2]"),
+        (None, "words", None, "words"),
+    ],
+)
+def test_renamed(param: str | None, message: str, told_param: str | None, told: str) -> None:
+    error = renamed(bad_request(param, message, "a_code"), RENAMING, PLACES, "input")
+    assert (error.param, error.message) == (told_param, told)
+    assert (error.status, error.code) == (400, "a_code")
