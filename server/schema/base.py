@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -41,6 +41,53 @@ class InnerModel(BodyModel):
         if isinstance(value, dict) and len(value) > most:
             raise ValueError(f"must have at most {most} fields, got {len(value)}")
         return value
+
+
+class FieldNames(NamedTuple):
+    """The fields that an object of one type has besides `type`.
+
+    Attributes:
+        needed: those without which it is refused.
+        others: those that it may have.
+    """
+
+    needed: frozenset[str]
+    others: frozenset[str] = frozenset()
+
+
+class TypedModel(InnerModel):
+    """An object whose `type` says which of its fields it has.
+
+    A null is as if it were left out, whatever its name: clients send back what they once got with
+    all fields that their package knows, and packages learn new ones.
+
+    Attributes:
+        kinds: the fields by type.
+        default_kind: the type of an object that names none; None where it must.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"type": "null"}})
+
+    kinds: ClassVar[Mapping[str, FieldNames]] = {}
+    default_kind: ClassVar[str | None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_kind(cls, value: Any) -> Any:
+        """Refuse in one sentence a type that is not served, and fields that its type has not."""
+        if not isinstance(value, dict):
+            return value
+        kind = value.get("type", cls.default_kind)
+        fields = cls.kinds.get(kind) if isinstance(kind, str) else None
+        if fields is None:
+            names = ", ".join(cls.kinds)
+            raise ValueError(f"has the type {shown(kind)}, which is not served: types are {names}")
+        given = {"type": kind} | {name: own for name, own in value.items() if own is not None}
+        if missing := sorted(fields.needed - given.keys()):
+            raise ValueError(f"of type {kind} needs {', '.join(missing)}")
+        if unknown := given.keys() - {"type"} - fields.needed - fields.others:
+            raise ValueError(f"of type {kind} has the unknown field {shown(min(unknown))}")
+        return given
 
 
 Body = TypeVar("Body", bound=BodyModel)

@@ -10,6 +10,7 @@ from server.schema.base import BodyModel
 from server.schema.fields import Accepted, NotYet, Only
 from server.schema.generation import GenerationFields
 from server.schema.messages import Messages
+from server.schema.tools import ToolChoice, Tools
 
 MAX_TEMPLATE_CHARS = 1 << 20
 
@@ -65,15 +66,23 @@ class ChatRequest(GenerationFields, TemplateFields):
         None, description="The content begins with that of the last message, if an assistant's."
     )
 
+    tools: Tools | None = Field(None, description="Tools that the model may call.")
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description='With "auto", the default, the model decides; with "none" it is shown no '
+        "tools. To require calls is not available yet.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="With false the message has at most one call; the default is true."
+    )
+    include_reasoning: bool | None = Field(
+        None, description="With false the reasoning is left out; the default is true."
+    )
+
     modalities: Annotated[Any, Only(["text"])] = None
     prediction: Accepted = None
     verbosity: Accepted = None
     add_special_tokens: Annotated[Any, Only(False)] = None
-    include_reasoning: Annotated[Any, Only(True)] = None
-
-    tools: Annotated[Any, Only([])] = None
-    tool_choice: Annotated[Any, Only("none")] = None
-    parallel_tool_calls: Annotated[Any, Only(True, False)] = None
     functions: NotYet = None
     function_call: NotYet = None
     audio: NotYet = None

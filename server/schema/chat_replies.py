@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from server.schema.replies import (
     DraftMetrics,
     GeneratedChoice,
+    IgnoredKeywords,
     PackedLogprobs,
     Usage,
 )
@@ -36,8 +37,9 @@ class ReplyToken(BaseModel):
 
     token_id: int
     rank: int = Field(description="The likeliest token has 1.")
-    part: Literal["content", "markup"] = Field(
-        description="What it belongs to; markup is what the content does not show."
+    part: Literal["reasoning", "content", "tool", "markup"] = Field(
+        description="What it belongs to: tool is a call's name, keys and arguments; markup is what "
+        "the message does not show."
     )
 
 
@@ -50,12 +52,31 @@ class ChatLogprobs(BaseModel):
     mode: str = Field(description="The `logprobs_mode` of these values.")
 
 
+class ReplyFunction(BaseModel):
+    """The function that is to be called."""
+
+    name: str
+    arguments: str = Field(description="A JSON object; the beginning of one where it was cut off.")
+
+
+class ReplyToolCall(BaseModel):
+    """A call that the model asks for."""
+
+    id: str
+    type: Literal["function"]
+    function: ReplyFunction
+
+
 class ReplyMessage(BaseModel):
-    """What the model said."""
+    """What the model said. Optional fields are present where there is something of them."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="Null where there are calls and nothing besides.")
     refusal: None
+    reasoning_content: str | None = Field(
+        None, description="What the model thought; --reasoning-field gives it another name."
+    )
+    tool_calls: list[ReplyToolCall] | None = None
 
 
 class ChatChoice(GeneratedChoice):
@@ -76,3 +97,4 @@ class ChatReply(BaseModel):
     usage: Usage
     system_fingerprint: str
     metrics: DraftMetrics | None = None
+    ignored_keywords: IgnoredKeywords = None

@@ -13,6 +13,7 @@ from server.schema.fields import (
     MAX_BAD_WORDS,
     MAX_STOP_TOKEN_IDS,
     Accepted,
+    Instead,
     LogitBias,
     Mode,
     ModelName,
@@ -27,6 +28,7 @@ from server.schema.fields import (
     StreamOptions,
 )
 from server.schema.ids import TokenId
+from server.schema.structured import ResponseFormatField, StructuredOutputs
 
 AllowedIds = Annotated[
     list[TokenId] | None, FailFast(), Field(min_length=1, max_length=MAX_ALLOWED_IDS)
@@ -146,6 +148,11 @@ class LogprobFields(BodyModel):
     logprob_token_ids: ExplicitIds | None = Field(
         None, description="The reply shows the values of these ids at every generated position."
     )
+    kept_logprob: bool | None = Field(
+        None,
+        description="The reply shows, for each generated token, the log of the mass that masks, "
+        "grammars and filters left of the vocabulary: 0 where nothing was cut.",
+    )
     prompt_logprobs: int | None = Field(
         None,
         ge=-1,
@@ -198,6 +205,12 @@ class GenerationFields(SamplingFields, LogprobFields):
         description="Spaces that the tokenizer writes between special tokens are kept; the default "
         "is true.",
     )
+    response_format: ResponseFormatField | None = Field(
+        None, description="The text is JSON, of any kind or of a schema."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="The text keeps to a grammar."
+    )
     priority: Priority = None
     request_id: RequestId = None
     cache_salt: str | None = Field(
@@ -216,15 +229,24 @@ class GenerationFields(SamplingFields, LogprobFields):
     prompt_cache_key: Accepted = None
     prompt_cache_retention: Accepted = None
 
+    guided_json: Annotated[Any, Instead("structured_outputs.json")] = None
+    guided_regex: Annotated[Any, Instead("structured_outputs.regex")] = None
+    guided_choice: Annotated[Any, Instead("structured_outputs.choice")] = None
+    guided_grammar: Annotated[Any, Instead("structured_outputs.grammar")] = None
+    guided_json_object: Annotated[Any, Instead("structured_outputs.json_object")] = None
+    guided_whitespace_pattern: Annotated[Any, Instead("structured_outputs.whitespace_pattern")] = (
+        None
+    )
+    guided_decoding_backend: Annotated[Any, Instead("structured_outputs")] = None
+    structural_tag: Annotated[Any, Instead("structured_outputs.structural_tag")] = None
+
     use_beam_search: Annotated[Any, Only(False)] = None
     length_penalty: Annotated[Any, Only(1.0, 1)] = None
-    structured_outputs: NotYet = None
     kv_transfer_params: NotYet = None
     ec_transfer_params: NotYet = None
     vllm_xargs: NotYet = None
     repetition_detection: NotYet = None
     thinking_token_budget: NotYet = None
-    response_format: Annotated[Any, Only({"type": "text"})] = None
     return_mm_kwargs: Annotated[Any, Only(False)] = None
     return_token_offsets: Annotated[Any, Only(False)] = None
     watermarking: NotYet = None

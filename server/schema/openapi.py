@@ -8,11 +8,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from server.schema.anthropic import CountTokensRequest, MessagesRequest
 from server.schema.base import BodyModel
 from server.schema.chat import ChatRequest
 from server.schema.completions import CompletionRequest
 from server.schema.ids import TOKEN_ID_TITLE
 from server.schema.replies import ErrorReply
+from server.schema.responses import ResponsesRequest
 from server.schema.scoring import GenerativeScoringRequest, ScoreRequest
 from server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
@@ -20,6 +22,9 @@ _REF = "#/components/schemas/{model}"
 _BODIES: tuple[type[BodyModel], ...] = (
     CompletionRequest,
     ChatRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
     GenerativeScoringRequest,
     ScoreRequest,
     TokenizeRequest,
@@ -37,27 +42,40 @@ _ERRORS = {
 }
 
 
-def replies(success: type[BaseModel] | None, *statuses: int) -> dict[int | str, dict[str, Any]]:
+def replies(
+    success: type[BaseModel] | None, *statuses: int, error: type[BaseModel] = ErrorReply
+) -> dict[int | str, dict[str, Any]]:
     """Describe a route's reply and its errors: FastAPI's `responses`."""
     ok: dict[str, Any] = {"description": "Success"}
     if success is not None:
         ok["model"] = success
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorReply, "description": _ERRORS[status]}
+        status: {"model": error, "description": _ERRORS[status]}
         for status in sorted({401, 503, *statuses})
     }
     return {200: ok, **errors}
 
 
+CHUNKS = "With `stream`: chunks of the same shape, then `data: [DONE]`."
+NAMED_EVENTS = "With `stream`: events named by their types."
+
+
 def describes(
-    kind: type[BodyModel], success: type[BaseModel], *, stream: bool = False
+    kind: type[BodyModel],
+    success: type[BaseModel],
+    *,
+    stream: str | None = None,
+    error: type[BaseModel] = ErrorReply,
 ) -> dict[str, Any]:
-    """Describe a route that reads a body of this kind: arguments of FastAPI's decorators."""
+    """Describe a route that reads a body of this kind: arguments of FastAPI's decorators.
+
+    Args:
+        stream: what a stream has; None where there is none.
+    """
     schema = {"$ref": _REF.format(model=kind.__name__)}
-    responses = replies(success, 400, 404, 413, 415, 429, 500)
-    if stream:
-        words = "With `stream`: chunks of the same shape, then `data: [DONE]`."
-        responses[200]["content"] = {"text/event-stream": {"schema": {"description": words}}}
+    responses = replies(success, 400, 404, 413, 415, 429, 500, error=error)
+    if stream is not None:
+        responses[200]["content"] = {"text/event-stream": {"schema": {"description": stream}}}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"responses": responses, "openapi_extra": {"requestBody": body}}
 

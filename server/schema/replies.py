@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -34,6 +34,11 @@ class Usage(BaseModel):
         None,
         description="With --enable-prompt-tokens-details, `cached_tokens` counts the prompt tokens "
         "that were found computed.",
+    )
+    completion_tokens_details: dict[str, int] | None = Field(
+        None,
+        description="Of a chat with a model that thinks, `reasoning_tokens` counts the tokens of "
+        "the reasoning.",
     )
 
 
@@ -107,13 +112,20 @@ class GeneratedChoice(BaseModel):
     """What choices of completions and of chats have in common."""
 
     index: int
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(
+        description="`tool_calls` is a chat's alone."
+    )
     stop_reason: str | int | None = Field(
         description="The stop string or stop id that ended the choice; null for the end of text."
     )
     logprob_token_ids: ExplicitLogprobs | None = None
     prompt_logprob_token_ids: PromptExplicitLogprobs | None = None
     prompt_logprobs: list[dict[str, dict[str, Any]] | None] | PackedLogprobs | None = None
+    kept_logprobs: list[float] | PackedArray | None = Field(
+        None,
+        description="With `kept_logprob`, for each generated position the log of the mass that "
+        "masks and filters left of the vocabulary, at the request's temperature.",
+    )
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -136,6 +148,15 @@ class DraftMetrics(BaseModel):
     )
 
 
+IgnoredKeywords = Annotated[
+    list[str] | None,
+    Field(
+        description="With `structured_outputs.lenient`, where keywords of a JSON schema stood that "
+        "were dropped.",
+    ),
+]
+
+
 class CompletionReply(BaseModel):
     """The choices of prompt i are those from i*n to i*n + n - 1."""
 
@@ -147,6 +168,7 @@ class CompletionReply(BaseModel):
     usage: Usage
     system_fingerprint: str
     metrics: DraftMetrics | None = None
+    ignored_keywords: IgnoredKeywords = None
 
 
 class ScoredItem(BaseModel):

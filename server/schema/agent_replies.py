@@ -1,0 +1,68 @@
+"""Replies of Responses and Messages, as the OpenAPI page describes them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from server.schema.replies import DraftMetrics, IgnoredKeywords
+
+
+class ResponseReply(BaseModel):
+    """A response. With `stream` it stands in the first events and the last."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    model: str
+    output: list[dict[str, Any]] = Field(
+        description="Items of type reasoning, message and function_call, as they were generated."
+    )
+    usage: dict[str, Any] | None
+    store: Literal[False]
+    metrics: DraftMetrics | None = None
+    ignored_keywords: IgnoredKeywords = None
+
+
+class MessageReply(BaseModel):
+    """A message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]] = Field(
+        description="Blocks of type thinking, text and tool_use, as they were generated."
+    )
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
+    ]
+    stop_sequence: str | None
+    usage: dict[str, Any]
+    metrics: DraftMetrics | None = None
+    ignored_keywords: IgnoredKeywords = None
+
+
+class AnthropicErrorBody(BaseModel):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(BaseModel):
+    """Every error of Anthropic's routes."""
+
+    type: Literal["error"]
+    error: AnthropicErrorBody
+
+
+class TokenCount(BaseModel):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
