@@ -1,0 +1,97 @@
+"""Whether llguidance takes a grammar, and which tokens may come first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.config import GrammarLimits
+from engine.structured.limits import parser_limits
+from server.errors import bad_request
+from server.structured.json_schema import Node
+from server.structured.refusals import (
+    find_place,
+    refusal,
+    shortened,
+    without_refused,
+)
+from server.structured.sources import checked_schema, schema_source, source_of
+from server.structured.spec import CheckedGrammar, GrammarSpec, TokenTable
+
+_NO_TEXT = "NoExtension"
+"""How llguidance calls a grammar that nothing can be added to."""
+
+
+class _Tokens:
+    """What llguidance asks of a tokenizer."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, vocabulary: TokenTable) -> None:
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = vocabulary.special_ids
+        self.eos_token_id = vocabulary.eos_ids[0]
+
+    def __call__(self, text: str | bytes) -> Sequence[int]:
+        return []  # never asked: sources leave the choice of tokens to the model
+
+
+class GrammarCheck:
+    """Checks grammars against one vocabulary, within the limits that the engine keeps to."""
+
+    def __init__(self, vocabulary: TokenTable) -> None:
+        self._limits = parser_limits(GrammarLimits())
+        self._tokenizer = LLTokenizer(
+            _Tokens(vocabulary),  # type: ignore[arg-type]
+            len(vocabulary.tokens),
+            vocabulary.eos_ids,
+            slices=[],  # these make many masks faster, and each is asked for one here
+        )
+        self._special_ids = {
+            vocabulary.tokens[i].decode(errors="replace"): i
+            for i in vocabulary.special_ids
+            if vocabulary.tokens[i]
+        }
+
+    def check(self, spec: GrammarSpec) -> CheckedGrammar:
+        """The grammar's source; raises `ApiError` naming what is wrong with it."""
+        ignored: list[str] = []
+        if spec.kind == "json":
+            source, ignored = self._check_schema(spec)
+        else:
+            source = source_of(spec, self._special_ids)
+            if (message := self._message(source)) is not None:
+                raise refusal(spec.param, message, None)
+        return CheckedGrammar(source, ignored, self._first_mask(source, spec.param))
+
+    def _check_schema(self, spec: GrammarSpec) -> tuple[str, list[str]]:
+        def refused(schema: Node | bool) -> str | None:
+            return self._message(checked_schema(schema, spec))
+
+        message = refused(spec.value)
+        if message is None:
+            return schema_source(spec.value, spec), []
+        assert isinstance(spec.value, dict)
+        if not spec.lenient:
+            raise refusal(spec.param, message, find_place(spec.value, message, refused))
+        schema, ignored = without_refused(spec.value, spec.param, refused)
+        return schema_source(schema, spec), ignored
+
+    def _message(self, source: str) -> str | None:
+        """What llguidance says against a source; None where it has nothing to say."""
+        is_error, words = LLMatcher.validate_grammar_with_warnings(
+            source, self._tokenizer, limits=self._limits
+        )
+        return words[0] if is_error else None
+
+    def _first_mask(self, source: str, param: str) -> bytes:
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        message = matcher.get_error()
+        if message.startswith(_NO_TEXT) or (matcher.is_stopped() and not matcher.is_accepting()):
+            raise bad_request(param, f"{param} matches no text", "grammar_refused")
+        if message:
+            raise bad_request(param, f"{param} is refused: {shortened(message)}", "grammar_refused")
+        return mask

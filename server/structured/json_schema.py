@@ -1,0 +1,105 @@
+"""JSON schemas: where schemas stand within a schema, and how llguidance is told to read one.
+
+What it refuses of them is found by `refusals`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from server.errors import bad_request
+from server.schema.base import field_path
+
+Path = tuple[str | int, ...]
+"""Where in a schema something stands: keys of objects and indices of lists."""
+Node = dict[str, Any]
+"""A schema that is an object."""
+
+MAX_DEPTH = 100
+"""llguidance reads JSON up to 128 levels, its own wrapping among them."""
+
+_OPTIONS = "x-guidance"
+_DEFINITIONS = ("$defs", "definitions")
+_MAPS = ("properties", "patternProperties", "dependentSchemas")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+_SINGLE = (
+    *("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not"),
+    *("if", "then", "else", "unevaluatedItems", "unevaluatedProperties"),
+)
+
+
+def with_options(schema: Node | bool, whitespace: str, param: str) -> Node:
+    """The schema as llguidance is given it: with options of ours, whatever it says of its own.
+
+    Args:
+        whitespace: a regular expression for what may stand between JSON's tokens; empty for
+            nothing.
+        param: what errors call the schema.
+
+    Raises:
+        ApiError: it allows nothing, or is nested too deep.
+    """
+    if schema is False:
+        raise bad_request(param, f"{param} is false, which no text matches")
+    _check_depth(schema, param)
+    own = {} if schema is True else schema
+    options: Node = {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": bool(whitespace),
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+    if whitespace:
+        options["whitespace_pattern"] = whitespace
+    return {**own, _OPTIONS: options}
+
+
+def _check_depth(schema: Any, param: str) -> None:
+    level = [schema]
+    for _ in range(MAX_DEPTH):
+        level = [inner for value in level for inner in _inner(value)]
+        if not level:
+            return
+    raise bad_request(param, f"{param} must be nested at most {MAX_DEPTH} levels deep")
+
+
+def _inner(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def definitions(schema: Node) -> Node:
+    """What a schema's references may point to."""
+    return {key: schema[key] for key in _DEFINITIONS if key in schema}
+
+
+def inner_schemas(schema: Node) -> Iterator[tuple[Path, Node]]:
+    """The schemas directly within one, definitions first: what refers to them is not to blame."""
+    for key in (*_DEFINITIONS, *_MAPS):
+        if isinstance(members := schema.get(key), dict):
+            for name, value in members.items():
+                if isinstance(value, dict):
+                    yield (key, name), value
+    for key in _LISTS:
+        if isinstance(members := schema.get(key), list):
+            for i, value in enumerate(members):
+                if isinstance(value, dict):
+                    yield (key, i), value
+    for key in _SINGLE:
+        if isinstance(value := schema.get(key), dict):
+            yield (key,), value
+
+
+def all_schemas(schema: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
+    """A schema and all within it."""
+    yield path, schema
+    for inner_path, inner in inner_schemas(schema):
+        yield from all_schemas(inner, (*path, *inner_path))
+
+
+def path_in(param: str, path: Path) -> str:
+    """Write where in a body something of a schema stands."""
+    return field_path((param, *path))

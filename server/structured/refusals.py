@@ -1,0 +1,162 @@
+"""Which keyword of a JSON schema llguidance refuses, and schemas without what it cannot enforce.
+
+Its messages name no place. One is found by trying schemas within the schema by themselves, as long
+as they are refused in the same words, and then that schema without one keyword after another.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from server.errors import ApiError, bad_request
+from server.structured.json_schema import (
+    Node,
+    Path,
+    all_schemas,
+    definitions,
+    inner_schemas,
+    path_in,
+)
+
+Try = Callable[[Node], str | None]
+"""What is wrong with a schema by itself, in llguidance's words; None where nothing is."""
+
+SEARCH_S = 2.0
+"""Longest search for a place; without one the message stands alone."""
+MAX_DROPPED = 256
+_SHOWN_CHARS = 150
+_QUOTED = re.compile(r" *(\d+ \||\^+ *$)")
+_UNKNOWN = "Unimplemented keys: "
+_NOT_ENFORCED = (
+    _UNKNOWN,
+    "Unknown format: ",
+    "oneOf constraints are not supported",
+    "regex parse error",
+    "min/maxProperties only supported",
+    "patternProperty regexes",
+    "can't determine if patternProperty regexes",
+    "circular references with sibling keys",
+)
+"""How messages begin that mean a limit of llguidance's, not a mistake in the schema."""
+
+
+_STRUCTURE = (
+    *("required", "properties", "additionalProperties", "items", "prefixItems", "$ref", "type"),
+    *("$defs", "definitions"),
+)
+"""Keywords that are blamed last and never dropped: a schema says little without them."""
+
+
+class Place(NamedTuple):
+    """Where a schema is refused.
+
+    Attributes:
+        path: of the schema that is refused by itself.
+        keyword: without which it would be refused in other words, or not at all; None where it is
+            no single one.
+    """
+
+    path: Path
+    keyword: str | None
+
+
+def find_place(schema: Node, message: str, refused: Try) -> Place | None:
+    """Where the schema earns the message; None where that takes too long to find."""
+    deadline = time.monotonic() + SEARCH_S
+    path: Path = ()
+    shared = definitions(schema)
+    node = schema
+    while (inner := _culprit_within(node, shared, message, refused, deadline)) is not None:
+        path, node = (*path, *inner[0]), inner[1]
+    for keyword in sorted(node, key=_blame):
+        if time.monotonic() > deadline:
+            return None
+        rest = {key: value for key, value in node.items() if key != keyword}
+        if refused({**shared, **rest}) != message:
+            return Place(path, keyword)
+    return Place(path, None)
+
+
+def _blame(keyword: str) -> int:
+    """Where a keyword stands among those that may be to blame."""
+    return 1 + _STRUCTURE.index(keyword) if keyword in _STRUCTURE else 0
+
+
+def _culprit_within(
+    node: Node, shared: Node, message: str, refused: Try, deadline: float
+) -> tuple[Path, Node] | None:
+    for path, inner in inner_schemas(node):
+        if time.monotonic() > deadline:
+            return None
+        if refused({**shared, **inner}) == message:
+            return path, inner
+    return None
+
+
+def without_refused(schema: Node, param: str, refused: Try) -> tuple[Node, list[str]]:
+    """The schema without keywords that cannot be enforced, and where these were.
+
+    `oneOf` is read as `anyOf`, and counts as dropped.
+
+    Raises:
+        ApiError: something else is wrong with it.
+    """
+    dropped: list[str] = []
+    while (message := refused(schema)) is not None:
+        place = find_place(schema, message, refused)
+        is_limit = message.startswith(_NOT_ENFORCED)
+        keyword = None if place is None else place.keyword
+        may_drop = is_limit and len(dropped) < MAX_DROPPED and keyword not in (None, *_STRUCTURE)
+        if place is None or keyword is None or not may_drop:
+            raise refusal(param, message, place, can_be_dropped=False)
+        everywhere = message.startswith(_UNKNOWN)
+        for path, node in list(all_schemas(schema)):
+            if keyword in node and (everywhere or path == place.path):
+                schema = _without(schema, path, keyword)
+                dropped.append(path_in(param, (*path, keyword)))
+    return schema, dropped
+
+
+def _without(schema: Node, path: Path, keyword: str) -> Node:
+    """A copy of the schema in which the one at `path` lacks a keyword."""
+    if path:
+        key, *rest = path
+        copied: Any = copy.copy(schema)  # a list on the way to some
+        copied[key] = _without(copied[key], tuple(rest), keyword)
+        whole: Node = copied
+        return whole
+    left = {key: value for key, value in schema.items() if key != keyword}
+    if keyword == "oneOf":
+        left["allOf"] = [*left.get("allOf", ()), {"anyOf": schema[keyword]}]
+    return left
+
+
+def refusal(
+    param: str, message: str, place: Place | None, *, can_be_dropped: bool = True
+) -> ApiError:
+    """The 400 of a schema that is refused."""
+    words = shortened(message)
+    if place is None:
+        return bad_request(param, f"{param} is refused: {words}", "grammar_refused")
+    where = path_in(param, place.path if place.keyword is None else (*place.path, place.keyword))
+    if can_be_dropped and message.startswith(_NOT_ENFORCED):
+        return bad_request(
+            where,
+            f"{where} cannot be enforced ({words}): leave it out, or let "
+            "structured_outputs.lenient drop it",
+            "grammar_refused",
+        )
+    return bad_request(where, f"{where} is refused: {words}", "grammar_refused")
+
+
+def shortened(message: str) -> str:
+    """The message on one line, without the lines it quotes, and without its middle if long."""
+    lines = [line for line in message.splitlines() if not _QUOTED.match(line)]
+    whole = " ".join(" ".join(lines).split())
+    if len(whole) <= 2 * _SHOWN_CHARS:
+        return whole
+    return f"{whole[:_SHOWN_CHARS]} … {whole[-_SHOWN_CHARS:]}"

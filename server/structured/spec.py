@@ -1,0 +1,82 @@
+"""What crosses to the process that checks grammars, and what comes back."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import orjson
+
+from server.errors import bad_request
+
+GrammarKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
+
+WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,32}"
+"""White space between JSON's tokens, as a regular expression that is matched once at most: enough
+for pretty printing, and an end to a model that writes line breaks forever."""
+COMPACT = ""
+"""No white space."""
+MAX_SPEC_BYTES = 1 << 19
+"""A grammar has at most, as JSON."""
+
+
+class GrammarSpec(msgspec.Struct, frozen=True):
+    """A grammar as a request asks for it.
+
+    Attributes:
+        kind: what `value` is.
+        value: a JSON value.
+        param: where it stands in the body.
+        whitespace: a regular expression for what may stand between JSON's tokens.
+        lenient: keywords of JSON schemas that cannot be enforced are dropped.
+    """
+
+    kind: GrammarKind
+    value: Any
+    param: str
+    whitespace: str = WHITESPACE
+    lenient: bool = False
+
+    def packed(self) -> bytes:
+        """Everything about it as JSON, which is equal for equal grammars; raises `ApiError`."""
+        raw = orjson.dumps((self.kind, self.value, self.param, self.whitespace, self.lenient))
+        if len(raw) > MAX_SPEC_BYTES:
+            raise bad_request(
+                self.param,
+                f"{self.param} must be at most {MAX_SPEC_BYTES} bytes of JSON, got {len(raw)}",
+                "grammar_too_large",
+            )
+        return raw
+
+    @classmethod
+    def unpacked(cls, raw: bytes) -> GrammarSpec:
+        """The inverse of `packed`."""
+        return cls(*orjson.loads(raw))
+
+
+class TokenTable(msgspec.Struct, frozen=True):
+    """A model's tokens, as a process that checks grammars is told of them.
+
+    Attributes:
+        tokens: the bytes of each id; those of a special token are its name.
+        special_ids: ids that stand for no text.
+        eos_ids: ids that end a text.
+    """
+
+    tokens: list[bytes]
+    special_ids: list[int]
+    eos_ids: list[int]
+
+
+class CheckedGrammar(msgspec.Struct, frozen=True):
+    """A grammar that llguidance takes.
+
+    Attributes:
+        source: what the engine compiles.
+        ignored: where the keywords stood that `lenient` dropped.
+        first: bit i % 8 of byte i // 8 says whether id i may come first.
+    """
+
+    source: str
+    ignored: list[str]
+    first: bytes

@@ -1,0 +1,173 @@
+"""Checks off the event loop: bounded in time, memory and number, and once for equal grammars."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from server.errors import ApiError
+from server.structured import checker as checker_module
+from server.structured.checker import GrammarChecker
+from server.structured.process import CheckProcess
+from server.structured.spec import GrammarKind, GrammarSpec
+from server.text.tokenizer import Tokenizer
+from tests.fakes import FakeEngine, byte_tokenizer
+from tests.server.conftest import eventually
+from tests.server.http.test_body import LIMIT_S, longest_wait
+
+NEVER_ENDS = {"type": "integer", "multipleOf": 99999999}
+"""Its automaton has as many states, of which llguidance makes 25,000 a second."""
+
+
+def tokenizer() -> Tokenizer:
+    made = byte_tokenizer()
+    made.reserve(264)
+    return made
+
+
+def spec(kind: GrammarKind, value: Any, **options: Any) -> GrammarSpec:
+    return GrammarSpec(kind, value, "here", **options)
+
+
+@pytest.fixture
+async def checker() -> AsyncIterator[GrammarChecker]:
+    made = GrammarChecker(tokenizer(), FakeEngine().info)
+    yield made
+    made.close()
+
+
+async def refusal(checker: GrammarChecker, wanted: GrammarSpec) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await checker.check(wanted)
+    return caught.value
+
+
+async def test_equal_grammars_are_checked_once(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+    check = CheckProcess.check
+
+    def counted(self: CheckProcess, wanted: GrammarSpec, raw: bytes) -> Any:
+        asked.append(raw)
+        return check(self, wanted, raw)
+
+    monkeypatch.setattr(CheckProcess, "check", counted)
+    wanted = spec("choice", ["a", "b"])
+    found = await asyncio.gather(*(checker.check(wanted) for _ in range(20)))
+    assert len({id(each) for each in found}) == 1
+    assert len(asked) == 1
+    for _ in range(3):
+        assert (await refusal(checker, spec("regex", "["))).param == "here"
+    assert len(asked) == 2
+    await checker.check(spec("json", {}))
+    await checker.check(spec("json", {}, lenient=True))  # other options, another grammar
+    assert len(asked) == 4
+
+
+async def test_one_that_goes_away_leaves_the_others(checker: GrammarChecker) -> None:
+    wanted = spec("choice", ["a"])
+    first, second = (asyncio.create_task(checker.check(wanted)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    assert (await second).source
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_what_never_ends_is_ended_and_hinders_nobody() -> None:
+    checker = GrammarChecker(tokenizer(), FakeEngine().info, check_s=2.0)
+    try:
+        warm = [spec("choice", [f"choice {i} of {n}" for i in range(2000)]) for n in range(2)]
+        await asyncio.gather(*map(checker.check, warm))  # two processes
+        endless = asyncio.create_task(refusal(checker, spec("json", NEVER_ENDS)))
+        await asyncio.sleep(0.1)
+        assert (await checker.check(spec("regex", "a+"))).source
+        assert not endless.done()
+        error = await endless
+        assert (error.status, error.param, error.code) == (400, "here", "grammar_too_large")
+        assert "2 s" in error.message
+        began = time.monotonic()
+        await refusal(checker, spec("json", NEVER_ENDS))  # known by now
+        assert time.monotonic() - began < 0.5
+        assert (await checker.check(spec("regex", "b+"))).source
+    finally:
+        checker.close()
+
+
+async def test_the_event_loop_goes_on(checker: GrammarChecker) -> None:
+    """However much there is to compile: the longest pause is that of other work off the loop."""
+    await checker.check(spec("choice", ["warm"]))
+    patterns = {f"p{i}": {"type": "string", "pattern": f"^[a-z]{{{i}}}$"} for i in range(300)}
+    numbers = itertools.count()
+    for kind, value in (
+        ("regex", "a" * 2**15),
+        ("choice", [f"choice number {i}" for i in range(8192)]),
+        ("json", {"enum": [f"value number {i}" for i in range(8192)]}),
+        ("json", {"type": "object", "properties": patterns}),
+        ("json", {"type": "object", "properties": {**patterns, "x": {"not": {}}}}),
+    ):
+
+        async def check(kind: Any = kind, value: Any = value) -> None:
+            wanted = GrammarSpec(kind, value, f"here{next(numbers)}")  # known to no cache
+            with contextlib.suppress(ApiError):
+                await checker.check(wanted)
+
+        assert await longest_wait(check) < LIMIT_S, kind
+
+
+async def test_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checker_module, "MAX_WAITING", 2)
+    checker = GrammarChecker(tokenizer(), FakeEngine().info)
+    try:
+        tasks = [asyncio.create_task(checker.check(spec("choice", [str(i)]))) for i in range(2)]
+        await asyncio.sleep(0)
+        error = await refusal(checker, spec("choice", ["x"]))
+        assert error.status == 429
+        assert "retry-after" in error.headers
+        await asyncio.gather(*tasks)
+        assert (await checker.check(spec("choice", ["x"]))).source
+    finally:
+        checker.close()
+
+
+async def test_the_cache_is_bounded(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checker_module, "CACHE_BYTES", 20_000)
+    for i in range(20):
+        await checker.check(spec("choice", [str(i)]))
+    assert len(checker._cache) == len(checker._sizes) < 10
+    assert sum(checker._sizes.values()) <= 20_000
+
+
+async def test_a_model_without_grammars() -> None:
+    info = structs.replace(FakeEngine().info, grammar_error="its tokenizer is odd")
+    checker = GrammarChecker(tokenizer(), info)
+    error = await refusal(checker, spec("json", {}))
+    assert (error.status, error.param, error.code) == (400, "here", "grammars_not_available")
+    assert "its tokenizer is odd" in error.message
+    checker.close()
+
+
+async def test_processes_end_with_the_checker() -> None:
+    # Longer than any start of a second process takes: what never ends is not ended before.
+    checker = GrammarChecker(tokenizer(), FakeEngine().info, check_s=100.0)
+    await checker.check(spec("choice", ["a"]))
+    busy = asyncio.create_task(refusal(checker, spec("json", NEVER_ENDS)))
+    await eventually(checker._idle.empty, 30)  # the first process has it
+    await checker.check(spec("choice", ["b"]))
+    processes = list(checker._processes)
+    assert [process.is_alive for process in processes] == [True, True]
+    checker.close()
+    began = time.monotonic()
+    assert (await busy).code == "grammar_too_large"
+    assert time.monotonic() - began < 50  # not after the whole time it may take
+    await eventually(lambda: not any(process.is_alive for process in processes), 30)
