@@ -22,9 +22,19 @@ from server.errors import ApiError, bad_request
 from server.http.access_log import AccessLog
 from server.http.account import account_of
 from server.http.disconnect import ClientGoneError
-from server.http.middleware import Accounts, Gate
+from server.http.middleware import Accounts, Gate, route_path
 from server.http.origins import Origins
-from server.routes import chat, completions, docs, health, models, scoring, tokens
+from server.routes import (
+    anthropic,
+    chat,
+    completions,
+    docs,
+    health,
+    models,
+    responses,
+    scoring,
+    tokens,
+)
 from server.schema.base import field_path
 from server.schema.openapi import add_openapi
 from server.text.tokenizer import Tokenizer
@@ -56,19 +66,21 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
         context.bodies.close()
         context.worker.close()
         context.template.close()
+        context.grammars.close()
 
     app = _App(
         title="tailrace",
         version=VERSION,
         description=_DESCRIPTION,
         lifespan=lifespan,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.context = context
     # `include_router` would wrap each route. They are looked through in this order.
-    modules = (completions, chat, scoring, models, tokens, health, docs)
+    modules = (completions, chat, responses, anthropic, scoring, models, tokens, health, docs)
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]
     _add_error_replies(app)
     add_openapi(app, engine.info.vocab_size)
@@ -104,11 +116,11 @@ def _add_middleware(app: FastAPI, context: Context) -> None:
 
 
 def _add_error_replies(app: FastAPI) -> None:
-    """Reply to every error with OpenAI's nested object."""
+    """Reply to every error in the shape that the path's clients read."""
 
     def refuse(request: Request, error: ApiError) -> Response:
         account_of(request.scope).reason = error.message
-        return error.response()
+        return error.response(route_path(request.scope))
 
     @app.exception_handler(ApiError)
     async def on_api_error(request: Request, error: ApiError) -> Response:

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from engine.config import ConfigError
+from engine.config import ConfigError, EngineConfig
 from server.command.configure import engine_config
+from server.command.models import check_models
 from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
 from server.command.settings import Settings, load_settings
 from server.command.vllm_flags import NOTES
@@ -28,6 +29,14 @@ def _settings(given: dict[str, Any]) -> Settings:
         if given.setdefault("model", flag) != flag:
             raise ConfigError(f"MODEL and --model differ: {given['model']!r} and {flag!r}")
     return load_settings(given)
+
+
+def _config(given: dict[str, Any]) -> EngineConfig:
+    """The engine's configuration of flags that were given, whose models are there."""
+    settings = _settings(given)
+    config = engine_config(settings)
+    check_models(config, settings.tokenizer)
+    return config
 
 
 def _serve(given: dict[str, Any]) -> int:
@@ -48,7 +57,7 @@ def _verify(given: dict[str, Any]) -> int:
     """Check every sampling path as these settings would choose it; 1 if a check fails."""
     quick = given.pop("quick")
     with_model = not {"model", "model_flag"}.isdisjoint(given)
-    config = engine_config(_settings(given))
+    config = _config(given)
     from engine.startup.self_test import run_self_test
 
     return run_self_test(config, quick=quick, with_model=with_model, seed=None, out=sys.stdout)
@@ -66,7 +75,7 @@ def _add_warmup(parser: argparse.ArgumentParser) -> None:
 def _warmup(given: dict[str, Any]) -> int:
     """Build ahead what a server of these settings would build when it starts."""
     kernels = given.pop("kernels")
-    config = engine_config(_settings(given))
+    config = _config(given)
     from engine.startup.kernel_cache import build_kernels, fill_kernel_caches
 
     if kernels:

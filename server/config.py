@@ -45,6 +45,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tokens_as_token_ids: logprobs name tokens "token_id:N" unless a request says otherwise.
         chat_template: the template of chats in place of the model's own; None for that.
         trust_request_chat_template: requests may bring templates of their own.
+        tool_call_parser, reasoning_parser: names of formats of replies; `auto` for what the chat
+            template asks for, `none` for none.
+        reasoning_field: the name of a message's reasoning.
         metrics_prefix: beginning of the names of metrics.
         access_log: each request has a log line.
         access_log_hidden: paths whose requests have none.
@@ -78,6 +81,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens_as_token_ids: bool = False
     chat_template: str | None = None
     trust_request_chat_template: bool = False
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    reasoning_field: str = "reasoning_content"
     metrics_prefix: str = "tailrace_"
     access_log: bool = True
     access_log_hidden: tuple[str, ...] = ()

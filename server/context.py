@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 
 from engine.client import EngineHandle
+from server.chat.parsing.parsers import Parsers
 from server.chat.template import ChatTemplate
 from server.config import ServerConfig
 from server.http.admission import AdmissionControl
@@ -17,6 +18,7 @@ from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.http.worker import Worker
 from server.metrics import Metrics
+from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
 
 
@@ -39,6 +41,8 @@ class Context:
     connections: ConnectionPool
     metrics: Metrics
     worker: Worker
+    grammars: GrammarChecker
+    parsers: Parsers
     seeds: random.Random | None
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -62,6 +66,8 @@ def make_context(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfi
         connections=ConnectionPool(config.max_connections, metrics.connections_over_limit.inc),
         metrics=metrics,
         worker=Worker(),
+        grammars=GrammarChecker(tokenizer, engine.info),
+        parsers=Parsers(tokenizer, config.tool_call_parser, config.reasoning_parser),
         seeds=None if config.seed is None else random.Random(config.seed),
     )
 

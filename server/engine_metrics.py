@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client.core import (
@@ -16,7 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from engine.client import EngineHandle
 from engine.planning.timings import SECONDS, STEP_TOKENS, Timings
-from engine.stats import DraftStats, EngineStats, HistogramStats, TimingStats
+from engine.stats import DraftStats, EngineStats, GrammarStats, HistogramStats, TimingStats
 
 NO_STATS = EngineStats(
     num_running=0,
@@ -113,12 +113,10 @@ class EngineCollector(Collector):
             "prefix_cache_hits": (stats.prefix_cache_hits, "Tokens found"),
             "prompt_tokens_computed": (stats.prompt_tokens_computed, "Prompt tokens computed"),
             "nan_rows": (stats.nan_rows, "Choices ended by unusable logits"),
+            "no_token_allowed": (stats.empty_rows, "Choices whose own masks left no token"),
             "failed_steps": (stats.failed_steps, "Steps that raised, as when memory ran out"),
         }
-        for name, (value, words) in counts.items():
-            family = CounterMetricFamily(f"{self._prefix}{name}", words, labels=self._names)
-            family.add_metric(self._values, value)
-            yield family
+        yield from self._named_counters("", counts)
         rows = CounterMetricFamily(
             f"{self._prefix}sampler_rows", "Rows by sampling path", labels=[*self._names, "path"]
         )
@@ -127,6 +125,28 @@ class EngineCollector(Collector):
         yield rows
         if stats.drafts is not None:
             yield from self._drafts(stats.drafts)
+        yield from self._grammars(stats.grammars or GrammarStats())
+
+    def _named_counters(
+        self, prefix: str, counts: Mapping[str, tuple[float, str]]
+    ) -> Iterable[Metric]:
+        """Counters by name, each with its value and what it counts."""
+        for name, (value, words) in counts.items():
+            full_name = f"{self._prefix}{prefix}{name}"
+            family = CounterMetricFamily(full_name, words, labels=self._names)
+            family.add_metric(self._values, value)
+            yield family
+
+    def _grammars(self, grammars: GrammarStats) -> Iterable[Metric]:
+        counts = {
+            "compiles": (grammars.num_compiles, "Grammars compiled"),
+            "compile_seconds": (grammars.compile_seconds, "Seconds of compiles, all threads"),
+            "cache_hits": (grammars.num_cache_hits, "Requests whose grammar was there"),
+            "masks": (grammars.num_masks, "Masks filled"),
+            "mask_seconds": (grammars.mask_seconds, "Seconds of steps spent on masks"),
+            "errors": (grammars.num_errors, "Choices ended by their grammar's failure"),
+        }
+        yield from self._named_counters("grammar_", counts)
 
     def _drafts(self, drafts: DraftStats) -> Iterable[Metric]:
         counts = {
@@ -134,12 +154,7 @@ class EngineCollector(Collector):
             "num_draft_tokens": (drafts.num_draft_tokens, "Drafts verified"),
             "num_accepted_tokens": (drafts.num_accepted, "Drafts kept"),
         }
-        for name, (value, words) in counts.items():
-            family = CounterMetricFamily(
-                f"{self._prefix}spec_decode_{name}", words, labels=self._names
-            )
-            family.add_metric(self._values, value)
-            yield family
+        yield from self._named_counters("spec_decode_", counts)
         by_place = CounterMetricFamily(
             f"{self._prefix}spec_decode_num_accepted_tokens_per_pos",
             "Drafts kept by their place in the step",

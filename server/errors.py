@@ -13,6 +13,10 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+_ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 503: "overloaded_error"}
+ANTHROPIC_PATH = "/v1/messages"
+"""The path below which, and at which, errors have Anthropic's shape."""
+_INVALID = "invalid_request_error"
 RETRY_AFTER_S = 1
 
 
@@ -50,13 +54,22 @@ class ApiError(Exception):
         """The reply's JSON object."""
         kind = _TYPES.get(self.status)
         if kind is None:
-            kind = "invalid_request_error" if self.status < 500 else "server_error"
+            kind = _INVALID if self.status < 500 else "server_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
-    def response(self) -> Response:
-        """The reply."""
-        return json_response(self.body(), self.status, self.headers)
+    def anthropic_body(self) -> dict[str, Any]:
+        """The reply's JSON object in Anthropic's shape."""
+        kind = _ANTHROPIC_TYPES.get(self.status)
+        if kind is None:
+            kind = _INVALID if self.status < 500 else "api_error"
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str) -> Response:
+        """The reply, in the shape that clients of a path read."""
+        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
+        body = self.anthropic_body() if is_anthropic else self.body()
+        return json_response(body, self.status, self.headers)
 
 
 def _rebuild(

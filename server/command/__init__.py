@@ -2,7 +2,7 @@
 
 `parser` makes flags of the settings (`engine_settings`, `http_settings`, of the kinds in `values`)
 and of vLLM's flags that change nothing (`vllm_flags`); `settings` reads flags, environment and
-file; `configure` makes the configurations of engine and server of them. `serve` runs the server:
-it binds the address (`listen`), sets the log up (`logs`), shows the engine's start (`progress`),
-answers, drains and ends.
+file; `configure` makes the configurations of engine and server of them; `models` checks that the
+models they name can be found. `serve` runs the server: it binds the address (`listen`), sets the
+log up (`logs`), shows the engine's start (`progress`), answers, drains and ends.
 """

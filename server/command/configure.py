@@ -18,6 +18,7 @@ from engine.config import (
     ModelConfig,
     SamplingConfig,
     SchedulerConfig,
+    StructuredConfig,
 )
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from sampling.params import ParameterError, SamplingParams
@@ -42,8 +43,6 @@ _FLASHINFER: dict[str | None, FlashInferSampler] = {None: "auto", "1": "always",
 
 def engine_config(settings: Settings) -> EngineConfig:
     """The configuration of the engine process; raises `ConfigError`."""
-    _check_folder("MODEL", settings.model)
-    _check_folder("--tokenizer", settings.tokenizer)
     return EngineConfig(
         model=ModelConfig(
             model=settings.model or str(demo_model()),
@@ -52,6 +51,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             device=settings.device,
             load_format=settings.load_format,
             model_impl=settings.model_impl,
+            quantization=None if settings.quantization == "none" else settings.quantization,
             max_model_len=settings.max_model_len,
             trust_remote_code=settings.trust_remote_code,
         ),
@@ -75,20 +75,13 @@ def engine_config(settings: Settings) -> EngineConfig:
             logprobs_mode=settings.logprobs_mode,
         ),
         speculation=_speculation(settings),
+        structured=_structured(settings),
         cuda_graphs=not settings.enforce_eager,
         num_threads=settings.num_threads,
         step_timeout_s=settings.step_timeout,
         log_level=log_level(settings),
         log_format=settings.log_format,
     )
-
-
-def _check_folder(flag: str, name: str | None) -> None:
-    """Refuse what can only be a folder and is none, before anything slow begins."""
-    if name is None or Path(name).expanduser().is_dir():
-        return
-    if name.startswith(("/", ".", "~")) or name.count("/") > 1:
-        raise ConfigError(f"{flag} {name}: there is no such folder")
 
 
 def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
@@ -118,6 +111,9 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         tokens_as_token_ids=settings.return_tokens_as_token_ids,
         chat_template=_chat_template(settings.chat_template),
         trust_request_chat_template=settings.trust_request_chat_template,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
+        reasoning_field=settings.reasoning_field,
         metrics_prefix=settings.metrics_prefix,
         access_log=not settings.disable_uvicorn_access_log,
         access_log_hidden=tuple(settings.disable_access_log_for_endpoints),
@@ -151,6 +147,16 @@ def _chat_template(given: str | None) -> str | None:
         return Path(given).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--chat-template {given}: {error}") from None
+
+
+def _structured(settings: Settings) -> StructuredConfig:
+    """The tokenizer by which grammars are followed: the one that texts are made with."""
+    own = settings.tokenizer is None
+    return StructuredConfig(
+        tokenizer=settings.tokenizer or settings.model or str(demo_model()),
+        revision=settings.revision if own else None,
+        trust_remote_code=settings.trust_remote_code,
+    )
 
 
 def _speculation(settings: Settings) -> SpeculativeConfig | None:

@@ -56,6 +56,11 @@ class ModelSettings(BaseModel):
         description="Which code runs the model: tailrace's own fused modules, or those of "
         "transformers. auto takes the fused ones for the architectures they know.",
     )
+    quantization: Literal["none", "fp8"] = Field(
+        "none",
+        description="How weights are rounded when they are loaded. fp8 takes half of bfloat16's "
+        "bytes: 8-bit floats with a scale an output channel, inputs rounded with a scale a token.",
+    )
     max_model_len: Count | None = Field(
         None,
         ge=1,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
 from engine.logs import LogFormat
-from server.command.values import Count, LogLevel, Several
+from server.command.values import Count, LogLevel, ReasoningParser, Several, ToolCallParser
 from server.schema.prompts import MAX_PROMPTS
 
 
@@ -57,6 +57,27 @@ class HttpSettings(BaseModel):
     )
 
 
+class ChatSettings(BaseModel):
+    """How replies to chats are taken apart."""
+
+    TITLE: ClassVar = "tools and reasoning"
+
+    tool_call_parser: ToolCallParser = Field(
+        "auto",
+        description="The format in which the model writes tool calls. auto is the one that the "
+        "chat template shows; none leaves calls in the content.",
+    )
+    reasoning_parser: ReasoningParser = Field(
+        "auto",
+        description="The format in which the model writes its reasoning. auto is the one that the "
+        "chat template shows; none leaves the reasoning in the content.",
+    )
+    reasoning_field: Literal["reasoning_content", "reasoning"] = Field(
+        "reasoning_content",
+        description="The name of a message's reasoning in replies. Both are read in requests.",
+    )
+
+
 class LimitSettings(BaseModel):
     """What one request, or all of them, may take."""
 
@@ -81,7 +102,8 @@ class LimitSettings(BaseModel):
     header_timeout: float = Field(
         10.0,
         gt=0,
-        description="The seconds that a client may take to send the headers of a request.",
+        description="The seconds that a client may take to send the headers of a request, and "
+        "before that for the handshake of TLS.",
     )
 
 

@@ -59,7 +59,9 @@ def _help(name: str, field: FieldInfo) -> str:
     if choices := _choices(field.annotation):
         words += f" One of: {', '.join(choices)}."
     if field.default not in (None, [], ""):
-        default = {True: "on", False: "off"}.get(field.default, field.default)
+        default = field.default
+        if isinstance(default, bool):
+            default = "on" if default else "off"
         words += f" Default: {default}."
     return f"{words} [{variable_of(name)}]".replace("%", "%%")
 

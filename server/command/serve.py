@@ -29,6 +29,7 @@ from engine.submission import EngineDeadError
 from server.command.configure import engine_config, server_config
 from server.command.listen import address, bind
 from server.command.logs import configure_server_logging
+from server.command.models import check_models
 from server.command.progress import ProgressBar
 from server.command.settings import Settings
 from server.config import ServerConfig
@@ -74,6 +75,7 @@ def serve(settings: Settings) -> int:
     os.environ["PYTHONSAFEPATH"] = "1"
     disable_created_metrics()  # type: ignore[no-untyped-call]
     config = engine_config(settings)
+    check_models(config, settings.tokenizer)
     with bind(settings) as listener, asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(_run(settings, config, listener))
 

@@ -24,6 +24,7 @@ from server.command.engine_settings import (
     SpeculationSettings,
 )
 from server.command.http_settings import (
+    ChatSettings,
     FileSettings,
     HttpSettings,
     LimitSettings,
@@ -41,6 +42,7 @@ class Settings(
     SamplingSettings,
     SpeculationSettings,
     HttpSettings,
+    ChatSettings,
     LimitSettings,
     SecuritySettings,
     LogSettings,
@@ -77,7 +79,7 @@ class Settings(
 
 GROUPS: tuple[type[BaseModel], ...] = (
     *(ModelSettings, CacheSettings, SchedulingSettings, SamplingSettings, SpeculationSettings),
-    *(HttpSettings, LimitSettings, SecuritySettings, LogSettings, FileSettings),
+    *(HttpSettings, ChatSettings, LimitSettings, SecuritySettings, LogSettings, FileSettings),
 )
 """Groups of settings in the order of the help."""
 

@@ -37,3 +37,33 @@ Count = Annotated[int, BeforeValidator(_count)]
 Several = Annotated[list[str], NoDecode, BeforeValidator(_several)]
 LogLevel = Literal["critical", "error", "warning", "info", "debug", "trace"]
 DtypeName = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+ToolCallParser = Literal[
+    "auto",
+    "none",
+    "openai",
+    "qwen3_coder",
+    "qwen3_xml",
+    "glm45",
+    "glm47",
+    "deepseek_v3",
+    "deepseek_v31",
+    "mistral",
+    "phi4_mini_json",
+    "pythonic",
+    "llama4_pythonic",
+    "olmo3",
+    "llama3_json",
+    "llama4_json",
+    "hermes",
+]
+ReasoningParser = Literal[
+    "auto",
+    "none",
+    "openai_gptoss",
+    "openai",
+    "mistral",
+    "deepseek_v3",
+    "deepseek_r1",
+    "glm45",
+    "qwen3",
+]

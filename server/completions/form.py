@@ -20,6 +20,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
         stops: stop strings; None where there are none.
         num_top: top tokens in generated tokens' logprobs; None for no `logprobs` object.
         explicit_ids: ids reported at each generated position, beside `logprobs`.
+        kept: the mass that was kept is reported at each generated position.
         num_prompt_top: top tokens in `prompt_logprobs`; None for none.
         prompt_explicit_ids: ids reported at each prompt position.
         prompt_logprobs: what the engine reports of the prompt, for `echo` too.
@@ -27,6 +28,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
             drawn and dropped.
         silent_ends: ids that end a choice with a null `stop_reason`.
         packed: values go as arrays in base64.
+        token_starts: where each token begins is needed whatever else is asked for.
     """
 
     stream: bool
@@ -36,6 +38,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     min_tokens: int
     num_top: int | None
     explicit_ids: tuple[int, ...] | None
+    kept: bool
     num_prompt_top: int | None
     prompt_explicit_ids: tuple[int, ...] | None
     prompt_logprobs: PromptLogprobsParams | None
@@ -47,6 +50,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     next_token_only: bool
     silent_ends: frozenset[int]
     packed: bool
+    token_starts: bool = False
 
     @property
     def eager(self) -> bool:
@@ -56,12 +60,12 @@ class ReplyForm(msgspec.Struct, frozen=True):
     @property
     def per_token(self) -> bool:
         """Whether it matters where in the text each token begins."""
-        return self.num_top is not None or self.stops is not None
+        return self.num_top is not None or self.stops is not None or self.token_starts
 
     @property
     def shows_logprobs(self) -> bool:
         """Whether values of generated positions are reported."""
-        return self.num_top is not None or self.explicit_ids is not None
+        return self.num_top is not None or self.explicit_ids is not None or self.kept
 
     @property
     def shows_tokens(self) -> bool:
@@ -95,6 +99,7 @@ def reply_form(
         min_tokens=params.min_tokens,
         num_top=params.logprobs,
         explicit_ids=params.logprob_token_ids,
+        kept=params.kept_logprob,
         num_prompt_top=num_top("prompt_logprobs", body.prompt_logprobs, config, info),
         prompt_explicit_ids=tuple(body.prompt_logprob_token_ids or ()) or None,
         prompt_logprobs=prompt_logprobs_params(body, params, config, info),

@@ -25,7 +25,7 @@ from server.text.tokenizer import Tokenizer
 SUBMIT_SLICE = 32
 """Prompts submitted in one turn of the event loop."""
 
-_FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR))
+_FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR, Finish.EMPTY, Finish.GRAMMAR))
 
 
 class Generation:
@@ -108,6 +108,7 @@ class Generation:
             emit_interval=prepared.emit_interval,
             prompt_logprobs=_prompt_logprobs(prepared.form.prompt_logprobs, prompt),
             cache_salt=prepared.cache_salt,
+            grammar=prepared.grammar,
         )
 
     async def update(self) -> list[ReplyChoice]:

@@ -2,7 +2,8 @@
 
 Columns are JSON text from the start, joined of fragments that are known for every id: a reply of
 thousands of positions is made without an object for any of them. Equal float32 values are equal
-text, so the chosen token's value and its entry in the top list cannot differ.
+text, so the chosen token's value and its entry in the top list cannot differ. `text_offset` is
+noted by `server.text.detokenize`.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def join_columns(parts: list[Columns]) -> dict[str, orjson.Fragment]:
 
 
 def value_rows(values: Float32Array, as_packed: bool) -> Any:
-    """Write values float32 [positions, ids] as they stand in a reply."""
+    """Write values float32 [positions] or [positions, ids] as they stand in a reply."""
     return packed(values) if as_packed else orjson.Fragment(dump(values))
 
 

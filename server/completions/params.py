@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
+
 from engine.config import EngineInfo
 from engine.request import PromptLogprobsParams
 from sampling.params import ParameterError, SamplingParams
@@ -11,6 +13,7 @@ from server.config import ServerConfig
 from server.errors import bad_request
 from server.schema.completions import CompletionRequest
 from server.schema.generation import LogprobFields
+from server.structured.spec import CheckedGrammar
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -23,11 +26,13 @@ def sampling_params(
     info: EngineInfo,
     tokenizer: Tokenizer,
     drawn_seed: int | None,
+    grammar: CheckedGrammar | None = None,
 ) -> SamplingParams:
     """How the tokens of each choice are drawn; raises `ApiError` for what cannot be served.
 
     Args:
         drawn_seed: the seed of a request without one; None leaves it to the engine.
+        grammar: restricts the tokens from the first one on.
     """
     defaults = config.defaults
     seed = drawn_seed if body.seed in (None, -1) else body.seed
@@ -49,12 +54,43 @@ def sampling_params(
             logprobs=num_top("logprobs", body.logprobs, config, info),
             logprob_token_ids=_ids(body.logprob_token_ids),
             logprobs_mode=body.logprobs_mode or config.logprobs_mode,
+            kept_logprob=bool(body.kept_logprob),
+            constrained=grammar is not None,
         )
         params.check_vocab(info.vocab_size)
     except ParameterError as error:
         raise bad_request(error.param, str(error)) from None
     check_some_token_is_left(params, info)
+    if grammar is not None:
+        check_grammar(params, grammar, info)
     return params
+
+
+def check_grammar(params: SamplingParams, grammar: CheckedGrammar, info: EngineInfo) -> None:
+    """Raise a 400 where a grammar together with other masks cannot begin, or cannot end."""
+    allowed = params.allowed_token_ids
+    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    ends = [i for i in info.eos_token_ids if allowed is None or i in allowed]
+    if not set(ends) - banned:
+        param = "bad_words" if ends else "allowed_token_ids"
+        raise bad_request(
+            param,
+            f"{param} leaves none of the ids that end a finished grammar: "
+            f"{', '.join(map(str, info.eos_token_ids))}",
+            "no_token_allowed",
+        )
+    if params.min_tokens:
+        banned.update(params.stop_token_ids)
+    bits = np.unpackbits(np.frombuffer(grammar.first, dtype=np.uint8), bitorder="little")
+    first = np.flatnonzero(bits[: info.vocab_size]).tolist()
+    if banned.issuperset(first if allowed is None else set(allowed).intersection(first)):
+        param = "min_tokens" if allowed is None and not params.bad_words else "bad_words"
+        param = param if allowed is None else "allowed_token_ids"
+        raise bad_request(
+            param,
+            f"{param} leaves no token that the grammar may begin with",
+            "no_token_allowed",
+        )
 
 
 def check_some_token_is_left(params: SamplingParams, info: EngineInfo) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 
 from engine.config import EngineInfo
+from engine.request import Grammar
 from sampling.params import SamplingParams
 from server.completions.bounds import check_num_allowed_ids, check_num_choices, check_reply_size
 from server.completions.form import ReplyForm, reply_form
@@ -20,6 +21,9 @@ from server.errors import bad_request
 from server.schema.checks import check_model, check_priority
 from server.schema.completions import CompletionRequest
 from server.schema.fields import StreamOptions
+from server.structured.checker import GrammarChecker
+from server.structured.spec import CheckedGrammar, GrammarSpec
+from server.structured.wanted import two_grammars, wanted_grammar
 from server.text.stop import StopStrings
 from server.text.tokenizer import Tokenizer
 
@@ -31,6 +35,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """A completion request as far as it is known before the engine is asked.
 
     Attributes:
+        grammar: restricts each choice's tokens; None for none.
+        ignored_keywords: where keywords of its JSON schema stood that were dropped.
         emit_interval: tokens between two reports of the engine.
         usage_at_end: a stream ends with a chunk of usage.
         usage_always: every chunk of a stream carries usage.
@@ -47,6 +53,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     n: int
     priority: int
     cache_salt: str
+    grammar: Grammar | None
+    ignored_keywords: list[str]
     emit_interval: int
     usage_at_end: bool
     usage_always: bool
@@ -64,6 +72,9 @@ async def prepare_request(
     config: ServerConfig,
     info: EngineInfo,
     tokenizer: Tokenizer,
+    grammars: GrammarChecker,
+    calls: GrammarSpec | None = None,
+    grammar_after: tuple[int, ...] = (),
     request_id: str | None = None,
     drawn_seed: int | None = None,
     id_prefix: str = "cmpl",
@@ -72,6 +83,8 @@ async def prepare_request(
     """Check and convert a request; raises `ApiError` for what cannot be served.
 
     Args:
+        calls: a grammar of tools' calls, which stands beside no other.
+        grammar_after: see `Grammar.after`.
         request_id: names the reply where the body does not.
         drawn_seed: the seed of a request without one; None leaves it to the engine.
         id_prefix: the reply's id begins with it.
@@ -79,16 +92,19 @@ async def prepare_request(
     """
     check_model(body.model, config)
     _check_combinations(body, config)
+    checked = await _checked_grammar(body, calls, grammars, grammar_after)
     make_params = partial(
-        sampling_params, body, config=config, info=info, tokenizer=tokenizer, drawn_seed=drawn_seed
+        sampling_params,
+        body,
+        config=config,
+        info=info,
+        tokenizer=tokenizer,
+        drawn_seed=drawn_seed,
+        grammar=checked,
     )
     params = await asyncio.to_thread(make_params) if _is_long(body) else make_params()
     form = reply_form(body, params, await _stop_strings(body), config, info)
-    max_tokens = config.defaults.max_tokens if default_max_tokens is None else default_max_tokens
-    prompts = await prepare_prompts(
-        body, default_max_tokens=max_tokens, info=info, tokenizer=tokenizer
-    )
-    _check_prompts(body, prompts, form)
+    prompts = await _prompts(body, form, default_max_tokens, config, info, tokenizer)
     n = body.n or 1
     check_reply_size(form, prompts, n, config)
     options = body.stream_options or StreamOptions()
@@ -103,11 +119,55 @@ async def prepare_request(
         n=n,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        grammar=None if checked is None else Grammar(source=checked.source, after=grammar_after),
+        ignored_keywords=[] if checked is None else checked.ignored,
         emit_interval=_emit_interval(body, form, config),
         usage_at_end=config.force_include_usage or bool(options.include_usage),
         usage_always=bool(options.continuous_usage_stats),
         usage_cached=config.prompt_tokens_details,
     )
+
+
+async def _prompts(
+    body: CompletionRequest,
+    form: ReplyForm,
+    default_max_tokens: int | None,
+    config: ServerConfig,
+    info: EngineInfo,
+    tokenizer: Tokenizer,
+) -> list[Prompt]:
+    """The body's prompts, checked against the form of the reply."""
+    max_tokens = config.defaults.max_tokens if default_max_tokens is None else default_max_tokens
+    prompts = await prepare_prompts(
+        body, default_max_tokens=max_tokens, info=info, tokenizer=tokenizer
+    )
+    _check_prompts(body, prompts, form)
+    return prompts
+
+
+async def _checked_grammar(
+    body: CompletionRequest,
+    calls: GrammarSpec | None,
+    grammars: GrammarChecker,
+    after: tuple[int, ...],
+) -> CheckedGrammar | None:
+    spec = wanted_grammar(body.response_format, body.structured_outputs)
+    if calls is not None:
+        if spec is not None:
+            raise two_grammars(calls, spec.param)
+        spec = calls
+    if spec is None:
+        return None
+    if body.ignore_eos:
+        raise bad_request(
+            "ignore_eos",
+            f"ignore_eos must be false with {spec.param}: a finished grammar allows an end of text "
+            "only",
+        )
+    checked = await grammars.check(spec)
+    if after:  # the first token is none of the grammar's
+        checked = msgspec.structs.replace(checked, first=b"\xff" * len(checked.first))
+    return checked
 
 
 def _is_long(body: CompletionRequest) -> bool:

@@ -69,12 +69,11 @@ class Renderer:
     def choice(self, index: int, prompt_idx: int, piece: Piece) -> dict[str, Any]:
         """Make a choice object of a reply or a chunk: a piece after those written ahead."""
         form = self._form
-        pieces = [*self._ahead.pop(index, ()), self._write(prompt_idx, piece)]
+        pieces = [*self._ahead.pop(index, ()), self._write(index, prompt_idx, piece)]
         first, last = pieces[0].piece, piece
-        text = "".join(written.piece.text for written in pieces)
         choice: dict[str, Any] = {
             "index": index,
-            **self._words(prompt_idx, first, text),
+            **self._words(index, prompt_idx, [written.piece for written in pieces]),
             "logprobs": None,
         }
         if form.num_top is not None:
@@ -83,11 +82,17 @@ class Renderer:
         choice["stop_reason"] = last.stop_reason
         if form.explicit_ids is not None:
             choice["logprob_token_ids"] = self._explicit(form.explicit_ids, pieces)
+        if form.kept:
+            choice["kept_logprobs"] = self._kept(pieces)
         if form.return_token_ids:
             choice["token_ids"] = [i for written in pieces for i in written.piece.token_ids]
         if first.first:
             choice |= self._prompt_fields(prompt_idx, first.prompt_logprobs)
         return choice
+
+    def chunks(self, index: int, prompt_idx: int, piece: Piece) -> Sequence[bytes]:
+        """Write the choice objects of the chunks that a piece makes; there may be none."""
+        return (self.chunk(index, prompt_idx, piece),)
 
     def chunk(self, index: int, prompt_idx: int, piece: Piece) -> bytes:
         """Write the choice object of a chunk."""
@@ -97,13 +102,14 @@ class Renderer:
             return b'{"index":%d,"text":%b%b' % (index, orjson.dumps(piece.text), PLAIN_END)
         return orjson.dumps(self.choice(index, prompt_idx, piece))
 
-    def _words(self, prompt_idx: int, first: Piece, text: str) -> dict[str, Any]:
-        """What a choice object says; `first` is the first of the pieces that `text` is of."""
-        if first.first and self._form.echo:
+    def _words(self, index: int, prompt_idx: int, pieces: list[Piece]) -> dict[str, Any]:
+        """What a choice object of these pieces says."""
+        text = "".join(piece.text for piece in pieces)
+        if pieces[0].first and self._form.echo:
             text = self._echo(prompt_idx).text + text
         return {"text": text}
 
-    def _write(self, prompt_idx: int, piece: Piece) -> WrittenPiece:
+    def _write(self, index: int, prompt_idx: int, piece: Piece) -> WrittenPiece:
         return WrittenPiece(piece, self._columns(prompt_idx, piece))
 
     def _explicit(self, token_ids: tuple[int, ...], pieces: list[WrittenPiece]) -> dict[str, Any]:
@@ -111,6 +117,11 @@ class Renderer:
         values = [_NO_VALUES, *(a.explicit.reshape(-1) for a in arrays if a is not None)]
         rows = np.concatenate(values).reshape(-1, len(token_ids))
         return {"token_ids": token_ids, "logprobs": value_rows(rows, self._form.packed)}
+
+    def _kept(self, pieces: list[WrittenPiece]) -> Any:
+        arrays = [written.piece.logprobs for written in pieces]
+        values = [_NO_VALUES, *(a.kept for a in arrays if a is not None)]
+        return value_rows(np.concatenate(values), self._form.packed)
 
     def due(self, choices: list[ReplyChoice]) -> list[ReplyChoice]:
         """Those of the choices of a whole reply that have enough to be written ahead."""
@@ -122,7 +133,7 @@ class Renderer:
         """Write what these choices can give out."""
         for choice in choices:
             if (piece := choice.take()) is not None:
-                written = self._write(choice.prompt_idx, piece)
+                written = self._write(choice.index, choice.prompt_idx, piece)
                 self._ahead.setdefault(choice.index, []).append(written)
 
     def _logprobs(self, prompt_idx: int, pieces: list[WrittenPiece]) -> dict[str, Any]:
@@ -231,12 +242,18 @@ class Renderer:
                 for choice in choices
                 if (piece := choice.take()) is not None
             ],
-            "usage": usage,
+            "usage": self.usage(usage),  # after the choices, whose tokens it may tell apart
             "system_fingerprint": prepared.fingerprint,
         }
         if metrics is not None:
             reply["metrics"] = metrics
+        if prepared.ignored_keywords:
+            reply["ignored_keywords"] = prepared.ignored_keywords
         return orjson.dumps(reply)
+
+    def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The usage of the request so far, as a reply or a chunk tells it."""
+        return usage
 
     def is_big(self, choices: Sequence[ReplyChoice]) -> bool:
         """Whether what is left to write of a whole reply is to be written off the event loop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import StreamingResponse
@@ -26,8 +26,31 @@ DONE = b"data: [DONE]\n\n"
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
+class StreamWriter(Protocol):
+    """Writes the frames of one stream.
+
+    Attributes:
+        begins_big: the first frames are to be written off the event loop.
+    """
+
+    @property
+    def begins_big(self) -> bool: ...
+
+    def chunks(self, changed: list[ReplyChoice]) -> bytes:
+        """Write frames of what these choices can give out now; there may be none."""
+        ...
+
+    def end(self) -> bytes:
+        """Write what follows the last choice."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Write the end of a stream that an error ended after the headers."""
+        ...
+
+
 class ChunkWriter:
-    """Writes pieces as frames; the part that all frames share is written once."""
+    """Writes pieces as OpenAI's chunks; the part that all of them share is written once."""
 
     def __init__(self, generation: Generation, renderer: Renderer) -> None:
         prepared = generation.prepared
@@ -49,37 +72,48 @@ class ChunkWriter:
         parts = []
         for choice in changed:
             if (piece := choice.take()) is not None:
-                body = self._renderer.chunk(choice.index, choice.prompt_idx, piece)
-                parts += [self._head, body, self._usage_tail()]
+                for body in self._renderer.chunks(choice.index, choice.prompt_idx, piece):
+                    parts += [self._head, body, self._usage_tail()]
         if parts and self._generation.ended:
-            parts[-1] = self._with_metrics(parts[-1])
+            parts[-1] = self._last_tail(parts[-1])
         return b"".join(parts)
 
-    def _with_metrics(self, tail: bytes) -> bytes:
-        """The tail of the last chunk that has a choice, with the counts of all drafts."""
-        metrics = self._generation.draft_metrics()
-        return tail if metrics is None else b'],"metrics":' + orjson.dumps(metrics) + tail[1:]
+    def _last_tail(self, tail: bytes) -> bytes:
+        """The tail of the last chunk that has a choice, with what is told of the whole reply."""
+        whole: dict[str, Any] = {}
+        if (metrics := self._generation.draft_metrics()) is not None:
+            whole["metrics"] = metrics
+        if self._prepared.ignored_keywords:
+            whole["ignored_keywords"] = self._prepared.ignored_keywords
+        return b"]," + orjson.dumps(whole)[1:-1] + tail[1:] if whole else tail
 
     def _usage_tail(self) -> bytes:
         if not self._prepared.usage_always:
             return self._tail
-        return b'],"usage":' + orjson.dumps(self._generation.usage()) + b"}\n\n"
+        return b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
 
-    def usage(self) -> bytes:
-        """Write the chunk of usage alone, where it was asked for."""
+    def _usage(self) -> dict[str, Any]:
+        return self._renderer.usage(self._generation.usage())
+
+    @property
+    def begins_big(self) -> bool:
+        """Whether the first frames are to be written off the event loop."""
+        return self._renderer.prompt_is_big
+
+    def end(self) -> bytes:
+        """Write the chunk of usage alone, where it was asked for, and the end."""
         if not self._prepared.usage_at_end:
-            return b""
-        return self._head + b'],"usage":' + orjson.dumps(self._generation.usage()) + b"}\n\n"
+            return DONE
+        return self._head + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n" + DONE
 
-
-def error_frame(error: ApiError) -> bytes:
-    """Write an error that came after the headers; clients raise it, as they do an error reply."""
-    return b"data: " + orjson.dumps(error.body()) + b"\n\n"
+    def failure(self, error: ApiError) -> bytes:
+        """Write an error as clients raise it, as they do an error reply, and the end."""
+        return b"data: " + orjson.dumps(error.body()) + b"\n\n" + DONE
 
 
 async def stream_reply(
     generation: Generation,
-    renderer: Renderer,
+    writer: StreamWriter,
     receive: Receive,
     *,
     worker: Worker,
@@ -92,8 +126,7 @@ async def stream_reply(
             first = await generation.update()
             if generation.failure is not None:
                 raise generation.failure
-            writer = ChunkWriter(generation, renderer)
-            if renderer.prompt_is_big:
+            if writer.begins_big:
                 frames = await worker.run(writer.chunks, first)
             else:
                 frames = writer.chunks(first)
@@ -113,7 +146,7 @@ class EventStream(StreamingResponse):
     def __init__(
         self,
         generation: Generation,
-        writer: ChunkWriter,
+        writer: StreamWriter,
         frames: bytes,
         metrics: Metrics,
     ) -> None:
@@ -132,7 +165,7 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 error = await self._write(send)
             if error is not None:
-                account.outcome = "server_error"
+                account.outcome = "server_error" if error.status >= 500 else "client_error"
         except ClientGoneError:
             account.outcome = "abort"
 
@@ -147,13 +180,13 @@ class EventStream(StreamingResponse):
                 now = time.perf_counter()
                 self._metrics.inter_token.observe(now - last)
                 last = now
-            end = self._writer.usage()
+            end = self._writer.end()
         except ApiError as caught:
             error = caught
         except Exception:
             logger.exception("a stream broke")
             error = ApiError(500, "internal error", code="internal_error")
         if error is not None:
-            end = error_frame(error)
-        await send({"type": "http.response.body", "body": end + DONE, "more_body": False})
+            end = self._writer.failure(error)
+        await send({"type": "http.response.body", "body": end, "more_body": False})
         return error

@@ -10,9 +10,6 @@ import asyncio
 import ctypes
 import gc
 import multiprocessing
-import os
-import signal
-import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
@@ -24,6 +21,7 @@ from starlette.types import Receive
 
 from server.errors import ApiError
 from server.http.account import header
+from server.http.child import follow_parent
 from server.http.content import check_content_type, content_encoding, decompress
 from server.http.disconnect import ClientGoneError
 from server.schema.base import Body, BodyModel, decode, unknown_fields
@@ -129,17 +127,8 @@ async def _next_piece(receive: Receive) -> Any:
 
 
 def _prepare_process() -> None:
-    """Leave the terminal's signals to the parent, end with it, and collect garbage by hand."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def follow() -> None:
-        parent.join()
-        os._exit(0)
-
-    threading.Thread(target=follow, daemon=True).start()
+    """Follow the parent, and collect garbage by hand."""
+    follow_parent()
     gc.freeze()
     gc.disable()  # collections would look through millions of parsed values, again and again
 

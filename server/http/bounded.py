@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -19,20 +20,26 @@ class InterruptedCallError(BaseException):
 class _Call:
     """One call on its way through the thread."""
 
-    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], future: asyncio.Future[Any]
+    ) -> None:
         self.function = function
         self.args = args
+        self.future = future
+        self.loop = future.get_loop()
         self.interrupted = False
 
 
 class BoundedThread:
     """Runs calls one after another on one thread, and interrupts those that take too long.
 
-    Python can only interrupt Python code: one long operation of a C function is waited for.
+    Python can only interrupt Python code: one long operation of a C function is waited for. The way
+    there and back costs half of what an executor's does, since short calls are many.
     """
 
     def __init__(self, name: str) -> None:
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._lock = threading.Lock()
         self._running: tuple[_Call, int] | None = None
 
@@ -42,21 +49,35 @@ class BoundedThread:
         Raises:
             TimeoutError: the call, with those before it, took longer.
         """
-        call = _Call(function, args)
-        future = asyncio.get_running_loop().run_in_executor(self._executor, self._execute, call)
+        if self._thread.ident is None:
+            self._thread.start()
+        loop = asyncio.get_running_loop()
+        call = _Call(function, args, loop.create_future())
+        timer = loop.call_later(timeout_s, _answer, call.future, None, TimeoutError())
+        self._calls.put(call)
         try:
-            async with asyncio.timeout(timeout_s):
-                result: T = await asyncio.shield(future)
-        except BaseException:  # the client's going away, too
-            future.cancel()
-            future.add_done_callback(_collect)
-            self._interrupt(call)
-            raise
+            result: T = await call.future
+        finally:
+            timer.cancel()
+            if call.future.cancelled() or isinstance(call.future.exception(), TimeoutError):
+                self._interrupt(call)  # the client's going away, too
         return result
 
     def close(self) -> None:
         """End the thread behind the calls that wait for it."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if call.future.done():  # nobody waits for it
+                continue
+            result, error = None, None
+            try:
+                result = self._execute(call)
+            except Exception as raised:
+                error = raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                call.loop.call_soon_threadsafe(_answer, call.future, result, error)
 
     def _execute(self, call: _Call) -> Any:
         """Run a call; the exception that interrupts it is raised between here and the end."""
@@ -94,7 +115,11 @@ class BoundedThread:
             )
 
 
-def _collect(future: asyncio.Future[Any]) -> None:
-    """Look at a result that nobody waits for, so that asyncio does not complain."""
-    if not future.cancelled():
-        future.exception()
+def _answer(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    """Tell who waits, if somebody still does."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)

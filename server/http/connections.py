@@ -34,8 +34,7 @@ class ConnectionPool:
     """Counts connections and knows which are idle, those idle longest first.
 
     Attributes:
-        num_open: connections open now.
-        num_open: connections open now.
+        num_open: connections open now, but for those whose handshake of TLS goes on.
         on_full: called for each connection that found the pool full.
     """
 

@@ -16,11 +16,17 @@ def lost_engine(error: EngineDeadError) -> ApiError:
 def failed_request(finish: Finish, message: str | None) -> ApiError:
     """The error of a request that the engine ended; `message` is the engine's own."""
     if finish == Finish.NAN:
-        words = (
-            "no token could be drawn: the model's logits had NaN or +Inf, or none finite was left, "
-            "which contradicting masks do too"
-        )
+        words = "no token could be drawn: the model's logits had NaN or +Inf, or none finite"
         return ApiError(500, words, code="nan_logits")
+    if finish == Finish.EMPTY:
+        words = (
+            "no token could be drawn: the request's masks (grammar, allowed_token_ids, bad_words, "
+            "min_tokens) left none"
+        )
+        return ApiError(400, words, code="no_token_allowed")
+    if finish == Finish.GRAMMAR:
+        words = f"the grammar could not be followed: {message or 'its matcher failed'}"
+        return ApiError(500, words, code="grammar_failed")
     if finish == Finish.ERROR:
         return ApiError(500, message or "the engine's step failed", code="engine_error")
     return ApiError(500, "the engine ended the request", code="aborted")

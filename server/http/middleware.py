@@ -24,7 +24,10 @@ from server.metrics import Metrics
 logger = logging.getLogger("tailrace")
 
 GENERATION_PATHS = frozenset(
-    {"/v1/completions", "/v1/chat/completions", "/v1/score", "/generative_scoring"}
+    {
+        *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+        *("/v1/score", "/generative_scoring"),
+    }
 )
 """Paths whose POST requests count as received and end in exactly one outcome."""
 _ALWAYS_OPEN = frozenset({"/health", "/ready"})
@@ -97,14 +100,14 @@ class Accounts:
             await self._app(scope, receive, noting)
         except ApiError as error:
             account.reason = error.message
-            await error.response()(scope, receive, noting)
+            await error.response(route_path(scope))(scope, receive, noting)
         except Exception:
             logger.exception("%s %s broke", scope["method"], scope["path"])
             if account.status:
                 account.outcome = "server_error"
                 raise
             internal = ApiError(500, "internal error", code="internal_error")
-            await internal.response()(scope, receive, noting)
+            await internal.response(route_path(scope))(scope, receive, noting)
 
 
 def _check_request_id(account: RequestAccount) -> None:
@@ -158,10 +161,12 @@ class Gate:
 
     def _check_key(self, scope: Scope) -> None:
         kind, _, given = (header(scope, b"authorization") or "").partition(" ")
-        raw = given.strip().encode("latin-1")
-        known = [hmac.compare_digest(raw, key) for key in self._keys]
-        if kind.lower() != "bearer" or not any(known):
-            words = "a valid API key is needed: Authorization: Bearer KEY"
+        own = header(scope, b"x-api-key") or ""  # as Anthropic's clients send it
+        sent = [own.strip(), given.strip() if kind.lower() == "bearer" else ""]
+        raws = [key.encode("latin-1") for key in sent if key]
+        known = [hmac.compare_digest(raw, key) for raw in raws for key in self._keys]
+        if not any(known):
+            words = "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY"
             headers = {"www-authenticate": "Bearer"}
             raise ApiError(401, words, code="invalid_api_key", headers=headers)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, cast
@@ -21,7 +23,34 @@ CLOSE_S = 5
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to its caller."""
+    """A uvicorn server that leaves signals to its caller and bounds the handshakes of TLS."""
+
+    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout_s = handshake_timeout_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Run what precedes the first request, then listen on `sockets`.
+
+        uvicorn itself would leave a handshake asyncio's 60 s.
+        """
+        await super().startup(sockets=[])
+        config, loop = self.config, asyncio.get_running_loop()
+        make_protocol = partial(
+            cast(Any, config.http_protocol_class),
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for listener in sockets or ():
+            server = await loop.create_server(
+                make_protocol,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self._handshake_timeout_s if config.ssl else None,
+            )
+            self.servers.append(server)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -32,7 +61,12 @@ class HttpServer(uvicorn.Server):
 def make_server(
     app: ASGIApp, connections: ConnectionPool, *, header_timeout_s: float, **options: Any
 ) -> HttpServer:
-    """A server for `app`; `options` are those of `uvicorn.Config`."""
+    """Make a server for `app`.
+
+    Args:
+        header_timeout_s: how long a handshake of TLS may take, and then the headers of a request.
+        options: those of `uvicorn.Config`.
+    """
     protocol = partial(HttpProtocol, pool=connections, header_timeout_s=header_timeout_s)
     for name in ("uvicorn.error", "uvicorn.access"):  # what is worth a line is logged by us
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -48,4 +82,4 @@ def make_server(
         server_header=False,
         **options,
     )
-    return HttpServer(config)
+    return HttpServer(config, header_timeout_s)

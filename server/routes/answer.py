@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -13,7 +14,7 @@ from server.completions.choice import ReplyChoice
 from server.completions.generation import Generation
 from server.completions.prepare import PreparedRequest
 from server.completions.render import Renderer
-from server.completions.streaming import stream_reply
+from server.completions.streaming import ChunkWriter, StreamWriter, stream_reply
 from server.context import Context
 from server.http.account import account_of
 from server.http.disconnect import CancelOnDisconnect
@@ -25,9 +26,17 @@ T = TypeVar("T")
 
 
 async def answer(
-    prepared: PreparedRequest, renderer: Renderer, request: Request, context: Context
+    prepared: PreparedRequest,
+    renderer: Renderer,
+    request: Request,
+    context: Context,
+    make_writer: Callable[[Generation], StreamWriter] | None = None,
 ) -> Response:
-    """Let the engine generate, and write what comes as the renderer has it."""
+    """Let the engine generate, and write what comes as the renderer has it.
+
+    Args:
+        make_writer: makes the writer of a stream; None for chunks in OpenAI's shape.
+    """
     if context.config.log_requests:
         _log(prepared, context)
     generation = Generation(
@@ -40,8 +49,10 @@ async def answer(
     account_of(request.scope).usage = generation.usage
     if prepared.form.stream:
         worker, metrics = context.worker, context.metrics
+        make_writer = make_writer or partial(ChunkWriter, renderer=renderer)
+        writer = make_writer(generation)
         return await stream_reply(
-            generation, renderer, request.receive, worker=worker, metrics=metrics
+            generation, writer, request.receive, worker=worker, metrics=metrics
         )
     return await _plain_reply(generation, renderer, request, context)
 

@@ -6,32 +6,47 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.chat.prepare import echoed_text, prepare_chat
-from server.chat.render import ChatRenderer
+from server.chat.parsed_render import make_renderer
+from server.chat.prepare import PreparedChat, prepare_chat
 from server.context import context_of
 from server.http.account import account_of
 from server.routes.answer import answer
 from server.routes.plain import PlainRoute
 from server.schema.chat import ChatRequest
 from server.schema.chat_replies import ChatReply
-from server.schema.openapi import describes
+from server.schema.openapi import CHUNKS, describes
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
 
 
-@router.post("/v1/chat/completions", **describes(ChatRequest, ChatReply, stream=True))
+@router.post("/v1/chat/completions", **describes(ChatRequest, ChatReply, stream=CHUNKS))
 async def create_chat_completion(request: Request) -> Response:
     """Reply to a conversation."""
     context = context_of(request)
     body = await context.bodies.read(request, ChatRequest)
-    prepared = await prepare_chat(
+    chat = await prepare(body, request)
+    renderer = make_renderer(chat, body, context.tokenizer, context.config.reasoning_field)
+    return await answer(chat.request, renderer, request, context)
+
+
+async def prepare(
+    body: ChatRequest, request: Request, most_tokens: int | None = None
+) -> PreparedChat:
+    """The chat made ready, with what the server knows besides; raises `ApiError`.
+
+    Args:
+        most_tokens: as for `prepare_chat`.
+    """
+    context = context_of(request)
+    return await prepare_chat(
         body,
         context.template,
         config=context.config,
         info=context.engine.info,
         tokenizer=context.tokenizer,
+        grammars=context.grammars,
+        parsers=context.parsers,
         request_id=account_of(request.scope).request_id,
         drawn_seed=context.draw_seed(),
+        most_tokens=most_tokens,
     )
-    renderer = ChatRenderer(prepared, context.tokenizer, echoed_text(body))
-    return await answer(prepared, renderer, request, context)

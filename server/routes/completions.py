@@ -13,13 +13,13 @@ from server.http.account import account_of
 from server.routes.answer import answer
 from server.routes.plain import PlainRoute
 from server.schema.completions import CompletionRequest
-from server.schema.openapi import describes
+from server.schema.openapi import CHUNKS, describes
 from server.schema.replies import CompletionReply
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
 
 
-@router.post("/v1/completions", **describes(CompletionRequest, CompletionReply, stream=True))
+@router.post("/v1/completions", **describes(CompletionRequest, CompletionReply, stream=CHUNKS))
 async def create_completion(request: Request) -> Response:
     """Continue one or many prompts."""
     context = context_of(request)
@@ -29,6 +29,7 @@ async def create_completion(request: Request) -> Response:
         config=context.config,
         info=context.engine.info,
         tokenizer=context.tokenizer,
+        grammars=context.grammars,
         request_id=account_of(request.scope).request_id,
         drawn_seed=context.draw_seed(),
     )

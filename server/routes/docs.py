@@ -9,11 +9,13 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
+import orjson
 from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.context import context_of
 from server.routes.plain import PlainRoute
 
 router = APIRouter(route_class=PlainRoute, include_in_schema=False)
@@ -31,6 +33,18 @@ _HEADERS = {
     "img-src 'self' data:; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
 }
+
+
+@router.get("/openapi.json")
+async def document(request: Request) -> Response:
+    """The API's description; building it takes 0.3 s, so the first to ask waits for a thread."""
+    app = request.app
+    if app.openapi_schema is None:
+        await context_of(request).worker.run(app.openapi)
+    page = app.openapi()
+    if root := request.scope.get("root_path"):
+        page = page | {"servers": [{"url": root}]}
+    return Response(orjson.dumps(page), media_type="application/json")
 
 
 @router.get("/docs")

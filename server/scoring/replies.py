@@ -11,9 +11,9 @@ import orjson
 from engine.request import Float32Array, ItemScores
 from server.scoring.labels import Float64Array
 from server.scoring.prepare import PreparedScoring
+from server.text.json_fragments import MINUS_INFINITY
 from server.text.packed import check_finite, packed
 
-MINUS_INFINITY = np.float32(-9999.0)
 _ITEM = b'{"index":%d,"object":"score","score":%b,"label_logprobs":[%b],"other_logprob":%b}'
 
 
@@ -84,7 +84,9 @@ def _packed_logprobs(logprobs: Float64Array, others: Float64Array) -> dict[str, 
 def _shown(values: Float64Array) -> Float32Array:
     """Values as float32, as JSON has them: -inf is -9999."""
     narrow = values.astype(np.float32)
-    return narrow if check_finite(narrow) else np.where(np.isneginf(narrow), MINUS_INFINITY, narrow)
+    if check_finite(narrow):
+        return narrow
+    return np.where(np.isneginf(narrow), np.float32(MINUS_INFINITY), narrow)
 
 
 def _head(prepared: PreparedScoring, scores: ItemScores) -> dict[str, Any]:

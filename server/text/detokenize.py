@@ -2,7 +2,8 @@
 
 A detokenizer gives out characters as soon as no later token can change them. The joined text
 equals that of decoding all ids at once, U+FFFD for broken bytes included. Two kinds know which
-bytes each id adds (`TokenBytes`); a third asks the tokenizer about a sliding window.
+bytes each id adds (`TokenBytes`); a third asks the tokenizer about a sliding window. All note where
+in the text each id begins, the `text_offset` of replies.
 """
 
 from __future__ import annotations

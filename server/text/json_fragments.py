@@ -1,6 +1,7 @@
 """Ids and values as fragments of JSON text, so that replies are joined and not built of objects.
 
-What is known of every id (`TokenFragments`) is written once, when the server starts.
+What is known of every id (`TokenFragments`) is written once, when the server starts. JSON has no
+-inf: it is written as -9999.0.
 """
 
 from __future__ import annotations

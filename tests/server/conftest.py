@@ -104,6 +104,7 @@ async def in_process(
     finally:
         app.state.context.worker.close()
         app.state.context.bodies.close()
+        app.state.context.grammars.close()
         await engine.close()
 
 
@@ -113,19 +114,26 @@ async def on_a_port(
     *,
     root_path: str = "",
     header_timeout_s: float = 10.0,
+    tls: dict[str, str] | None = None,
     **config: Any,
 ) -> AsyncIterator[Site]:
-    """A real uvicorn on a loopback port, in this event loop."""
+    """A real uvicorn on a loopback port, in this event loop.
+
+    Args:
+        tls: files of a certificate and its key, by uvicorn's names of them.
+    """
     engine = engine or FakeEngine()
     app = create_app(engine, byte_tokenizer(), _config(**config))
     listener = socket.create_server(("127.0.0.1", 0))
     connections = app.state.context.connections
-    server = make_server(app, connections, header_timeout_s=header_timeout_s, root_path=root_path)
+    server = make_server(
+        app, connections, header_timeout_s=header_timeout_s, root_path=root_path, **tls or {}
+    )
     serving = asyncio.create_task(server._serve([listener]))
     await eventually(lambda: server.started)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    url = f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=30, verify=False) as client:
             yield Site(engine, app.state.context, client, url)
     finally:
         server.should_exit = True

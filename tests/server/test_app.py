@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
 
 from server.schema.completions import CompletionRequest
 from server.version import VERSION
-from tests.fakes import BOS, EOS, VOCAB_SIZE
+from tests.fake_values import VOCAB_SIZE
+from tests.fakes import BOS, EOS
 from tests.server.conftest import Site, error_of, in_process, on_a_port
 from tests.server.openapi_document import STORED, document
 
@@ -121,6 +123,26 @@ class TestOpenApi:
         page = (await site.client.get("/openapi.json")).json()
         assert page["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
         assert {"key": []} in page["security"]
+
+    async def test_it_is_built_off_the_event_loop(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[int] = []
+
+        def build(**_: Any) -> dict[str, Any]:
+            seen.append(threading.get_ident())
+            return {}
+
+        monkeypatch.setattr("server.schema.openapi.get_openapi", build)
+        for _ in range(2):
+            assert "components" in (await site.client.get("/openapi.json")).json()
+        assert len(seen) == 1
+        assert seen[0] != threading.get_ident()
+
+    async def test_the_prefix_of_a_proxy_is_where_calls_go(self) -> None:
+        async with on_a_port(root_path="/proxy") as site:
+            page = (await site.client.get("/openapi.json")).json()
+            assert page["servers"] == [{"url": "/proxy"}]
 
     async def test_the_stored_document_is_this_one(self) -> None:
         """Other programs read it; `make openapi` writes it anew."""

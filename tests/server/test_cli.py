@@ -94,12 +94,15 @@ def test_help_comes_in_groups_with_choices_and_defaults(
     titles = [line[:-1] for line in out.splitlines() if line[:1].isalpha() and line.endswith(":")]
     assert titles[2:] == [
         *("model", "KV cache", "scheduling", "sampling and log-probabilities"),
-        *("speculative decoding", "HTTP", "limits", "security", "logging", "settings"),
+        *("speculative decoding", "HTTP", "tools and reasoning"),
+        *("limits", "security", "logging", "settings"),
     ]
     words = " ".join(out.split())
     assert "One of: auto, safetensors, dummy. Default: auto. [TAILRACE_LOAD_FORMAT]" in words
     assert "Default: 8000. [TAILRACE_PORT]" in words
     assert "Default: on. [TAILRACE_ENABLE_PREFIX_CACHING]" in words
+    assert "Default: 1. [TAILRACE_STREAM_INTERVAL]" in words
+    assert "Default: 0. [TAILRACE_SSL_CERT_REQS]" in words
     assert "--tensor-parallel-size" not in words
 
 

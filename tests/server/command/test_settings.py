@@ -158,6 +158,9 @@ def test_every_setting_reaches_a_configuration() -> None:
         "log_level": "error",
         "log_format": "json",
         "metrics_prefix": "vllm:",
+        "tool_call_parser": "hermes",
+        "reasoning_parser": "qwen3",
+        "reasoning_field": "reasoning",
         "model": "x",
         "api_key": ["k"],
         "allowed_origins": ["*"],
@@ -167,6 +170,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "device": "cpu",
         "load_format": "dummy",
         "model_impl": "fused",
+        "quantization": "fp8",
         "scheduling_policy": "priority",
         "logprobs_mode": "raw_logits",
         "gpu_memory_utilization": 0.5,
@@ -227,6 +231,10 @@ class TestGenerationConfig:
 
     def test_a_model_without_one(self, tmp_path: Path) -> None:
         assert self.defaults(tmp_path, generation_config="auto").temperature == 1.0
+
+    def test_a_value_of_0_is_one(self, tmp_path: Path) -> None:
+        (tmp_path / "generation_config.json").write_text('{"temperature": 0.0}')
+        assert self.defaults(tmp_path, generation_config="auto").temperature == 0.0
 
     def test_nonsense_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "generation_config.json").write_text('{"top_p": 7.0}')

@@ -28,6 +28,7 @@ def form(stops: Sequence[str] = (), **changes: Any) -> ReplyForm:
         "min_tokens": 0,
         "num_top": None,
         "explicit_ids": None,
+        "kept": False,
         "num_prompt_top": None,
         "prompt_explicit_ids": None,
         "prompt_logprobs": None,
@@ -57,6 +58,7 @@ def values(count: int, num_top: int = 0, num_explicit: int = 0, first: int = 0) 
         top_ids=(at[:, None] + np.arange(num_top)).astype(np.int32),
         top_logprobs=np.tile(-at[:, None], num_top).astype(np.float32),
         explicit=np.tile(-at[:, None], num_explicit).astype(np.float32),
+        kept=(-at / 2).astype(np.float32),
     )
 
 

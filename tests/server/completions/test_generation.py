@@ -25,6 +25,7 @@ async def generation_of(site: Site, **body: Any) -> Generation:
         config=context.config,
         info=context.engine.info,
         tokenizer=context.tokenizer,
+        grammars=context.grammars,
     )
     return Generation(
         prepared,

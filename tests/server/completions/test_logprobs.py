@@ -15,7 +15,8 @@ from engine.request import LogprobArrays
 from server.completions.logprobs import LogprobWriter
 from server.schema.replies import CompletionReply
 from server.text.json_fragments import MINUS_INFINITY, TokenFragments
-from tests.fakes import BOS, EOS, VOCAB_SIZE, FakeEngine, byte_tokenizer, says, value_row
+from tests.fake_values import VOCAB_SIZE, value_row
+from tests.fakes import BOS, EOS, FakeEngine, byte_tokenizer, says
 from tests.server.conftest import Site, in_process
 from tests.server.text.test_packed import unpacked
 
@@ -234,6 +235,7 @@ def arrays_of(ids: list[int], values: list[float]) -> LogprobArrays:
         top_ids=np.array([ids], dtype=np.int32),
         top_logprobs=np.array([values], dtype=np.float32),
         explicit=np.zeros((1, 0), dtype=np.float32),
+        kept=np.zeros(1, dtype=np.float32),
     )
 
 
@@ -264,6 +266,7 @@ class TestNames:
             top_ids=tops,
             top_logprobs=-tops.astype(np.float32),
             explicit=np.full((3, 3), -4, dtype=np.float32),
+            kept=np.zeros(3, dtype=np.float32),
         )
         columns = self.writer.with_values(
             np.array([1, 9, 5], dtype=np.int32), [0, 1, 2], arrays, 2, (4, 9, 4)

@@ -51,6 +51,9 @@ class TestToTheEngine:
     async def test_seed_minus_one_is_none(self, site: Site) -> None:
         assert (await site.submitted(seed=-1)).params.seed is None
 
+    async def test_seed_zero_is_a_seed(self, site: Site) -> None:
+        assert (await site.submitted(seed=0)).params.seed == 0
+
     async def test_the_server_s_seed_draws_a_repeatable_sequence(self) -> None:
         drawn = []
         for _ in range(2):

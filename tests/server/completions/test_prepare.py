@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fakes import VOCAB_SIZE
+from tests.fake_values import VOCAB_SIZE
 from tests.server.conftest import Site, in_process
 
 

@@ -17,7 +17,7 @@ from server.completions.prepare import PreparedRequest
 from server.completions.prompts import Prompt
 from server.completions.render import AHEAD_TOKENS, INLINE_VALUES, Renderer
 from server.http.worker import Worker
-from tests.fakes import score, value_row
+from tests.fake_values import score, value_row
 from tests.server.completions.pieces import TOKENIZER, entry, form, reply_choice, values
 from tests.server.http.test_body import LIMIT_S, longest_wait
 
@@ -37,6 +37,8 @@ def prepared(wanted: ReplyForm, *texts: str, n: int = 1) -> PreparedRequest:
         n=n,
         priority=0,
         cache_salt="",
+        grammar=None,
+        ignored_keywords=[],
         emit_interval=1,
         usage_at_end=False,
         usage_always=False,

@@ -35,6 +35,7 @@ def _reply() -> Callable[[], bytes]:
         top_ids=(order * 8 + rng.integers(0, 8, order.shape)).astype(np.int32),
         top_logprobs=rng.normal(-5, 2, order.shape).astype(np.float32),
         explicit=np.zeros((POSITIONS, 0), dtype=np.float32),
+        kept=np.zeros(POSITIONS, dtype=np.float32),
     )
     offsets = list(range(POSITIONS))
 

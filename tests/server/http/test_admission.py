@@ -55,6 +55,16 @@ async def test_the_engine_s_own_count_is_heeded() -> None:
         await asyncio.gather(*tasks)
 
 
+async def test_what_an_idle_engine_said_last_is_not_heeded() -> None:
+    """Its last statistics may tell of choices that waited: nothing comes after them."""
+    engine = FakeEngine(max_rows=2)
+    async with in_process(engine, max_waiting_requests=2) as site:
+        await site.complete(prompt="a")
+        assert engine.stats is not None
+        engine.stats = structs.replace(engine.stats, num_waiting=9)
+        await site.complete(prompt="a")
+
+
 async def test_each_choice_of_a_prompt_counts() -> None:
     async with in_process(FakeEngine(max_rows=2), max_waiting_requests=2) as site:
         await site.complete(prompt="a", n=4, max_tokens=1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx
 import pytest
 
+from server.errors import ApiError
 from server.http.admission import ShutdownError
 from server.http.lifecycle import Lifecycle
 from server.metrics import OUTCOMES
@@ -60,6 +62,16 @@ class TestApiKey:
         async with in_process(api_keys=("one",)) as site:
             headers = {b"authorization": given.encode()}
             assert (await site.client.get("/version", headers=headers)).status_code == 401
+
+    @pytest.mark.parametrize(
+        ("given", "status"),
+        [("one", 200), ("two", 200), ("o", 401), ("", 401), ("Bearer one", 401)],
+    )
+    async def test_the_key_as_anthropic_s_clients_send_it(self, given: str, status: int) -> None:
+        async with in_process(api_keys=("one", "two")) as site:
+            for others in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic x"}):
+                reply = await site.client.get("/version", headers={"x-api-key": given, **others})
+                assert reply.status_code == status
 
 
 class TestRequestId:
@@ -148,6 +160,24 @@ class TestErrors:
         assert error_of(reply)["type"] == "invalid_request_error"
         reply = await site.client.post("/v1/completions/", json={})
         assert reply.status_code == 404
+
+    @pytest.mark.parametrize(
+        ("status", "kind"),
+        [
+            *((400, "invalid_request_error"), (401, "authentication_error")),
+            *((403, "permission_error"), (404, "not_found_error"), (413, "request_too_large")),
+            *((429, "rate_limit_error"), (500, "api_error"), (503, "overloaded_error")),
+        ],
+    )
+    def test_errors_of_messages_have_anthropic_s_shape(self, status: int, kind: str) -> None:
+        error = ApiError(status, "no", param="p", headers={"retry-after": "1"})
+        wanted = {"type": "error", "error": {"type": kind, "message": "no"}}
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            reply = error.response(path)
+            assert json.loads(bytes(reply.body)) == wanted
+            assert (reply.status_code, reply.headers["retry-after"]) == (status, "1")
+        for path in ("/v1/messages2", "/v1/responses", "/"):
+            assert json.loads(bytes(error.response(path).body)) == error.body()
 
     async def test_root_path(self) -> None:
         """A proxy takes the prefix off; links and the key still work."""

@@ -57,7 +57,12 @@ class TestPrompt:
                 "role": "user",
                 "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
             },
-            {"role": "assistant", "content": None, "refusal": "no"},
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": "no",
+                "tool_calls": [{"id": "call_1", "function": {"name": "f", "arguments": "{}"}}],
+            },
             {"role": "tool", "content": "42", "tool_call_id": "call_1"},
         ]
         async with in_process(chat_template=TEMPLATE) as site:
@@ -143,8 +148,9 @@ class TestReply:
             assert choice["token_ids"] == [*b"hi", EOS]
             assert bytes(choice["prompt_token_ids"]) == b"[user]hello[assistant]"
 
-    async def test_nothing_generated(self) -> None:
-        fields: dict[str, Any] = {"max_tokens": 0, "logprob_token_ids": [1, 2], "logprobs": True}
+    @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+    async def test_nothing_generated(self, name: str) -> None:
+        fields: dict[str, Any] = {name: 0, "logprob_token_ids": [1, 2], "logprobs": True}
         async with in_process(chat_template=TEMPLATE) as site:
             reply = await chat(site, **fields)
             [choice] = reply["choices"]
@@ -310,8 +316,7 @@ class TestRefusals:
                 "messages[0].tool_calls[0].function.arguments",
                 "JSON",
             ),
-            ({"tools": [{"type": "function"}]}, "tools", "not available yet"),
-            ({"response_format": {"type": "json_object"}}, "response_format", "not available yet"),
+            ({"response_format": {"type": "yaml"}}, "response_format", "json_object"),
             ({"model": "other"}, "model", "other"),
         ],
         ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else None,

@@ -11,7 +11,8 @@ import pytest
 
 from engine.request import Finish
 from server.schema.replies import GenerativeScoringReply, ScoreReply
-from tests.fakes import BOS, VOCAB_SIZE, FakeEngine, value_row
+from tests.fake_values import VOCAB_SIZE, value_row
+from tests.fakes import BOS, FakeEngine
 from tests.server.conftest import MODEL, Site, error_of, eventually, in_process, on_a_port
 from tests.server.text.test_packed import unpacked
 

@@ -167,6 +167,12 @@ def test_byte_fallback_decodes_a_run_as_a_whole() -> None:
     assert detokenizer.feed([SENTENCE_ANCHOR]) == "he"
 
 
+def test_a_token_without_text_does_not_end_a_run() -> None:
+    """A special token that is hidden, between the bytes of one character."""
+    detokenizer = RunDetokenizer([b"\xe2", b"\x82", b"\xac", b""], frozenset(range(3)))
+    assert detokenizer.feed([0, 3, 1, 2]) + detokenizer.flush() == "€"
+
+
 def test_a_long_run_is_not_held_back_for_ever() -> None:
     detokenizer = SENTENCE.detokenizer(skip_special_tokens=False)
     raw = list(("é" * 100).encode())

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders
 from server.text.detokenize import ByteDetokenizer, RunDetokenizer, TokenBytes, WindowDetokenizer
 from server.text.token_bytes import detokenizer_of, read_token_bytes
 from server.text.tokenizer import FastTokenizer
-from tests.fakes import BOS, EOS, SPECIAL, VOCAB_SIZE, byte_backend
+from tests.fake_values import VOCAB_SIZE
+from tests.fakes import BOS, EOS, SPECIAL, byte_backend
 from tests.server.text.backends import sentencepiece_backend
 
 
