@@ -6,7 +6,8 @@ PORT ?= 8000
 MODEL ?=
 ARGS ?=
 READY := $(VENV)/.installed
-KERNEL_TESTS = tests/engine/kernels $(shell find tests/sampling -name '*_kernels.py')
+KERNEL_TESTS = tests/engine/kernels tests/engine/runner/test_decode_step.py \
+    $(shell find tests/sampling -name '*_kernels.py')
 HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard tests/engine/test_*.py)
 COVERAGE ?=
 

@@ -29,6 +29,7 @@ from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_modul
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
 from benchmarks.workloads import Body, make_workload
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
 from engine.models.fused.decoder import Decoder
@@ -86,6 +87,17 @@ class TimedRunner:
         return self._runner.launch_scoring(plan)
 
 
+def timed_engine(config: EngineConfig, model: CausalLM) -> tuple[Engine, TimedRunner]:
+    """An engine around a loaded model, and its runner, which notes the times of its steps."""
+    runners: list[TimedRunner] = []
+
+    def wrap(runner: Runner) -> Runner:
+        runners.append(TimedRunner(runner))
+        return runners[0]
+
+    return assemble(config, model, DEVICE, wrap), runners[0]
+
+
 class Bench:
     """One shape's transformers model, and engines over the same weights."""
 
@@ -107,13 +119,7 @@ class Bench:
             scheduler=SchedulerConfig(max_rows=256, max_step_tokens=8192),
             cuda_graphs=cuda_graphs,
         )
-        runners: list[TimedRunner] = []
-
-        def wrap(runner: Runner) -> Runner:
-            runners.append(TimedRunner(runner))
-            return runners[0]
-
-        return assemble(config, self._model, DEVICE, wrap), runners[0]
+        return timed_engine(config, self._model)
 
 
 def run(engine: Engine, bodies: list[Body]) -> tuple[Tokens, float]:

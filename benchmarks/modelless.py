@@ -21,7 +21,7 @@ from engine.config import EngineConfig, EngineInfo
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.engine import Engine
 from engine.models.checkpoint.folder import model_folder, read_json
-from engine.plan import StepPlan, StepResult
+from engine.plan import StepMasks, StepPlan, StepResult
 from engine.request import LogprobArrays
 from server import cli
 
@@ -34,6 +34,9 @@ class _Step:
     plan: StepPlan
     ends_at: float
 
+    def draw(self, masks: StepMasks) -> None:
+        raise NotImplementedError  # no grammars are served without a model
+
     def wait(self, timeout_s: float | None = None) -> StepResult:
         time.sleep(max(self.ends_at - time.perf_counter(), 0.0))
         count = int(self.plan.samples.sum())
@@ -44,7 +47,7 @@ class _Step:
         return StepResult(
             token_ids=ids,
             num_new=np.ones(count, dtype=np.int32),
-            bad=np.zeros(count, dtype=np.bool_),
+            failed=np.zeros(count, dtype=np.uint8),
             num_offered=None,
             num_accepted=None,
             logprobs=_logprobs(count, num_top, num_explicit) if num_top or num_explicit else None,
@@ -91,6 +94,7 @@ def _logprobs(count: int, num_top: int, num_explicit: int) -> LogprobArrays:
         top_ids=np.random.randint(1000, 100_000, (count, num_top), dtype=np.int32),
         top_logprobs=np.sort(values[:, 1 : 1 + num_top])[:, ::-1],
         explicit=values[:, 1 + num_top :],
+        kept=np.zeros(count, dtype=np.float32),
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bench_logprobs, bench_speculation, bench_verification
+from benchmarks import bench_logprobs, bench_speculation, bench_structured, bench_verification
 from benchmarks.figures import Figure, engine_figures, serving_figures
 from benchmarks.sampling_figures import sampling_figures
 from benchmarks.scoring_figures import scoring_figures
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     **{shape: partial(engine_figures, shape) for shape in SHAPES},
     **{f"serving:{shape}": partial(serving_figures, shape) for shape in SHAPES},
     **{f"scoring:{shape}": partial(scoring_figures, shape) for shape in SHAPES},
+    **{f"structured:{shape}": partial(bench_structured.figures, shape) for shape in SHAPES},
 }
 PACKAGES = ("torch", "triton", "flashinfer-python", "transformers")
 

@@ -20,7 +20,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from demo.corpus import collect, read_archive
-from demo.head import EagleHead, load_head
+from demo.head import TrainableEagleHead, load_head
 from demo.tokens import EncodedCorpus, encode_corpus
 
 PROMPT_TOKENS = 256
@@ -72,7 +72,11 @@ def continue_prompts(
 
 @torch.inference_mode()
 def acceptance_probabilities(
-    target: LlamaForCausalLM, head: EagleHead, text: torch.Tensor, temperature: float, drafts: str
+    target: LlamaForCausalLM,
+    head: TrainableEagleHead,
+    text: torch.Tensor,
+    temperature: float,
+    drafts: str,
 ) -> torch.Tensor:
     """Probability that the draft for each token of text [B, T] was accepted: [B, k, T].
 
@@ -118,7 +122,9 @@ def held_out_prompts(corpus: EncodedCorpus) -> torch.Tensor:
     return torch.stack([document[:PROMPT_TOKENS] for document in documents])
 
 
-def measure(target: LlamaForCausalLM, head: EagleHead, corpus: EncodedCorpus) -> list[Acceptance]:
+def measure(
+    target: LlamaForCausalLM, head: TrainableEagleHead, corpus: EncodedCorpus
+) -> list[Acceptance]:
     """Acceptance in every one of `SETTINGS`, on what the target makes of held-out documents."""
     device = target.device
     prompts = held_out_prompts(corpus).to(device)

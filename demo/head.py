@@ -98,8 +98,11 @@ class HeadLayer(nn.Module):
         return x + added
 
 
-class EagleHead(nn.Module):
-    """Parameters have the names of the published EAGLE-1 heads."""
+class TrainableEagleHead(nn.Module):
+    """A trainable EAGLE-1 head; the engine serves the weights that `save_head` writes.
+
+    Parameters have the names of the published heads.
+    """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -130,7 +133,7 @@ class EagleHead(nn.Module):
         return outputs
 
 
-def save_head(head: EagleHead, folder: Path) -> None:
+def save_head(head: TrainableEagleHead, folder: Path) -> None:
     """Write config.json and bfloat16 weights; embedding and output matrix are the target's."""
     config = head.config.to_diff_dict() | {"bias": False, "dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -139,8 +142,8 @@ def save_head(head: EagleHead, folder: Path) -> None:
     (folder / "model.safetensors").chmod(0o644)
 
 
-def load_head(folder: Path) -> EagleHead:
+def load_head(folder: Path) -> TrainableEagleHead:
     """A float32 head on the CPU."""
-    head = EagleHead(LlamaConfig.from_pretrained(folder))
+    head = TrainableEagleHead(LlamaConfig.from_pretrained(folder))
     head.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
     return head

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainingSettings:
     """Settings of a run besides the corpus; each field is a flag. Rates are peaks."""
 
     steps: int = 10000
@@ -23,7 +23,7 @@ class Settings:
 class Run:
     """A finished run: (step, held-out bits per byte) as measured on the way, and its cost."""
 
-    settings: Settings
+    settings: TrainingSettings
     curve: list[tuple[int, float]]
     seconds: float
     hardware: str

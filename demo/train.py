@@ -21,7 +21,7 @@ from demo.corpus import collect, read_archive, write_archive
 from demo.evaluate import bits_per_byte
 from demo.head_run import HeadSettings
 from demo.llama import CONTEXT_TOKENS, build_model, save_model
-from demo.run import Run, Settings
+from demo.run import Run, TrainingSettings
 from demo.tokens import (
     EncodedCorpus,
     encode_corpus,
@@ -31,7 +31,7 @@ from demo.tokens import (
 )
 
 
-def build_optimizers(model: nn.Module, settings: Settings) -> list[torch.optim.Optimizer]:
+def build_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch.optim.Optimizer]:
     """Make the optimizers: Muon for the layers' matrices, AdamW for (tied) embedding and norms."""
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and ".layers." in name]
@@ -43,7 +43,7 @@ def build_optimizers(model: nn.Module, settings: Settings) -> list[torch.optim.O
     ]
 
 
-def rate_factor(step: int, settings: Settings | HeadSettings) -> float:
+def rate_factor(step: int, settings: TrainingSettings | HeadSettings) -> float:
     """The rate of a step as a share of its peak: up in the warm-up, flat, down in the cool-down."""
     done = step / settings.steps
     rising = (step + 1) / (settings.warmup * settings.steps)
@@ -56,7 +56,7 @@ def window_loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
     return cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 
 
-def train(model: LlamaForCausalLM, corpus: EncodedCorpus, settings: Settings) -> Run:
+def train(model: LlamaForCausalLM, corpus: EncodedCorpus, settings: TrainingSettings) -> Run:
     """Run all steps, changing the model in place."""
     on_gpu = model.device.type == "cuda"
     autocast = functools.partial(torch.autocast, model.device.type, torch.bfloat16, on_gpu)
@@ -87,17 +87,19 @@ def train(model: LlamaForCausalLM, corpus: EncodedCorpus, settings: Settings) ->
     return Run(settings, curve, time.monotonic() - started, hardware)
 
 
-def parse_arguments() -> tuple[argparse.Namespace, Settings]:
-    """Parse the flags: files, and one flag for each field of Settings."""
+def parse_arguments() -> tuple[argparse.Namespace, TrainingSettings]:
+    """Parse the flags: files, and one flag for each field of TrainingSettings."""
     parser = argparse.ArgumentParser(description="Train the demo model.")
     parser.add_argument("--collect", type=Path, help="only write the corpus archive to this file")
     parser.add_argument("--corpus", type=Path, help="archive; default: this interpreter's library")
     parser.add_argument("--output", type=Path, default=MODEL_FOLDER, help="folder to write")
-    for field in fields(Settings):
+    for field in fields(TrainingSettings):
         flag = "--" + field.name.replace("_", "-")
         parser.add_argument(flag, type=type(field.default), default=field.default)
     args = parser.parse_args()
-    return args, Settings(**{field.name: getattr(args, field.name) for field in fields(Settings)})
+    return args, TrainingSettings(
+        **{field.name: getattr(args, field.name) for field in fields(TrainingSettings)}
+    )
 
 
 def main() -> None:

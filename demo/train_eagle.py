@@ -24,7 +24,7 @@ from demo import EAGLE_FOLDER, MODEL_FOLDER
 from demo.acceptance import continue_prompts
 from demo.corpus import collect, read_archive
 from demo.eagle_card import write_card
-from demo.head import EagleHead, head_config, load_head, save_head
+from demo.head import TrainableEagleHead, head_config, load_head, save_head
 from demo.head_run import HeadRun, HeadSettings
 from demo.llama import CONTEXT_TOKENS
 from demo.tokens import EncodedCorpus, encode_corpus, training_batches
@@ -58,7 +58,9 @@ def depth_loss(
 class HeadTrainer:
     """Loss of a head over windows of text; the target stays as it is."""
 
-    def __init__(self, target: LlamaForCausalLM, head: EagleHead, settings: HeadSettings) -> None:
+    def __init__(
+        self, target: LlamaForCausalLM, head: TrainableEagleHead, settings: HeadSettings
+    ) -> None:
         self._target = target.eval().requires_grad_(False)
         self._head = head
         self._settings = settings
@@ -144,7 +146,10 @@ def batches(
 
 
 def train(
-    trainer: HeadTrainer, head: EagleHead, data: Iterator[torch.Tensor], settings: HeadSettings
+    trainer: HeadTrainer,
+    head: TrainableEagleHead,
+    data: Iterator[torch.Tensor],
+    settings: HeadSettings,
 ) -> float:
     """Run all steps, changing the head in place; returns the seconds it took."""
     device = head.fc.weight.device
@@ -190,7 +195,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
     torch.manual_seed(settings.seed)
-    head = (load_head(args.start) if args.start else EagleHead(head_config())).to(device)
+    head = (load_head(args.start) if args.start else TrainableEagleHead(head_config())).to(device)
     with torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
         written = write_windows(target, encoded, settings)
     data = batches(encoded, written, settings)

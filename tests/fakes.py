@@ -15,8 +15,6 @@ from engine.config import EngineInfo
 from engine.planning.timings import Timings
 from engine.request import (
     Finish,
-    Float32Array,
-    ItemScores,
     LogprobArrays,
     PromptLogprobs,
     Request,
@@ -27,10 +25,19 @@ from engine.stats import EngineStats
 from engine.submission import EngineDeadError, Submission, deliver_output
 from server.text.token_bytes import _ALPHABET
 from server.text.tokenizer import FastTokenizer
+from tests.fake_values import (
+    BLANK,
+    VOCAB_SIZE,
+    item_scores,
+    prompt_logprobs_of,
+    score,
+    stack,
+    value_row,
+)
 
 EOS, BOS, SPECIAL = 256, 257, 258
-VOCAB_SIZE = 264
-"""Ids 259 to 263 are the model's alone, as a padded vocabulary has them."""
+_TOLD = (Finish.ERROR, Finish.GRAMMAR)
+"""Ends that come with a message."""
 
 Script = Callable[[Request, int, int], "int | Finish"]
 
@@ -64,29 +71,6 @@ def says(text: str, then: int | Finish = EOS) -> Script:
     """A script that writes `text` and ends."""
     raw = text.encode()
     return lambda request, choice, position: raw[position] if position < len(raw) else then
-
-
-def value_row(position: int) -> Float32Array:
-    """float32 [VOCAB_SIZE]: the fake's values after `position` tokens; 263 is masked."""
-    ids = np.arange(VOCAB_SIZE)
-    row = -((ids * 37 + position * 11) % 97).astype(np.float32) / np.float32(7)
-    row[263] = -np.inf
-    return row
-
-
-def score(
-    row: Float32Array, token_id: int, num_top: int, explicit: tuple[int, ...]
-) -> LogprobArrays:
-    """The logprobs of one position, which are the values of `row` themselves."""
-    order = np.lexsort((np.arange(len(row)), -row))
-    top = order[:num_top].astype(np.int32)
-    return LogprobArrays(
-        chosen=row[[token_id]],
-        ranks=np.array([int(np.flatnonzero(order == token_id)[0]) + 1], dtype=np.int32),
-        top_ids=top[None],
-        top_logprobs=row[top][None],
-        explicit=row[list(explicit)][None].astype(np.float32),
-    )
 
 
 @dataclass
@@ -221,7 +205,7 @@ class FakeEngine:
             row = self._waiting.pop(0)
             self._running.append(row)
             if row.choice == 0 and row.request.prompt_logprobs is not None:
-                prompt_logprobs.append(_prompt_logprobs(row.request))
+                prompt_logprobs.append(prompt_logprobs_of(row.request))
         ended = [(row, Finish.ABORT) for row in self._waiting if row.aborted]
         self._waiting = [row for row in self._waiting if not row.aborted]
         entries = ended + [(row, self._advance(row)) for row in self._running]
@@ -247,10 +231,11 @@ class FakeEngine:
         if isinstance(drawn, Finish):
             return drawn
         row.new.append(drawn)
-        if params.logprobs is not None or params.logprob_token_ids is not None:
+        wanted = (params.logprobs, params.logprob_token_ids, params.kept_logprob or None)
+        if any(asked is not None for asked in wanted):
             values = value_row(len(row.request.prompt_token_ids) + row.position)
             ids = params.logprob_token_ids or ()
-            row.logprobs.append(score(values, drawn, params.logprobs or 0, ids))
+            row.logprobs.append(score(values, drawn, params.logprobs or 0, ids, row.position))
         row.position += 1
         if drawn in params.stop_token_ids and row.position > params.min_tokens:
             return Finish.STOP
@@ -273,57 +258,15 @@ class FakeEngine:
         )
 
 
-def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> ItemScores:
-    """Logprobs of `value_row` after as many tokens; the query's first 16 are said to be cached."""
-    values, others, p = [], [], 0
-    for length, num_read in zip(request.item_lens.tolist(), request.num_read.tolist(), strict=True):
-        for back in reversed(range(num_read)):
-            row = value_row(len(request.query_token_ids) + length - back).astype(np.float64)
-            table = row - np.logaddexp.reduce(row)
-            ids = request.id_lists[p % len(request.id_lists)]
-            values.append(table[ids])
-            others.append(np.logaddexp.reduce(np.delete(table, ids[ids >= 0])))
-            p += 1
-    done = finish == Finish.LENGTH
-    return ItemScores(
-        handle=request.handle,
-        finish=finish,
-        num_cached=min(len(request.query_token_ids), 16),
-        values=np.array(values if done else [], dtype=np.float32),
-        others=np.array(others if done else [], dtype=np.float32),
-        error="the step failed" if finish == Finish.ERROR else None,
-    )
-
-
-def _prompt_logprobs(request: Request) -> PromptLogprobs:
-    wanted = request.prompt_logprobs
-    assert wanted is not None
-    tokens = request.prompt_token_ids.tolist()
-    rows = [
-        score(value_row(i), tokens[i], wanted.num_top, wanted.token_ids)
-        for i in range(wanted.start, len(tokens))
-    ]
-    return PromptLogprobs(handle=request.handle, start=wanted.start, logprobs=_stack(rows))
-
-
-def _stack(rows: list[LogprobArrays]) -> LogprobArrays:
-    """Positions under one another, narrow ones filled up with what nobody may read."""
-    num_top = max(row.num_top for row in rows)
-    stacked = LogprobArrays.zeros((len(rows),), num_top, max(row.num_explicit for row in rows))
-    stacked.top_ids[:], stacked.top_logprobs[:], stacked.explicit[:] = -1, -1, -1
-    for i, row in enumerate(rows):
-        stacked.put(slice(i, i + 1), row)
-    return stacked
-
-
-_BLANK = score(value_row(0), 0, 0, ())
+_TOLD = (Finish.ERROR, Finish.GRAMMAR)
+"""Ends that come with a message."""
 
 
 def _output(
     due: list[tuple[_Running, Finish]], prompt_logprobs: list[PromptLogprobs], stats: EngineStats
 ) -> StepOutput:
     rows = [row for row, _ in due]
-    logprobs = [each for row in rows for each in (row.logprobs or [_BLANK] * len(row.new))]
+    logprobs = [each for row in rows for each in (row.logprobs or [BLANK] * len(row.new))]
     any_logprobs = any(row.logprobs for row in rows)
     return StepOutput(
         handles=np.array([row.request.handle for row in rows], dtype=np.int64),
@@ -332,8 +275,8 @@ def _output(
         finish=np.array([finish for _, finish in due], dtype=np.uint8),
         num_cached=np.array([len(row.request.prompt_token_ids) // 2 for row in rows], np.int32),
         token_ids=np.array([t for row in rows for t in row.new], dtype=np.int32),
-        logprobs=_stack(logprobs) if any_logprobs else None,
+        logprobs=stack(logprobs) if any_logprobs else None,
         prompt_logprobs=prompt_logprobs,
-        errors={row.request.handle: "it broke" for row, f in due if f == Finish.ERROR},
+        errors={row.request.handle: "it broke" for row, f in due if f in _TOLD},
         stats=stats,
     )

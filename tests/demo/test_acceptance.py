@@ -14,7 +14,7 @@ from demo.acceptance import (
     table,
     walk,
 )
-from demo.head import EagleHead
+from demo.head import TrainableEagleHead
 
 CONFIG = LlamaConfig(
     vocab_size=5,  # so that a random head is often right
@@ -28,14 +28,14 @@ CONFIG = LlamaConfig(
 )
 
 
-def make_models() -> tuple[LlamaForCausalLM, EagleHead]:
+def make_models() -> tuple[LlamaForCausalLM, TrainableEagleHead]:
     torch.manual_seed(0)
-    return LlamaForCausalLM(CONFIG).eval(), EagleHead(CONFIG).eval()
+    return LlamaForCausalLM(CONFIG).eval(), TrainableEagleHead(CONFIG).eval()
 
 
 @torch.inference_mode()
 def speculate(
-    target: LlamaForCausalLM, head: EagleHead, prompt: list[int], length: int
+    target: LlamaForCausalLM, head: TrainableEagleHead, prompt: list[int], length: int
 ) -> list[int]:
     """Accepted drafts of each greedy step, step by step."""
 

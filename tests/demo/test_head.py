@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from demo.head import EagleHead, load_head, save_head
+from demo.head import TrainableEagleHead, load_head, save_head
 
 HIDDEN = 32
 
 
 @pytest.fixture
-def head() -> EagleHead:
+def head() -> TrainableEagleHead:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=64,
@@ -23,11 +23,11 @@ def head() -> EagleHead:
         num_key_value_heads=2,
         head_dim=8,
     )
-    return EagleHead(config).eval()
+    return TrainableEagleHead(config).eval()
 
 
 @torch.inference_mode()
-def test_rollout_is_drafting_at_every_position(head: EagleHead) -> None:
+def test_rollout_is_drafting_at_every_position(head: TrainableEagleHead) -> None:
     """Step j at i equals j steps from i - j on, each fed the output of the step before."""
     torch.manual_seed(1)
     embeddings, features = torch.randn(2, 1, 9, HIDDEN)
@@ -42,7 +42,7 @@ def test_rollout_is_drafting_at_every_position(head: EagleHead) -> None:
             known = torch.cat([known, newest], dim=1)
 
 
-def test_a_saved_head_loads(head: EagleHead, tmp_path: Path) -> None:
+def test_a_saved_head_loads(head: TrainableEagleHead, tmp_path: Path) -> None:
     save_head(head, tmp_path)
     loaded = load_head(tmp_path)
     for name, parameter in loaded.named_parameters():

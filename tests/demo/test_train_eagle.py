@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaForCausalLM
 
-from demo.head import EagleHead, head_config
+from demo.head import TrainableEagleHead, head_config
 from demo.head_run import HeadSettings
 from demo.llama import model_config
 from demo.tokens import EncodedCorpus
@@ -11,7 +11,7 @@ from demo.train_eagle import HeadTrainer, build_optimizers, depth_loss, train, w
 
 
 def test_every_parameter_has_one_optimizer() -> None:
-    head = EagleHead(head_config())
+    head = TrainableEagleHead(head_config())
     optimizers = build_optimizers(head, HeadSettings())
     held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     assert sorted(map(id, held)) == sorted(map(id, head.parameters()))
@@ -30,7 +30,7 @@ def test_an_output_that_is_the_feature_costs_the_entropy() -> None:
 def test_some_steps_lower_the_loss() -> None:
     torch.manual_seed(0)
     target = LlamaForCausalLM(model_config()).eval()
-    head = EagleHead(head_config())
+    head = TrainableEagleHead(head_config())
     settings = HeadSettings(steps=4, written_windows=4, warmup=0.5)
     pieces = torch.arange(1, 200).repeat(3)
     corpus = EncodedCorpus([pieces], [], held_out_bytes=0)

@@ -4,7 +4,70 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+_STRUCTURED = "tests/engine/structured"
+
 ENGINE = (
+    Mutant(
+        "a-mask-stands-one-position-late",
+        "engine/structured/grammars.py",
+        "masks.slots[first : first + count] = np.arange(slot, slot + count)",
+        "masks.slots[first + 1 : first + count] = np.arange(slot, slot + count - 1)",
+        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
+    ),
+    Mutant(
+        "masks-behind-a-refused-draft-are-what-was-left-there",
+        "engine/structured/masks.py",
+        "counts[i] = 1 + self._num_allowed(slot, drafts)",
+        "counts[i] = 1 + len(drafts)",
+        (
+            f"{_STRUCTURED}/test_masks.py"
+            "::test_masks_behind_drafts_equal_a_plain_loop_and_nothing_is_left_in_the_matchers",
+        ),
+    ),
+    Mutant(
+        "a-matcher-keeps-what-was-refused",
+        "engine/structured/grammars.py",
+        "drawn = settled.token_ids[i, : settled.num_new[i]].tolist()",
+        "drawn = settled.token_ids[i].tolist()",
+        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
+    ),
+    Mutant(
+        "masks-follow-the-drafts-of-the-step-before",
+        "engine/structured/grammars.py",
+        "            self._drafts[rows[live]] = result.drafts[live]\n",
+        "            self._drafts[rows[live], :0] = result.drafts[live, :0]\n",
+        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
+    ),
+    Mutant(
+        "a-marker-over-two-steps-is-not-seen",
+        "engine/structured/matcher.py",
+        "            recent = self._recent + token_ids\n",
+        "            recent = token_ids\n",
+        (
+            f"{_STRUCTURED}/test_matcher.py"
+            "::test_a_grammar_begins_behind_the_first_occurrence_of_its_marker",
+        ),
+    ),
+    Mutant(
+        "scoring-overwrites-a-forward-that-awaits-masks",
+        "engine/engine.py",
+        "        if awaiting is None:\n            self._scoring.launch()\n",
+        "        self._scoring.launch()\n",
+        (
+            f"{_STRUCTURED}/test_grammars.py"
+            "::test_a_step_with_one_is_drawn_behind_the_last_result_and_before_scoring",
+        ),
+    ),
+    Mutant(
+        "a-compile-keeps-the-loop-busy",
+        "engine/engine.py",
+        "num_compiling = self._grammars.num_waiting",
+        "num_compiling = 0",
+        (
+            f"{_STRUCTURED}/test_grammars.py"
+            "::test_a_choice_that_waits_for_its_grammar_holds_up_nobody",
+        ),
+    ),
     Mutant(
         "prompt-logprobs-of-an-earlier-life-are-kept",
         "engine/engine.py",
@@ -17,7 +80,7 @@ ENGINE = (
     ),
     Mutant(
         "choices-hang-when-the-first-one-fails",
-        "engine/engine.py",
+        "engine/planning/unfinished.py",
         "        choice.ended = True\n        self._enqueue_children(choice)\n",
         "        choice.ended = True\n",
         (
@@ -83,6 +146,45 @@ ENGINE = (
         "            self._send_stats()\n            self._busy_since = math.inf\n",
         "            self._send_stats()\n",
         ("tests/engine/test_process_loop.py::test_a_loop_that_waits_for_a_message_is_not_hung",),
+    ),
+    Mutant(
+        "beginnings-of-prefixes-are-granted-before-ends",
+        "engine/blocks.py",
+        "for block in reversed(blocks):",
+        "for block in blocks:",
+        (
+            "tests/engine/test_blocks.py"
+            "::test_the_least_recently_released_goes_first_and_ends_before_beginnings",
+        ),
+    ),
+    Mutant(
+        "aborts-go-before-the-requests-they-end",
+        "engine/process.py",
+        """            for request in message.submit:
+                self._engine.submit(frontend, request)
+            for scoring in message.score:
+                self._engine.score(frontend, scoring)
+            for handle, choice in message.abort:
+                self._engine.abort(frontend, handle, choice)
+""",
+        """            for handle, choice in message.abort:
+                self._engine.abort(frontend, handle, choice)
+            for request in message.submit:
+                self._engine.submit(frontend, request)
+            for scoring in message.score:
+                self._engine.score(frontend, scoring)
+""",
+        (
+            "tests/engine/test_process_loop.py"
+            "::test_messages_are_taken_in_order_and_what_is_none_is_passed_over",
+        ),
+    ),
+    Mutant(
+        "silence-hides-why-the-engine-ended",
+        "engine/client.py",
+        "if self._died is None and silence > SILENCE_S:",
+        "if silence > SILENCE_S:",
+        ("tests/engine/test_client.py::test_silence_does_not_hide_why_the_process_ended",),
     ),
 )
 
@@ -161,5 +263,33 @@ RUNNER = (
             "::test_windows_that_begin_around_the_edge_of_a_block",
         ),
         interpreted=True,
+    ),
+    Mutant(
+        "drafts-without-room-count-as-verified",
+        "engine/runner/gather.py",
+        "    ends = torch.minimum(drafts.num_drafts, drafts.room)\n",
+        "    ends = drafts.num_drafts\n",
+        (
+            "tests/engine/runner/test_speculation.py"
+            "::test_drafts_without_room_do_not_count_as_verified",
+        ),
+    ),
+    Mutant(
+        "a-captured-step-keeps-one-logprob-a-row",
+        "engine/runner/step.py",
+        "logprobs.at(slice(count * self.token_ids.shape[1]))",
+        "logprobs.at(slice(count))",
+        ("tests/engine/runner/test_decode_step.py::test_tokens_are_those_of_the_eager_step",),
+        interpreted=True,
+    ),
+    Mutant(
+        "blocks-of-an-earlier-owner-are-not-cleared",
+        "engine/attention/plain.py",
+        "        self._clear(inputs.slots, blocks)\n",
+        "",
+        (
+            "tests/engine/attention/test_plain.py"
+            "::test_what_earlier_owners_of_a_block_left_does_not_matter",
+        ),
     ),
 )

@@ -130,4 +130,21 @@ PLANNING = (
         "and params.seed is not None",
         ("tests/engine/planning/test_drafting.py::test_whose_tokens_need_the_same_drafts",),
     ),
+    Mutant(
+        "logprobs-of-no-top-tokens-are-not-wanted",
+        "engine/planning/outputs.py",
+        "= params.logprobs is not None or num_explicit > 0",
+        "= bool(params.logprobs) or num_explicit > 0",
+        (
+            "tests/engine/planning/test_outputs.py"
+            "::test_logprobs_of_chosen_tokens_alone_are_reported",
+        ),
+    ),
+    Mutant(
+        "a-preempted-choice-is-looked-up-twice",
+        "engine/planning/scheduler.py",
+        "        if choice.num_cached is None:\n",
+        "        if choice.prompt_len:\n",
+        (f"{SCHEDULER}::test_prefix_counters_count_a_choice_once",),
+    ),
 )

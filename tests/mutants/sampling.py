@@ -58,4 +58,82 @@ SAMPLING = (
         "kept &= logits >= thresholds",
         ("tests/sampling/filters/test_plain.py::test_among_ties_the_lowest_ids_are_kept",),
     ),
+    Mutant(
+        "a-mask-is-nan-at-a-huge-temperature",
+        "sampling/race.py",
+        "temperature.reciprocal().clamp(MIN_SCALE, MAX_SCALE)",
+        "temperature.reciprocal().clamp(max=MAX_SCALE)",
+        ("tests/sampling/test_race.py::test_a_mask_holds_at_any_temperature",),
+    ),
+    Mutant(
+        "the-kernels-exponential-loses-the-tail",
+        "sampling/noise.py",
+        "    return (u - (1.0 - w)) - tl.log(w)",
+        "    return -tl.log(w)",
+        (
+            "tests/sampling/test_noise_kernels.py"
+            "::test_exponentials_lose_no_digits_down_to_the_smallest_uniform",
+        ),
+        interpreted=True,
+    ),
+    Mutant(
+        "padding-of-listed-ids-is-id-0",
+        "sampling/paths/logprobs.py",
+        "torch.where(id_lists < 0, id_lists[:, :1], id_lists).long()",
+        "id_lists.clamp(min=0).long()",
+        (
+            "tests/sampling/paths/test_logprobs.py"
+            "::TestListed::test_values_and_the_mass_of_all_others",
+        ),
+    ),
+    Mutant(
+        "a-grammar-s-mask-comes-after-the-filters",
+        "sampling/paths/torch_path.py",
+        "last = _cuts(values, batch, rows)",
+        "last = _cuts(process(raw, batch, rows, masked=False), batch, rows)",
+        ("tests/sampling/test_sampler_grammar.py::test_draws_have_the_restricted_distribution",),
+    ),
+    Mutant(
+        "a-grammar-s-mask-is-one-logit-row-late",
+        "sampling/paths/torch_edits.py",
+        "slot = int(batch.mask_slots[i])",
+        "slot = int(batch.mask_slots[i - 1])",
+        (
+            "tests/sampling/speculative/test_verification_distribution.py"
+            "::test_the_distribution_is_the_target_s_and_acceptance_is_what_theory_says",
+        ),
+    ),
+    Mutant(
+        "kernels-read-a-grammar-s-mask-by-the-sampling-row",
+        "sampling/kernels/logits.py",
+        "slot = tl.load(source.mask_slots + i)",
+        "slot = tl.load(source.mask_slots + row)",
+        (
+            "tests/sampling/kernels/test_logits_kernels.py"
+            "::test_each_logit_row_has_the_mask_of_its_slot",
+        ),
+        interpreted=True,
+    ),
+    Mutant(
+        "what-is-kept-leaves-bias-out",
+        "sampling/kernels/logits.py",
+        "if what != _LASTING_BANS:",
+        "if what == _EVERYTHING:",
+        (
+            "tests/sampling/kernels/test_logits_kernels.py"
+            "::test_what_is_kept_counts_bias_in_both_masses",
+        ),
+        interpreted=True,
+    ),
+    Mutant(
+        "masks-that-leave-nothing-blame-the-logits",
+        "sampling/kernels/tile_pass.py",
+        'masses = tl.where((worst == 1) & (maxima == float("-inf")), MASKED_OUT, masses)',
+        "masses = masses",
+        (
+            "tests/sampling/kernels/test_logits_kernels.py"
+            "::test_masks_that_leave_nothing_are_told_from_unusable_logits",
+        ),
+        interpreted=True,
+    ),
 )

@@ -1,0 +1,109 @@
+"""Quantized weights beside bfloat16 ones, in one run: one stream, a step of 256 rows, prefill.
+
+    python -m benchmarks.bench_quantized --shape qwen3-8b
+
+Weights are random, so that only times mean anything; `ratio` is quantized over bfloat16. Prints a
+line a measurement; the last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.bench_engine import DEVICE, Row, TimedRunner, measure, prefill, timed_engine
+from benchmarks.figures import Figure, figure
+from benchmarks.shapes import BIG, SHAPES, write_shape
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.models.loader import load_model
+
+WORKLOADS = {"single": "decode_period_ms", "greedy": "decode_gpu_ms"}
+"""The figure of each workload that is compared: a token of one stream, a step of 256 rows."""
+MUSTS = {"single": 0.66, "greedy": 0.8, "prefill": 1 / 1.45}
+
+
+def make_engine(model: ModelConfig) -> tuple[Engine, TimedRunner, Row]:
+    """An engine, its runner, which notes the times of its steps, and what loading took."""
+    torch.cuda.reset_peak_memory_stats()
+    before, started = torch.cuda.memory_allocated(), time.perf_counter()
+    loaded = load_model(model, DEVICE)
+    torch.cuda.synchronize()
+    row = {
+        "load_seconds": round(time.perf_counter() - started, 2),
+        "weights_gb": round((torch.cuda.memory_allocated() - before) / 1e9, 2),
+        "peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 2),
+    }
+    config = EngineConfig(
+        model=model,
+        cache=CacheConfig(num_blocks=20_000),
+        scheduler=SchedulerConfig(max_rows=256, max_step_tokens=8192),
+    )
+    return *timed_engine(config, loaded), row
+
+
+def measurements(shape: str) -> dict[str, dict[str, Row]]:
+    """All measurements, by quantization and name."""
+    rows: dict[str, dict[str, Row]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(write_shape(shape, Path(folder)))
+        for name in ("none", "fp8"):
+            model = ModelConfig(
+                model=path,
+                dtype="bfloat16",
+                load_format="dummy",
+                max_model_len=4096,
+                quantization="fp8" if name == "fp8" else None,
+            )
+            engine, timed, loading = make_engine(model)
+            rows[name] = {"load": loading, "prefill": prefill(engine, timed, shape)}
+            for workload in WORKLOADS:
+                rows[name][workload] = measure(engine, timed, workload, 2)
+            for what, row in rows[name].items():
+                print(name, what, row, flush=True)
+            del engine, timed
+            gc.collect()
+            torch.cuda.empty_cache()
+    return rows
+
+
+def ratios(rows: dict[str, dict[str, Row]]) -> dict[str, float]:
+    """Times of float8 over those of bfloat16."""
+    keys = WORKLOADS | {"prefill": "prefill_gpu_ms"}
+    return {
+        what: round(rows["fp8"][what][key] / rows["none"][what][key], 3)
+        for what, key in keys.items()
+    }
+
+
+def figures(shape: str = BIG) -> Iterator[Figure]:
+    """The figures of one shape."""
+    rows = measurements(shape)
+    command = f"python -m benchmarks.bench_quantized --shape {shape}"
+    for what, ratio in ratios(rows).items():
+        made = figure(f"{shape} fp8 {what} over bf16", ratio, "x", "<=", MUSTS[what], None)
+        yield made | {"command": command, "check": ""}
+    for what, key in WORKLOADS.items():
+        value = rows["fp8"][what][key]
+        made = figure(f"{shape} fp8 {what}", value, "ms", "<=", None, None)
+        yield made | {"command": command, "check": ""}
+
+
+def main() -> None:
+    """Measure one shape and print what came of it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", choices=SHAPES, default=BIG)
+    args = parser.parse_args()
+    rows = measurements(args.shape)
+    print(json.dumps({"ratio": ratios(rows), **rows}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Environments of client packages, each of its own: no package bends another's requirements.
+
+They are kept in the temporary folder, since installing takes a minute each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(tempfile.gettempdir()) / "tailrace-tests-clients"
+INSTALL_S = 600
+
+
+def python_with(*packages: str, shares_libraries: bool = False) -> Path:
+    """The interpreter of an environment with packages of the Python index.
+
+    Args:
+        shares_libraries: what this environment has counts as installed there, since it includes
+            gigabytes of torch. The project itself, a link into this checkout, is not seen.
+    """
+
+    def install(folder: Path) -> None:
+        venv.create(folder, with_pip=True)
+        if shares_libraries:
+            (own,) = folder.glob("lib/python*/site-packages")
+            (own / "libraries.pth").write_text("\n".join(site.getsitepackages()))
+        _run([folder / "bin" / "python", "-m", "pip", "install", "--quiet", *packages], folder)
+
+    return _made("python", packages, install) / "bin" / "python"
+
+
+def node_with(*packages: str) -> Path:
+    """A folder whose programs can import packages of npm."""
+    if shutil.which("npm") is None:
+        pytest.skip("needs npm")
+
+    def install(folder: Path) -> None:
+        (folder / "package.json").write_text('{"private": true}')
+        _run(["npm", "install", "--no-audit", "--no-fund", *packages], folder)
+
+    return _made("node", packages, install)
+
+
+def _made(kind: str, packages: tuple[str, ...], install: Callable[[Path], None]) -> Path:
+    """The folder of an environment, made by `install` unless it is there."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    key = hashlib.sha256(repr((version, packages)).encode()).hexdigest()[:12]
+    folder = CACHE / f"{kind}-{key}"
+    done = folder / "done"
+    if not done.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        install(folder)
+        done.touch()
+    return folder
+
+
+def _run(command: list[str | Path], folder: Path) -> None:
+    """Run an installer; the test is skipped where it fails, as it does without a network."""
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S, env=_environment()
+    )
+    if done.returncode:
+        line = (done.stderr or done.stdout).strip().splitlines()[-1]
+        pytest.skip(f"cannot be installed here: {line}")
+
+
+def _environment() -> dict[str, str]:
+    """Without what would let an environment's Python see this project."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
