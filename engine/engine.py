@@ -199,7 +199,7 @@ class Engine:
         self._timings.stepped(int(plan.num_query.sum()))
         settled = settle(self._table, plan, result)
         self._timings.drew(self._table.choices_of(settled.first_drawn))
-        self._count_drafts(settled, result)
+        self._count_drafts(settled)
         failures: Failures = []
         if self._grammars is not None:
             failures = self._grammars.enter(self._table, plan, result, settled)
@@ -221,11 +221,10 @@ class Engine:
             self._forget(self._table.choice(row))
             self._scheduler.release(row)
 
-    def _count_drafts(self, settled: Settled, result: StepResult) -> None:
-        offered, accepted = result.num_offered, result.num_accepted
+    def _count_drafts(self, settled: Settled) -> None:
+        offered, accepted = settled.num_offered, settled.num_accepted
         if self._drafts is not None and offered is not None and accepted is not None:
-            idx = settled.result_idx
-            self._drafts.add(settled.rows, offered[idx], accepted[idx])
+            self._drafts.add(settled.rows, offered, accepted)
 
     def _keep_prompt_logprobs(self, plan: StepPlan, result: StepResult) -> None:
         live = self._table.epoch[plan.rows] == plan.epochs

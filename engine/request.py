@@ -43,6 +43,19 @@ class Finish(enum.IntEnum):
     """The grammar could not be compiled or followed; `StepOutput.errors` says why."""
 
 
+class Origin(enum.IntEnum):
+    """Where a generated token came from."""
+
+    DRAWN = 0
+    """A step without drafts for its row."""
+    ACCEPTED = 1
+    """A draft that stands."""
+    RECOVERED = 2
+    """It stands in place of a refused draft."""
+    BONUS = 3
+    """It stands behind the last draft, all of which were accepted."""
+
+
 class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
     """Which logprobs of the prompt's own tokens are reported.
 
@@ -86,6 +99,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         priority: lower runs earlier; equal ones in order of arrival.
         emit_interval: report to the frontend every so many tokens (and at the end); 1 streams.
         prompt_logprobs: which logprobs of the prompt's own tokens are reported, once, by choice 0.
+        report_origins: the output tells each token's `Origin`.
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
         grammar: restricts each choice's tokens; `params.constrained` says whether there is one.
     """
@@ -98,6 +112,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     emit_interval: int = 1
     prompt_logprobs: PromptLogprobsParams | None = None
+    report_origins: bool = False
     cache_salt: str = ""
     grammar: Grammar | None = None
 
@@ -271,6 +286,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         token_ids: int32 [T], entry after entry. A stop token is included.
         logprobs: of the T tokens, where any entry asked for them; entries that did not
             hold undefined values.
+        origins: uint8 [T], `Origin` codes, where any entry asked for them; entries that did not
+            hold undefined values. None without a drafter too: every token was drawn.
         prompt_logprobs: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
         errors: handle -> message for entries ended with `Finish.ERROR` or `Finish.GRAMMAR`.
@@ -286,6 +303,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     num_cached: Int32Array
     token_ids: Int32Array
     logprobs: LogprobArrays | None = None
+    origins: UInt8Array | None = None
     prompt_logprobs: list[PromptLogprobs] = []
     item_scores: list[ItemScores] = []
     errors: dict[int, str] = {}

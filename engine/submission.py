@@ -15,6 +15,7 @@ from engine.request import (
     LogprobArrays,
     PromptLogprobs,
     StepOutput,
+    UInt8Array,
 )
 
 
@@ -62,6 +63,15 @@ class Entry(NamedTuple):
         """Logprobs of this entry's tokens; None where no entry of the output asked for any."""
         arrays = self.output.logprobs
         return None if arrays is None else arrays.at(slice(self.start, self.start + self.num_new))
+
+    @property
+    def origins(self) -> UInt8Array | None:
+        """`Origin` codes of this entry's tokens, undefined where the request asked for none.
+
+        None where no entry of the output asked, or where nothing is drafted.
+        """
+        codes = self.output.origins
+        return None if codes is None else codes[self.start : self.start + self.num_new]
 
     @property
     def error(self) -> str | None:

@@ -16,6 +16,7 @@ from engine.planning.timings import Timings
 from engine.request import (
     Finish,
     LogprobArrays,
+    Origin,
     PromptLogprobs,
     Request,
     ScoringRequest,
@@ -90,6 +91,7 @@ class FakeEngine:
     Attributes:
         script: what each choice draws next: a token id, or the `Finish` it ends with.
         step_s: length of a step.
+        speculates: tokens have the origins of `origin_at`, else all are drawn.
         requests: everything submitted.
         aborted: (handle, choice) pairs that were aborted while unfinished.
         scored: scoring requests submitted. scoring_finish: how they end.
@@ -116,6 +118,7 @@ class FakeEngine:
         self.stats: EngineStats | None = None
         self.script = script
         self.step_s = step_s
+        self.speculates = False
         self.requests: list[Request] = []
         self.aborted: list[tuple[int, int]] = []
         self.scored: list[ScoringRequest] = []
@@ -216,7 +219,7 @@ class FakeEngine:
             if row.choice == 0 and row.position == 1 and not row.aborted:
                 self._timings.first_token(time.perf_counter() - row.began)
         due = [e for e in entries if e[1] or len(e[0].new) >= e[0].request.emit_interval]
-        output = _output(due, prompt_logprobs, self._statistics())
+        output = _output(due, prompt_logprobs, self._statistics(), self.speculates)
         for row, _ in due:
             row.new, row.logprobs = [], []
         self.stats = output.stats
@@ -258,16 +261,22 @@ class FakeEngine:
         )
 
 
-_TOLD = (Finish.ERROR, Finish.GRAMMAR)
-"""Ends that come with a message."""
+def origin_at(position: int) -> Origin:
+    """Where the fake's tokens come from: each in turn from one place."""
+    return Origin(position % len(Origin))
 
 
 def _output(
-    due: list[tuple[_Running, Finish]], prompt_logprobs: list[PromptLogprobs], stats: EngineStats
+    due: list[tuple[_Running, Finish]],
+    prompt_logprobs: list[PromptLogprobs],
+    stats: EngineStats,
+    speculates: bool,
 ) -> StepOutput:
     rows = [row for row, _ in due]
     logprobs = [each for row in rows for each in (row.logprobs or [BLANK] * len(row.new))]
     any_logprobs = any(row.logprobs for row in rows)
+    codes = [origin_at(row.position - i) for row in rows for i in range(len(row.new), 0, -1)]
+    any_origins = speculates and any(row.request.report_origins for row in rows)
     return StepOutput(
         handles=np.array([row.request.handle for row in rows], dtype=np.int64),
         choices=np.array([row.choice for row in rows], dtype=np.int32),
@@ -276,6 +285,7 @@ def _output(
         num_cached=np.array([len(row.request.prompt_token_ids) // 2 for row in rows], np.int32),
         token_ids=np.array([t for row in rows for t in row.new], dtype=np.int32),
         logprobs=stack(logprobs) if any_logprobs else None,
+        origins=np.array(codes, dtype=np.uint8) if any_origins else None,
         prompt_logprobs=prompt_logprobs,
         errors={row.request.handle: "it broke" for row, f in due if f in _TOLD},
         stats=stats,

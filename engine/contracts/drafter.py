@@ -85,6 +85,8 @@ class Drafter(Protocol):
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         """Propose drafts int32 [L, k]; -1 stands for no draft, and verification always refuses it.
 
+        Behind a -1 a row has no drafts.
+
         Reads nothing on the host beyond shapes, so that a graph can hold it on CUDA. Draft logits
         of the rows are written in the same call.
         """

@@ -40,6 +40,7 @@ class _Emission:
     finish: UInt8Array
     token_ids: Int32Array
     logprobs: LogprobArrays | None
+    origins: UInt8Array | None = None
     error: str | None = None
 
 
@@ -68,6 +69,9 @@ class OutputRing:
         self._choices: list[Choice | None] = [None] * max_rows
         self._wants_logprobs: npt.NDArray[np.bool_] = np.zeros(max_rows, dtype=np.bool_)
         self._logprobs = LogprobArrays.zeros(self._shape, 0, 0)
+        self._has_drafter = max_new > 1
+        self._wants_origins: npt.NDArray[np.bool_] = np.zeros(max_rows, dtype=np.bool_)
+        self._origins: UInt8Array = np.zeros(self._shape, dtype=np.uint8)
         self._outboxes: dict[bytes, _Outbox] = {}
 
     @property
@@ -83,6 +87,7 @@ class OutputRing:
         num_explicit = len(params.logprob_token_ids or ())
         asked = params.logprobs is not None or num_explicit > 0
         self._wants_logprobs[row] = asked or params.kept_logprob
+        self._wants_origins[row] = self._has_drafter and choice.request.report_origins
         self._widen(params.logprobs or 0, num_explicit)
 
     def _widen(self, num_top: int, num_explicit: int) -> None:
@@ -95,12 +100,15 @@ class OutputRing:
 
     def push(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
         """Hold the step's tokens, and their logprobs [logit rows of the plan]."""
+        origins = settled.origins() if self._wants_origins[settled.rows].any() else None
         for column in range(int(settled.num_new.max(initial=0))):
             kept = settled.num_new > column
             rows = settled.rows[kept]
             slots = self._held[rows]
             self._token_ids[rows, slots] = settled.token_ids[kept, column]
             self._held[rows] = slots + 1
+            if origins is not None:
+                self._origins[rows, slots] = origins[kept, column]
             if logprobs is not None:
                 wanted = self._wants_logprobs[rows]
                 drawn = logprobs.at(settled.logit_idx[kept][wanted] + column)
@@ -125,6 +133,7 @@ class OutputRing:
             finish=finish,
             token_ids=self._token_ids[token_rows, slots],
             logprobs=self._take_logprobs(rows, token_rows, slots),
+            origins=self._origins[token_rows, slots] if self._wants_origins[rows].any() else None,
             error=error,
         )
         self._held[rows] = 0
@@ -141,7 +150,7 @@ class OutputRing:
         """Emit the end of a choice that holds no row."""
         nothing = np.zeros(1, dtype=np.int64)
         code = np.array([finish], dtype=np.uint8)
-        emission = _Emission([choice], nothing, code, _NONE, None, error)
+        emission = _Emission([choice], nothing, code, _NONE, None, error=error)
         self._outbox(choice.frontend).emissions.append(emission)
 
     def add_prompt_logprobs(self, frontend: bytes, logprobs: PromptLogprobs) -> None:
@@ -190,6 +199,7 @@ def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
             finish=emission.finish[mine],
             token_ids=emission.token_ids[tokens],
             logprobs=None if emission.logprobs is None else emission.logprobs.at(tokens),
+            origins=None if emission.origins is None else emission.origins[tokens],
             error=emission.error,
         )
     return emissions
@@ -206,12 +216,22 @@ def _step_output(outbox: _Outbox, stats: EngineStats) -> StepOutput:
         num_cached=np.array([c.num_cached or 0 for c in choices], dtype=np.int32),
         token_ids=np.concatenate([_NONE, *[e.token_ids for e in emissions]]).astype(np.int32),
         logprobs=concat_logprobs([(e.logprobs, len(e.token_ids)) for e in emissions]),
+        origins=_concat_origins(emissions),
         prompt_logprobs=outbox.prompt_logprobs,
         item_scores=outbox.item_scores,
         errors={c.request.handle: e.error for e in emissions if e.error for c in e.choices},
         drafts=_draft_counts(choices),
         stats=stats,
     )
+
+
+def _concat_origins(emissions: list[_Emission]) -> UInt8Array | None:
+    """Join the origins of emissions, undefined in those without; None where none has any."""
+    if all(e.origins is None for e in emissions):
+        return None
+    nothing = [np.zeros(len(e.token_ids), dtype=np.uint8) for e in emissions]
+    pairs = zip(emissions, nothing, strict=True)
+    return np.concatenate([none if e.origins is None else e.origins for e, none in pairs])
 
 
 def _draft_counts(choices: list[Choice]) -> Int64Array | None:

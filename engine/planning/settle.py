@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.plan import StepPlan, StepResult
-from engine.request import Finish, Int32Array, Int64Array, UInt8Array
+from engine.request import Finish, Int32Array, Int64Array, Origin, UInt8Array
 from engine.rows import BoolArray, RowTable
 
 
@@ -23,6 +23,7 @@ class Settled:
         finish: uint8 [S], `Finish` codes.
         result_idx: int64 [S], index of each row in the step's result.
         first_drawn: int32, the rows among these that drew their choice's first token.
+        num_offered, num_accepted: int32 [S], drafts verified and kept; None without drafts.
     """
 
     rows: Int32Array
@@ -32,6 +33,22 @@ class Settled:
     finish: UInt8Array
     result_idx: Int64Array
     first_drawn: Int32Array
+    num_offered: Int32Array | None = None
+    num_accepted: Int32Array | None = None
+
+    def origins(self) -> UInt8Array:
+        """Where each token came from: `Origin` codes uint8 [S, W].
+
+        The drafts that stand are a row's first tokens. The token behind them stands in place of the
+        next draft, where one was verified, or behind the last.
+        """
+        offered, accepted = self.num_offered, self.num_accepted
+        if offered is None or accepted is None:
+            return np.full(self.token_ids.shape, Origin.DRAWN, dtype=np.uint8)
+        behind = np.where(accepted < offered, Origin.RECOVERED, Origin.BONUS)
+        behind[offered == 0] = Origin.DRAWN
+        is_draft = np.arange(self.token_ids.shape[1]) < accepted[:, None]
+        return np.where(is_draft, Origin.ACCEPTED, behind[:, None]).astype(np.uint8)
 
 
 def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
@@ -56,7 +73,17 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
         num_logits = plan.num_logits
         logit_idx = (np.cumsum(num_logits) - num_logits)[drew]
         _take_back(table, rows, num_logits[drew] - num_drawn, plan.decodes[drew])
-    return Settled(rows, tokens, num_new, logit_idx, finish, result_idx, first_drawn)
+    return Settled(
+        rows,
+        tokens,
+        num_new,
+        logit_idx,
+        finish,
+        result_idx,
+        first_drawn,
+        num_offered=None if result.num_offered is None else result.num_offered[result_idx],
+        num_accepted=None if result.num_accepted is None else result.num_accepted[result_idx],
+    )
 
 
 def _take_back(table: RowTable, rows: Int32Array, refused: Int64Array, decoded: BoolArray) -> None:

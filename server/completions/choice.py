@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 import msgspec
 
-from engine.request import Finish, Int64Array, LogprobArrays, PromptLogprobs
+from engine.request import Finish, Int64Array, LogprobArrays, Origin, PromptLogprobs
 from engine.submission import Entry
 from server.completions.form import ReplyForm
 from server.completions.logprob_queue import LogprobQueue
@@ -28,6 +28,7 @@ class Piece(msgspec.Struct, frozen=True):
     Attributes:
         first: nothing was given out before; what is told of the prompt goes with this piece.
         token_ids: the tokens of this piece.
+        origins: `Origin` codes of these tokens, where the form asks for them.
         starts: the tokens' places in the generated text, where the form needs them.
         logprobs: logprobs of these tokens, or of the dropped one where nothing is generated.
         prompt_logprobs: on the first piece only, where the engine reported any.
@@ -37,6 +38,7 @@ class Piece(msgspec.Struct, frozen=True):
     first: bool
     text: str
     token_ids: list[int]
+    origins: list[int]
     starts: list[int]
     logprobs: LogprobArrays | None
     prompt_logprobs: PromptLogprobs | None
@@ -72,6 +74,7 @@ class ReplyChoice:
         self._finish = Finish.RUNNING
         self._waiting: list[int] = []
         self._token_ids: list[int] = []
+        self._origins: list[int] = []
         self._starts: list[int] = []
         self._logprobs = LogprobQueue()
         self._text = ""  # not given out yet
@@ -101,6 +104,8 @@ class ReplyChoice:
         if not form.next_token_only:
             self._waiting += token_ids
             self.num_generated += len(token_ids)
+            if form.origins:
+                self._origins += _origins_of(entry)
         if finish in _REASONS:
             self.finish_reason = "length" if form.next_token_only else _REASONS[finish]
             if self.finish_reason == "stop" and self._waiting[-1] not in form.silent_ends:
@@ -153,6 +158,7 @@ class ReplyChoice:
             first=self._first,
             text=text,
             token_ids=token_ids,
+            origins=self._origins[self._num_tokens_taken : upto],
             starts=self._starts[self._num_tokens_taken : upto],
             logprobs=self._logprobs.take(1 if form.next_token_only else len(token_ids)),
             prompt_logprobs=self.prompt_logprobs if self._first else None,
@@ -172,3 +178,11 @@ class ReplyChoice:
         if self._matcher is None:
             return len(self._token_ids)
         return bisect_left(self._starts, self._num_chars_taken + num_chars)
+
+
+def _origins_of(entry: Entry) -> list[int]:
+    """`Origin` codes of an entry's tokens."""
+    if (codes := entry.origins) is None:
+        return [Origin.DRAWN] * entry.num_new
+    origins: list[int] = codes.tolist()
+    return origins

@@ -28,6 +28,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
             drawn and dropped.
         silent_ends: ids that end a choice with a null `stop_reason`.
         packed: values go as arrays in base64.
+        origins: where each generated token came from is reported.
         token_starts: where each token begins is needed whatever else is asked for.
     """
 
@@ -50,6 +51,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     next_token_only: bool
     silent_ends: frozenset[int]
     packed: bool
+    origins: bool
     token_starts: bool = False
 
     @property
@@ -70,7 +72,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     @property
     def shows_tokens(self) -> bool:
         """Whether a chunk without text has something to tell."""
-        return self.shows_logprobs or self.return_token_ids
+        return self.shows_logprobs or self.return_token_ids or self.origins
 
     @property
     def shows_prompt(self) -> bool:
@@ -110,5 +112,6 @@ def reply_form(
         spaces_between=body.spaces_between_special_tokens is not False,
         next_token_only=body.max_tokens == 0,
         packed=body.logprobs_format == "packed",
+        origins=bool(body.return_token_origin),
         silent_ends=frozenset() if body.ignore_eos else frozenset(info.eos_token_ids),
     )

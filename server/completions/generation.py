@@ -107,6 +107,7 @@ class Generation:
             priority=prepared.priority,
             emit_interval=prepared.emit_interval,
             prompt_logprobs=_prompt_logprobs(prepared.form.prompt_logprobs, prompt),
+            report_origins=prepared.form.origins,
             cache_salt=prepared.cache_salt,
             grammar=prepared.grammar,
         )

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from engine.request import Int32Array, PromptLogprobs
+from engine.request import Int32Array, Origin, PromptLogprobs
 from server.completions.choice import Piece, ReplyChoice
 from server.completions.echo import Echo, echo_of
 from server.completions.logprobs import (
@@ -23,6 +23,7 @@ from server.completions.logprobs import (
 from server.completions.prepare import PreparedRequest
 from server.text.tokenizer import Tokenizer
 
+_ORIGINS = [origin.name.lower() for origin in Origin]
 _NO_VALUES = np.zeros(0, dtype=np.float32)
 PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
 INLINE_VALUES = 512
@@ -86,6 +87,9 @@ class Renderer:
             choice["kept_logprobs"] = self._kept(pieces)
         if form.return_token_ids:
             choice["token_ids"] = [i for written in pieces for i in written.piece.token_ids]
+        if form.origins:
+            codes = [code for written in pieces for code in written.piece.origins]
+            choice["token_origins"] = [_ORIGINS[code] for code in codes]
         if first.first:
             choice |= self._prompt_fields(prompt_idx, first.prompt_logprobs)
         return choice

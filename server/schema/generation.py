@@ -178,6 +178,12 @@ class LogprobFields(BodyModel):
     return_token_ids: bool | None = Field(
         None, description="The reply carries the ids of the prompt and of each choice."
     )
+    return_token_origin: bool | None = Field(
+        None,
+        description="The reply says where each generated token came from: whether it was drawn "
+        "without drafts, an accepted draft, recovered in place of a refused one, or the bonus "
+        "behind the last.",
+    )
 
 
 class GenerationFields(SamplingFields, LogprobFields):

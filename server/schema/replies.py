@@ -127,6 +127,12 @@ class GeneratedChoice(BaseModel):
         "masks and filters left of the vocabulary, at the request's temperature.",
     )
     token_ids: list[int] | None = None
+    token_origins: list[Literal["drawn", "accepted", "recovered", "bonus"]] | None = Field(
+        None,
+        description="With `return_token_origin`, where each generated token came from: a step "
+        "without drafts, a draft that was accepted, the place of a refused draft, or behind the "
+        "last draft where all were accepted.",
+    )
     prompt_token_ids: list[int] | None = None
 
 

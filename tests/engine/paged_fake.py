@@ -17,7 +17,7 @@ from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
 from engine.plan import PromptSpan, StepMasks, StepPlan, StepResult
 from engine.planning.drafting import NO_DRAFTS, DraftRules
-from engine.request import Finish, Int32Array, LogprobArrays
+from engine.request import Finish, Int32Array, LogprobArrays, Origin
 
 VOCAB = 50
 
@@ -86,6 +86,7 @@ class PagedFake:
         self.rows_by_path: dict[str, int] = {}
         self.num_query_log: list[list[int]] = []
         self.proposed: list[int] = []
+        self.origins: dict[tuple[int, int, int], Origin] = {}  # by handle, choice and position
         self.bad_contexts: set[int] = set()
         self.fail_next = False
         self.failure: Exception = MemoryError("no memory for this step")
@@ -149,7 +150,13 @@ class PagedFake:
                 each.failed = Finish.NAN
                 break
             each.tokens.append(draw(context, int(self.choice_of[row])))
-            if depth == len(drafts) or drafts[depth] != each.tokens[-1]:
+            choice, is_draft = plan.choices[i], depth < len(drafts) and drafts[depth] >= 0
+            stands = is_draft and drafts[depth] == each.tokens[-1]
+            own = Origin.ACCEPTED if stands else Origin.RECOVERED
+            plain = Origin.BONUS if depth else Origin.DRAWN
+            key = (choice.request.handle, choice.index, first + depth)
+            self.origins[key] = own if is_draft else plain
+            if not stands:
                 break
             each.num_accepted += 1
         entered = [*each.tokens, 0] if each.failed else each.tokens
@@ -165,7 +172,10 @@ class PagedFake:
             context = context_hash(tokens)
             wrong = context % 3 == 0
             token = (draw(context, int(self.choice_of[row])) + wrong) % VOCAB
-            self.drafts[row, depth] = -1 if context % 11 == 0 else token
+            if context % 11 == 0:
+                self.drafts[row, depth:] = -1
+                break
+            self.drafts[row, depth] = token
             tokens = np.append(tokens, token)
         self.proposed.append(row)
 

@@ -61,6 +61,7 @@ def test_output_round_trip(num_top: int) -> None:
         num_cached=np.array([16, 0], dtype=np.int32),
         token_ids=np.array([5, 6], dtype=np.int32),
         logprobs=logprob_arrays(2, num_top, 2),
+        origins=np.array([1, 3], dtype=np.uint8),
         prompt_logprobs=[PromptLogprobs(handle=1, start=1, logprobs=logprob_arrays(4, 0, 0))],
         errors={2: "why"},
         stats=STATS,

@@ -46,6 +46,7 @@ def test_each_entry_has_its_part_of_every_array() -> None:
         num_cached=10,
         logprobs=arrays,
         drafts=drafts,
+        origins=np.array([1, 2, 0, 3], dtype=np.uint8),
         errors={5: "why"},
     )
     first, second, third = entries_of(step)
@@ -56,6 +57,8 @@ def test_each_entry_has_its_part_of_every_array() -> None:
     assert (second.error, third.error) == ("why", None)
     assert third.drafts is not None
     assert third.drafts.tolist() == [6, 7, 8]
+    assert third.origins is not None
+    assert third.origins.tolist() == [0, 3]
     assert third.logprobs is not None
     for field in arrays.__struct_fields__:
         np.testing.assert_array_equal(getattr(third.logprobs, field), getattr(arrays, field)[2:])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.engine import Engine
-from engine.request import Finish, PromptLogprobs, Request, StepOutput
+from engine.request import Finish, Origin, PromptLogprobs, Request, StepOutput
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB
 
@@ -26,6 +26,7 @@ class Inbox:
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
         self.cached: dict[int, int] = {}
         self.drafts: dict[tuple[int, int], list[int]] = {}
+        self.origins: dict[tuple[int, int], list[Origin]] = defaultdict(list)
 
     def read(self, output: StepOutput) -> None:
         start = 0
@@ -38,6 +39,9 @@ class Inbox:
             assert key not in self.finish, "an entry after the end"
             count = int(output.num_new[i])
             self.tokens[key] += output.token_ids[start : start + count].tolist()
+            if output.origins is not None:
+                codes = output.origins[start : start + count]
+                self.origins[key] += map(Origin, codes.tolist())
             self.cached[handle] = int(output.num_cached[i])
             if output.drafts is not None:
                 self.drafts[key] = output.drafts[i].tolist()

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from demo import EAGLE_FOLDER
+from engine.request import Origin
+from tests.engine.origins import draft_counts
 from tests.serving.process import Server, refused, serve
 
 PROMPT = "class Stack:\n    def push(self, item):\n"
@@ -141,6 +143,34 @@ def test_generated_logprobs_are_those_of_the_prompt_when_echoed(standard: Server
     )
     assert choice["logprobs"]["ranks"] == echoed["logprobs"]["ranks"][generated]
     assert choice["logprobs"]["top_token_ids"] == echoed["logprobs"]["top_token_ids"][generated]
+
+
+@pytest.mark.parametrize("fields", [{"seed": 3, "n": 3}, {"temperature": 0}, {"seed": 1, "n": 2}])
+def test_origins_are_what_the_metrics_count(
+    standard: Server, coupled: Server, fields: dict[str, Any]
+) -> None:
+    wish = {"return_token_origin": True, "return_token_ids": True, "ignore_eos": True, **fields}
+    for server in (standard, coupled):
+        reply = ask(server, max_tokens=41, **wish)
+        told = [choice["token_origins"] for choice in reply["choices"]]
+        assert [len(each) for each in told] == [41] * fields.get("n", 1)
+        codes = [[Origin[name.upper()] for name in each] for each in told]
+        counts = np.sum([draft_counts(each, K) for each in codes], axis=0).tolist()
+        metrics = reply["metrics"]
+        assert counts[0] == metrics["num_drafts"]
+        shares = [count / counts[0] for count in counts[1:]]
+        assert shares == pytest.approx(metrics["acceptance_per_position"])
+        if "seed" in fields:  # whose tokens do not depend on the load
+            parts: list[list[str]] = [[] for _ in told]
+            for chunk in stream(server, max_tokens=41, **wish):
+                for choice in chunk["choices"]:
+                    parts[choice["index"]] += choice["token_origins"]
+            assert parts == told
+
+
+def test_without_a_drafter_every_token_is_drawn(plain: Server) -> None:
+    [choice] = ask(plain, max_tokens=3, return_token_origin=True)["choices"]
+    assert choice["token_origins"] == ["drawn"] * 3
 
 
 def test_metrics_count_drafts(standard: Server) -> None:

@@ -69,6 +69,7 @@ class PieceReader:
         self._lengths = words.lengths
         self._logprobs = LogprobQueue()
         self._token_ids: list[int] = []
+        self._origins: list[int] = []
         self._starts: list[int] = []
         self._num_chars = 0
         self._shift = 0
@@ -107,17 +108,21 @@ class PieceReader:
         if piece.finish_reason is None and (kind := self.flow(piece)) is not None:
             part: Part = "tool" if kind == "arguments" or kind == "call" else kind
             event, parts = Event(kind, piece.text), [part] * len(piece.token_ids)
-            return self._parsed(piece, piece.token_ids, piece.starts, [event], parts, {})
+            own = (piece.token_ids, piece.origins, piece.starts)
+            return self._parsed(piece, *own, [event], parts, {})
         self._feed(piece, ends_by_token)
         self._token_ids += piece.token_ids
+        self._origins += piece.origins
         self._starts += piece.starts
         parts, cuts = self._tokens.decide(self._output.position, piece.finish_reason is not None)
         count = len(parts)
         token_ids, self._token_ids = self._token_ids[:count], self._token_ids[count:]
+        origins, self._origins = self._origins[:count], self._origins[count:]
         starts, self._starts = self._starts[:count], self._starts[count:]
         if piece.logprobs is not None:
             self._logprobs.push(piece.logprobs)
-        return self._parsed(piece, token_ids, starts, self._take_events(), parts, cuts)
+        events = self._take_events()
+        return self._parsed(piece, token_ids, origins, starts, events, parts, cuts)
 
     def read_events(self, piece: Piece) -> list[Event]:
         """Take the next piece apart, where it is no last one and no tokens are shown."""
@@ -148,6 +153,7 @@ class PieceReader:
         self,
         piece: Piece,
         token_ids: list[int],
+        origins: list[int],
         starts: list[int],
         events: list[Event],
         parts: list[Part],
@@ -158,6 +164,7 @@ class PieceReader:
             first=piece.first,
             text="",
             token_ids=token_ids,
+            origins=origins,
             starts=starts,
             logprobs=piece.logprobs if is_whole else self._logprobs.take(len(token_ids)),
             prompt_logprobs=piece.prompt_logprobs,

@@ -10,7 +10,8 @@ import pytest
 from engine.blocks import BlockPool
 from engine.plan import StepHandle, StepPlan
 from engine.planning.drafting import DRAFTS_OFF_FROM, DraftRules, draft_rules
-from engine.request import Finish
+from engine.planning.settle import Settled
+from engine.request import Finish, Origin, UInt8Array
 from engine.rows import Choice, RowTable
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
@@ -36,18 +37,23 @@ def test_random_traffic_equals_reference(
     engine, runner = make_engine(
         num_blocks=num_blocks, budget=budget, prefix_caching=prefix_caching, drafting=drafting
     )
-    inbox, wanted = Inbox(), {}
+    inbox, wanted, told = Inbox(), {}, {}
     for handle, prompt in enumerate(prompts(rng, 25, 40)):
         n, max_tokens = rng.choice([1, 1, 3]), rng.randrange(1, 24)
-        engine.submit(
-            FRONTEND,
-            request(handle, prompt, n=n, max_tokens=max_tokens, emit_interval=rng.choice([1, 16])),
-        )
+        fields = {"emit_interval": rng.choice([1, 16]), "report_origins": handle % 2 == 0}
+        engine.submit(FRONTEND, request(handle, prompt, n=n, max_tokens=max_tokens, **fields))
         for choice in range(n):
+            if fields["report_origins"]:
+                told[handle, choice] = len(prompt)
             wanted[handle, choice] = reference(prompt, max_tokens, (0,), choice)
         step(engine, inbox, rng.randrange(4))
     run(engine, inbox)
     assert inbox.tokens == wanted
+    for (handle, choice), start in told.items():
+        places = range(start, start + len(wanted[handle, choice]))
+        own = [runner.origins[handle, choice, place] for place in places]
+        assert inbox.origins[handle, choice] == own
+        assert own[0] == Origin.DRAWN
     for key, finish in inbox.finish.items():
         assert finish == (Finish.STOP if wanted[key][-1] == 0 else Finish.LENGTH)
     if num_blocks == 18:
@@ -55,9 +61,34 @@ def test_random_traffic_equals_reference(
     stats = engine.stats().drafts
     assert stats is not None
     assert 0 < stats.num_accepted < stats.num_draft_tokens
-    own = np.sum(list(inbox.drafts.values()), axis=0).tolist()
-    assert own == [stats.num_drafts, stats.num_draft_tokens, *stats.accepted_at]
+    counted = np.sum(list(inbox.drafts.values()), axis=0).tolist()
+    assert counted == [stats.num_drafts, stats.num_draft_tokens, *stats.accepted_at]
     assert runner.proposed
+
+
+def test_origins_cost_nothing_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settled] = []
+    origins = Settled.origins
+
+    def spy(settled: Settled) -> UInt8Array:
+        asked.append(settled)
+        return origins(settled)
+
+    monkeypatch.setattr(Settled, "origins", spy)
+    engine, _ = make_engine(num_blocks=100, drafting=rules())
+    inbox = Inbox()
+    engine.submit(FRONTEND, request(1, [3, 3]))
+    run(engine, inbox)
+    assert (asked, dict(inbox.origins)) == ([], {})
+    engine.submit(FRONTEND, request(2, [3, 3], report_origins=True))
+    run(engine, inbox)
+    assert asked
+    plain, _ = make_engine()
+    plain.submit(FRONTEND, request(3, [3, 3], report_origins=True))
+    del asked[:]
+    run(plain, inbox)
+    assert asked == [], "without a drafter every token was drawn"
+    assert set(inbox.origins) == {(2, 0)}
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -7,7 +7,7 @@ import pytest
 
 from engine.planning.outputs import DEPTH, OutputRing, concat_logprobs
 from engine.planning.settle import Settled
-from engine.request import Finish, LogprobArrays, Request
+from engine.request import Finish, LogprobArrays, Origin, Request
 from engine.rows import Choice
 from sampling.params import SamplingParams
 from tests.engine.test_codec import STATS
@@ -15,7 +15,11 @@ from tests.engine.test_request import logprob_arrays
 
 
 def choice(
-    handle: int, frontend: bytes = b"f", interval: int = 1, params: SamplingParams | None = None
+    handle: int,
+    frontend: bytes = b"f",
+    interval: int = 1,
+    params: SamplingParams | None = None,
+    report_origins: bool = False,
 ) -> Choice:
     prompt = np.array([1], dtype=np.int32)
     request = Request(
@@ -24,6 +28,7 @@ def choice(
         params=params or SamplingParams(),
         max_tokens=99,
         emit_interval=interval,
+        report_origins=report_origins,
     )
     return Choice(frontend, request, 0, 0, handle, prompt)
 
@@ -106,6 +111,50 @@ def test_logprobs_of_chosen_tokens_alone_are_reported() -> None:
     assert output.logprobs is not None
     assert output.logprobs.chosen.tolist() == arrays.chosen.tolist()
     assert output.logprobs.ranks.tolist() == arrays.ranks.tolist()
+
+
+def test_origins_follow_their_tokens_through_the_ring() -> None:
+    """Two rows of two frontends ask, the one between them does not."""
+    ring = OutputRing(3, max_new=2)
+    for row, frontend in enumerate([b"a", b"b", b"b"]):
+        ring.open(row, choice(row, frontend, interval=3, report_origins=row != 1))
+    step = Settled(
+        rows=np.arange(3, dtype=np.int32),
+        token_ids=np.array([[10, 0], [20, 21], [30, 31]], dtype=np.int32),
+        num_new=np.array([1, 2, 2]),
+        logit_idx=np.arange(3) * 2,
+        finish=np.zeros(3, dtype=np.uint8),
+        result_idx=np.arange(3),
+        first_drawn=np.zeros(0, dtype=np.int32),
+        num_offered=np.array([1, 1, 1], dtype=np.int32),
+        num_accepted=np.array([0, 1, 1], dtype=np.int32),
+    )
+    ring.push(step, None)
+    ends = settled([0, 1, 2], [11, 22, 32], [Finish.LENGTH] * 3)
+    ring.push(ends, None)
+    ring.emit_due(ends)
+    outputs = dict(ring.collect(STATS))
+    own = outputs[b"a"].origins
+    assert own is not None
+    assert own.tolist() == [Origin.RECOVERED, Origin.DRAWN]
+    assert outputs[b"b"].token_ids.tolist() == [20, 21, 22, 30, 31, 32]
+    theirs = outputs[b"b"].origins
+    assert theirs is not None
+    assert theirs[3:].tolist() == [Origin.ACCEPTED, Origin.BONUS, Origin.DRAWN]
+
+
+def test_outputs_of_those_who_ask_join_those_of_others() -> None:
+    ring = OutputRing(2, max_new=2)
+    ring.open(0, choice(1))
+    ring.open(1, choice(2, report_origins=True))
+    for row in (0, 1):
+        step = settled([row], [10 + row])
+        ring.push(step, None)
+        ring.emit_due(step)
+    [(_, output)] = ring.collect(STATS)
+    assert output.origins is not None
+    assert len(output.origins) == len(output.token_ids) == 2
+    assert output.origins[1] == Origin.DRAWN
 
 
 def test_flush_hands_over_what_a_falling_row_holds() -> None:

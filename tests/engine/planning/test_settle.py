@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from engine.plan import StepPlan, StepResult
 from engine.planning.settle import Settled, settle
-from engine.request import Finish, Request
+from engine.request import Finish, Origin, Request
 from engine.rows import Choice, RowTable
 from sampling.params import SamplingParams
 
@@ -192,3 +194,46 @@ def test_with_drafts_logprobs_are_found_behind_rows_that_do_not_draw() -> None:
     assert settled.rows.tolist() == [0, 2]
     assert settled.logit_idx.tolist() == [0, 3]
     assert settled.result_idx.tolist() == [0, 1]
+
+
+def test_where_tokens_came_from() -> None:
+    """Of four rows: no drafts, two of three accepted, all three, and both that there was room for.
+
+    What stands behind a row's end is undefined.
+    """
+    settled = Settled(
+        rows=np.arange(4, dtype=np.int32),
+        token_ids=np.zeros((4, 4), dtype=np.int32),
+        num_new=np.array([1, 3, 4, 2]),
+        logit_idx=np.arange(4) * 4,
+        finish=np.zeros(4, dtype=np.uint8),
+        result_idx=np.arange(4),
+        first_drawn=np.zeros(0, dtype=np.int32),
+        num_offered=np.array([0, 3, 3, 2], dtype=np.int32),
+        num_accepted=np.array([0, 2, 3, 2], dtype=np.int32),
+    )
+    told = [
+        [Origin(code).name.lower() for code in codes[:count]]
+        for codes, count in zip(settled.origins().tolist(), settled.num_new.tolist(), strict=True)
+    ]
+    assert told == [
+        ["drawn"],
+        ["accepted", "accepted", "recovered"],
+        ["accepted", "accepted", "accepted", "bonus"],
+        ["accepted", "accepted"],
+    ]
+
+
+def test_counts_of_drafts_follow_the_rows_that_are_left() -> None:
+    table = table_of(SamplingParams(), SamplingParams(), max_new=3)
+    settle(table, plan_of(table, [0, 1], [True, True]), result_of([[20], [21]]))
+    plan = plan_of(table, [0, 1], [True, True], num_drafts=2, starts=5)
+    table.vacate(0)
+    counts = np.array([2, 1], dtype=np.int32), np.array([0, 1], dtype=np.int32)
+    drawn = result_of([[30], [31, 32]])
+    drawn = replace(drawn, num_offered=counts[0], num_accepted=counts[1])
+    settled = settle(table, plan, drawn)
+    assert settled.num_offered is not None
+    assert settled.num_accepted is not None
+    assert (settled.num_offered.tolist(), settled.num_accepted.tolist()) == ([1], [1])
+    assert settled.origins().tolist() == [[Origin.ACCEPTED, Origin.BONUS]]

@@ -40,6 +40,7 @@ def form(stops: Sequence[str] = (), **changes: Any) -> ReplyForm:
         "next_token_only": False,
         "silent_ends": frozenset({256}),
         "packed": False,
+        "origins": False,
     }
     return ReplyForm(**{**neutral, "stops": StopStrings(stops) if stops else None, **changes})
 
@@ -67,6 +68,7 @@ def entry(
     finish: Finish = Finish.RUNNING,
     logprobs: LogprobArrays | None = None,
     drafts: Sequence[int] | None = None,
+    origins: Sequence[int] | None = None,
 ) -> Entry:
     """What a step reports of choice 0."""
     output = StepOutput(
@@ -77,6 +79,7 @@ def entry(
         num_cached=np.array([0], dtype=np.int32),
         token_ids=np.array(list(tokens), dtype=np.int32),
         logprobs=logprobs,
+        origins=None if origins is None else np.array(origins, dtype=np.uint8),
         drafts=None if drafts is None else np.array([drafts]),
         stats=NO_STATS,
     )

@@ -78,6 +78,21 @@ class TestPieces:
         choice.feed(entry(b"a", Finish.LENGTH, values(1, num_top=5)))
         assert piece_of(choice).logprobs is None
 
+    def test_origins_go_out_with_their_tokens(self) -> None:
+        """A stop string holds some back; a report without origins is of tokens that were drawn."""
+        choice = reply_choice(form(["cd"], stream=True, origins=True))
+        choice.feed(entry(b"a"))
+        choice.feed(entry(b"bc", origins=[1, 3]))
+        pieces = [piece_of(choice)]
+        choice.feed(entry(b"e", Finish.LENGTH, origins=[2]))
+        pieces.append(piece_of(choice))
+        assert [(piece.text, piece.origins) for piece in pieces] == [("ab", [0, 1]), ("ce", [3, 2])]
+
+    def test_origins_nobody_asked_for_are_not_kept(self) -> None:
+        choice = reply_choice(form())
+        choice.feed(entry(b"a", Finish.LENGTH, origins=[1]))
+        assert piece_of(choice).origins == []
+
     def test_next_token_only_drops_the_token_and_keeps_its_values(self) -> None:
         choice = reply_choice(form(next_token_only=True, explicit_ids=(5,)))
         assert choice.feed(entry([EOS], Finish.STOP, values(1, num_explicit=1, first=3)))

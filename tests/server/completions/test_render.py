@@ -57,6 +57,7 @@ def piece(text: str = "", **changes: Any) -> Piece:
     neutral: dict[str, Any] = {
         "first": True,
         "token_ids": list(text.encode()),
+        "origins": [],
         "starts": list(range(len(text.encode()))),
         "logprobs": None,
         "prompt_logprobs": None,
@@ -93,6 +94,12 @@ class TestChoice:
         assert rendered(wanted, piece("x"), "a")["prompt_logprobs"] == [None]
         explicit = rendered(wanted, piece("x"), "a")["prompt_logprob_token_ids"]
         assert explicit == {"start": 1, "token_ids": [5], "logprobs": []}
+
+    def test_origins_are_named(self) -> None:
+        wanted = form(origins=True)
+        assert rendered(wanted, piece("abcd", origins=[0, 1, 2, 3]))["token_origins"] == [
+            *("drawn", "accepted", "recovered", "bonus")
+        ]
 
     def test_explicit_ids(self) -> None:
         made = rendered(form(explicit_ids=(7, 8)), piece("xy", logprobs=values(2, num_explicit=2)))

@@ -43,8 +43,9 @@ def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 whole["logprobs"][column] += part["logprobs"][column]
         if "logprob_token_ids" in whole:
             whole["logprob_token_ids"]["logprobs"] += part["logprob_token_ids"]["logprobs"]
-        if "token_ids" in whole:
-            whole["token_ids"] += part["token_ids"]
+        for name in ("token_ids", "token_origins"):
+            if name in whole:
+                whole[name] += part[name]
     return [choices[index] for index in sorted(choices)]
 
 
@@ -85,6 +86,7 @@ bodies = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "skip_special_tokens": st.booleans(),
         "return_token_ids": st.booleans(),
+        "return_token_origin": st.booleans(),
         "return_tokens_as_token_ids": st.booleans(),
         "stream_interval": st.integers(1, 5),
     },
@@ -100,6 +102,7 @@ async def test_a_joined_stream_equals_the_plain_reply(
 ) -> None:
     body["min_tokens"] = min(body.get("min_tokens", 0), body["max_tokens"])
     async with in_process(FakeEngine(writes(tokens))) as site:
+        site.engine.speculates = True
         await check_equal(site, body)
 
 

@@ -63,6 +63,7 @@ class Read(NamedTuple):
     parts: list[str]
     content: bytes
     values: list[float]
+    origins: list[int]
 
 
 def read(style: Style, written: Written, counts: list[int], *, shows_special: bool = False) -> Read:
@@ -72,7 +73,7 @@ def read(style: Style, written: Written, counts: list[int], *, shows_special: bo
     graph = graph_of(style, tuple(written.special.items()))
     parsing = ReplyParsing(graph, words, {}, graph.first_state("", ""), shows_special, ())
     reader = parsing.reader()
-    wanted = form(stream=True, token_starts=True, num_top=0, return_token_ids=True)
+    wanted = form(stream=True, token_starts=True, num_top=0, origins=True)
     choice = ReplyChoice(0, 0, wanted, ByteDetokenizer(written.raw))
     pieces: list[ParsedPiece] = []
     at, turn = 0, 0
@@ -80,7 +81,8 @@ def read(style: Style, written: Written, counts: list[int], *, shows_special: bo
         taken = written.token_ids[at : at + counts[turn % len(counts)]]
         ends = at + len(taken) >= len(written.token_ids)
         finish = Finish.LENGTH if ends else Finish.RUNNING
-        choice.feed(entry(taken, finish, values(len(taken), first=at)))
+        origins = [(at + i) % 4 for i in range(len(taken))]
+        choice.feed(entry(taken, finish, values(len(taken), first=at), origins=origins))
         if (piece := choice.take()) is not None:
             pieces.append(reader.read(piece))
         at, turn = at + len(taken), turn + 1
@@ -107,6 +109,7 @@ def joined(pieces: list[ParsedPiece], written: Written) -> Read:
         [part for piece in pieces for part in piece.parts],
         content,
         [float(v) for p in pieces if p.logprobs is not None for v in p.logprobs.chosen],
+        [code for piece in pieces for code in piece.origins],
     )
 
 
@@ -121,6 +124,7 @@ def test_every_chunking_is_the_same(name: str, are_special: bool) -> None:
         whole = read(style, written, [len(written.token_ids) + 1])
         assert whole.token_ids == written.token_ids
         assert whole.values == [-i for i in range(len(written.token_ids))]
+        assert whole.origins == [i % 4 for i in range(len(written.token_ids))]
         shown = "".join(event.text for event in whole.events if event.kind == "content")
         assert whole.content == shown.encode()
         assert read(style, written, [1]) == whole
