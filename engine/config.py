@@ -165,6 +165,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         cuda_graphs: replay decode steps from CUDA graphs (`--enforce-eager` turns them off).
         num_threads: torch threads on CPU; None leaves torch's choice.
         step_timeout_s: seconds after which a step counts as hung.
+        report_times: outputs tell when their choices were queued, started and drew.
         log_level: least level of the engine's log lines.
         log_format: what its log lines look like.
     """
@@ -178,6 +179,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: bool = True
     num_threads: int | None = None
     step_timeout_s: float = 300.0
+    report_times: bool = False
     log_level: str = "info"
     log_format: LogFormat = "text"
 

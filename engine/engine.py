@@ -56,7 +56,7 @@ class Engine:
         # One place more than the context: the last drawn token is kept but never computed.
         max_new = 1 + drafting.num_tokens
         self._table = RowTable(info.max_rows, info.max_model_len + 1, max_new)
-        self._ring = OutputRing(info.max_rows, max_new)
+        self._ring = OutputRing(info.max_rows, max_new, report_times=config.report_times)
         self._prefixes = PrefixIndex(config.cache, self._pool, self._table)
         self._scheduler = Scheduler(
             config.scheduler,

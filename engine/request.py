@@ -19,6 +19,7 @@ from sampling.params import LogprobsMode, SamplingParams
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 UInt8Array = npt.NDArray[np.uint8]
 Index = slice | npt.NDArray[Any] | tuple[npt.NDArray[Any], ...]
 
@@ -293,6 +294,9 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         errors: handle -> message for entries ended with `Finish.ERROR` or `Finish.GRAMMAR`.
         drafts: int64 [E, 2 + k], counts of the drafts of each entry's choice so far, the fields of
             `DraftStats` in order; None without a drafter.
+        times: float64 [E, 3], when each entry's choice was submitted, first got a row, and drew its
+            first token, on the monotonic clock in seconds; 0 before. None unless the engine is
+            configured to report them.
         stats: the engine's gauges and counters.
     """
 
@@ -308,4 +312,5 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     item_scores: list[ItemScores] = []
     errors: dict[int, str] = {}
     drafts: Int64Array | None = None
+    times: Float64Array | None = None
     stats: EngineStats

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from engine.request import (
     Finish,
+    Float64Array,
     Int32Array,
     Int64Array,
     ItemScores,
@@ -57,6 +58,12 @@ class Entry(NamedTuple):
         """Counts of the choice's drafts so far, int64 [2 + k]; None without a drafter."""
         counts = self.output.drafts
         return None if counts is None else counts[self.entry_idx]
+
+    @property
+    def times(self) -> Float64Array | None:
+        """When the choice was submitted, got a row and drew, float64 [3]; see `StepOutput`."""
+        times = self.output.times
+        return None if times is None else times[self.entry_idx]
 
     @property
     def logprobs(self) -> LogprobArrays | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -67,6 +68,8 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
         context.worker.close()
         context.template.close()
         context.grammars.close()
+        if context.traces is not None:
+            await asyncio.to_thread(context.traces.close)
 
     app = _App(
         title="tailrace",
@@ -105,6 +108,7 @@ def _add_middleware(app: FastAPI, context: Context) -> None:
         access_log=AccessLog(enabled=config.access_log, hidden_paths=config.access_log_hidden),
         lifecycle=context.lifecycle,
         echo_request_id=config.request_id_headers,
+        traces=context.traces,
     )
     if config.allowed_origins:
         app.add_middleware(

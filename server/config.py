@@ -49,6 +49,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             template asks for, `none` for none.
         reasoning_field: the name of a message's reasoning.
         metrics_prefix: beginning of the names of metrics.
+        otlp_traces_endpoint: URL of the collector that traces of requests go to; None for none.
         access_log: each request has a log line.
         access_log_hidden: paths whose requests have none.
         log_requests: the prompt and parameters of each request are logged.
@@ -85,6 +86,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: str = "auto"
     reasoning_field: str = "reasoning_content"
     metrics_prefix: str = "tailrace_"
+    otlp_traces_endpoint: str | None = None
     access_log: bool = True
     access_log_hidden: tuple[str, ...] = ()
     log_requests: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -21,6 +22,9 @@ from server.metrics import Metrics
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from server.http.traces import Traces
+
 
 @dataclass(frozen=True)
 class Context:
@@ -28,6 +32,7 @@ class Context:
 
     Attributes:
         seeds: source of seeds for requests without one; None leaves them to the engine.
+        traces: where traces of requests go; None for nowhere.
         created: when the server began, in Unix seconds.
     """
 
@@ -44,6 +49,7 @@ class Context:
     grammars: GrammarChecker
     parsers: Parsers
     seeds: random.Random | None
+    traces: Traces | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def draw_seed(self) -> int | None:
@@ -69,7 +75,16 @@ def make_context(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfi
         grammars=GrammarChecker(tokenizer, engine.info),
         parsers=Parsers(tokenizer, config.tool_call_parser, config.reasoning_parser),
         seeds=None if config.seed is None else random.Random(config.seed),
+        traces=_traces(config),
     )
+
+
+def _traces(config: ServerConfig) -> Traces | None:
+    if config.otlp_traces_endpoint is None:
+        return None
+    from server.http.traces import Traces  # imports OpenTelemetry, which may be missing
+
+    return Traces(config.otlp_traces_endpoint)
 
 
 def _template(tokenizer: Tokenizer, config: ServerConfig) -> ChatTemplate:

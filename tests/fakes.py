@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -79,6 +80,9 @@ class _Running:
     request: Request
     choice: int
     began: float = field(default_factory=time.perf_counter)
+    queued_at: float = field(default_factory=time.monotonic)
+    started_at: float = 0.0
+    drew_at: float = 0.0
     position: int = 0
     aborted: bool = False
     new: list[int] = field(default_factory=list)
@@ -91,6 +95,7 @@ class FakeEngine:
     Attributes:
         script: what each choice draws next: a token id, or the `Finish` it ends with.
         step_s: length of a step.
+        reports_times: outputs tell when choices were submitted, started and drew.
         speculates: tokens have the origins of `origin_at`, else all are drawn.
         requests: everything submitted.
         aborted: (handle, choice) pairs that were aborted while unfinished.
@@ -118,7 +123,7 @@ class FakeEngine:
         self.stats: EngineStats | None = None
         self.script = script
         self.step_s = step_s
-        self.speculates = False
+        self.reports_times = self.speculates = False
         self.requests: list[Request] = []
         self.aborted: list[tuple[int, int]] = []
         self.scored: list[ScoringRequest] = []
@@ -206,6 +211,7 @@ class FakeEngine:
         prompt_logprobs = []
         while self._waiting and len(self._running) < self.info.max_rows:
             row = self._waiting.pop(0)
+            row.started_at = time.monotonic()
             self._running.append(row)
             if row.choice == 0 and row.request.prompt_logprobs is not None:
                 prompt_logprobs.append(prompt_logprobs_of(row.request))
@@ -220,6 +226,10 @@ class FakeEngine:
                 self._timings.first_token(time.perf_counter() - row.began)
         due = [e for e in entries if e[1] or len(e[0].new) >= e[0].request.emit_interval]
         output = _output(due, prompt_logprobs, self._statistics(), self.speculates)
+        if self.reports_times:
+            stamps = [(row.queued_at, row.started_at, row.drew_at) for row, _ in due]
+            times = np.array(stamps, dtype=np.float64).reshape(len(due), 3)
+            output = msgspec.structs.replace(output, times=times)
         for row, _ in due:
             row.new, row.logprobs = [], []
         self.stats = output.stats
@@ -240,6 +250,7 @@ class FakeEngine:
             ids = params.logprob_token_ids or ()
             row.logprobs.append(score(values, drawn, params.logprobs or 0, ids, row.position))
         row.position += 1
+        row.drew_at = row.drew_at or time.monotonic()
         if drawn in params.stop_token_ids and row.position > params.min_tokens:
             return Finish.STOP
         return Finish.LENGTH if row.position >= row.request.max_tokens else Finish.RUNNING

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from engine.planning.settle import Settled
 from engine.request import (
     Finish,
+    Float64Array,
     Int32Array,
     Int64Array,
     ItemScores,
@@ -56,11 +57,12 @@ class _Outbox:
 class OutputRing:
     """Holds each row's tokens and logprobs until they are due, then gives them out by frontend."""
 
-    def __init__(self, max_rows: int, max_new: int = 1) -> None:
+    def __init__(self, max_rows: int, max_new: int = 1, *, report_times: bool = False) -> None:
         """Make an empty ring.
 
         Args:
             max_new: tokens a row may draw in one step.
+            report_times: outputs tell the times of their choices.
         """
         self._shape = (max_rows, DEPTH - 1 + max_new)
         self._token_ids: Int32Array = np.zeros(self._shape, dtype=np.int32)
@@ -73,6 +75,7 @@ class OutputRing:
         self._wants_origins: npt.NDArray[np.bool_] = np.zeros(max_rows, dtype=np.bool_)
         self._origins: UInt8Array = np.zeros(self._shape, dtype=np.uint8)
         self._outboxes: dict[bytes, _Outbox] = {}
+        self._report_times = report_times
 
     @property
     def has_output(self) -> bool:
@@ -164,7 +167,8 @@ class OutputRing:
     def collect(self, stats: EngineStats) -> list[tuple[bytes, StepOutput]]:
         """Give out one output for each frontend that anything was emitted for."""
         outboxes, self._outboxes = self._outboxes, {}
-        return [(frontend, _step_output(outbox, stats)) for frontend, outbox in outboxes.items()]
+        reports = self._report_times
+        return [(frontend, _step_output(box, stats, reports)) for frontend, box in outboxes.items()]
 
     def _outbox(self, frontend: bytes) -> _Outbox:
         return self._outboxes.setdefault(frontend, _Outbox())
@@ -182,7 +186,7 @@ class OutputRing:
 
 def empty_output(stats: EngineStats) -> StepOutput:
     """An output without entries."""
-    return _step_output(_Outbox(), stats)
+    return _step_output(_Outbox(), stats, False)
 
 
 def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
@@ -205,7 +209,7 @@ def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
     return emissions
 
 
-def _step_output(outbox: _Outbox, stats: EngineStats) -> StepOutput:
+def _step_output(outbox: _Outbox, stats: EngineStats, report_times: bool) -> StepOutput:
     emissions = outbox.emissions
     choices = [choice for emission in emissions for choice in emission.choices]
     return StepOutput(
@@ -221,6 +225,7 @@ def _step_output(outbox: _Outbox, stats: EngineStats) -> StepOutput:
         item_scores=outbox.item_scores,
         errors={c.request.handle: e.error for e in emissions if e.error for c in e.choices},
         drafts=_draft_counts(choices),
+        times=_times(choices) if report_times else None,
         stats=stats,
     )
 
@@ -232,6 +237,12 @@ def _concat_origins(emissions: list[_Emission]) -> UInt8Array | None:
     nothing = [np.zeros(len(e.token_ids), dtype=np.uint8) for e in emissions]
     pairs = zip(emissions, nothing, strict=True)
     return np.concatenate([none if e.origins is None else e.origins for e, none in pairs])
+
+
+def _times(choices: list[Choice]) -> Float64Array:
+    """When choices were submitted, got a row and drew, float64 [E, 3]."""
+    stamps = [(c.queued_at, c.started_at, c.drew_at) for c in choices]
+    return np.array(stamps, dtype=np.float64).reshape(len(choices), 3)
 
 
 def _draft_counts(choices: list[Choice]) -> Int64Array | None:

@@ -79,6 +79,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         cuda_graphs=not settings.enforce_eager,
         num_threads=settings.num_threads,
         step_timeout_s=settings.step_timeout,
+        report_times=settings.otlp_traces_endpoint is not None,
         log_level=log_level(settings),
         log_format=settings.log_format,
     )
@@ -115,6 +116,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         reasoning_parser=settings.reasoning_parser,
         reasoning_field=settings.reasoning_field,
         metrics_prefix=settings.metrics_prefix,
+        otlp_traces_endpoint=_traces_endpoint(settings.otlp_traces_endpoint),
         access_log=not settings.disable_uvicorn_access_log,
         access_log_hidden=tuple(settings.disable_access_log_for_endpoints),
         log_requests=settings.enable_log_requests,
@@ -137,6 +139,22 @@ def _allowed_hosts(settings: Settings) -> tuple[str, ...]:
         settings.host == "localhost" or settings.host.startswith("127.") or settings.host == "::1"
     )
     return (*LOCAL_HOSTS, settings.host) if is_local else ()
+
+
+def _traces_endpoint(given: str | None) -> str | None:
+    """The collector of the flag; raises `ConfigError` where it cannot be one."""
+    if given is None:
+        return None
+    try:
+        from server.http.traces import collector_url  # imports OpenTelemetry
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--otlp-traces-endpoint needs OpenTelemetry: pip install 'tailrace[otel]' ({error})"
+        ) from None
+    try:
+        return collector_url(given)
+    except ValueError as error:
+        raise ConfigError(f"--otlp-traces-endpoint {error}") from None
 
 
 def _chat_template(given: str | None) -> str | None:
@@ -178,7 +196,8 @@ def demo_model() -> Path:
 
 def _fingerprint(config: EngineConfig) -> str:
     """A name that changes with the version and with whatever may change the engine's results."""
-    config = msgspec.structs.replace(config, log_level="info", log_format="text")
+    told = {"log_level": "info", "log_format": "text", "report_times": False}
+    config = msgspec.structs.replace(config, **told)
     digest = hashlib.sha256(msgspec.json.encode(config)).hexdigest()
     return f"tailrace-{VERSION}-{digest[:8]}"
 

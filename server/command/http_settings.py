@@ -167,6 +167,18 @@ class LogSettings(BaseModel):
     )
 
 
+class TraceSettings(BaseModel):
+    """Where traces of requests go."""
+
+    TITLE: ClassVar = "traces"
+
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        description="The URL of an OpenTelemetry collector that takes OTLP over HTTP, such as "
+        "http://localhost:4318/v1/traces. Every request that generates or scores becomes a trace.",
+    )
+
+
 class FileSettings(BaseModel):
     """Where settings come from."""
 

@@ -30,6 +30,7 @@ from server.command.http_settings import (
     LimitSettings,
     LogSettings,
     SecuritySettings,
+    TraceSettings,
 )
 
 PREFIX = "TAILRACE_"
@@ -46,6 +47,7 @@ class Settings(
     LimitSettings,
     SecuritySettings,
     LogSettings,
+    TraceSettings,
     FileSettings,
     BaseSettings,
 ):
@@ -79,7 +81,8 @@ class Settings(
 
 GROUPS: tuple[type[BaseModel], ...] = (
     *(ModelSettings, CacheSettings, SchedulingSettings, SamplingSettings, SpeculationSettings),
-    *(HttpSettings, ChatSettings, LimitSettings, SecuritySettings, LogSettings, FileSettings),
+    *(HttpSettings, ChatSettings, LimitSettings, SecuritySettings, LogSettings),
+    *(TraceSettings, FileSettings),
 )
 """Groups of settings in the order of the help."""
 

@@ -17,6 +17,7 @@ from server.completions.choice import ReplyChoice
 from server.completions.prepare import PreparedRequest
 from server.completions.prompts import Prompt
 from server.errors import ApiError
+from server.http.account import GenerationReport
 from server.http.admission import AdmissionControl
 from server.http.failures import failed_request, lost_engine
 from server.metrics import Metrics
@@ -25,6 +26,7 @@ from server.text.tokenizer import Tokenizer
 SUBMIT_SLICE = 32
 """Prompts submitted in one turn of the event loop."""
 
+_NO_TIMES: tuple[float, ...] = (0.0, 0.0, 0.0)
 _FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR, Finish.EMPTY, Finish.GRAMMAR))
 
 
@@ -64,6 +66,7 @@ class Generation:
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
         self._num_generated = 0
         self._is_admitted = False
+        self._times = _NO_TIMES
         self._submissions: list[Submission] = []
         self._arrived = asyncio.Event()
 
@@ -146,6 +149,8 @@ class Generation:
             self.num_cached[prompt_idx] = max(self.num_cached[prompt_idx], entry.num_cached)
             changed[choice.index] = choice
             before = choice.num_generated
+            if (times := entry.times) is not None:
+                self._note_times(times.tolist())
             ended = choice.feed(entry)
             self._num_generated += choice.num_generated - before
             if ended:
@@ -170,6 +175,11 @@ class Generation:
         self._choices[index] = choice = ReplyChoice(index, prompt_idx, form, detokenizer)
         return choice
 
+    def _note_times(self, times: list[float]) -> None:
+        """Keep the earliest of each kind of time; 0 stands for one that did not come yet."""
+        pairs = zip(self._times, times, strict=True)
+        self._times = tuple(min(known or new, new or known) for known, new in pairs)
+
     def _finish(self, choice: ReplyChoice, submission: Submission, entry: Entry) -> None:
         """Count a choice that ended, and end it at the engine where a stop string ended it."""
         self._num_unfinished -= 1
@@ -191,18 +201,41 @@ class Generation:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached)}
         return usage
 
-    def draft_metrics(self) -> dict[str, Any] | None:
+    def _draft_stats(self) -> DraftStats | None:
         """Counts of the drafts of all choices so far; None without a drafter."""
         counts = [c.drafts for c in self._choices.values() if c.drafts is not None]
-        if not counts:
+        return DraftStats.of(np.sum(counts, axis=0)) if counts else None
+
+    def draft_metrics(self) -> dict[str, Any] | None:
+        """Counts of the drafts of all choices so far; None without a drafter."""
+        if (stats := self._draft_stats()) is None:
             return None
-        stats = DraftStats.of(np.sum(counts, axis=0))
         return {
             "num_drafts": stats.num_drafts,
             "num_draft_tokens": stats.num_draft_tokens,
             "num_accepted_tokens": stats.num_accepted,
             "acceptance_per_position": stats.acceptance,
         }
+
+    def report(self) -> GenerationReport:
+        """What the request asked for and what came of it so far."""
+        prepared = self.prepared
+        queued_at, started_at, drew_at = self._times
+        return GenerationReport(
+            model=prepared.model,
+            reply_id=prepared.reply_id,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached=sum(self.num_cached),
+            num_generated=self._num_generated,
+            params=prepared.params,
+            max_tokens=max(prompt.max_tokens for prompt in prepared.prompts),
+            num_choices=prepared.num_choices,
+            finish_reasons=tuple(c.finish_reason for c in self.choices if c.finish_reason),
+            drafts=self._draft_stats(),
+            queued_at=queued_at,
+            started_at=started_at,
+            drew_at=drew_at,
+        )
 
     def __enter__(self) -> Generation:
         return self

@@ -8,7 +8,38 @@ from typing import Any
 
 from starlette.types import Scope
 
+from engine.stats import DraftStats
+from sampling.params import SamplingParams
+
 _KEY = "tailrace.account"
+
+
+@dataclass(frozen=True)
+class GenerationReport:
+    """What a request that generates or scores has to tell of it, for its trace.
+
+    Attributes:
+        params, max_tokens, num_choices: what was asked for; None and 0 of scoring.
+        finish_reasons: of the choices that ended.
+        drafts: counts of the drafts of all choices; None without a drafter.
+        queued_at, started_at, drew_at: when the engine had the request, gave it a row, and had its
+            first token, on the monotonic clock in seconds; 0 where it did not come to that, or
+            where the engine does not tell.
+    """
+
+    model: str
+    reply_id: str
+    num_prompt_tokens: int
+    num_cached: int
+    num_generated: int = 0
+    params: SamplingParams | None = None
+    max_tokens: int = 0
+    num_choices: int = 0
+    finish_reasons: tuple[str, ...] = ()
+    drafts: DraftStats | None = None
+    queued_at: float = 0.0
+    started_at: float = 0.0
+    drew_at: float = 0.0
 
 
 @dataclass
@@ -21,6 +52,7 @@ class RequestAccount:
         outcome: how a generation request ended, where the status does not tell.
         reason: what a client was told whose request was refused or failed.
         usage: tells the tokens of a request that generates; None for other requests.
+        report: tells more, also of a request that scores.
     """
 
     request_id: str | None = None
@@ -28,6 +60,7 @@ class RequestAccount:
     outcome: str | None = None
     reason: str | None = None
     usage: Callable[[], dict[str, Any]] | None = None
+    report: Callable[[], GenerationReport] | None = None
 
 
 def attach(scope: Scope, account: RequestAccount) -> None:

@@ -10,6 +10,7 @@ import hmac
 import logging
 import secrets
 import time
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -20,6 +21,9 @@ from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.http.origins import Origins
 from server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from server.http.traces import Traces
 
 logger = logging.getLogger("tailrace")
 
@@ -50,12 +54,14 @@ class Accounts:
         access_log: AccessLog,
         lifecycle: Lifecycle,
         echo_request_id: bool,
+        traces: Traces | None = None,
     ) -> None:
         self._app = app
         self._metrics = metrics
         self._access_log = access_log
         self._lifecycle = lifecycle
         self._echo_request_id = echo_request_id
+        self._traces = traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,13 +82,16 @@ class Accounts:
             raise
         finally:
             self._lifecycle.leave()
+            outcome = account.outcome or _outcome(account.status)
             if counted:
-                self._metrics.outcomes[account.outcome or _outcome(account.status)].inc()
+                self._metrics.outcomes[outcome].inc()
             method = scope["method"] if scope["method"] in _METHODS else "other"
             route = getattr(scope.get("route"), "path", "none")
             seconds = time.perf_counter() - began
             self._metrics.http(route, method, account.status, seconds)
             self._access_log.write(scope, account, seconds)
+            if counted and self._traces is not None:
+                self._traces.record(scope, account, route_path(scope), outcome, seconds)
 
     async def _run(
         self, scope: Scope, receive: Receive, send: Send, account: RequestAccount

@@ -46,7 +46,8 @@ async def answer(
         admission=context.admission,
         metrics=context.metrics,
     )
-    account_of(request.scope).usage = generation.usage
+    account = account_of(request.scope)
+    account.usage, account.report = generation.usage, generation.report
     if prepared.form.stream:
         worker, metrics = context.worker, context.metrics
         make_writer = make_writer or partial(ChunkWriter, renderer=renderer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from fastapi import APIRouter
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from engine.request import Finish, ItemScores
 from engine.submission import EngineDeadError
 from server.context import Context, context_of
-from server.http.account import account_of
+from server.http.account import GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.http.failures import failed_request, lost_engine
 from server.http.reply import json_reply
@@ -63,13 +64,25 @@ async def _answer(
         tokenizer=context.tokenizer,
         request_id=account_of(request.scope).request_id,
     )
+    account = account_of(request.scope)
+    account.report = partial(_report, prepared)
     with CancelOnDisconnect(request.receive):
         scores = await _run(prepared, context)
+        account.report = partial(_report, prepared, scores)
         if scores.finish != Finish.LENGTH:
             raise failed_request(scores.finish, scores.error)
         if scores.values.size > INLINE_VALUES:
             return json_reply(await context.worker.run(write, prepared, scores))
         return json_reply(write(prepared, scores))
+
+
+def _report(prepared: PreparedScoring, scores: ItemScores | None = None) -> GenerationReport:
+    return GenerationReport(
+        model=prepared.model,
+        reply_id=prepared.reply_id,
+        num_prompt_tokens=prepared.num_prompt_tokens,
+        num_cached=0 if scores is None else scores.num_cached,
+    )
 
 
 async def _run(prepared: PreparedScoring, context: Context) -> ItemScores:

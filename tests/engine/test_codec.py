@@ -62,6 +62,7 @@ def test_output_round_trip(num_top: int) -> None:
         token_ids=np.array([5, 6], dtype=np.int32),
         logprobs=logprob_arrays(2, num_top, 2),
         origins=np.array([1, 3], dtype=np.uint8),
+        times=np.array([[1.0, 2.0, 0.0], [1.5, 0.0, 0.0]]),
         prompt_logprobs=[PromptLogprobs(handle=1, start=1, logprobs=logprob_arrays(4, 0, 0))],
         errors={2: "why"},
         stats=STATS,

@@ -95,7 +95,7 @@ def test_help_comes_in_groups_with_choices_and_defaults(
     assert titles[2:] == [
         *("model", "KV cache", "scheduling", "sampling and log-probabilities"),
         *("speculative decoding", "HTTP", "tools and reasoning"),
-        *("limits", "security", "logging", "settings"),
+        *("limits", "security", "logging", "traces", "settings"),
     ]
     words = " ".join(out.split())
     assert "One of: auto, safetensors, dummy. Default: auto. [TAILRACE_LOAD_FORMAT]" in words

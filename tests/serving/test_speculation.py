@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from demo import EAGLE_FOLDER
 from engine.request import Origin
+from tests.collector import Collector, attributes, collecting
 from tests.engine.origins import draft_counts
 from tests.serving.process import Server, refused, serve
 
@@ -31,8 +33,15 @@ def plain() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def standard() -> Iterator[Server]:
-    with serve("--speculative-config", speculation(draft_sample_method="gumbel")) as server:
+def collector() -> Iterator[Collector]:
+    with collecting() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def standard(collector: Collector) -> Iterator[Server]:
+    flags = ("--speculative-config", speculation(draft_sample_method="gumbel"))
+    with serve(*flags, "--otlp-traces-endpoint", collector.url) as server:
         yield server
 
 
@@ -188,6 +197,32 @@ def test_metrics_count_drafts(standard: Server) -> None:
     for place, share in enumerate(metrics["acceptance_per_position"]):
         kept = grown("num_accepted_tokens_per_pos_total", f'position="{place}"')
         assert kept == pytest.approx(share * metrics["num_drafts"])
+
+
+def test_a_trace_tells_times_of_the_engine_and_drafts(
+    standard: Server, collector: Collector
+) -> None:
+    trace, began = "4bf92f3577b34da6a3ce929d0e0e4736", time.time_ns()
+    body = {"prompt": PROMPT, "max_tokens": 40, "seed": 2, "n": 2}
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+    reply = httpx.post(f"{standard.url}/v1/completions", json=body, headers=headers, timeout=60)
+    ended, metrics = time.time_ns(), reply.json()["metrics"]
+
+    def ours() -> list[Any]:
+        return [span for span in collector.spans if span.trace_id.hex() == trace]
+
+    deadline = time.monotonic() + 60  # they leave every five seconds
+    while len(ours()) < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    stamps = {span.name: (span.start_time_unix_nano, span.end_time_unix_nano) for span in ours()}
+    assert set(stamps) == {"text_completion tailrace-demo", "queue", "prefill", "decode"}
+    whole = stamps["text_completion tailrace-demo"]
+    assert began <= whole[0] <= stamps["queue"][0] <= stamps["queue"][1]
+    assert stamps["queue"][1] == stamps["prefill"][0] < stamps["prefill"][1]
+    assert stamps["prefill"][1] == stamps["decode"][0] < stamps["decode"][1] == whole[1] <= ended
+    told = next(attributes(span) for span in ours() if span.name.startswith("text"))
+    speculation = {name: told[f"tailrace.speculation.{name}"] for name in metrics}
+    assert speculation == metrics
 
 
 def test_what_cannot_be_is_refused_in_one_line() -> None:

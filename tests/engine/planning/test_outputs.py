@@ -157,6 +157,24 @@ def test_outputs_of_those_who_ask_join_those_of_others() -> None:
     assert output.origins[1] == Origin.DRAWN
 
 
+def test_times_are_told_where_the_engine_is_to() -> None:
+    quiet, telling = OutputRing(1), OutputRing(1, report_times=True)
+    ran, waiting = choice(1), choice(2)
+    ran.queued_at, ran.started_at, ran.drew_at = 1.0, 2.0, 3.0
+    waiting.queued_at = 1.5
+    for ring in (quiet, telling):
+        ring.open(0, ran)
+        ends = settled([0], [5], [Finish.LENGTH])
+        ring.push(ends, None)
+        ring.emit_due(ends)
+        ring.end_waiting(waiting, Finish.ABORT)
+    [(_, output)] = quiet.collect(STATS)
+    assert output.times is None
+    [(_, output)] = telling.collect(STATS)
+    assert output.times is not None
+    assert output.times.tolist() == [[1.0, 2.0, 3.0], [1.5, 0.0, 0.0]]
+
+
 def test_flush_hands_over_what_a_falling_row_holds() -> None:
     ring = OutputRing(2)
     ring.open(0, choice(1, interval=9))

@@ -19,6 +19,7 @@ import pytest
 from engine.config import ConfigError
 from server.command.listen import bind
 from server.command.settings import load_settings
+from tests.collector import collecting
 
 ROOT = Path(__file__).parents[3]
 
@@ -108,6 +109,17 @@ def test_sigterm_drains_then_ends_with_zero(start: Starter) -> None:
     assert replies[0].status_code == 200
     assert len(replies[0].json()["choices"][0]["text"]) == 100
     assert process.end() == 0
+
+
+def test_the_last_spans_leave_before_the_process_ends(start: Starter) -> None:
+    with collecting() as collector:
+        process = start("--otlp-traces-endpoint", collector.url)
+        process.wait_ready()
+        body = {"prompt": "a", "max_tokens": 2}
+        assert httpx.post(f"{process.url}/v1/completions", json=body).status_code == 200
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.end(60) == 0
+        assert [span.name for span in collector.spans] == ["text_completion tailrace-demo"]
 
 
 def test_patience_ends_with_an_error_for_who_waits(start: Starter) -> None:

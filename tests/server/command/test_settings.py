@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "tool_call_parser": "hermes",
         "reasoning_parser": "qwen3",
         "reasoning_field": "reasoning",
+        "otlp_traces_endpoint": "http://collector:4318",
         "model": "x",
         "api_key": ["k"],
         "allowed_origins": ["*"],
@@ -303,3 +305,22 @@ def test_the_fingerprint_is_of_what_computes() -> None:
 
     assert fingerprint() == fingerprint(log_level="debug", log_format="json")
     assert fingerprint() != fingerprint(block_size=32)
+
+
+def test_traces_need_a_collector_of_http_and_leave_the_fingerprint() -> None:
+    plain, traced = load_settings({}), load_settings({"otlp_traces_endpoint": "http://c:4318"})
+    made = [server_config(each, engine_config(each)) for each in (plain, traced)]
+    assert [each.otlp_traces_endpoint for each in made] == [None, "http://c:4318/v1/traces"]
+    assert made[0].fingerprint == made[1].fingerprint
+    assert [engine_config(each).report_times for each in (plain, traced)] == [False, True]
+    wrong = load_settings({"otlp_traces_endpoint": "grpc://c:4317"})
+    with pytest.raises(ConfigError, match="--otlp-traces-endpoint must be the URL of an OTLP"):
+        server_config(wrong, engine_config(wrong))
+
+
+def test_traces_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    monkeypatch.delitem(sys.modules, "server.http.traces", raising=False)
+    settings = load_settings({"otlp_traces_endpoint": "http://c:4318"})
+    with pytest.raises(ConfigError, match=r"pip install 'tailrace\[otel\]'"):
+        server_config(settings, engine_config(settings))
