@@ -12,7 +12,7 @@ HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard 
 COVERAGE ?=
 
 .PHONY: serve setup install skeleton test coverage test-gpu test-slow mutants kernels lint check \
-    format openapi bench-gpu clean
+    format openapi docs bench-gpu clean
 
 serve: $(READY)
 	exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
@@ -51,7 +51,7 @@ coverage:
 
 # Minutes long: ten thousand requests with clients hanging up, a schema fuzzer, the wheel.
 test-slow: $(READY)
-	$(BIN)/python -m pip install --quiet -e '.[slow]'
+	$(BIN)/python -m pip install --quiet -e '.[slow,docs]'
 	$(BIN)/python -m pytest -m slow
 
 # The bugs of tests/mutants, each put into a copy of the project, where its tests must fail. Minutes
@@ -73,6 +73,11 @@ format: $(READY)
 # The description of the API, which is stored for programs that read it.
 openapi: $(READY)
 	$(BIN)/python -m tests.server.openapi_document
+
+# The documentation as a site, in build/site; `website/` has what is made of the code.
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # On a machine with a GPU whose python already has torch; the sampler suite runs both ways. Most of
 # the time kernels compile, on the host's cores.

@@ -15,19 +15,19 @@ from tests.test_layering import CONTRACTS, FILES, PACKAGES, ROOMS, ROOT
 
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 TESTING = (ROOT / "docs/testing.md").read_text()
 
-FOLDERS = (*PACKAGES, "benchmarks", "demo", "docs", "examples", "tests")
+FOLDERS = (*PACKAGES, "benchmarks", "demo", "docs", "examples", "tests", "website")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[\w.*-]*)+")
 DOTTED = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OTHER_FLAGS = {
     *("--quick", "--kernels", "--help", "--version", "--full", "--parts", "--base-url"),
-    *("--target", "--gpus", "--ipc", "--json", "--workloads", "--shape"),
+    *("--target", "--gpus", "--ipc", "--json", "--workloads", "--shape", "--tasks"),
 }
 """Flags that are not settings of the server."""
 

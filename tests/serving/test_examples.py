@@ -1,7 +1,8 @@
-"""The examples of the README and of `examples/` run as they are written."""
+"""The examples of the README, of tutorials and of `examples/` run as they are written."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -17,12 +18,15 @@ ROOT = Path(__file__).parent.parent.parent
 BLOCKS = re.findall(
     r"^```(python|sh)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL
 )
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 URL = "http://127.0.0.1:8000"
+SPECULATION = '{"method": "eagle", "num_speculative_tokens": 4, "draft_sample_method": "gumbel"}'
+"""Of the server that all examples ask, as one of them is about it."""
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serve() as server:
+    with serve("--speculative-config", SPECULATION) as server:
         yield server
 
 
@@ -48,8 +52,19 @@ def test_python_of_the_readme(code: str, server: Server, tmp_path: Path) -> None
 @pytest.mark.parametrize("code", [code for kind, code in BLOCKS if kind == "sh"])
 def test_curl_of_the_readme(code: str, server: Server, tmp_path: Path) -> None:
     output = printed(["bash", "-c", code.replace(URL, server.url)], tmp_path)
-    assert '"usage":{' in output
-    assert '"error"' not in output
+    reply = json.loads(output)
+    assert "usage" in reply
+    assert "error" not in reply
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_from_top_to_bottom(page: Path, server: Server, tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    code = "\n".join(blocks)
+    assert URL in code
+    output = printed([sys.executable, "-c", code.replace(URL, server.url)], tmp_path)
+    assert len(output.splitlines()) >= 2
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
