@@ -27,7 +27,6 @@ import torch
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
-from benchmarks.workloads import Body, make_workload
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
@@ -38,6 +37,7 @@ from engine.plan import Runner, StepHandle, StepPlan
 from engine.request import Request
 from engine.startup.build import assemble
 from sampling.params import SamplingParams
+from server.bench.workloads import Body, make_workload
 
 MARGIN = 0.25
 """A gap to the highest logit in standard deviations of the logits; the highest of 151936 logits is

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks.bench_serving import CONCURRENCY, load
-from benchmarks.workloads import make_workload
+from server.bench.workloads import make_workload
 
 VOCAB_SIZE = 151_936
 _TICKS = os.sysconf("SC_CLK_TCK")

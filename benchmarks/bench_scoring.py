@@ -26,13 +26,13 @@ import numpy as np
 from benchmarks.bench_serving import load, serving
 from benchmarks.bench_speculation import free_memory
 from benchmarks.shapes import BIG, QWEN3, SHAPES, write_shape
-from benchmarks.workloads import Body, make_workload
 from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.request import Finish, ItemScores, Request, ScoringRequest
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
+from server.bench.workloads import Body, Lengths, make_workload
 
 DEMO = "demo"
 WORKLOADS = "gscore,score,score-prefix,logprobs"
@@ -183,7 +183,9 @@ def logprobs_share(url: str, sizes: Sizes, extra: Body) -> dict[str, float]:
         for name in rates:
             bodies = [
                 body | sizes.generation | extra | ({"logprobs": 5} if name == "logprobs" else {})
-                for body in make_workload("temp", sizes.vocab_size, attempt, sizes.num_choices)
+                for body in make_workload(
+                    "temp", sizes.vocab_size, attempt, Lengths(size=sizes.num_choices)
+                )
             ]
             rates[name].append(asyncio.run(load(url, bodies, 1024))["output_tokens_per_s"])
     found = {name: max(values) for name, values in rates.items()}

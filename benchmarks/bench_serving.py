@@ -27,8 +27,8 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.workloads import Body, make_workload
 from demo import MODEL_FOLDER
+from server.bench.workloads import Body, make_workload
 
 CONCURRENCY = 1024
 SHARE = 0.7

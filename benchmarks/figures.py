@@ -21,7 +21,7 @@ from benchmarks import bench_engine
 from benchmarks.bench_serving import Result, complete, measure, serving
 from benchmarks.peer import agreement, dummy_peer
 from benchmarks.shapes import BIG, weight_bytes, write_shape
-from benchmarks.workloads import make_workload
+from server.bench.workloads import make_workload
 
 PRODUCT_TFLOPS = 790
 """The rate of large bfloat16 products on an H200, measured with random data."""

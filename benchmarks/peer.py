@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from benchmarks.workloads import Body
 from engine.models.checkpoint.weights import DummyWeights
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import decoder_config
+from server.bench.workloads import Body
 
 
 class ModuleWeights:

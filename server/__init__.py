@@ -10,6 +10,7 @@ Rooms from the bottom to the top, each importing only the rooms before it and th
 - `context`: the parts of one server, which handlers work with.
 - `routes`: the handlers.
 - `app`: the application, put together.
+- `bench`: the client that measures any server; it uses nothing of the rooms above.
 - `command`, `cli`: settings, start and end of the process.
 
 `docs_assets` holds the page at `/docs`.

@@ -1,4 +1,4 @@
-"""The command `tailrace`: `serve` the API, `verify` the sampler, `warmup` the kernels."""
+"""The command `tailrace`: serve, verify the sampler, warm up kernels, bench a server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from engine.config import ConfigError, EngineConfig
+from server.command.bench_flags import add_bench
 from server.command.configure import engine_config
 from server.command.models import check_models
 from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
@@ -85,12 +86,20 @@ def _warmup(given: dict[str, Any]) -> int:
     return 0
 
 
+def _bench(given: dict[str, Any]) -> int:
+    """Load a server that runs, or compare two results; 1 where a request failed."""
+    from server.command.bench import run_bench  # needed for nothing else
+
+    return run_bench(given)
+
+
 Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[dict[str, Any]], int]]
 
 COMMANDS: dict[str, Command] = {
     "serve": ("Serve a model over HTTP.", add_settings, _serve),
     "verify": ("Test every sampling path on this machine.", _add_verify, _verify),
     "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
+    "bench": ("Measure any OpenAI-compatible server.", add_bench, _bench),
 }
 """Each command by name: its help, what adds its flags, and what runs it and returns the status."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from server.command.bench_flags import add_bench
 from server.command.settings import Settings, flag_of
 from tests.server.conftest import in_process
 from tests.test_layering import CONTRACTS, FILES, PACKAGES, ROOMS, ROOT
@@ -26,8 +28,8 @@ DOTTED = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OTHER_FLAGS = {
-    *("--quick", "--kernels", "--help", "--version", "--full", "--parts", "--base-url"),
-    *("--target", "--gpus", "--ipc", "--json", "--workloads", "--shape", "--tasks"),
+    *("--quick", "--kernels", "--help", "--version", "--full", "--parts"),
+    *("--target", "--gpus", "--ipc", "--json", "--shape", "--tasks"),
 }
 """Flags that are not settings of the server."""
 
@@ -97,9 +99,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_flags_are_there(page: Path) -> None:
     text = page.read_text()
     flags = {flag_of(field) for field in Settings.model_fields} | OTHER_FLAGS
-    flags |= {flag.replace("--", "--no-", 1) for flag in flags}
+    flags |= {flag.replace("--", "--no-", 1) for flag in flags} | flags_of_bench()
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text))
     assert named - flags == set()
+
+
+def flags_of_bench() -> set[str]:
+    parser = argparse.ArgumentParser()
+    add_bench(parser)
+    return set(re.findall(r"--[a-z-]+", parser.format_help()))
 
 
 async def test_metrics_are_there() -> None:

@@ -39,7 +39,7 @@ ROOMS = {
         *("schema", "text", "http", "structured", "completions", "chat.parsing"),
         "chat",
         *("responses", "anthropic", "scoring", "context", "routes", "app"),
-        *("command", "cli"),
+        *("bench", "command", "cli"),
     ),
 }
 """Folders and single modules from the bottom of each package to its top; imports go down."""
@@ -152,6 +152,13 @@ def test_every_folder_is_packaged() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "server").rglob("*.py")), ids=lambda p: p.stem)
 def test_server_has_no_torch(path: Path) -> None:
     assert not tops(path) & {"torch", "triton", "flashinfer"}
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("server.bench.")])
+def test_the_client_knows_no_server(name: str) -> None:
+    """What measures any server asks of ours nothing but HTTP."""
+    others = {other for other in ours(name) if not other.startswith("server.bench.")}
+    assert others <= {"engine.errors", "server.version"}
 
 
 @pytest.mark.parametrize("name", NO_TORCH)

@@ -4,5 +4,6 @@
 and of vLLM's flags that change nothing (`vllm_flags`); `settings` reads flags, environment and
 file; `configure` makes the configurations of engine and server of them; `models` checks that the
 models they name can be found. `serve` runs the server: it binds the address (`listen`), sets the
-log up (`logs`), shows the engine's start (`progress`), answers, drains and ends.
+log up (`logs`), shows the engine's start (`progress`), answers, drains and ends. `bench` measures a
+server, by the flags in `bench_flags`.
 """
