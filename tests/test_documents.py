@@ -22,13 +22,13 @@ PAGES = [
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 TESTING = (ROOT / "docs/testing.md").read_text()
 
-FOLDERS = (*PACKAGES, "benchmarks", "demo", "docs", "examples", "tests", "website")
+FOLDERS = (*PACKAGES, "benchmarks", "demo", "deploy", "docs", "examples", "tests", "website")
 PATH = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[\w.*-]*)+")
 DOTTED = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OTHER_FLAGS = {
-    *("--quick", "--kernels", "--help", "--version", "--full", "--parts"),
+    *("--quick", "--kernels", "--help", "--version", "--full", "--parts", "--build"),
     *("--target", "--gpus", "--ipc", "--json", "--shape", "--tasks"),
 }
 """Flags that are not settings of the server."""

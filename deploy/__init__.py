@@ -1,0 +1,1 @@
+"""What runs the server beside others: containers, a cluster, dashboards and alerts."""
