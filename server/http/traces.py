@@ -139,7 +139,7 @@ class Traces:
                 carrier=_carrier(scope),
                 operation=_OPERATIONS.get(path, _SCORING),
                 attributes=_http_attributes(scope, account, path) | {"tailrace.outcome": outcome},
-                error=account.reason or "" if outcome == "server_error" else None,
+                error=(account.reason or "") if outcome == "server_error" else None,
                 report=None if account.report is None else account.report(),
                 seconds=seconds,
                 end_ns=time.time_ns(),
@@ -164,8 +164,10 @@ class Traces:
                     self._make(self._ended.popleft())
                 except Exception:
                     logger.exception(_NO_TRACE)
-            if spans := self._made.take():
-                self._exporter.export(spans)
+            try:
+                self._exporter.export(self._made.take())
+            except Exception:
+                logger.exception("spans were not sent")
 
     def _make(self, ended: _Ended) -> None:
         report, end_ns = ended.report, ended.end_ns
