@@ -7,7 +7,6 @@ longest; where all are busy, only routes that are open to health checks are answ
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import resource
 import time
@@ -27,14 +26,16 @@ UNLIMITED = 1 << 20
 class Connection(Protocol):
     """A connection as the pool sees it."""
 
-    transport: asyncio.Transport
+    def abort(self) -> None:
+        """End the connection at once."""
+        ...
 
 
 class ConnectionPool:
     """Counts connections and knows which are idle, those idle longest first.
 
     Attributes:
-        num_open: connections open now, but for those whose handshake of TLS goes on.
+        num_open: connections open now, those whose handshake of TLS goes on among them.
         on_full: called for each connection that found the pool full.
     """
 
@@ -59,7 +60,7 @@ class ConnectionPool:
             if self._idle:
                 oldest = next(iter(self._idle))
                 del self._idle[oldest]
-                oldest.transport.abort()
+                oldest.abort()
         self._idle[connection] = None
 
     def closed(self, connection: Connection) -> None:
@@ -73,8 +74,7 @@ class ConnectionPool:
 
     def idle(self, connection: Connection) -> None:
         """Note that a request was answered."""
-        if not connection.transport.is_closing():
-            self._idle[connection] = None
+        self._idle[connection] = None
 
     def _log(self) -> None:
         now = time.monotonic()

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from server.errors import ApiError
-from server.http.connections import ConnectionPool
+from server.http.connections import Connection, ConnectionPool
 
 logger = logging.getLogger("tailrace.http")
 
@@ -34,7 +34,11 @@ _IDLE, _HEADERS, _BODY = range(3)
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. Refuses with OpenAI's error object and ends the connection after it."""
+    """One connection. Refuses with OpenAI's error object and ends the connection after it.
+
+    Attributes:
+        handshake: what the pool counts while a handshake of TLS goes on, in place of this.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.pool = pool
+        self.handshake: Connection | None = None
         self._header_timeout_s = header_timeout_s
         self._deadline: asyncio.TimerHandle | None = None
         self._part = _IDLE
@@ -62,6 +67,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Start the clock: the headers of the first request are due."""
         super().connection_made(transport)
         self._start_clock()
+        if self.handshake is not None:
+            self.pool.closed(self.handshake)
+            self.handshake = None
         self.pool.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -69,6 +77,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_clock()
         self.pool.closed(self)
         super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and refuse headers that grow past their bound or never end."""
@@ -135,7 +147,8 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        self.pool.idle(self)
+        if not self.transport.is_closing():
+            self.pool.idle(self)
 
     # -- refusals -----------------------------------------------------------------------------
 

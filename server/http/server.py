@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from server.http.connections import ConnectionPool
 from server.http.protocol import HttpProtocol
+from server.http.tls import TlsListener
 
 KEEP_ALIVE_S = 75
 """How long a connection may stay idle after a reply."""
@@ -25,14 +26,17 @@ CLOSE_S = 5
 class HttpServer(uvicorn.Server):
     """A uvicorn server that leaves signals to its caller and bounds the handshakes of TLS."""
 
-    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, connections: ConnectionPool, handshake_timeout_s: float
+    ) -> None:
         super().__init__(config)
+        self._connections = connections
         self._handshake_timeout_s = handshake_timeout_s
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Run what precedes the first request, then listen on `sockets`.
 
-        uvicorn itself would leave a handshake asyncio's 60 s.
+        uvicorn itself would count no handshake, and leave each asyncio's 60 s.
         """
         await super().startup(sockets=[])
         config, loop = self.config, asyncio.get_running_loop()
@@ -43,14 +47,16 @@ class HttpServer(uvicorn.Server):
             app_state=self.lifespan.state,
         )
         for listener in sockets or ():
-            server = await loop.create_server(
-                make_protocol,
-                sock=listener,
-                ssl=config.ssl,
-                backlog=config.backlog,
-                ssl_handshake_timeout=self._handshake_timeout_s if config.ssl else None,
-            )
-            self.servers.append(server)
+            if config.ssl is None:
+                plain = await loop.create_server(
+                    make_protocol, sock=listener, backlog=config.backlog
+                )
+                self.servers.append(plain)
+            else:
+                listener.listen(config.backlog)
+                limits = self._handshake_timeout_s, self._connections
+                encrypted = TlsListener(listener, make_protocol, config.ssl, *limits)
+                self.servers.append(cast(Any, encrypted))  # uvicorn closes it, no more
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -82,4 +88,4 @@ def make_server(
         server_header=False,
         **options,
     )
-    return HttpServer(config, header_timeout_s)
+    return HttpServer(config, connections, header_timeout_s)
