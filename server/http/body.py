@@ -28,7 +28,8 @@ from server.schema.base import Body, BodyModel, decode, unknown_fields
 
 INLINE_BYTES = 512 << 10
 DRAINED_BYTES = 256 << 20
-"""A body over the limit is read to its end, up to this, so that the client sees the answer."""
+"""A body over the limit is read to its end, so that the client sees the answer; not one over this,
+which is refused before it is read."""
 SILENCE_S = 75.0
 """How long a client may take from one piece of its body to the next."""
 NUM_PROCESSES = 2
@@ -62,6 +63,8 @@ class BodyReader:
         chunks: list[bytes] = []
         size = int(declared) if declared and declared.isdigit() else 0
         too_long = size > self._max_bytes
+        if size > DRAINED_BYTES:
+            raise self._too_long(str(size))
         size = 0
         more = True
         while more and size <= DRAINED_BYTES:

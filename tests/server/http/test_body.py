@@ -68,6 +68,15 @@ async def test_over_the_limit_is_413() -> None:
         assert (await site.complete(prompt="a"))["choices"]
 
 
+async def test_far_over_the_limit_is_413_before_it_comes() -> None:
+    async with on_a_port() as site, asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(site.url.split(":")[-1]))
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+        writer.write(head + b"\r\nContent-Length: 99999999999\r\n\r\n{")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+        writer.close()
+
+
 @pytest.mark.parametrize(
     "headers",
     [
