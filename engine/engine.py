@@ -79,7 +79,7 @@ class Engine:
         self._timings = Timings()
         self._in_flight: StepHandle | None = None
         self._unfinished = UnfinishedChoices(self._scheduler.enqueue)
-        self._num_arrivals = 0
+        self._num_arrivals = self._num_bodies = 0
         self._num_steps = self._failed_steps = 0
         self._prompt_tokens_computed = self._nan_rows = self._empty_rows = 0
 
@@ -100,11 +100,14 @@ class Engine:
     def submit(self, frontend: bytes, request: Request) -> None:
         """Queue a request's choices; those after the first wait for its prompt to be computed."""
         self._num_arrivals += 1
+        self._num_bodies += request.num_before == 0
+        turn = self._num_bodies + request.num_before
         prompt = np.array(request.prompt_token_ids, dtype=np.int32)
         seed = request.params.seed
         seed = secrets.randbits(64) - 2**63 if seed is None else seed
         choices = [
-            Choice(frontend, request, i, seed, self._num_arrivals, prompt) for i in range(request.n)
+            Choice(frontend, request, i, seed, self._num_arrivals, prompt, turn + i)
+            for i in range(request.n)
         ]
         self._timings.queued(choices)
         if request.prompt_logprobs is not None:
@@ -246,15 +249,22 @@ class Engine:
     # -- ends -------------------------------------------------------------------------------
 
     def _end(self, choices: Iterable[Choice], finish: Finish, error: str | None = None) -> None:
-        """End choices outside the course of a step, running or waiting."""
+        """End choices outside the course of a step, running or waiting; there may be thousands."""
+        waiting: list[Choice] = []
+        rows: list[int] = []
         for choice in choices:
             self._forget(choice)
             if choice.row is None:
-                self._ring.end_waiting(choice, finish, error)
+                waiting.append(choice)
             else:
-                row = np.array([choice.row], dtype=np.int32)
-                self._ring.emit(row, np.array([finish], dtype=np.uint8), error)
-                self._scheduler.release(choice.row)
+                rows.append(choice.row)
+        if waiting:
+            self._ring.end_waiting(waiting, finish, error)
+        if rows:
+            codes = np.full(len(rows), finish, dtype=np.uint8)
+            self._ring.emit(np.array(rows, dtype=np.int32), codes, error)
+        for row in rows:
+            self._scheduler.release(row)
 
     def _end_failed(self, failures: Failures) -> None:
         """End choices whose matchers failed."""

@@ -96,6 +96,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: int32 [prompt_len], not empty.
         params: how tokens are drawn; the same for every choice.
         n: number of choices; each becomes a row.
+        num_before: choices of the body's earlier prompts, where a client sent several in one body.
         max_tokens: tokens generated at most, at least 1.
         priority: lower runs earlier; equal ones in order of arrival.
         emit_interval: report to the frontend every so many tokens (and at the end); 1 streams.
@@ -109,6 +110,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: Int32Array
     params: SamplingParams
     n: int = 1
+    num_before: int = 0
     max_tokens: int
     priority: int = 0
     emit_interval: int = 1

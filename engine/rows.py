@@ -29,6 +29,10 @@ class Choice:
         index: number of the choice among the request's `n`.
         seed: noise key, drawn at submission where the request named none.
         arrival: number in order of submission; all choices of a request share it.
+        turn: number in order of service. A body's first choice has the number of the body, and
+            each further one is served as if its body had come one later: no body, however large,
+            keeps the next one waiting, and no choice is passed by more bodies than its place in its
+            own.
         token_ids: the prompt, followed by tokens generated before a preemption.
         children: choices that wait until this one has computed their common prompt.
         row: the row it holds while running, else None.
@@ -47,6 +51,7 @@ class Choice:
     seed: int
     arrival: int
     token_ids: Int32Array
+    turn: int = 0
     children: list[Choice] = field(default_factory=list)
     row: int | None = None
     num_cached: int | None = None

@@ -140,6 +140,9 @@ class OutputRing:
             error=error,
         )
         self._held[rows] = 0
+        self._put(emission)
+
+    def _put(self, emission: _Emission) -> None:
         for frontend, mine in _by_frontend(emission).items():
             self._outbox(frontend).emissions.append(mine)
 
@@ -149,12 +152,11 @@ class OutputRing:
             running = np.array([Finish.RUNNING], dtype=np.uint8)
             self.emit(np.array([row], dtype=np.int32), running)
 
-    def end_waiting(self, choice: Choice, finish: Finish, error: str | None = None) -> None:
-        """Emit the end of a choice that holds no row."""
-        nothing = np.zeros(1, dtype=np.int64)
-        code = np.array([finish], dtype=np.uint8)
-        emission = _Emission([choice], nothing, code, _NONE, None, error=error)
-        self._outbox(choice.frontend).emissions.append(emission)
+    def end_waiting(self, choices: list[Choice], finish: Finish, error: str | None = None) -> None:
+        """Emit the ends of choices that hold no row."""
+        nothing = np.zeros(len(choices), dtype=np.int64)
+        codes = np.full(len(choices), finish, dtype=np.uint8)
+        self._put(_Emission(choices, nothing, codes, _NONE, None, error=error))
 
     def add_prompt_logprobs(self, frontend: bytes, logprobs: PromptLogprobs) -> None:
         """Send a request's complete prompt logprobs."""

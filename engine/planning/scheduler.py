@@ -19,6 +19,8 @@ from engine.planning.prefixes import PrefixIndex
 from engine.request import Int64Array
 from engine.rows import BoolArray, Choice, RowTable
 
+Rank = tuple[int, int, int, int]
+
 
 class Scheduler:
     """Plans each step from the tokens scheduled by earlier ones, whose results may not be read yet.
@@ -47,7 +49,7 @@ class Scheduler:
         self._prefixes = prefixes
         self._on_preempt = on_preempt
         self._drafting = drafting
-        self._waiting: list[tuple[tuple[int, int, int], Choice]] = []
+        self._waiting: list[tuple[Rank, Choice]] = []
         self._admissions: list[Admission] = []
         self._grants: list[BlockGrant] = []
         self._released: list[int] = []
@@ -61,10 +63,10 @@ class Scheduler:
         """Let a choice wait for a row in order of rank; one that ends meanwhile is skipped."""
         heapq.heappush(self._waiting, (self._rank(choice), choice))
 
-    def _rank(self, choice: Choice) -> tuple[int, int, int]:
+    def _rank(self, choice: Choice) -> Rank:
         """The order of service: the lowest rank runs first and is preempted last."""
         priority = choice.request.priority if self._config.policy == "priority" else 0
-        return (priority, choice.arrival, choice.index)
+        return (priority, choice.turn, choice.arrival, choice.index)
 
     def release(self, row: int) -> None:
         """Take row and blocks from a choice that ended or is preempted."""
@@ -108,7 +110,7 @@ class Scheduler:
         order = np.argsort(~decodes, kind="stable")
         return rows[order], decodes[order]
 
-    def _row_rank(self, row: int) -> tuple[int, int, int]:
+    def _row_rank(self, row: int) -> Rank:
         return self._rank(self._table.choice(row))
 
     def _missing_blocks(self, rows: Int64Array, counts: Int64Array) -> Int64Array:
@@ -164,7 +166,9 @@ class Scheduler:
         """Give rows to waiting choices in order of rank; returns the tokens of each first chunk."""
         admitted: dict[int, int] = {}
         room = self._pool.num_free - self.num_promised() if self._waiting else 0
-        while self._waiting and budget > 0 and self._table.num_vacant:
+        most = max(self._config.burst_rows, 2 * len(self._table.running))
+        most = min(most, self._table.num_vacant)
+        while self._waiting and budget > 0 and len(admitted) < most:
             choice = self._waiting[0][1]
             if not choice.ended:
                 taken = self._admit_one(choice, budget, room)

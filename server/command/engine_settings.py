@@ -107,7 +107,7 @@ class SchedulingSettings(BaseModel):
     max_num_batched_tokens: Count | None = Field(
         None,
         ge=1,
-        description="The most tokens of a step. By default 8192 on a GPU and 2048 on a CPU.",
+        description="The most tokens of a step. By default 8192 on a GPU and 512 on a CPU.",
     )
     enable_chunked_prefill: bool = Field(
         True, description="Split long prompts over several steps, so that others go on meanwhile."

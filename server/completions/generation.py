@@ -92,20 +92,22 @@ class Generation:
             for prompt_idx, prompt in enumerate(self.prepared.prompts):
                 if prompt_idx and prompt_idx % SUBMIT_SLICE == 0:
                     await asyncio.sleep(0)
-                submission = self._engine.submit(self._request(prompt))
+                num_before = prompt_idx * self.prepared.n
+                submission = self._engine.submit(self._request(prompt, num_before))
                 submission.arrived = self._arrived
                 self._submissions.append(submission)
                 self._admission.enter(submission)
         except EngineDeadError as error:
             raise lost_engine(error) from error
 
-    def _request(self, prompt: Prompt) -> Request:
+    def _request(self, prompt: Prompt, num_before: int) -> Request:
         prepared = self.prepared
         return Request(
             handle=self._engine.new_handle(),
             prompt_token_ids=prompt.token_ids,
             params=prepared.params,
             n=prepared.n,
+            num_before=num_before,
             max_tokens=1 if prepared.form.next_token_only else prompt.max_tokens,
             priority=prepared.priority,
             emit_interval=prepared.emit_interval,

@@ -99,3 +99,13 @@ def test_stop_ids_outside_the_vocabulary_are_dropped(
     engine = build_engine(EngineConfig(model=config, cache=CacheConfig(num_blocks=9)))
     assert set(engine.info.eos_token_ids) == set(known)
     assert f"[{content['vocab_size']}, -1] outside its vocabulary" in caplog.text
+
+
+def test_default_budgets_of_a_step() -> None:
+    """A whole prompt fits where prompts are not split, and every row gets a token."""
+    assert SchedulerConfig().step_tokens == 512
+    assert SchedulerConfig(max_rows=600).step_tokens == 600
+    assert SchedulerConfig(chunked_prefill=False).step_tokens == 2048
+    gpu = SchedulerConfig().on_gpu()
+    assert (gpu.step_tokens, gpu.burst_rows) == (8192, 256)
+    assert SchedulerConfig(max_step_tokens=300).on_gpu().step_tokens == 300

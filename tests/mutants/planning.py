@@ -25,6 +25,20 @@ PLANNING = (
         (f"{BLOCKS}::test_a_preempted_choice_finds_what_it_generated",),
     ),
     Mutant(
+        "a-large-body-keeps-its-turn",
+        "engine/engine.py",
+        "self._num_arrivals, prompt, turn + i)",
+        "self._num_arrivals, prompt, turn)",
+        (f"{SCHEDULER}::test_a_large_body_gives_way_to_those_after_it",),
+    ),
+    Mutant(
+        "a-burst-is-admitted-at-once",
+        "engine/planning/scheduler.py",
+        "most = max(self._config.burst_rows, 2 * len(self._table.running))",
+        "most = self._config.max_rows",
+        (f"{SCHEDULER}::test_a_burst_fills_the_rows_over_some_steps",),
+    ),
+    Mutant(
         "first-arrival-is-preempted",
         "engine/planning/scheduler.py",
         "victim = max(self._table.running",

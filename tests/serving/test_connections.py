@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from tests.serving.process import Server, serve
+from tests.serving.watch import Watch
 
 NUM_FRESH = NUM_ANSWERED = 1000
 """Idle connections: some have said nothing yet, some have had a reply."""
@@ -40,22 +40,23 @@ def _many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def _stream(session: aiohttp.ClientSession, url: str, seed: int) -> float:
+async def _stream(session: aiohttp.ClientSession, url: str, seed: int, watch: Watch) -> float:
     """The longest time between two pieces of a stream."""
     body = {"prompt": [seed + 5] * 16, "max_tokens": NUM_TOKENS, "ignore_eos": True, "stream": True}
     longest, last = 0.0, None
     async with session.post(f"{url}/v1/completions", json=body) as reply:
         assert reply.status == 200
         while await reply.content.readany():
-            now = time.perf_counter()
-            longest, last = max(longest, now - (last or now)), now
+            if last is not None:
+                longest = max(longest, watch.since(last))
+            last = watch.now()
     return longest
 
 
-async def _streams(url: str) -> float:
-    connector = aiohttp.TCPConnector(limit=0)
+async def _streams(server: Server) -> float:
+    connector, watch = aiohttp.TCPConnector(limit=0), Watch(server)
     async with aiohttp.ClientSession(connector=connector) as session:
-        tasks = [_stream(session, url, seed) for seed in range(NUM_STREAMS)]
+        tasks = [_stream(session, server.url, seed, watch) for seed in range(NUM_STREAMS)]
         return max(await asyncio.gather(*tasks))
 
 
@@ -107,13 +108,13 @@ def is_open(connection: socket.socket) -> bool:
 
 
 def longest_gap(server: Server) -> float:
-    return asyncio.run(_streams(server.url))
+    return asyncio.run(_streams(server))
 
 
 async def _gap_while_opening(server: Server, connections: Silent) -> float:
     """The longest gap of streams while a thread opens the connections."""
     opening = asyncio.create_task(asyncio.to_thread(connections.open_all))
-    gap = await _streams(server.url)
+    gap = await _streams(server)
     await opening
     return gap
 
@@ -121,7 +122,7 @@ async def _gap_while_opening(server: Server, connections: Silent) -> float:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_gaps_of_streams_beside_4000_silent_connections() -> None:
-    """The best of some attempts, alone as beside: what else a busy machine does is not ours."""
+    """The best of some attempts, alone as beside."""
     alone, opening, beside = [], [], []
     with serve("--header-timeout", "300") as server:
         longest_gap(server)  # the first requests find things cold

@@ -1,4 +1,4 @@
-"""A scheduler over 4 rows, whose steps the test reads back by itself."""
+"""A scheduler over few rows, whose steps the test reads back by itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 4
 
 
 class Setup:
-    """A scheduler over 4 rows and blocks of 4 tokens; a step is read back as soon as planned."""
+    """A scheduler over few rows and blocks of 4 tokens; a step is read back as soon as planned."""
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class Setup:
         num_blocks: int = 40,
         budget: int = 16,
         max_rows: int = 4,
+        burst_rows: int = 4,
         chunked_prefill: bool = True,
         policy: Literal["fcfs", "priority"] = "fcfs",
         drafting: DraftRules = NO_DRAFTS,
@@ -38,6 +39,7 @@ class Setup:
         config = SchedulerConfig(
             max_rows=max_rows,
             max_step_tokens=budget,
+            burst_rows=burst_rows,
             chunked_prefill=chunked_prefill,
             policy=policy,
         )

@@ -167,7 +167,7 @@ def test_times_are_told_where_the_engine_is_to() -> None:
         ends = settled([0], [5], [Finish.LENGTH])
         ring.push(ends, None)
         ring.emit_due(ends)
-        ring.end_waiting(waiting, Finish.ABORT)
+        ring.end_waiting([waiting], Finish.ABORT)
     [(_, output)] = quiet.collect(STATS)
     assert output.times is None
     [(_, output)] = telling.collect(STATS)
@@ -259,9 +259,9 @@ def test_logprobs_are_kept_while_a_wider_row_comes_in() -> None:
 
 def test_choices_that_never_ran_end_with_their_reason() -> None:
     ring = OutputRing(1)
-    ring.end_waiting(choice(4), Finish.ERROR, "because")
-    ring.end_waiting(choice(5), Finish.ABORT)
-    ring.end_waiting(choice(6), Finish.ERROR, "for another reason")
+    ring.end_waiting([choice(4)], Finish.ERROR, "because")
+    ring.end_waiting([choice(5)], Finish.ABORT)
+    ring.end_waiting([choice(6)], Finish.ERROR, "for another reason")
     [(frontend, output)] = ring.collect(STATS)
     assert frontend == b"f"
     assert output.errors == {4: "because", 6: "for another reason"}

@@ -70,6 +70,27 @@ def test_without_chunks_a_prompt_waits_for_a_step_that_holds_it() -> None:
     assert counts(setup.step()) == {1: 1, 2: 6}
 
 
+def test_a_burst_fills_the_rows_over_some_steps() -> None:
+    """Each step admits two, or twice as many as run: 2, 4, 12, and what is left."""
+    setup = Setup(max_rows=30, burst_rows=2, budget=60)
+    choices = [setup.enqueue([token + 1]) for token in range(22)]
+    choices[1].ended = True
+    admitted = []
+    while admissions := setup.step().admissions:
+        admitted.append([each.choice.request.handle for each in admissions])
+    assert admitted[:2] == [[1, 3], [4, 5, 6, 7]]
+    assert [len(each) for each in admitted] == [2, 4, 12, 3]
+
+
+def test_a_burst_of_single_tokens_grows_too() -> None:
+    """Those of the step in flight are all that run."""
+    engine, runner = make_engine(num_blocks=600, max_rows=400, budget=400)
+    for handle in range(500):
+        engine.submit(FRONTEND, request(handle, [5], max_tokens=1))
+    run(engine, Inbox())
+    assert [len(counts) for counts in runner.num_query_log] == [32, 64, 128, 256, 20]
+
+
 def test_rows_without_drafts_of_their_own_are_named() -> None:
     """Else the drafts of an earlier step would be verified again."""
     setup = Setup(drafting=DraftRules(num_tokens=2, max_rows=9))
@@ -173,6 +194,19 @@ def test_priority_runs_first_and_falls_last() -> None:
         for _, output in engine.step():
             order += [h for h, f in zip(output.handles, output.finish, strict=True) if f]
     assert order == [3, 2, 1]
+
+
+def test_a_large_body_gives_way_to_those_after_it() -> None:
+    """Its third choice is served as if its body had come two later, and so on."""
+    engine, _ = make_engine(max_rows=1)
+    for handle, num_before in [(1, 0), (2, 2), (3, 4), (4, 0), (5, 0)]:
+        n = 2 if handle <= 3 else 1
+        engine.submit(FRONTEND, request(handle, [handle], n=n, num_before=num_before))
+    order = []
+    while engine.has_work:
+        for _, output in engine.step():
+            order += output.handles[output.finish > 0].tolist()
+    assert order == [1, 1, 4, 2, 5, 2, 3, 3]
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -56,6 +56,7 @@ async def test_from_submission_to_the_end(site: Site) -> None:
     with generation:
         await generation.submit()
         assert [request.n for request in site.engine.requests] == [2, 2]
+        assert [request.num_before for request in site.engine.requests] == [0, 2]
         assert site.context.admission.num_in_flight == 4
         await finish(generation)
         assert generation.ended
