@@ -45,7 +45,7 @@ async def test_a_handshake_has_as_long_as_headers_have(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
         began = time.perf_counter()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert await reader.read() == b""
         assert time.perf_counter() - began > 0.25
         writer.close()
@@ -59,7 +59,7 @@ async def test_headers_have_their_time_after_the_handshake(certificate: dict[str
             "127.0.0.1", port, ssl=context, server_hostname="localhost"
         )
         writer.write(b"GET /version HTTP/1.1\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             assert (await reader.read()).startswith(b"HTTP/1.1 408")
         writer.close()
 
