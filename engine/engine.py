@@ -115,10 +115,11 @@ class Engine:
         self._unfinished.add(choices)
         if refusal := self._refusal(request):
             self._end(choices, Finish.ERROR, refusal)
-        elif request.grammar is None:
+        elif not request.is_constrained:
             self._unfinished.start(choices)
         elif self._grammars is not None:
-            self._grammars.hold(choices)
+            if not self._grammars.hold(choices):
+                self._unfinished.start(choices)
         else:
             self._end(choices, Finish.GRAMMAR, self.info.grammar_error or "no grammars")
 

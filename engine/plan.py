@@ -63,7 +63,7 @@ class StepPlan:
         decodes: bool [R], the rows among these whose prefill ended in an earlier step.
         runs_drafter: whether the drafter sees this step's tokens.
         proposes: bool [R], rows for which the drafter makes the next step's drafts.
-        constrained: bool [R], rows whose choice has a grammar.
+        constrained: bool [R], rows whose choice draws under masks of its own.
         epochs: int64 [R], epochs of the rows when the step was planned.
         choices: the choice that held each row then.
         num_prompt_tokens: prompt tokens among those computed.
@@ -123,7 +123,7 @@ class StepPlan:
             decodes=np.full(len(rows), num_drafts > 0),
             runs_drafter=runs_drafter,
             proposes=np.full(len(rows), runs_drafter),
-            constrained=np.array([c.request.grammar is not None for c in choices], dtype=np.bool_),
+            constrained=np.array([c.request.is_constrained for c in choices], dtype=np.bool_),
             admissions=[Admission(row, choice, 0, limit) for row, choice in enumerate(choices)],
             grants=[BlockGrant(row, 0, own) for row, own in enumerate(blocks.tolist())],
         )

@@ -81,10 +81,30 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
             siblings return it.
         after: token ids behind whose first occurrence among the generated tokens the grammar
             begins, such as the end of a model's reasoning; empty: with the first of them.
+        unless_opened: token ids that the generated tokens must begin with for `after` to be waited
+            for; where they do not, the grammar begins with the first of them. Empty: `after` is
+            waited for in any case.
     """
 
     source: str
     after: tuple[int, ...] = ()
+    unless_opened: tuple[int, ...] = ()
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound of the tokens that a choice thinks before it answers.
+
+    Attributes:
+        num_tokens: once so many were drawn between the markers, in all, only `end` can be drawn.
+        begin: token ids that open thoughts, wherever they are drawn; not empty.
+        end: token ids that close them; not empty.
+        are_open: thoughts are open before the first token.
+    """
+
+    num_tokens: int
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    are_open: bool = False
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +123,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt_logprobs: which logprobs of the prompt's own tokens are reported, once, by choice 0.
         report_origins: the output tells each token's `Origin`.
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
-        grammar: restricts each choice's tokens; `params.constrained` says whether there is one.
+        grammar: restricts each choice's tokens.
+        thinking_budget: bounds each choice's thoughts.
     """
 
     handle: int
@@ -118,6 +139,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     report_origins: bool = False
     cache_salt: str = ""
     grammar: Grammar | None = None
+    thinking_budget: ThinkingBudget | None = None
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its choices draw under masks of their own, as `params.constrained` says too."""
+        return self.grammar is not None or self.thinking_budget is not None
 
 
 class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):

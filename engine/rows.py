@@ -92,7 +92,7 @@ class RowTable:
         min_known: num_known below which stop ids do not end the choice.
         stop_ids: int32 [max_rows, S], padded with NO_TOKEN.
         is_pinned: rows that draft whatever the load.
-        is_constrained: rows whose choice has a grammar.
+        is_constrained: rows whose choice draws under masks of its own.
         has_gap: rows with tokens that the drafter has not seen.
         has_drafts: rows whose next token was drafted in the last step planned.
         epoch: raised by every `vacate`; a plan whose epoch differs was made for an earlier choice.
@@ -148,7 +148,7 @@ class RowTable:
         self.num_computed[row] = self.num_settled[row] = self.num_hashed[row] = num_cached
         self.prefill_end[row] = prefill_end
         self.is_pinned[row] = is_pinned
-        self.is_constrained[row] = request.grammar is not None
+        self.is_constrained[row] = request.is_constrained
         self.has_gap[row] = self.has_drafts[row] = False
         self.prompt_len[row] = choice.prompt_len
         self.limit[row] = self.limit_of(choice)

@@ -49,7 +49,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         logprob_token_ids: explicit ids reported per position, duplicates kept.
         logprobs_mode: which values are reported.
         kept_logprob: report the log of the mass that masks and filters left of the vocabulary.
-        constrained: each step brings the masks of a grammar for its rows.
+        constrained: steps may bring masks for its rows, those of a grammar for instance.
     """
 
     temperature: float = 1.0

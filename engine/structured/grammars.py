@@ -1,4 +1,4 @@
-"""`Grammars`: the grammars of all choices, as the engine's loop sees them."""
+"""`Grammars`: the grammars and budgets of all choices, as the engine's loop sees them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from engine.stats import GrammarStats
 from engine.structured.compiler import CompiledGrammar, GrammarCompiler, GrammarError
 from engine.structured.masks import MaskFiller, default_threads
 from engine.structured.matcher import ChoiceMatcher, error_of
+from engine.structured.step_masks import StepFill
 
 Failures = list[tuple[Choice, str]]
 """Choices whose matchers failed, and why."""
@@ -34,6 +35,8 @@ class _Held:
 
 class Grammars:
     """Compiles the grammars of requests and holds each of their choices to its own.
+
+    A choice may have a budget of thoughts beside its grammar, or in place of it.
 
     The engine's loop calls all methods; only compiles end on other threads.
 
@@ -77,15 +80,19 @@ class Grammars:
         """Let `wake` be called, on another thread, whenever a compile ends."""
         self._wake = wake
 
-    def hold(self, choices: list[Choice]) -> None:
-        """Hold a request's choices until their grammar is compiled."""
-        grammar = choices[0].request.grammar
-        assert grammar is not None, "only requests with a grammar wait for one"
-        compiled = self._compiler.compile(grammar.source, len(choices))
+    def hold(self, choices: list[Choice]) -> bool:
+        """Take a request's choices; returns whether they wait until their grammar is compiled."""
+        request = choices[0].request
+        if request.grammar is None:
+            for choice in choices:
+                self._matchers[choice] = ChoiceMatcher(None, None, request.thinking_budget)
+            return False
+        compiled = self._compiler.compile(request.grammar.source, len(choices))
         self._held.append(_Held(choices, compiled))
         self._compiled.update((choice, compiled) for choice in choices)
         self._waiting.update(choices)
         self.has_compiled |= compiled.matcher.done()
+        return True
 
     def _note_compiled(self) -> None:
         self.has_compiled = True
@@ -109,8 +116,10 @@ class Grammars:
             return choices, f"the grammar cannot be compiled: {words}"
         compiled = held.compiled.matcher.result()
         for choice in choices:
-            assert choice.request.grammar is not None
-            self._matchers[choice] = ChoiceMatcher(choice.request.grammar, compiled)
+            request = choice.request
+            self._matchers[choice] = ChoiceMatcher(
+                request.grammar, compiled, request.thinking_budget
+            )
         return choices, None
 
     def forget(self, choice: Choice) -> None:
@@ -132,17 +141,23 @@ class Grammars:
         if not places:
             return []
         entered = zip(places, table.choices_of(settled.rows[places]), strict=True)
-        by_lock = sorted(entered, key=lambda each: self._compiled[each[1]].number)
-        choices, wanted = [choice for _, choice in by_lock], []
-        for i, choice in by_lock:
+        choices, wanted = [], []
+        for i, choice in sorted(entered, key=lambda each: self._lock_of(each[1])):
             state = self._matchers[choice]
-            drawn = settled.token_ids[i, : settled.num_new[i]].tolist()
-            wanted.append((state.matcher, state.enter(drawn)))
+            token_ids = state.enter(settled.token_ids[i, : settled.num_new[i]].tolist())
+            if state.matcher is not None and token_ids:
+                choices.append(choice)
+                wanted.append((state.matcher, token_ids))
         try:
             self._filler.consume(wanted)
         except Exception as error:
             return self._failed(choices, error)
         return self._failed_of(choices)
+
+    def _lock_of(self, choice: Choice) -> int:
+        """What choices have in common whose matchers share a lock."""
+        compiled = self._compiled.get(choice)
+        return -1 if compiled is None else compiled.number
 
     def _keep_drafts(self, table: RowTable, plan: StepPlan, result: StepResult) -> None:
         if result.drafts is not None:
@@ -154,36 +169,30 @@ class Grammars:
         """Fill the masks of a launched step, whose earlier steps have all been entered.
 
         Logit rows of choices that ended meanwhile, whose grammar has not begun or failed, or that
-        stand behind a draft which the grammar refuses have none.
+        stand behind a draft which the grammar refuses have none, within their budgets of thoughts.
         """
         masks, began = StepMasks.none(plan), time.perf_counter()
         drawing = np.flatnonzero(plan.constrained & plan.samples).tolist()
         # Matchers of one compile side by side, so that one thread does them: they share a lock.
         places = sorted(
             (i for i in drawing if not plan.choices[i].ended),
-            key=lambda i: self._compiled[plan.choices[i]].number,
+            key=lambda i: self._lock_of(plan.choices[i]),
         )
         starts = (np.cumsum(plan.num_logits) - plan.num_logits).tolist()
-        choices, firsts, wanted = [], [], []
+        step = StepFill(self._filler, masks.slots)
         for i in places:
-            state, drafts = self._matchers[plan.choices[i]], self._drafts_of(plan, i)
-            if (start := state.start_in(drafts)) is not None:
-                choices.append(plan.choices[i])
-                firsts.append(starts[i] + start)
-                wanted.append((state.matcher, drafts[start:]))
-        if not wanted:
-            return masks, []
+            state = self._matchers[plan.choices[i]]
+            step.add(plan.choices[i], starts[i], state.masks_in(self._drafts_of(plan, i)))
         try:
-            counts = self._filler.fill(wanted)
+            step.fill_grammars()
+            failures = self._failed_of(step.choices)
         except Exception as error:
-            return masks, self._failed(choices, error)
-        slot = 0
-        for first, count, (_, drafts) in zip(firsts, counts.tolist(), wanted, strict=True):
-            masks.slots[first : first + count] = np.arange(slot, slot + count)
-            slot += 1 + len(drafts)
-        self._num_masks += int(counts.sum())
-        self._mask_seconds += time.perf_counter() - began
-        return StepMasks(slot, masks.slots), self._failed_of(choices)
+            failures = self._failed(step.choices, error)
+        count = step.fill_tokens()
+        if count:
+            self._num_masks += int((masks.slots >= 0).sum())
+            self._mask_seconds += time.perf_counter() - began
+        return StepMasks(count, masks.slots), failures
 
     def _drafts_of(self, plan: StepPlan, place: int) -> list[int]:
         """The drafts that a row of the plan brings, up to the first that is none."""
@@ -206,7 +215,7 @@ class Grammars:
         failed = [
             (choice, f"the grammar cannot be followed: {error_of(matcher)}")
             for choice, matcher in matchers
-            if matcher.is_error()
+            if matcher is not None and matcher.is_error()
         ]
         self._num_errors += len(failed)
         return failed

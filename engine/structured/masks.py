@@ -31,6 +31,7 @@ class MaskFiller:
 
     def __init__(self, buffer: Int32Array, eos_token_ids: Sequence[int], num_threads: int) -> None:
         self._buffer = buffer
+        self._words = buffer.view(np.uint32)
         self._eos = np.array(eos_token_ids)
         self._executor = LLExecutor(num_threads)
 
@@ -65,6 +66,19 @@ class MaskFiller:
             if drafts:
                 counts[i] = 1 + self._num_allowed(slot, drafts)
         return counts
+
+    def put(self, slot: int, token_id: int) -> None:
+        """Write a mask that allows one token."""
+        self._buffer[slot] = 0
+        self.allow(slot, token_id)
+
+    def allow(self, slot: int, token_id: int) -> None:
+        """Let a mask allow one more token."""
+        self._words[slot, token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+    def allows(self, slot: int, token_id: int) -> bool:
+        """Whether a mask allows a token."""
+        return bool(int(self._words[slot, token_id >> 5]) >> (token_id & 31) & 1)
 
     def _num_allowed(self, slot: int, drafts: list[int]) -> int:
         """The number of a matcher's first drafts that its masks allow and that do not end it."""

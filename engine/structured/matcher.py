@@ -1,16 +1,51 @@
-"""How far one choice is in its grammar."""
+"""How far one choice is in its grammar and its thoughts, and which masks its next tokens need."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from llguidance import LLMatcher
 
-from engine.request import Grammar
+from engine.request import Grammar, ThinkingBudget
+from engine.structured.beginning import Beginning, Phase
+from engine.structured.budget import BudgetCount
+
+
+@dataclass(frozen=True)
+class MaskRun:
+    """Neighbouring positions that draw under the grammar.
+
+    Attributes:
+        first: the index of the first among the choice's next positions.
+        matcher: stands before that position.
+        drafts: of the positions but the last.
+    """
+
+    first: int
+    matcher: LLMatcher
+    drafts: list[int]
+
+
+@dataclass(frozen=True)
+class WantedMasks:
+    """The masks of a choice's next positions, by their index.
+
+    Attributes:
+        runs: positions under the grammar, in order.
+        also: ids that are allowed beside what the grammar allows there.
+        forced: ids that alone are allowed there, unless the grammar refuses them.
+    """
+
+    runs: list[MaskRun] = field(default_factory=list)
+    also: dict[int, int] = field(default_factory=dict)
+    forced: dict[int, int] = field(default_factory=dict)
 
 
 class ChoiceMatcher:
-    """A choice's place in its grammar, which begins at its first token or behind certain ones.
+    """A choice's place in its grammar and in its thoughts.
 
     Args:
+        grammar: None for a choice that only has a budget, or the other way round.
         compiled: a matcher at the beginning of the grammar, which is copied.
 
     Attributes:
@@ -18,35 +53,83 @@ class ChoiceMatcher:
             grammar, and no others.
     """
 
-    def __init__(self, grammar: Grammar, compiled: LLMatcher) -> None:
-        self.matcher = compiled.deep_copy()
-        self._after = list(grammar.after)
-        self._begun = not grammar.after
-        self._recent: list[int] = []  # as many of the last tokens as may begin `after`
+    def __init__(
+        self,
+        grammar: Grammar | None,
+        compiled: LLMatcher | None,
+        budget: ThinkingBudget | None = None,
+    ) -> None:
+        self.matcher = compiled.deep_copy() if compiled is not None else None
+        self._beginning = None if grammar is None else Beginning(grammar)
+        self._budget = None if budget is None else BudgetCount(budget)
+        if self._beginning is not None:
+            self._place = self._beginning.first
+        if self._budget is not None:
+            self._thinking = self._budget.first
 
-    def start_in(self, token_ids: list[int]) -> int | None:
-        """The index among the choice's next tokens at which its grammar begins.
+    def masks_in(self, drafts: list[int]) -> WantedMasks:
+        """The masks of the position before each of the choice's next tokens and of the last."""
+        wanted = WantedMasks()
+        if self._beginning is not None:
+            self._add_runs(self._beginning, drafts, wanted)
+        if self._budget is not None:
+            place = self._thinking
+            for i, token_id in enumerate((*drafts, -1)):
+                if (forced := self._budget.forced(place)) is not None:
+                    wanted.forced[i] = forced
+                place = self._budget.advance(place, token_id)
+        return wanted
 
-        0 where it has begun before, `len(token_ids)` where it begins right behind them, None where
-        it does not begin by then.
-        """
-        if self._begun:
-            return 0
-        joined, width = self._recent + token_ids, len(self._after)
-        for end in range(width, len(joined) + 1):
-            if joined[end - width : end] == self._after:
-                return end - len(self._recent)
-        return None
+    def _add_runs(self, beginning: Beginning, drafts: list[int], wanted: WantedMasks) -> None:
+        assert self.matcher is not None
+        place, run = self._place, None
+        if place.phase is Phase.GRAMMAR:
+            wanted.runs.append(MaskRun(0, self.matcher, drafts))
+            return
+        if place.phase is Phase.OPENING:
+            wanted.also[0] = beginning.opening[place.matched]
+            run = self._opening_run(beginning.opening[: place.matched], wanted)
+        for i, token_id in enumerate(drafts, 1):
+            before, place = place.phase, beginning.advance(place, token_id)
+            if place.phase is Phase.OPENING:
+                wanted.also[i] = beginning.opening[place.matched]
+            if place.phase is Phase.BEFORE:
+                run = None
+            elif before is Phase.BEFORE:
+                # The other run may be asked at the same time.
+                matcher = self.matcher.deep_copy() if wanted.runs else self.matcher
+                run = MaskRun(i, matcher, [])
+                wanted.runs.append(run)
+            elif run is not None:
+                run.drafts.append(token_id)
+
+    def _opening_run(self, opened: tuple[int, ...], wanted: WantedMasks) -> MaskRun | None:
+        """The run behind ids that open the choice; None where the grammar does not allow these."""
+        assert self.matcher is not None
+        matcher = self.matcher
+        if opened:
+            matcher = matcher.deep_copy()
+            if matcher.try_consume_tokens(list(opened)) < len(opened):
+                return None
+        wanted.runs.append(run := MaskRun(0, matcher, []))
+        return run
 
     def enter(self, token_ids: list[int]) -> list[int]:
         """Note the choice's next tokens; returns those that the matcher is to consume."""
-        start = self.start_in(token_ids)
-        if start is None:
-            recent = self._recent + token_ids
-            self._recent = recent[max(len(recent) - len(self._after) + 1, 0) :]
+        if self._budget is not None:
+            for token_id in token_ids:
+                self._thinking = self._budget.advance(self._thinking, token_id)
+        beginning = self._beginning
+        if beginning is None:
             return []
-        self._begun = True
-        return token_ids[start:]
+        for i, token_id in enumerate(token_ids):
+            before = self._place
+            if before.phase is Phase.GRAMMAR:
+                return token_ids[i:]
+            self._place = beginning.advance(before, token_id)
+            if before.phase is Phase.OPENING and self._place.phase is Phase.GRAMMAR:
+                return [*beginning.opening[: before.matched], *token_ids[i:]]
+        return []
 
 
 def error_of(matcher: LLMatcher) -> str:

@@ -134,8 +134,10 @@ def request(
     """A request under a grammar; fields that are not `Request`'s are `SamplingParams`'."""
     own = {name: fields.pop(name) for name in list(fields) if name in Request.__struct_fields__}
     ids = TOKENIZER.encode(prompt) if isinstance(prompt, str) else prompt
-    grammar = None if source is None else Grammar(source=source, after=fields.pop("after", ()))
-    params: dict[str, Any] = {"stop_token_ids": (EOS,), "constrained": grammar is not None} | fields
+    begins = {name: fields.pop(name, ()) for name in ("after", "unless_opened")}
+    grammar = None if source is None else Grammar(source=source, **begins)
+    is_constrained = grammar is not None or own.get("thinking_budget") is not None
+    params: dict[str, Any] = {"stop_token_ids": (EOS,), "constrained": is_constrained} | fields
     return Request(
         handle=handle,
         prompt_token_ids=np.array(ids, dtype=np.int32),

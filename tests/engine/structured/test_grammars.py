@@ -13,7 +13,7 @@ from engine.config import StructuredConfig
 from engine.contracts.scoring import ScoringPlan
 from engine.engine import Engine
 from engine.plan import StepMasks, StepPlan
-from engine.request import Finish, Grammar, Int32Array, Request, ScoringRequest
+from engine.request import Finish, Grammar, Int32Array, Request, ScoringRequest, ThinkingBudget
 from engine.structured.compiler import GrammarCompiler
 from engine.structured.grammars import Grammars
 from engine.structured.masks import MaskFiller
@@ -128,6 +128,26 @@ def test_only_rows_that_draw_under_a_grammar_that_has_begun_have_masks() -> None
     assert sorted(runner.masks[-1].slots.tolist()) == [-1, 0, 1]
     assert engine.stats().grammars is not None
     assert engine.stats().grammars.num_masks == 1 + sum(counts)  # type: ignore[union-attr]
+
+
+def test_a_budget_alone_waits_for_no_compile_and_masks_what_ends_it() -> None:
+    engine, runner, buffer = make()
+    drawn = reference(PROMPT, 6, (), 0)
+    budget = ThinkingBudget(num_tokens=3, begin=(1,), end=(drawn[3], drawn[4]), are_open=True)
+    params = SamplingParams(constrained=True)
+    reader = Reader(engine)
+    engine.submit(FRONTEND, request(0, PROMPT, max_tokens=6, params=params, thinking_budget=budget))
+    masks: list[list[int]] = []
+    while engine.has_work:  # at once
+        reader.step()
+        if len(runner.masks) > len(masks):
+            masks.append(
+                [i for i in range(8192) if buffer[0].view(np.uint32)[i >> 5] >> (i & 31) & 1]
+            )
+    assert [found.count for found in runner.masks] == [0, 0, 0, 1, 1, 0]
+    assert masks[3:5] == [[drawn[3]], [drawn[4]]]
+    assert reader.tokens[0, 0] == drawn
+    assert reader.finish == {(0, 0): Finish.LENGTH}
 
 
 def test_a_token_that_the_grammar_forbids_ends_its_choice_alone() -> None:
