@@ -6,7 +6,7 @@ from typing import Any
 
 from server.anthropic.turns import ChatMessages
 from server.chat.renaming import renamed
-from server.errors import ApiError, bad_request
+from server.errors import ApiError
 from server.schema.anthropic import (
     ClientTool,
     ClientToolChoice,
@@ -29,6 +29,7 @@ _RENAMING = (
     (r"\btool_choice\.function\b", "tool_choice"),
     (r"\bresponse_format\.json_schema\b", "output_config.format"),
     (r"\breasoning_effort\b", "output_config.effort"),
+    (r"\bthinking_token_budget\b", "thinking.budget_tokens"),
 )
 
 
@@ -44,7 +45,6 @@ class ChatOfMessages:
         conversation = ChatMessages(body.system, body.messages)
         self._places = conversation.places
         thinking, choice, output = body.thinking, body.tool_choice, body.output_config
-        _refuse_budget(thinking)
         self.shows_thoughts = not thinking or (
             thinking.type != "disabled" and thinking.display != "omitted"
         )
@@ -62,6 +62,7 @@ class ChatOfMessages:
             parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
             chat_template_kwargs=_variables(thinking) | (body.chat_template_kwargs or {}),
             reasoning_effort=output.effort if output else None,
+            thinking_token_budget=thinking.budget_tokens if thinking else None,
             response_format=_format(body),
             **fields,
         )
@@ -69,14 +70,6 @@ class ChatOfMessages:
     def told(self, error: ApiError) -> ApiError:
         """The chat's error as one of the request's."""
         return renamed(error, _RENAMING, self._places, "messages")
-
-
-def _refuse_budget(thinking: ThinkingOptions | None) -> None:
-    """Raise a 400 for a budget of thoughts, which chats do not have yet."""
-    if thinking is not None and thinking.budget_tokens is not None:
-        field = "thinking.budget_tokens"
-        words = 'is not available yet: send thinking {"type": "adaptive"}, got'
-        raise bad_request(field, f"{field} {words} {thinking.budget_tokens}")
 
 
 def _tool(tool: ClientTool) -> Tool:

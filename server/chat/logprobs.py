@@ -44,7 +44,7 @@ class ChatLogprobWriter:
             cuts: by index, the bytes in the content of tokens that lie there with some only.
         """
         entries = self._entries(token_ids, arrays, num_top, explicit_ids, cuts)
-        ids, ranks = texts_of(token_ids), texts_of(arrays.ranks)
+        shown = (texts_of(token_ids), texts_of(arrays.chosen), texts_of(arrays.ranks), parts)
         return {
             "content": ",".join(
                 entry
@@ -52,8 +52,8 @@ class ChatLogprobWriter:
                 if part == CONTENT or i in cuts
             ),
             "tokens": ",".join(
-                f'{{"token_id":{token_id},"rank":{rank},"part":"{part}"}}'
-                for token_id, rank, part in zip(ids, ranks, parts, strict=True)
+                f'{{"token_id":{token_id},"logprob":{value},"rank":{rank},"part":"{part}"}}'
+                for token_id, value, rank, part in zip(*shown, strict=True)
             ),
         }
 

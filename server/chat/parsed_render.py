@@ -13,6 +13,7 @@ from server.chat.parsing.output import Event, EventKind
 from server.chat.parsing.reader import ParsedPiece, PieceReader, ReplyParsing
 from server.chat.prepare import PreparedChat, echoed_text
 from server.chat.render import ChatRenderer, Told
+from server.chat.tools import num_calls_shown
 from server.completions.choice import Piece
 from server.completions.prepare import PreparedRequest
 from server.completions.render import PLAIN_END, WrittenPiece
@@ -120,6 +121,8 @@ class ParsedChatRenderer(ChatRenderer):
     def _plain_chunks(self, index: int, reply: _Reply, piece: Piece) -> Sequence[bytes]:
         """Chunks of words alone, from the middle of a choice."""
         if (kind := reply.reader.flow(piece)) is not None:
+            if kind == "value":
+                return ()
             if kind != reply.kind:
                 reply.kind, reply.frame = kind, _frame(index, reply.writer.frame(kind))
             if (around := reply.frame) is None:
@@ -174,7 +177,7 @@ def make_renderer(
         echoed_text(body),
         parsing=chat.parsing,
         reasoning_field=None if body.include_reasoning is False else reasoning_field,
-        max_calls=1 if body.parallel_tool_calls is False else None,
+        max_calls=num_calls_shown(body),
     )
 
 

@@ -10,12 +10,19 @@ from msgspec.structs import replace
 
 from engine.config import EngineInfo
 from engine.request import Int32Array
-from server.chat.forced_calls import calls_grammar
+from server.chat.constraints import chat_constraints
 from server.chat.messages import content_text, template_messages
 from server.chat.parsing.parsers import Parsers
 from server.chat.parsing.reader import ReplyParsing
 from server.chat.template import RESERVED_KWARGS, ChatTemplate, Conversation
-from server.chat.tools import check_format, offered_tools, template_tools, tool_types
+from server.chat.tools import (
+    check_format,
+    check_known,
+    offered_tools,
+    shown_tools,
+    template_tools,
+    tool_types,
+)
 from server.completions.params import num_top
 from server.completions.prepare import PreparedRequest, prepare_request
 from server.config import ServerConfig
@@ -65,16 +72,16 @@ async def prepare_chat(
         most_tokens: a choice without `max_tokens` has at most so many, and the rest of the context.
     """
     _check_logprobs(body, config, info)
-    source, tools, token_ids = await _prompt(body, template, config, tokenizer, parsers)
-    parsing = _parsing(body, source, tools, token_ids, parsers)
+    source, shown, token_ids = await _prompt(body, template, config, tokenizer, parsers)
+    parsing = _parsing(body, source, shown, token_ids, parsers)
+    tools = offered_tools(body)
     prepared = await prepare_request(
         _completion_of(body, token_ids),
         config=config,
         info=info,
         tokenizer=tokenizer,
         grammars=grammars,
-        calls=await calls_grammar(body, tools, parsers.tool_format(source), grammars),
-        grammar_after=() if parsing is None else parsing.answer_after,
+        constraints=await chat_constraints(body, source, tools, parsing, parsers, grammars),
         request_id=request_id,
         drawn_seed=drawn_seed,
         id_prefix="chatcmpl",
@@ -95,9 +102,11 @@ async def _prompt(
 ) -> tuple[str, list[Tool], Int32Array]:
     """The template of a chat, the tools it shows, and the prompt's ids, int32 [prompt_len]."""
     check_model(body.model, config)
-    tools = offered_tools(body)
-    source = template_source(body, template, config, with_tools=bool(tools))
-    check_format(tools, source, parsers)
+    excludes = config.exclude_tools_when_none
+    asks = bool(body.tools) and not (excludes and body.tool_choice == "none")
+    source = template_source(body, template, config, with_tools=asks)
+    check_format(offered_tools(body), source, parsers)
+    tools = shown_tools(body, source, parsers, excludes=excludes)
     conversation = _conversation(body.messages, body, source, tools)
     return source, tools, await template.encode(source, conversation, tokenizer)
 
@@ -138,14 +147,16 @@ def _parsing(
 async def render_prompt(
     messages: Sequence[ChatMessage],
     body: TemplateFields,
+    tools: Sequence[Tool],
     template: ChatTemplate,
     *,
     config: ServerConfig,
     tokenizer: Tokenizer,
 ) -> Int32Array:
     """The ids of a conversation's prompt, int32 [prompt_len]; raises `ApiError`."""
-    source = template_source(body, template, config, with_tools=False)
-    return await template.encode(source, _conversation(messages, body, source, ()), tokenizer)
+    source = template_source(body, template, config, with_tools=bool(tools))
+    check_known(tools, source)
+    return await template.encode(source, _conversation(messages, body, source, tools), tokenizer)
 
 
 def template_source(

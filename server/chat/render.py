@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import orjson
 
 from server.chat.logprobs import CONTENT, MARKUP, NO_CUTS, ChatLogprobWriter
+from server.chat.parsing.format import Part
 from server.chat.parsing.output import Event
 from server.completions.choice import Piece
 from server.completions.logprobs import Columns
 from server.completions.prepare import PreparedRequest
 from server.completions.render import PLAIN_END, Renderer
+from server.text.packed import packed
 from server.text.tokenizer import Tokenizer
+
+_CODES = {part: code for code, part in enumerate(get_args(Part))}
+"""What stands for a part in packed logprobs: its place in reasoning, content, tool, markup."""
 
 
 class Told(NamedTuple):
@@ -84,6 +89,11 @@ class ChatRenderer(Renderer):
         parts, cuts = self._parts(piece)
         shown = (token_ids, parts, piece.logprobs, form.num_top, form.explicit_ids or (), cuts)
         return [self._chat_writer.columns(*shown)]
+
+    def _packed(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:
+        parts, _ = self._parts(piece)
+        codes = np.array([_CODES[part] for part in parts], dtype=np.uint8)
+        return super()._packed(prompt_idx, piece) | {"parts": packed(codes)}
 
     def _parts(self, piece: Piece) -> tuple[Sequence[str], Mapping[int, bytes]]:
         """What each token of a piece belongs to: markup is what the content does not show.

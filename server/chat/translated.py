@@ -17,6 +17,7 @@ from server.chat.parsed_render import make_renderer
 from server.chat.parsing.output import Event
 from server.chat.prepare import PreparedChat
 from server.chat.render import ChatRenderer
+from server.chat.tools import num_calls_shown
 from server.completions.choice import Piece, ReplyChoice
 from server.completions.generation import Generation
 from server.completions.prepare import PreparedRequest
@@ -199,5 +200,5 @@ def translated_renderer(
         tokenizer,
         make_renderer(chat, body, tokenizer, "reasoning_content"),
         make_shape(prepared, tools.id_chars if tools else None),
-        max_calls=1 if body.parallel_tool_calls is False else None,
+        max_calls=num_calls_shown(body),
     )

@@ -76,6 +76,11 @@ class ChatSettings(BaseModel):
         "reasoning_content",
         description="The name of a message's reasoning in replies. Both are read in requests.",
     )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        False,
+        description='With tool_choice "none" the chat template shows no tools. By default it does, '
+        "so that the prompt keeps its cached prefix; calls are left out of the reply.",
+    )
 
 
 class LimitSettings(BaseModel):

@@ -115,6 +115,7 @@ class Generation:
             report_origins=prepared.form.origins,
             cache_salt=prepared.cache_salt,
             grammar=prepared.grammar,
+            thinking_budget=prepared.thinking_budget,
         )
 
     async def update(self) -> list[ReplyChoice]:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 
 from engine.config import EngineInfo
-from engine.request import PromptLogprobsParams
+from engine.request import PromptLogprobsParams, ThinkingBudget
 from sampling.params import ParameterError, SamplingParams
 from server.config import ServerConfig
 from server.errors import bad_request
@@ -27,12 +27,14 @@ def sampling_params(
     tokenizer: Tokenizer,
     drawn_seed: int | None,
     grammar: CheckedGrammar | None = None,
+    budget: ThinkingBudget | None = None,
 ) -> SamplingParams:
     """How the tokens of each choice are drawn; raises `ApiError` for what cannot be served.
 
     Args:
         drawn_seed: the seed of a request without one; None leaves it to the engine.
         grammar: restricts the tokens from the first one on.
+        budget: bounds the thoughts.
     """
     defaults = config.defaults
     seed = drawn_seed if body.seed in (None, -1) else body.seed
@@ -55,7 +57,7 @@ def sampling_params(
             logprob_token_ids=_ids(body.logprob_token_ids),
             logprobs_mode=body.logprobs_mode or config.logprobs_mode,
             kept_logprob=bool(body.kept_logprob),
-            constrained=grammar is not None,
+            constrained=grammar is not None or budget is not None,
         )
         params.check_vocab(info.vocab_size)
     except ParameterError as error:
@@ -63,7 +65,26 @@ def sampling_params(
     check_some_token_is_left(params, info)
     if grammar is not None:
         check_grammar(params, grammar, info)
+    if budget is not None:
+        check_budget(params, budget)
     return params
+
+
+def check_budget(params: SamplingParams, budget: ThinkingBudget) -> None:
+    """Raise a 400 where other masks leave out what ends thoughts."""
+    allowed = params.allowed_token_ids
+    banned = {word[0] for word in params.bad_words if len(word) == 1}
+    for param, is_left_out in (
+        ("allowed_token_ids", allowed is not None and not set(allowed).issuperset(budget.end)),
+        ("bad_words", not banned.isdisjoint(budget.end)),
+    ):
+        if is_left_out:
+            raise bad_request(
+                param,
+                f"{param} leaves out an id of the marker that ends thoughts at their budget: "
+                f"{', '.join(map(str, budget.end))}",
+                "no_token_allowed",
+            )
 
 
 def check_grammar(params: SamplingParams, grammar: CheckedGrammar, info: EngineInfo) -> None:

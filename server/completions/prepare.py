@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from engine.config import EngineInfo
-from engine.request import Grammar
+from engine.request import Grammar, ThinkingBudget
 from sampling.params import SamplingParams
 from server.completions.bounds import check_num_allowed_ids, check_num_choices, check_reply_size
 from server.completions.form import ReplyForm, reply_form
@@ -31,12 +31,33 @@ INLINE_BAD_WORDS, INLINE_IDS, INLINE_STOP_CHARS = 16, 4096, 1024
 NON_STREAM_INTERVAL, STOP_STRING_INTERVAL = 32, 4
 
 
+class Constraints(msgspec.Struct, frozen=True):
+    """What masks hold a chat's replies to, beside what the fields of a completion ask for.
+
+    Attributes:
+        calls: a grammar of tools' calls, which stands beside no other.
+        ignored: where keywords of the tools' schemas stood that were dropped.
+        after, unless_opened: see `Grammar`.
+        budget: of thoughts.
+    """
+
+    calls: GrammarSpec | None = None
+    ignored: list[str] = []
+    after: tuple[int, ...] = ()
+    unless_opened: tuple[int, ...] = ()
+    budget: ThinkingBudget | None = None
+
+
+NO_CONSTRAINTS = Constraints()
+
+
 class PreparedRequest(msgspec.Struct, frozen=True):
     """A completion request as far as it is known before the engine is asked.
 
     Attributes:
         grammar: restricts each choice's tokens; None for none.
-        ignored_keywords: where keywords of its JSON schema stood that were dropped.
+        thinking_budget: bounds each choice's thoughts; None for none.
+        ignored_keywords: where keywords of JSON schemas stood that were dropped.
         emit_interval: tokens between two reports of the engine.
         usage_at_end: a stream ends with a chunk of usage.
         usage_always: every chunk of a stream carries usage.
@@ -54,6 +75,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     priority: int
     cache_salt: str
     grammar: Grammar | None
+    thinking_budget: ThinkingBudget | None
     ignored_keywords: list[str]
     emit_interval: int
     usage_at_end: bool
@@ -73,8 +95,7 @@ async def prepare_request(
     info: EngineInfo,
     tokenizer: Tokenizer,
     grammars: GrammarChecker,
-    calls: GrammarSpec | None = None,
-    grammar_after: tuple[int, ...] = (),
+    constraints: Constraints = NO_CONSTRAINTS,
     request_id: str | None = None,
     drawn_seed: int | None = None,
     id_prefix: str = "cmpl",
@@ -83,8 +104,6 @@ async def prepare_request(
     """Check and convert a request; raises `ApiError` for what cannot be served.
 
     Args:
-        calls: a grammar of tools' calls, which stands beside no other.
-        grammar_after: see `Grammar.after`.
         request_id: names the reply where the body does not.
         drawn_seed: the seed of a request without one; None leaves it to the engine.
         id_prefix: the reply's id begins with it.
@@ -92,7 +111,7 @@ async def prepare_request(
     """
     check_model(body.model, config)
     _check_combinations(body, config)
-    checked = await _checked_grammar(body, calls, grammars, grammar_after)
+    checked = await _checked_grammar(body, constraints, grammars)
     make_params = partial(
         sampling_params,
         body,
@@ -101,6 +120,7 @@ async def prepare_request(
         tokenizer=tokenizer,
         drawn_seed=drawn_seed,
         grammar=checked,
+        budget=constraints.budget,
     )
     params = await asyncio.to_thread(make_params) if _is_long(body) else make_params()
     form = reply_form(body, params, await _stop_strings(body), config, info)
@@ -119,8 +139,9 @@ async def prepare_request(
         n=n,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-        grammar=None if checked is None else Grammar(source=checked.source, after=grammar_after),
-        ignored_keywords=[] if checked is None else checked.ignored,
+        grammar=None if checked is None else _grammar(checked, constraints),
+        thinking_budget=constraints.budget,
+        ignored_keywords=constraints.ignored + ([] if checked is None else checked.ignored),
         emit_interval=_emit_interval(body, form, config),
         usage_at_end=config.force_include_usage or bool(options.include_usage),
         usage_always=bool(options.continuous_usage_stats),
@@ -146,16 +167,13 @@ async def _prompts(
 
 
 async def _checked_grammar(
-    body: CompletionRequest,
-    calls: GrammarSpec | None,
-    grammars: GrammarChecker,
-    after: tuple[int, ...],
+    body: CompletionRequest, constraints: Constraints, grammars: GrammarChecker
 ) -> CheckedGrammar | None:
     spec = wanted_grammar(body.response_format, body.structured_outputs)
-    if calls is not None:
+    if constraints.calls is not None:
         if spec is not None:
-            raise two_grammars(calls, spec.param)
-        spec = calls
+            raise two_grammars(constraints.calls, spec.param)
+        spec = constraints.calls
     if spec is None:
         return None
     if body.ignore_eos:
@@ -165,9 +183,17 @@ async def _checked_grammar(
             "only",
         )
     checked = await grammars.check(spec)
-    if after:  # the first token is none of the grammar's
+    if constraints.after:  # the first token need not be one of the grammar's
         checked = msgspec.structs.replace(checked, first=b"\xff" * len(checked.first))
     return checked
+
+
+def _grammar(checked: CheckedGrammar, constraints: Constraints) -> Grammar:
+    return Grammar(
+        source=checked.source,
+        after=constraints.after,
+        unless_opened=constraints.unless_opened,
+    )
 
 
 def _is_long(body: CompletionRequest) -> bool:

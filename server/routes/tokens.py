@@ -33,11 +33,14 @@ async def tokenize(request: Request) -> Response:
     check_model(body.model, context.config)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt", "one of prompt and messages is required, and not both")
+    if body.tools and body.messages is None:
+        raise bad_request("tools", "tools need messages, which a template shows them with")
     rendered = None
     if body.messages is not None:
         rendered = await render_prompt(
             body.messages,
             body,
+            body.tools or (),
             context.template,
             config=context.config,
             tokenizer=context.tokenizer,

@@ -69,14 +69,21 @@ class ChatRequest(GenerationFields, TemplateFields):
     tools: Tools | None = Field(None, description="Tools that the model may call.")
     tool_choice: ToolChoice | None = Field(
         None,
-        description='With "auto", the default, the model decides; with "none" it is shown no '
-        "tools. To require calls is not available yet.",
+        description='With "auto", the default, the model decides; with "none" the message has no '
+        'calls; with "required", or a tool\'s name, it is calls.',
     )
     parallel_tool_calls: bool | None = Field(
         None, description="With false the message has at most one call; the default is true."
     )
     include_reasoning: bool | None = Field(
         None, description="With false the reasoning is left out; the default is true."
+    )
+    thinking_token_budget: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="Once a choice has thought this many tokens, its thoughts are ended; by "
+        "default nothing bounds them.",
     )
 
     modalities: Annotated[Any, Only(["text"])] = None

@@ -36,6 +36,7 @@ class ReplyToken(BaseModel):
     """One generated token."""
 
     token_id: int
+    logprob: float
     rank: int = Field(description="The likeliest token has 1.")
     part: Literal["reasoning", "content", "tool", "markup"] = Field(
         description="What it belongs to: tool is a call's name, keys and arguments; markup is what "

@@ -42,5 +42,6 @@ class CompletionRequest(GenerationFields):
     )
     max_completion_tokens: Annotated[Any, Instead("max_tokens")] = None
 
+    thinking_token_budget: NotYet = None
     suffix: NotYet = None
     prompt_embeds: NotYet = None

@@ -252,7 +252,6 @@ class GenerationFields(SamplingFields, LogprobFields):
     ec_transfer_params: NotYet = None
     vllm_xargs: NotYet = None
     repetition_detection: NotYet = None
-    thinking_token_budget: NotYet = None
     return_mm_kwargs: Annotated[Any, Only(False)] = None
     return_token_offsets: Annotated[Any, Only(False)] = None
     watermarking: NotYet = None

@@ -11,6 +11,7 @@ from server.schema.chat import TemplateFields
 from server.schema.fields import MAX_TEXT_CHARS, MAX_TOKENS, ModelName
 from server.schema.ids import TokenIdArray
 from server.schema.messages import Messages
+from server.schema.tools import Tools
 
 
 class TokenizeRequest(TemplateFields):
@@ -22,6 +23,9 @@ class TokenizeRequest(TemplateFields):
     )
     messages: Messages | None = Field(
         None, description="A conversation to turn into ids, instead of a text."
+    )
+    tools: Tools | None = Field(
+        None, description="Tools that the template shows; they need `messages`."
     )
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its beginning of text; the default is true."

@@ -58,26 +58,30 @@ class GrammarCheck:
     def check(self, spec: GrammarSpec) -> CheckedGrammar:
         """The grammar's source; raises `ApiError` naming what is wrong with it."""
         ignored: list[str] = []
+        schema: Node | bool | None = None
         if spec.kind == "json":
-            source, ignored = self._check_schema(spec)
+            schema, ignored = self._check_schema(spec)
+            source = schema_source(schema, spec)
         else:
             source = source_of(spec, self._special_ids)
             if (message := self._message(source)) is not None:
                 raise refusal(spec.param, message, None)
-        return CheckedGrammar(source, ignored, self._first_mask(source, spec.param))
+        first = self._first_mask(source, spec.param)
+        return CheckedGrammar(source, ignored, first, schema if ignored else None)
 
-    def _check_schema(self, spec: GrammarSpec) -> tuple[str, list[str]]:
+    def _check_schema(self, spec: GrammarSpec) -> tuple[Node | bool, list[str]]:
+        """The schema that is kept to, and what of the request's was dropped."""
+
         def refused(schema: Node | bool) -> str | None:
             return self._message(checked_schema(schema, spec))
 
         message = refused(spec.value)
         if message is None:
-            return schema_source(spec.value, spec), []
+            return spec.value, []
         assert isinstance(spec.value, dict)
         if not spec.lenient:
             raise refusal(spec.param, message, find_place(spec.value, message, refused))
-        schema, ignored = without_refused(spec.value, spec.param, refused)
-        return schema_source(schema, spec), ignored
+        return without_refused(spec.value, spec.param, refused)
 
     def _message(self, source: str) -> str | None:
         """What llguidance says against a source; None where it has nothing to say."""

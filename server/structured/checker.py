@@ -45,18 +45,22 @@ class GrammarChecker:
         self._num_waiting = 0
         self._is_closed = False
 
+    def check_served(self, param: str) -> None:
+        """Raise a 400 for a field that needs masks where the engine has none."""
+        if self._info.grammar_error is not None:
+            raise bad_request(
+                param,
+                f"{param} cannot be served by this model: {self._info.grammar_error}",
+                "grammars_not_available",
+            )
+
     async def check(self, spec: GrammarSpec) -> CheckedGrammar:
         """The grammar as the engine takes it.
 
         Raises:
             ApiError: it is refused; or too many wait to be checked.
         """
-        if self._info.grammar_error is not None:
-            raise bad_request(
-                spec.param,
-                f"{spec.param} cannot be served by this model: {self._info.grammar_error}",
-                "grammars_not_available",
-            )
+        self.check_served(spec.param)
         raw = spec.packed()
         key = hashlib.sha256(raw).digest()
         checking = self._cache.get(key)
@@ -79,7 +83,7 @@ class GrammarChecker:
         size = _REFUSAL_BYTES
         try:
             checked = await loop.run_in_executor(self._threads, self._ask, spec, raw)
-            size += len(checked.source) + len(checked.first)
+            size += len(checked.source) * (1 + (checked.reduced is not None)) + len(checked.first)
         except ApiError as error:
             return error
         except BaseException:

@@ -75,8 +75,10 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
         source: what the engine compiles.
         ignored: where the keywords stood that `lenient` dropped.
         first: bit i % 8 of byte i // 8 says whether id i may come first.
+        reduced: the JSON schema without these; None where nothing was dropped.
     """
 
     source: str
     ignored: list[str]
     first: bytes
+    reduced: Any = None

@@ -119,6 +119,24 @@ State = Start | Text | Between | Field | JsonCalls | JsonArguments | PythonCalls
 
 
 @dataclass(frozen=True)
+class MessageSyntax:
+    """How a reply of several messages writes those that are no calls, for grammars.
+
+    Attributes:
+        thoughts, remark: what begins a message of thoughts, or one beside calls.
+        end: what ends either.
+        separator: what stands behind that, before the next message.
+        answer: what begins the last message of a reply without calls.
+    """
+
+    thoughts: str
+    remark: str
+    end: str
+    separator: str
+    answer: str
+
+
+@dataclass(frozen=True)
 class CallSyntax:
     """How a format writes calls, for whoever makes a grammar of tools.
 
@@ -130,6 +148,9 @@ class CallSyntax:
             `field_begin` and `field_end`, `{key}` standing for its key: a string as it is, any
             other value as JSON. With `python` arguments are `key=value` with commas between.
         trigger: the text that shows that a call begins, where calls are free to come or not.
+        leads: calls stand at a reply's beginning only.
+        is_last: a call is the last of its reply.
+        messages: of a reply of several messages; None for one that is all one.
     """
 
     begin: str
@@ -141,6 +162,9 @@ class CallSyntax:
     field_begin: str = ""
     field_end: str = ""
     trigger: str = ""
+    leads: bool = False
+    is_last: bool = False
+    messages: MessageSyntax | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +179,7 @@ class ToolFormat:
         strays: markers that are dropped where they stand in the content for nothing.
         states: the states behind `openers` and `exits`.
         id_chars: the length of a call's id; None for "call_" and 24 characters.
+        tool_names: an expression of the names that calls may have, where not all are possible.
     """
 
     names: tuple[str, ...]
@@ -165,6 +190,7 @@ class ToolFormat:
     exits: tuple[Exit, ...] = ()
     strays: tuple[str, ...] = ()
     id_chars: int | None = None
+    tool_names: str = ""
 
 
 @dataclass(frozen=True)

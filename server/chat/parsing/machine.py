@@ -8,11 +8,14 @@ marker.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, Literal
 
+from server.chat.parsing.fields import FieldReader
 from server.chat.parsing.format import (
     CONTENT,
+    REASONING,
     Between,
     Exit,
     Field,
@@ -20,22 +23,24 @@ from server.chat.parsing.format import (
     JsonCalls,
     PythonCalls,
     Start,
+    State,
     Text,
 )
 from server.chat.parsing.graph import Graph
-from server.chat.parsing.json_calls import NAME, JsonArgumentsReader, JsonCallsReader
+from server.chat.parsing.json_calls import JsonArgumentsReader, JsonCallsReader
 from server.chat.parsing.json_scan import JsonScan
-from server.chat.parsing.output import SENTINELS, EventKind, Output
-from server.chat.parsing.python_calls import PythonCallsReader
-from server.chat.parsing.values import ToolTypes, quoted, text_to_json
+from server.chat.parsing.output import EventKind, Output
+from server.chat.parsing.python_calls import PythonCallsReader, PythonScan
+from server.chat.parsing.values import ToolTypes
 
 MAX_FIELD = 512
 """A longer name, key or header is none."""
 _SPACES = " \t\r\n"
 _CLOSERS = re.compile(r"[ \t\r\n}\]]*[}\]]")
-_SENTINEL = re.compile(f"[{SENTINELS}]")
 
 Alarm = Callable[[str], "re.Match[str] | None"]
+Flow = EventKind | Literal["value"]
+"""What text is that flows; a `value` is given out once it is complete."""
 BodyReader = JsonArgumentsReader | JsonCallsReader | PythonCallsReader
 
 
@@ -48,33 +53,41 @@ class Machine:
 
     Attributes:
         output: where events and spans go.
+        flows: whether `flow` may take what comes next.
+        is_thinking: whether what comes next is reasoning, up to a marker.
+        has_thought: whether it has been, at any time since this was set to false.
     """
 
     def __init__(self, graph: Graph, types: ToolTypes, state: str) -> None:
         self.output = Output()
+        self.flows = self.is_thinking = self.has_thought = False
         self._graph = graph
-        self._types = types
+        self._fields = FieldReader(types, self.output)
         self._held = ""
-        self._value: list[str] = []
-        self._key = ""
         self._is_blank = False  # nothing but white space since the last marker
         self._alarm: Alarm | None = None  # finds what may change the state
-        self._scan: JsonScan | None = None  # arguments that go on
+        self._scan: JsonScan | PythonScan | None = None  # arguments that go on
         self._holds_space = False
-        self._kind: EventKind = "content"
+        self._sink: list[str] | None = None  # where a value that flows is collected
+        self._kind: Flow = "content"
         self._skips = False  # white space is dropped until something else comes
         self._enter(state)
         self._settle()
 
-    def flow(self, text: str) -> EventKind | None:
+    @property
+    def is_holding(self) -> bool:
+        """Whether text is held back, which may turn out to be anything."""
+        return bool(self._held)
+
+    def flow(self, text: str) -> Flow | None:
         """Go on with text that changes nothing but the place in it, which most texts do.
 
         Args:
             text: not empty, and no special token stands in it.
 
         Returns:
-            the kind of the event that all of the text is; it is not among the events, and its
-            stretch not among the spans. None where the text is to be fed.
+            the kind of the event that all of the text is, or `value`; it is not among the events,
+            and its stretch not among the spans. None where the text is to be fed.
         """
         alarm = self._alarm
         if alarm is not None:
@@ -83,34 +96,46 @@ class Machine:
             self._is_blank = False
         elif self._scan is None or not self._scan.pass_by(text):
             return None
+        if self._sink is not None:
+            self._sink.append(text)
         self.output.position += len(text)
         return self._kind
 
     def feed(self, text: str) -> None:
         """Go on with the text."""
-        text = self._held + text
-        at = 0
-        while at < len(text):
-            node, end = self._node, self._step(text, at)
+        if self._held:
+            text = self._held + text
+        at, end_of_text = 0, len(text)
+        while at < end_of_text:
+            node = self._node
+            end = self._step(self, node.state, text, at)
             if end == at and node is self._node:
                 break
             at = end
         self._held = text[at:]
-        self._settle()
+        self.flows = False
+        if not self._held:
+            self._settle()
 
     def _settle(self) -> None:
-        """Note what text may come that changes nothing."""
-        self._alarm = self._scan = None
-        if self._held:
-            return
+        """Note what text may come that changes nothing; none is held back."""
         node, state = self._node, self._node.state
+        self._alarm = self._scan = self._sink = None
         if isinstance(state, Text):
             if not self._skips:
                 self._alarm, self._holds_space = node.alarm, node.holds_space
                 self._kind = state.part
-        elif isinstance(state, JsonArguments | JsonCalls):
-            assert not isinstance(self._reader, PythonCallsReader)
-            self._scan, self._kind = self._reader.arguments, "arguments"
+        elif isinstance(state, Field):
+            if state.role == "value" and self.output.stands:
+                self._alarm, self._holds_space = node.alarm, node.holds_space
+                self._kind, self._sink = "value", self._fields.value
+        elif isinstance(state, JsonArguments | JsonCalls | PythonCalls):
+            reader = self._reader
+            if isinstance(reader, PythonCallsReader):
+                self._scan, self._kind, self._sink = reader.scan, "value", reader.value
+            else:
+                self._scan, self._kind = reader.arguments, "arguments"
+        self.flows = self._alarm is not None or self._scan is not None
 
     def finish(self) -> None:
         """Give out what is held back; nothing may be fed after."""
@@ -131,6 +156,9 @@ class Machine:
         """Go to a state."""
         self._node = node = self._graph.nodes[name]
         state, output = node.state, self.output
+        self._step = _STEPS[type(state)]
+        self.has_thought |= name == REASONING
+        self.is_thinking = name == REASONING
         if isinstance(state, Text):
             if output.is_uncertain:
                 output.break_off(self._graph.nodes[CONTENT].find)
@@ -162,17 +190,7 @@ class Machine:
         if not way.keeps:
             self.output.take(marker, is_marker=True)
 
-    def _step(self, text: str, at: int) -> int:
-        """Go on from a place in one state; returns how far the text was read."""
-        state = self._node.state
-        if isinstance(state, Text):
-            return self._read_text(state, text, at)
-        if isinstance(state, Field):
-            return self._read_field(state, text, at)
-        if isinstance(state, Start):
-            return self._read_start(state, text, at)
-        if isinstance(state, Between):
-            return self._read_between(text, at)
+    def _read_body(self, state: JsonCalls | JsonArguments | PythonCalls, text: str, at: int) -> int:
         end = self._reader.read(text, at)
         if self._reader.status == "broken":
             self._break_off()
@@ -225,7 +243,7 @@ class Machine:
         self.output.take(text[begin:at])
         return at
 
-    def _read_between(self, text: str, at: int) -> int:
+    def _read_between(self, state: Between, text: str, at: int) -> int:
         match = self._node.find(text, at)
         if match is None:
             closers = _CLOSERS.match(text, at)
@@ -244,11 +262,11 @@ class Machine:
         match = self._node.find(text, at)
         if state.role == "value":
             end = len(text) if match is None else match.start()
-            self._value.append(text[at:end])
+            self._fields.value.append(text[at:end])
             self.output.take(text[at:end], "tool")
             if match is None or match.lastindex is None:
                 return end
-            self._add_argument(state)
+            self._fields.add_argument(state)
             at = end
         if match is None or match.lastindex is None:
             if len(text) - at > MAX_FIELD:
@@ -256,7 +274,7 @@ class Machine:
             return at
         begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
         raw = text[at : match.start()]
-        to = way.to if state.role == "value" else self._take_field(state, raw, way.to)
+        to = way.to if state.role == "value" else self._fields.take(state, raw, way.to)
         if to is None:
             self._break_off()
             return at
@@ -264,30 +282,14 @@ class Machine:
         self._leave(replace(way, to=to) if to != way.to else way, "", text[begin : match.end()])
         return begin if way.keeps else match.end()
 
-    def _take_field(self, state: Field, raw: str, to: str) -> str | None:
-        """Take what a field says; returns the state behind it, None for a call that is none."""
-        output = self.output
-        if state.role == "header":
-            for pattern, target in state.routes:
-                if (match := re.search(pattern, raw)) is not None:
-                    output.name = match.groupdict().get("name", "")
-                    output.take(raw, is_marker=True)
-                    return target
-            return None
-        value = _SENTINEL.sub("", raw).strip()
-        if state.role == "name":
-            if not NAME.fullmatch(value):
-                return None
-            output.name = value
-        elif state.role == "key":
-            self._key, self._value = value, []
-        output.take(raw, "markup" if state.role == "ignored" else "tool")
-        return to
 
-    def _add_argument(self, state: Field) -> None:
-        """Give out an argument whose value was written as text."""
-        value, self._value = _SENTINEL.sub("", "".join(self._value)), []
-        if state.trims_line:
-            value = value.removeprefix("\n").removesuffix("\n")
-        types = self._types.get(self.output.name or "", {}).get(self._key)
-        self.output.add_argument(quoted(self._key), text_to_json(value, types))
+_STEPS: Mapping[type[State], Callable[[Machine, Any, str, int], int]] = {
+    Text: Machine._read_text,
+    Field: Machine._read_field,
+    Start: Machine._read_start,
+    Between: Machine._read_between,
+    JsonCalls: Machine._read_body,
+    JsonArguments: Machine._read_body,
+    PythonCalls: Machine._read_body,
+}
+"""How a machine goes on from a place in each kind of state; returns how far the text was read."""

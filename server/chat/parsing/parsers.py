@@ -6,7 +6,7 @@ from engine.request import Int32Array
 from server.chat.parsing.format import REASONING, START, ReasoningFormat, ToolFormat
 from server.chat.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
 from server.chat.parsing.graph import Graph, make_graph
-from server.chat.parsing.reader import ReplyParsing
+from server.chat.parsing.reader import ReplyParsing, ThoughtIds
 from server.chat.parsing.recognise import reasoning_format_of, tool_format_of
 from server.chat.parsing.tokens import vocabulary_of
 from server.chat.parsing.values import ToolTypes
@@ -91,15 +91,24 @@ class Parsers:
             types=types or {},
             state=(state := graph.first_state(end, continued)),
             shows_special=shows_special,
-            answer_after=self._answer_after(reasoning, state),
+            thoughts=self._thoughts(reasoning, state),
         )
 
-    def _answer_after(self, reasoning: ReasoningFormat | None, state: str) -> tuple[int, ...]:
-        """The ids of the marker that an answer follows where a reply may begin with thoughts."""
-        may_open = reasoning is not None and not reasoning.opened_by_prompt and state == START
-        if reasoning is None or not (may_open or state == REASONING):
-            return ()
-        marker = reasoning.answer or reasoning.end
+    def _thoughts(self, reasoning: ReasoningFormat | None, state: str) -> ThoughtIds | None:
+        """The markers of thoughts in a reply that begins in a state."""
+        if reasoning is None:
+            return None
+        may_open = not reasoning.opened_by_prompt and state == START
+        return ThoughtIds(
+            begin=self._ids(reasoning.begin),
+            end=self._ids(reasoning.end),
+            answer=self._ids(reasoning.answer or reasoning.end),
+            are_open=state == REASONING,
+            may_come=may_open or state == REASONING,
+            may_be_skipped=may_open and not reasoning.answer,
+        )
+
+    def _ids(self, marker: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(marker, add_special_tokens=False))
 
     def _graph(self, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> Graph:

@@ -46,6 +46,15 @@ class PythonScan:
             at = end
         return at
 
+    def pass_by(self, text: str) -> bool:
+        """Go on with all of a text if the value goes on behind it; returns whether it does."""
+        before = self._depth, self._quote
+        if self.scan(text, 0) == len(text) and not (self.is_done or self.is_cut):
+            return True
+        self._depth, self._quote = before
+        self.is_done = self.is_cut = False
+        return False
+
     def _unquoted(self, text: str, at: int) -> int:
         match = _PLAIN.match(text, at)
         if match is not None:
@@ -89,6 +98,7 @@ class PythonCallsReader:
 
     Attributes:
         status: as `JsonArgumentsReader` has it.
+        value: what was read of the value that is read.
     """
 
     def __init__(self, output: Output) -> None:
@@ -97,8 +107,8 @@ class PythonCallsReader:
         self._phase: Callable[[str, int], int] = self._open
         self._key = ""
         self._scan: PythonScan | None = None
-        self._value: list[str] = []
         self._num_calls = 0
+        self.value: list[str] = []
 
     def read(self, text: str, at: int) -> int:
         """Go on from a place; returns how far the text was read."""
@@ -112,6 +122,11 @@ class PythonCallsReader:
                 return at
             at = end
         return at
+
+    @property
+    def scan(self) -> PythonScan | None:
+        """The value that is read, where the text ends in one of a call that stands."""
+        return self._scan if self._output.stands else None
 
     def _open(self, text: str, at: int) -> int:
         if text[at] != "[":
@@ -152,7 +167,7 @@ class PythonCallsReader:
         self._key = match.group(1)
         self._output.take(match.group(1), "tool")
         self._output.take(text[match.end(1) : match.end()])
-        self._scan, self._value = PythonScan(), []
+        self._scan, self.value = PythonScan(), []
         self._phase = self._read_value
         return match.end()
 
@@ -160,12 +175,12 @@ class PythonCallsReader:
         scan = self._scan
         assert scan is not None
         end = scan.scan(text, at)
-        self._value.append(text[at:end])
+        self.value.append(text[at:end])
         self._output.take(text[at:end], "tool")
         if scan.is_cut:
             self.status = "broken"
         elif scan.is_done:
-            value = python_to_json("".join(self._value))
+            value = python_to_json("".join(self.value))
             if value is None:
                 self.status = "broken"
                 return end

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from server.chat.parsing.format import Part
 from server.chat.parsing.graph import Graph
-from server.chat.parsing.machine import Machine
-from server.chat.parsing.output import Event, EventKind
+from server.chat.parsing.machine import Flow, Machine
+from server.chat.parsing.output import Event
 from server.chat.parsing.tokens import TokenParts, Vocabulary
 from server.chat.parsing.values import ToolTypes
 from server.completions.choice import Piece
@@ -28,14 +28,33 @@ class ParsedPiece(Piece, frozen=True):
 
 
 @dataclass(frozen=True)
+class ThoughtIds:
+    """The ids of the markers around the thoughts of a request's replies.
+
+    Attributes:
+        begin, end: around thoughts, wherever they stand.
+        answer: what the answer follows, where a reply thinks first.
+        are_open: a reply begins inside its thoughts.
+        may_come: a reply may begin with thoughts; else it begins with its answer.
+        may_be_skipped: one that does not open thoughts at once begins with its answer.
+    """
+
+    begin: tuple[int, ...]
+    end: tuple[int, ...]
+    answer: tuple[int, ...]
+    are_open: bool
+    may_come: bool
+    may_be_skipped: bool
+
+
+@dataclass(frozen=True)
 class ReplyParsing:
     """How the replies to one request are taken apart.
 
     Attributes:
         state: the state in which each begins.
         shows_special: special tokens that are no markers are text.
-        answer_after: ids of the marker behind which the answer begins; none where a reply begins
-            with it.
+        thoughts: the markers of its thoughts; None where none are looked for.
     """
 
     graph: Graph
@@ -43,7 +62,7 @@ class ReplyParsing:
     types: ToolTypes
     state: str
     shows_special: bool
-    answer_after: tuple[int, ...]
+    thoughts: ThoughtIds | None
 
     def reader(self) -> PieceReader:
         """A reader for one more choice."""
@@ -74,20 +93,24 @@ class PieceReader:
         self._num_chars = 0
         self._shift = 0
         self._num_to_skip = 0
+        self._may_count = False
 
     @property
     def num_reasoning(self) -> int:
         """Tokens that were reasoning so far."""
         return self._tokens.num_reasoning
 
-    def flow(self, piece: Piece) -> EventKind | None:
+    def flow(self, piece: Piece) -> Flow | None:
         """Take the next piece apart if it is all of one kind, which most pieces are.
 
         Returns:
-            the kind of the event that the piece's text is; None for a piece that is to be read.
+            the kind of the event that the piece's text is, or `value`; None for a piece that is to
+            be read.
         """
         token_ids, text = piece.token_ids, piece.text
-        if self._tokens.are_pending or self._num_to_skip or not (token_ids and text):
+        if not self._machine.flows or self._num_to_skip or not (token_ids and text):
+            return None
+        if self._tokens.are_pending:
             return None
         num_chars = self._num_chars + len(text)
         if piece.starts[-1] + self._lengths[token_ids[-1]] > num_chars:
@@ -106,10 +129,11 @@ class PieceReader:
             ends_by_token: the piece's last token ended the choice and is not in its text.
         """
         if piece.finish_reason is None and (kind := self.flow(piece)) is not None:
-            part: Part = "tool" if kind == "arguments" or kind == "call" else kind
-            event, parts = Event(kind, piece.text), [part] * len(piece.token_ids)
+            part: Part = kind if kind == "content" or kind == "reasoning" else "tool"
+            events = [] if kind == "value" else [Event(kind, piece.text)]
+            parts = [part] * len(piece.token_ids)
             own = (piece.token_ids, piece.origins, piece.starts)
-            return self._parsed(piece, *own, [event], parts, {})
+            return self._parsed(piece, *own, events, parts, {})
         self._feed(piece, ends_by_token)
         self._token_ids += piece.token_ids
         self._origins += piece.origins
@@ -126,9 +150,17 @@ class PieceReader:
 
     def read_events(self, piece: Piece) -> list[Event]:
         """Take the next piece apart, where it is no last one and no tokens are shown."""
+        output, tokens, machine = self._output, self._tokens, self._machine
+        machine.has_thought = machine.is_thinking
         self._feed(piece, False)
-        self._tokens.decide(self._output.position, False)
-        return self._take_events()
+        # Parts are needed to count the reasoning, and for nothing else.
+        self._may_count |= machine.has_thought
+        if self._may_count:
+            tokens.decide(output.position, False)
+            self._may_count = tokens.are_pending
+        elif not machine.is_holding:
+            tokens.forget()
+        return self._take_events() if output.events else []
 
     def _take_events(self) -> list[Event]:
         events, self._output.events = self._output.events, []
@@ -136,18 +168,16 @@ class PieceReader:
 
     def _feed(self, piece: Piece, ends_by_token: bool) -> None:
         """Let the machine read a piece, and note the places of its tokens."""
-        token_ids = piece.token_ids
+        token_ids, machine = piece.token_ids, self._machine
         if self._num_to_skip or not self._apart.isdisjoint(token_ids):
             self._feed_apart(piece, ends_by_token)
         else:
-            self._machine.feed(piece.text)
-            self._num_chars += len(piece.text)
-            starts = piece.starts
-            if self._shift:
-                starts = [start - self._shift for start in starts]
-            self._tokens.push(token_ids, starts)
+            text, starts, shift = piece.text, piece.starts, self._shift
+            machine.feed(text)
+            self._num_chars += len(text)
+            self._tokens.push(token_ids, [start - shift for start in starts] if shift else starts)
         if piece.finish_reason is not None:
-            self._machine.finish()
+            machine.finish()
 
     def _parsed(
         self,

@@ -84,6 +84,12 @@ class TokenParts:
     def push(self, token_ids: list[int], starts: list[int]) -> None:
         """Append tokens that begin at these places of the text."""
         lengths = self._vocabulary.lengths
+        if len(token_ids) == 1:  # most pieces
+            token_id, start = token_ids[0], starts[0]
+            self._token_ids.append(token_id)
+            self._starts.append(start)
+            self._ends.append(start + lengths[token_id])
+            return
         self._token_ids += token_ids
         self._starts += starts
         self._ends += [start + lengths[i] for i, start in zip(token_ids, starts, strict=True)]
@@ -93,6 +99,13 @@ class TokenParts:
         self._token_ids.append(token_id)
         self._starts.append(start)
         self._ends.append(start + num_chars)
+
+    def forget(self) -> None:
+        """Drop pending tokens, which are no reasoning."""
+        self._token_ids.clear()
+        self._starts.clear()
+        self._ends.clear()
+        del self._spans[:-1]
 
     def decide(self, position: int, is_final: bool) -> tuple[list[Part], dict[int, bytes]]:
         """The parts of pending tokens whose text is certain, and the bytes of some.

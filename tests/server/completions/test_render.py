@@ -38,6 +38,7 @@ def prepared(wanted: ReplyForm, *texts: str, n: int = 1) -> PreparedRequest:
         priority=0,
         cache_salt="",
         grammar=None,
+        thinking_budget=None,
         ignored_keywords=[],
         emit_interval=1,
         usage_at_end=False,

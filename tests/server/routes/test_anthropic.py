@@ -173,11 +173,12 @@ class TestReply:
             blocks = (await send(site, tool_choice=choice, **TOOLS))["content"]
             assert [block["type"] for block in blocks].count("tool_use") == 1
 
-    async def test_without_tools_none_is_shown(self) -> None:
-        async with in_process(FakeEngine(says(call())), chat_template=TEMPLATE) as site:
+    async def test_tools_that_may_not_be_used_are_shown_and_their_use_is_left_out(self) -> None:
+        async with in_process(FakeEngine(says(REPLY)), chat_template=TEMPLATE) as site:
             message = await send(site, tool_choice={"type": "none"}, **TOOLS)
-            assert message["content"] == [{"type": "text", "text": call()}]
-            assert prompt_of(site) == "[user]hello[assistant]"
+            assert "tool_use" not in [block["type"] for block in message["content"]]
+            assert message["stop_reason"] == "end_turn"
+            assert prompt_of(site).startswith("[tool]look")
 
     @pytest.mark.parametrize(
         "thinking", [{"type": "disabled"}, {"type": "adaptive", "display": "omitted"}]

@@ -63,10 +63,6 @@ class TestRefusals:
             ),
             ({**TOOLS, "tool_choice": {"type": "some"}}, 'tool_choice has the type "some"'),
             ({"thinking": {"type": "enabled"}}, "thinking of type enabled needs budget_tokens"),
-            (
-                {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-                "thinking.budget_tokens is not available yet",
-            ),
             ({"mcp_servers": [{}]}, "mcp_servers is not available"),
             (
                 {"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}},

@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from engine.request import Request
+from server.chat.parsing.format import CallSyntax
 from server.chat.parsing.formats.known import TOOL_PARSERS
 from server.chat.parsing.syntax import call_text
 from tests.fake_grammar import follows_grammar
@@ -32,7 +34,7 @@ STOP: dict[str, Any] = {"type": "object", "properties": {}, "additionalPropertie
 SCHEMAS = {"look": LOOK, "stop": STOP}
 FORMATS = (
     *("hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "deepseek_v31", "glm45"),
-    "phi4_mini_json",
+    *("phi4_mini_json", "pythonic", "openai"),
 )
 SEEDS = range(4)
 TOKENS = LLTokenizer(byte_backend().to_str(), 259, [EOS])
@@ -55,6 +57,9 @@ def named(name: str) -> dict[str, Any]:
 async def reply(tool_format: str, seed: int, **fields: Any) -> dict[str, Any]:
     """A choice of a reply drawn at random under the request's grammar."""
     config: dict[str, Any] = {"tool_call_parser": tool_format, "reasoning_parser": "none"}
+    if tool_format == "openai":  # its calls stand behind thoughts, which must come to an end
+        config["reasoning_parser"] = "openai"
+        fields["thinking_token_budget"] = 9
     engine = FakeEngine(follows_grammar(seed), max_model_len=4096)
     async with in_process(engine, chat_template=TEMPLATE, **config) as site:
         fields = {"tools": tools(), "max_tokens": 3000, **fields}
@@ -101,21 +106,40 @@ async def test_several_calls_may_be_made() -> None:
     assert max(counts) > 1
 
 
-@pytest.mark.parametrize("tool_format", FORMATS)
-async def test_strict_calls_validate_wherever_they_begin(tool_format: str) -> None:
+def before_calls(syntax: CallSyntax) -> str:
+    """What a reply that is free may hold before its first call."""
+    messages = syntax.messages
+    if messages is not None:
+        begins = (messages.thoughts, messages.remark, messages.thoughts)
+        return "".join(f"{begin}I look.{messages.end}{messages.separator}" for begin in begins)
+    return syntax.opening if syntax.leads else f"I look.\n{syntax.opening}"
+
+
+def follows(request: Request, text: str) -> bool:
+    """Whether a request's grammar allows a text."""
+    assert request.grammar is not None
+    matcher = LLMatcher(TOKENS, request.grammar.source, log_level=0)
+    ids = list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and not matcher.is_error()
+
+
+async def grammar_of(tool_format: str, **fields: Any) -> Request:
+    """A request as the engine gets it."""
     config: dict[str, Any] = {"tool_call_parser": tool_format, "reasoning_parser": "none"}
     async with in_process(FakeEngine(follows_grammar()), chat_template=TEMPLATE, **config) as site:
-        await chat(site, tools=tools(look=True), max_tokens=5)
+        await chat(site, max_tokens=5, **fields)
         [request] = site.engine.requests
-    assert request.grammar is not None
-    syntax = TOOL_PARSERS[tool_format].syntax
+    return request
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+async def test_strict_calls_validate_wherever_they_begin(tool_format: str) -> None:
+    request = await grammar_of(tool_format, tools=tools(look=True))
+    written = TOOL_PARSERS[tool_format]
 
     def is_allowed(name: str, **arguments: Any) -> bool:
-        call = write(call_text(TOOL_PARSERS[tool_format], name, SCHEMAS[name]), arguments)
-        matcher = LLMatcher(TOKENS, request.grammar.source, log_level=0)  # type: ignore[union-attr]
-        text = f"I look.\n{syntax.opening}{call}{syntax.closing}"
-        ids = list(text.encode())
-        return matcher.try_consume_tokens(ids) == len(ids) and not matcher.is_error()
+        call = write(call_text(written, name, SCHEMAS[name]), arguments)
+        return follows(request, before_calls(written.syntax) + call + written.syntax.closing)
 
     assert is_allowed("look", kind="b c", count=7)
     assert not is_allowed("look", kind="b c", count=700)
@@ -131,16 +155,138 @@ async def test_calls_of_tools_that_are_not_strict_are_free() -> None:
         assert request.grammar is None
 
 
-async def test_a_stream_of_a_required_call() -> None:
-    engine = FakeEngine(follows_grammar(3), max_model_len=4096)
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_stream_of_a_required_call_behind_thoughts(seed: int) -> None:
+    engine = FakeEngine(follows_grammar(seed), max_model_len=4096)
     async with in_process(engine, chat_template=TEMPLATE) as site:
         fields: dict[str, Any] = {"tools": tools(), "tool_choice": "required", "max_tokens": 3000}
-        message = joined(await stream(site, **fields))
+        message = joined(await stream(site, thinking_token_budget=5, **fields))
         assert message["tool_calls"]
+        assert len(message.get("reasoning_content", "").encode(errors="replace")) <= 3 * 5
         for call in message["tool_calls"]:
             jsonschema.validate(
                 json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]]
             )
+
+
+NOT = {"type": "object", "properties": {"at": {"not": {"type": "null"}, "type": "string"}}}
+
+
+def one_tool(name: str, parameters: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **fields}}
+
+
+class TestWhatCannotBeKeptTo:
+    """Of tools that are not strict it is dropped, and the reply says so."""
+
+    @pytest.mark.parametrize("tool_format", FORMATS)
+    async def test_beside_a_strict_tool(self, tool_format: str) -> None:
+        config: dict[str, Any] = {"tool_call_parser": tool_format, "reasoning_parser": "none"}
+        offered = [one_tool("look", NOT), one_tool("stop", STOP, strict=True)]
+        async with in_process(
+            FakeEngine(follows_grammar()), chat_template=TEMPLATE, **config
+        ) as site:
+            reply = await chat(site, tools=offered, max_tokens=5)
+            chunks = await stream(site, tools=offered, max_tokens=5)
+            [request, _] = site.engine.requests
+        place = "tools[0].function.parameters.properties.at.not"
+        assert reply["ignored_keywords"] == [place]
+        assert [c["ignored_keywords"] for c in chunks if "ignored_keywords" in c] == [[place]]
+        written = TOOL_PARSERS[tool_format]
+        call = write(call_text(written, "look", NOT), {"at": "x"})
+        assert follows(request, before_calls(written.syntax) + call + written.syntax.closing)
+
+    async def test_a_schema_that_is_refused_whole(self) -> None:
+        never = {"type": "object", "properties": {"at": False}, "required": ["at"]}
+        request = await grammar_of(
+            "qwen3_coder", tools=[one_tool("look", never), one_tool("stop", STOP, strict=True)]
+        )
+        written = TOOL_PARSERS["qwen3_coder"]
+        assert follows(request, write(call_text(written, "look", never), {"at": "any words"}))
+
+    async def test_by_option_of_forced_calls_too(self) -> None:
+        async with in_process(FakeEngine(follows_grammar()), chat_template=TEMPLATE) as site:
+            reply = await chat(
+                site,
+                tools=[one_tool("look", NOT)],
+                tool_choice="required",
+                structured_outputs={"lenient": True},
+                max_tokens=5,
+            )
+        assert reply["ignored_keywords"] == ["tools[0].function.parameters.properties.at.not"]
+
+    @pytest.mark.parametrize(
+        ("schema", "words"),
+        [
+            ({"properties": {"a": {"type": "string", "enum": []}}}, "it has no value"),
+            ({"properties": {"a>b": {"type": "string"}}}, "its name cannot be written"),
+            ({"properties": {}, "required": ["a"]}, "it names a, no property"),
+            ({"properties": {"a": {"type": "string"}}, "minProperties": 1}, "cannot be enforced"),
+        ],
+    )
+    async def test_arguments_written_one_by_one(self, schema: dict[str, Any], words: str) -> None:
+        config: dict[str, Any] = {"tool_call_parser": "glm45", "reasoning_parser": "none"}
+        async with in_process(chat_template=TEMPLATE, **config) as site:
+            error = await chat(site, 400, tools=[one_tool("look", schema)], tool_choice="required")
+            assert words in error["message"]
+
+
+class TestPython:
+    """Calls in Python's form: values are JSON or what Python alone writes."""
+
+    @pytest.mark.parametrize(
+        "arguments",
+        ["kind='a', count=3", 'count=0, kind="b c"', 'kind="a", count=1, flags=[true, false]'],
+    )
+    async def test_arguments(self, arguments: str) -> None:
+        schema = {**LOOK, "properties": {**LOOK["properties"], "on": {"type": "boolean"}}}
+        request = await grammar_of(
+            "pythonic", tools=[one_tool("look", schema)], tool_choice="required"
+        )
+        in_order = arguments.startswith("kind")
+        assert follows(request, f"[look({arguments})]") == in_order
+        assert follows(request, f"[look({arguments}, on=True)]") == in_order
+        assert not follows(request, f"[look({arguments}, on=3)]")
+
+    @pytest.mark.parametrize(
+        ("arguments", "is_allowed"),
+        [("", True), ("a=1", True), ("b=2", True), ("a=1, b=2", True), ("b=2, a=1", False)],
+    )
+    async def test_commas(self, arguments: str, is_allowed: bool) -> None:
+        whole = {"properties": {key: {"type": "integer"} for key in "ab"}}
+        request = await grammar_of(
+            "pythonic", tools=[one_tool("look", whole)], tool_choice="required"
+        )
+        assert follows(request, f"[look({arguments})]") == is_allowed
+
+    async def test_text_or_calls(self) -> None:
+        request = await grammar_of("pythonic", tools=tools(look=True))
+        assert follows(request, "I say [so].")
+        assert follows(request, " [stop()]") is False
+        assert not follows(request, "[so it is]")
+
+    async def test_a_name_that_python_does_not_have(self) -> None:
+        config: dict[str, Any] = {"tool_call_parser": "pythonic"}
+        async with in_process(chat_template=TEMPLATE, **config) as site:
+            error = await chat(site, 400, tools=[one_tool("1st", STOP)])
+            assert error["param"] == "tools[0].function.name"
+
+
+class TestMessages:
+    """Calls of gpt-oss: a reply is messages, of which a call is the last."""
+
+    async def test_an_answer_or_a_call(self) -> None:
+        request = await grammar_of("openai", tools=tools(look=True))
+        channel = "<|channel|>{}<|message|>{}"
+        assert follows(request, channel.format("final", "So it is."))
+        call = channel.format(
+            "commentary to=functions.look <|constrain|>json", '{"kind":"a","count":1}'
+        )
+        assert follows(request, call)
+        thoughts = channel.format("analysis", "hm<|end|><|start|>assistant")
+        assert follows(request, thoughts + thoughts + call)
+        assert not follows(request, call + "<|start|>")
+        assert not follows(request, "So it is.")
 
 
 def tool_of(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -169,8 +315,6 @@ def tool_of(schema: dict[str, Any]) -> list[dict[str, Any]]:
             "tools[0].function.parameters.properties.at",
             "its type must be one alone",
         ),
-        ("pythonic", {"tools": tools()}, "tool_choice", "cannot be kept to a grammar"),
-        ("openai", {"tools": tools()}, "tool_choice", "cannot be kept to a grammar"),
         ("none", {"tools": tools()}, "tool_choice", "cannot be kept to a grammar"),
         (
             "hermes",

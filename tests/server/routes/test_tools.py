@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -112,11 +114,44 @@ class TestReply:
 
     async def test_without_tools_calls_are_not_looked_for(self) -> None:
         async with in_process(FakeEngine(says(call())), chat_template=TEMPLATE) as site:
-            for fields in ({}, {**TOOLS, "tool_choice": "none"}):
-                [choice] = (await chat(site, **fields))["choices"]
-                assert choice["message"]["content"] == call()
-                assert choice["finish_reason"] == "stop"
-                assert prompt_of(site) == "[user]hello[assistant]"
+            [choice] = (await chat(site))["choices"]
+            assert choice["message"]["content"] == call()
+            assert choice["finish_reason"] == "stop"
+            assert prompt_of(site) == "[user]hello[assistant]"
+
+    @pytest.mark.parametrize("excludes", [False, True])
+    async def test_tools_that_may_not_be_called_are_shown_all_the_same(
+        self, excludes: bool
+    ) -> None:
+        """So that the prompt begins as it did before; the flag hides them."""
+        settings: dict[str, Any] = {
+            "chat_template": TEMPLATE,
+            "exclude_tools_when_none": excludes,
+        }
+        async with in_process(FakeEngine(says(REPLY)), **settings) as site:
+            fields = {**TOOLS, "tool_choice": "none"}
+            [choice] = (await chat(site, **fields))["choices"]
+            assert prompt_of(site).startswith("[tool]") != excludes
+            assert choice["finish_reason"] == "stop"
+            assert "tool_calls" not in choice["message"]
+            assert ("<tool_call>" in choice["message"]["content"]) == excludes
+            message = joined(await stream(site, **fields))
+            assert message["content"] == choice["message"]["content"]
+            assert not message["tool_calls"]
+
+    async def test_tools_that_the_template_cannot_show_may_be_given_with_none(self) -> None:
+        async with in_process(FakeEngine(says("Hi")), chat_template=PLAIN) as site:
+            [choice] = (await chat(site, **TOOLS, tool_choice="none"))["choices"]
+            assert choice["message"]["content"] == "Hi"
+
+    async def test_tokenize_shows_tools(self) -> None:
+        async with in_process(FakeEngine(says("Hi")), chat_template=TEMPLATE) as site:
+            messages = [{"role": "user", "content": "hello"}]
+            await chat(site, **TOOLS)
+            reply = await site.client.post("/tokenize", json={"messages": messages, **TOOLS})
+            assert bytes(reply.json()["tokens"]).decode() == prompt_of(site)
+            reply = await site.client.post("/tokenize", json={"prompt": "x", **TOOLS})
+            assert reply.json()["error"]["param"] == "tools"
 
     async def test_thoughts_that_the_prompt_opens(self) -> None:
         script = says("They want it.</think>\nHi")
@@ -182,6 +217,17 @@ class TestLogprobs:
             assert tokens[-1]["part"] == "markup"
             content = bytes(b for entry in logprobs["content"] for b in entry["bytes"])
             assert content == b"I look."
+
+    async def test_packed_logprobs_have_parts(self) -> None:
+        async with in_process(FakeEngine(says(REPLY)), chat_template=TEMPLATE) as site:
+            fields: dict[str, Any] = {"logprobs": True, **TOOLS}
+            [plain] = (await chat(site, **fields))["choices"]
+            [choice] = (await chat(site, logprobs_format="packed", **fields))["choices"]
+            packed = choice["logprobs"]["parts"]
+            codes = np.frombuffer(base64.b64decode(packed["data"]), dtype=packed["dtype"])
+            names = ["reasoning", "content", "tool", "markup"]
+            parts = [token["part"] for token in plain["logprobs"]["tokens"]]
+            assert [names[code] for code in codes] == parts
 
     async def test_nothing_generated(self) -> None:
         fields: dict[str, Any] = {"max_tokens": 0, "logprobs": True, "logprob_token_ids": [1]}

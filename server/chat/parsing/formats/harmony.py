@@ -18,6 +18,7 @@ from server.chat.parsing.format import (
     Exit,
     Field,
     JsonArguments,
+    MessageSyntax,
     ReasoningFormat,
     Start,
     Text,
@@ -59,8 +60,17 @@ HARMONY = ToolFormat(
     recognised_by=((CHANNEL, MESSAGE),),
     states={},
     syntax=CallSyntax(
-        begin=f"{BEGIN}assistant{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",
-        end=CALL,
+        begin=f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",
+        end="",  # `<|call|>` is an end of text
+        separator=f"{CALL}{BEGIN}assistant",
         trigger=" to=functions.",
+        is_last=True,
+        messages=MessageSyntax(
+            thoughts=f"{CHANNEL}analysis{MESSAGE}",
+            remark=f"{CHANNEL}commentary{MESSAGE}",
+            end=END,
+            separator=f"{BEGIN}assistant",
+            answer=f"{CHANNEL}final{MESSAGE}",
+        ),
     ),
 )

@@ -26,6 +26,6 @@ LLAMA3_JSON = ToolFormat(
         "after": Between((Exit(PYTHON_END, to=CONTENT), Exit(PYTHON_TAG, to="calls"))),
     },
     syntax=CallSyntax(
-        begin='{"name": "{name}", "parameters": ', end="}", separator="; ", trigger="{"
+        begin='{"name": "{name}", "parameters": ', end="}", separator="; ", trigger="{", leads=True
     ),
 )

@@ -27,5 +27,7 @@ PYTHONIC = ToolFormat(
         separator=", ",
         closing="]",
         trigger="[",
+        leads=True,
     ),
+    tool_names=r"[A-Za-z_][\w.-]*",
 )

@@ -235,7 +235,8 @@ def _safe_words(style: Style) -> tuple[str, ...]:
     return (*WORDS, *marks)
 
 
-def _wrap(style: Style, reply: Reply, before: str, after: str, body: str) -> str:
+def wrap(style: Style, reply: Reply, before: str, after: str, body: str) -> str:
+    """A reply of its reasoning, content before calls, their text, and content behind."""
     thoughts = reply.reasoning
     if style.tools.names == ("openai",):
         messages = []
@@ -264,7 +265,7 @@ def _well_formed(draw: random.Random, style: Style) -> Reply:
     thoughts = draw.choice(["They want it.", "hm 🙂\n\n{x}", ""]) if can_think else ""
     reply = Reply("", content=before + after, reasoning=thoughts, calls=calls)
     gap = "\n" if before and calls and style.tools.names != ("openai",) else ""
-    reply.text = _wrap(style, reply, before + gap, after, style.write(calls) if calls else "")
+    reply.text = wrap(style, reply, before + gap, after, style.write(calls) if calls else "")
     return reply
 
 

@@ -37,7 +37,7 @@ def test_a_token_takes_a_microsecond_or_so(name: str, count: int) -> None:
     ids = np.arange(len(raw)).tolist()
     words = make_vocabulary([own.decode() for own in raw], raw, {})
     graph = make_graph(STYLES["hermes"].reasoning, STYLES["hermes"].tools, {})
-    parsing = ReplyParsing(graph, words, {}, "start", False, ())
+    parsing = ReplyParsing(graph, words, {}, "start", False, None)
     choice = ReplyChoice(0, 0, form(stream=True, token_starts=True), ByteDetokenizer(raw))
     pieces: list[Piece] = []
     for at in range(0, len(ids), count):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from server.chat.parsing.parsers import Parsers
+from server.chat.parsing.reader import ThoughtIds
 from tests.fakes import byte_tokenizer
 
 QWEN = "<tool_call> arguments </think>"
@@ -43,20 +44,37 @@ def test_nothing_to_look_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "continued", "state", "answers_behind"),
+    ("end", "continued", "state", "may_come", "may_be_skipped"),
     [
-        ("assistant\n", "", "start", True),
-        ("assistant\n<think>\n", "", "reasoning", True),
-        ("<think>\n\n</think>\n\n", "", "answer", False),
-        ("It was", "It was", "content", False),
+        ("assistant\n", "", "start", True, True),
+        ("assistant\n<think>\n", "", "reasoning", True, False),
+        ("<think>\n\n</think>\n\n", "", "answer", False, False),
+        ("It was", "It was", "content", False, False),
     ],
 )
-def test_where_a_reply_begins(end: str, continued: str, state: str, answers_behind: bool) -> None:
-    """A grammar waits for the end of thoughts wherever there may be some."""
+def test_where_a_reply_begins(
+    end: str, continued: str, state: str, may_come: bool, may_be_skipped: bool
+) -> None:
     found = parsers().parsing(QWEN, None, prompt(f"hello {end}"), continued=continued)
     assert found is not None
     assert found.state == state
-    assert found.answer_after == (tuple(b"</think>") if answers_behind else ())
+    assert found.thoughts == ThoughtIds(
+        begin=tuple(b"<think>"),
+        end=tuple(b"</think>"),
+        answer=tuple(b"</think>"),
+        are_open=state == "reasoning",
+        may_come=may_come,
+        may_be_skipped=may_be_skipped,
+    )
+
+
+def test_channels_wait_for_their_answer() -> None:
+    found = parsers().parsing("<|channel|> <|message|>", None, prompt("<|start|>assistant"))
+    assert found is not None
+    assert found.thoughts is not None
+    assert found.thoughts.end == tuple(b"<|end|>")
+    assert found.thoughts.answer == tuple(b"<|channel|>final<|message|>")
+    assert (found.thoughts.may_come, found.thoughts.may_be_skipped) == (True, False)
 
 
 def test_one_graph_for_all_requests() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from engine.request import Finish
 from server.chat.parsing.graph import Graph, make_graph
 from server.chat.parsing.output import Event
-from server.chat.parsing.reader import ParsedPiece, ReplyParsing
+from server.chat.parsing.reader import ParsedPiece, PieceReader, ReplyParsing
 from server.chat.parsing.tokens import make_vocabulary
-from server.completions.choice import ReplyChoice
+from server.chat.translated import merged
+from server.completions.choice import Piece, ReplyChoice
 from server.text.detokenize import ByteDetokenizer
 from tests.server.chat.parsing.corpus import STYLES, Style, corpus, markers_of
 from tests.server.completions.pieces import entry, form, values
@@ -66,16 +68,18 @@ class Read(NamedTuple):
     origins: list[int]
 
 
-def read(style: Style, written: Written, counts: list[int], *, shows_special: bool = False) -> Read:
-    """Feed the tokens in steps of so many, over and over, and join what comes."""
+def make_reader(style: Style, written: Written, shows_special: bool = False) -> PieceReader:
     texts = [raw.decode(errors="replace") for raw in written.raw]
     words = make_vocabulary(texts, written.raw, written.special)
     graph = graph_of(style, tuple(written.special.items()))
-    parsing = ReplyParsing(graph, words, {}, graph.first_state("", ""), shows_special, ())
-    reader = parsing.reader()
+    state = graph.first_state("", "")
+    return ReplyParsing(graph, words, {}, state, shows_special, None).reader()
+
+
+def pieces_of(written: Written, counts: list[int]) -> Iterator[Piece]:
+    """The tokens in steps of so many, over and over, as pieces of a choice."""
     wanted = form(stream=True, token_starts=True, num_top=0, origins=True)
     choice = ReplyChoice(0, 0, wanted, ByteDetokenizer(written.raw))
-    pieces: list[ParsedPiece] = []
     at, turn = 0, 0
     while at < len(written.token_ids) or not turn:
         taken = written.token_ids[at : at + counts[turn % len(counts)]]
@@ -84,10 +88,30 @@ def read(style: Style, written: Written, counts: list[int], *, shows_special: bo
         origins = [(at + i) % 4 for i in range(len(taken))]
         choice.feed(entry(taken, finish, values(len(taken), first=at), origins=origins))
         if (piece := choice.take()) is not None:
-            pieces.append(reader.read(piece))
+            yield piece
         at, turn = at + len(taken), turn + 1
+
+
+def read(style: Style, written: Written, counts: list[int], *, shows_special: bool = False) -> Read:
+    """Feed the tokens and join what comes."""
+    reader = make_reader(style, written, shows_special)
+    pieces = [reader.read(piece) for piece in pieces_of(written, counts)]
     assert reader.num_reasoning == sum(piece.parts.count("reasoning") for piece in pieces)
     return joined(pieces, written)
+
+
+def read_words(style: Style, written: Written, counts: list[int]) -> tuple[list[Event], int]:
+    """What a stream that shows no tokens reads: events, joined, and the tokens of reasoning."""
+    reader = make_reader(style, written)
+    events: list[Event] = []
+    for piece in pieces_of(written, counts):
+        if piece.first or piece.finish_reason is not None:
+            events += reader.read(piece).events
+        elif (kind := reader.flow(piece)) is None:
+            events += reader.read_events(piece)
+        elif kind != "value":
+            events.append(Event(kind, piece.text))
+    return merged(events), reader.num_reasoning
 
 
 def joined(pieces: list[ParsedPiece], written: Written) -> Read:
@@ -119,7 +143,7 @@ def test_every_chunking_is_the_same(name: str, are_special: bool) -> None:
     """Markers as special tokens, or in tokens that begin and end anywhere."""
     draw, style = random.Random(name), STYLES[name]
     special = [m for m in markers_of(style) if m != "functools["] if are_special else []
-    for reply in corpus(name)[::2]:
+    for i, reply in enumerate(corpus(name)[are_special::2]):
         written = write(reply.text, draw, special)
         whole = read(style, written, [len(written.token_ids) + 1])
         assert whole.token_ids == written.token_ids
@@ -127,8 +151,10 @@ def test_every_chunking_is_the_same(name: str, are_special: bool) -> None:
         assert whole.origins == [i % 4 for i in range(len(written.token_ids))]
         shown = "".join(event.text for event in whole.events if event.kind == "content")
         assert whole.content == shown.encode()
-        assert read(style, written, [1]) == whole
-        assert read(style, written, [draw.randint(1, 9) for _ in range(5)]) == whole
+        several = [draw.randint(1, 9) for _ in range(5)]
+        assert read(style, written, several if i % 3 else [1]) == whole
+        words = (whole.events, whole.parts.count("reasoning"))
+        assert read_words(style, written, [1] if i % 3 else several) == words
 
 
 def test_special_tokens_say_what_markers_in_text_say() -> None:
@@ -167,7 +193,7 @@ class TestSpecialTokens:
         raw = [b"[TOOL_CALLS]", b"a", b"f"]
         words = make_vocabulary([r.decode() for r in raw], raw, {"[TOOL_CALLS]": 0})
         graph = make_graph(None, self.STYLE.tools, words.special)
-        reader = ReplyParsing(graph, words, {}, "start", False, ()).reader()
+        reader = ReplyParsing(graph, words, {}, "start", False, None).reader()
         choice = ReplyChoice(0, 0, form(["CALLS"], token_starts=True), ByteDetokenizer(raw))
         choice.feed(entry([1, 0, 2], Finish.LENGTH))
         piece = choice.take()
@@ -181,7 +207,7 @@ class TestSpecialTokens:
         raw = [b"</s>", b"a"]
         words = make_vocabulary([r.decode() for r in raw], raw, {"</s>": 0})
         graph = make_graph(None, self.STYLE.tools, words.special)
-        reader = ReplyParsing(graph, words, {}, "start", False, ()).reader()
+        reader = ReplyParsing(graph, words, {}, "start", False, None).reader()
         choice = ReplyChoice(0, 0, form(token_starts=True), ByteDetokenizer(raw))
         choice.feed(entry([1, 0], Finish.STOP))
         piece = choice.take()
@@ -205,7 +231,10 @@ def test_drawn_replies(data: st.DataObject) -> None:
     whole = read(style, written, [len(written.token_ids) + 1])
     shown = "".join(event.text for event in whole.events if event.kind == "content")
     assert whole.content == shown.encode()
-    assert read(style, written, data.draw(st.lists(st.integers(1, 5), min_size=1))) == whole
+    counts = data.draw(st.lists(st.integers(1, 5), min_size=1))
+    assert read(style, written, counts) == whole
+    told = (whole.events, whole.parts.count("reasoning"))
+    assert read_words(style, written, counts) == told
 
 
 def test_a_token_whose_text_comes_later() -> None:
