@@ -52,16 +52,20 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     add_settings(parser)
     words = "Run fewer trials, to end within two minutes on two cores."
     parser.add_argument("--quick", action="store_true", help=words)
+    words = "Print each check as a JSON object on a line of its own."
+    parser.add_argument("--json", action="store_true", help=words)
 
 
 def _verify(given: dict[str, Any]) -> int:
     """Check every sampling path as these settings would choose it; 1 if a check fails."""
-    quick = given.pop("quick")
+    quick, as_json = given.pop("quick"), given.pop("json")
     with_model = not {"model", "model_flag"}.isdisjoint(given)
     config = _config(given)
     from engine.startup.self_test import run_self_test
 
-    return run_self_test(config, quick=quick, with_model=with_model, seed=None, out=sys.stdout)
+    return run_self_test(
+        config, quick=quick, with_model=with_model, seed=None, out=sys.stdout, as_json=as_json
+    )
 
 
 def _add_warmup(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import secrets
 import time
 from collections import Counter
@@ -45,7 +46,13 @@ MODEL_DRAWS, MODEL_TOP = 4_000, 20
 
 
 def run_self_test(
-    config: EngineConfig, *, quick: bool, with_model: bool, seed: int | None, out: TextIO
+    config: EngineConfig,
+    *,
+    quick: bool,
+    with_model: bool,
+    seed: int | None,
+    out: TextIO,
+    as_json: bool = False,
 ) -> int:
     """Run every check and print the table.
 
@@ -54,6 +61,7 @@ def run_self_test(
         quick: make fewer draws, so as to end within two minutes on two cores.
         with_model: also draw through the whole engine, with `config.model`.
         seed: seed of the counts; None draws a fresh one.
+        as_json: print each check as a JSON object on a line, and nothing else.
 
     Returns:
         The exit status: 0 if all passed.
@@ -61,21 +69,29 @@ def run_self_test(
     seed = secrets.randbits(48) if seed is None else seed
     device = resolve_device(config.model)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    print(f"tailrace verify on {name}, torch {torch.__version__}, seed {seed}", file=out)
     start, results = time.monotonic(), []
-    _print_row(("check", "path", "statistic", "threshold", "false alarm", "result"), out)
+    if not as_json:
+        print(f"tailrace verify on {name}, torch {torch.__version__}, seed {seed}", file=out)
+        _print_row(("check", "path", "statistic", "threshold", "false alarm", "result"), out)
     for result in _results(config, device, quick, with_model, seed):
         results.append(result)
-        odds = f"{result.odds:.0e}" if result.odds else "never"
-        verdict = "pass" if result.passed else "FAIL"
-        _print_row((*result[:4], odds, verdict), out)
+        _print_result(result, as_json, out)
     num_failed = sum(not result.passed for result in results)
-    print(
-        f"{len(results)} checks, {num_failed} failed, {time.monotonic() - start:.0f} s; odds of "
-        f"any false alarm at most {sum(result.odds for result in results):.0e}",
-        file=out,
-    )
+    if not as_json:
+        print(
+            f"{len(results)} checks, {num_failed} failed, {time.monotonic() - start:.0f} s; odds "
+            f"of any false alarm at most {sum(result.odds for result in results):.0e}",
+            file=out,
+        )
     return 1 if num_failed else 0
+
+
+def _print_result(result: Result, as_json: bool, out: TextIO) -> None:
+    if as_json:
+        print(json.dumps(result._asdict()), file=out, flush=True)
+        return
+    odds = f"{result.odds:.0e}" if result.odds else "never"
+    _print_row((*result[:4], odds, "pass" if result.passed else "FAIL"), out)
 
 
 def _print_row(cells: tuple[str, ...], out: TextIO) -> None:

@@ -4,6 +4,7 @@ Replays are exact; the counts' seed is fixed here, so the outcome is fixed too.
 """
 
 import io
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine.startup.self_test import flag_coverage, run_self_test
 from sampling import noise, race
 from sampling.noise import Purpose
 from sampling.sampler import SamplerConfig
+from sampling.selftest.checks import Result
 from sampling.selftest.speculative_paths import PATHS
 from sampling.selftest.tails import MANY
 from sampling.speculative import draws
@@ -133,6 +135,18 @@ def test_the_program_prints_a_table_and_fails_when_a_check_does(
     table = io.StringIO()
     assert run_self_test(config(), quick=True, with_model=False, seed=1, out=table) == 1
     assert "FAIL" in table.getvalue()
+
+
+def test_checks_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = [
+        Result("a", "path", "chi2(3) = 1.5", "9.0", 1e-8, True),
+        Result("b", "path", "0 of 3", "all", 0.0, False),
+    ]
+    monkeypatch.setattr(engine.startup.self_test, "_results", lambda *_: iter(results))
+    out = io.StringIO()
+    asked = {"as_json": True, "quick": True, "with_model": False}
+    assert run_self_test(config(), out=out, seed=1, **asked) == 1
+    assert [Result(**json.loads(line)) for line in out.getvalue().splitlines()] == results
 
 
 def test_a_model_is_drawn_through_the_whole_engine(monkeypatch: pytest.MonkeyPatch) -> None:
