@@ -32,9 +32,12 @@ from server.routes import (
     docs,
     health,
     models,
+    page,
     responses,
     scoring,
+    server_info,
     tokens,
+    verify,
 )
 from server.schema.base import field_path
 from server.schema.openapi import add_openapi
@@ -83,7 +86,10 @@ def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig)
     )
     app.state.context = context
     # `include_router` would wrap each route. They are looked through in this order.
-    modules = (completions, chat, responses, anthropic, scoring, models, tokens, health, docs)
+    modules = (
+        *(completions, chat, responses, anthropic, scoring, models, tokens, health),
+        *(server_info, verify, docs, page),
+    )
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]
     _add_error_replies(app)
     add_openapi(app, engine.info.vocab_size)

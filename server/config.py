@@ -58,6 +58,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         seed: makes the seeds drawn for requests without one a reproducible sequence.
         defaults: values of sampling fields that a request leaves out.
         fingerprint: `system_fingerprint` of replies.
+        page: `/` shows the page.
+        verify_command: the program, with arguments, that `/verify` runs; none where it may not.
+        flags: the settings that were given, as they are typed, keys left out.
     """
 
     model_names: tuple[str, ...]
@@ -96,3 +99,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     defaults: SamplingDefaults = SamplingDefaults()
     fingerprint: str = "tailrace"
+    page: bool = True
+    verify_command: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.http.worker import Worker
 from server.metrics import Metrics
+from server.self_test import SelfTest
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
 
@@ -48,6 +49,7 @@ class Context:
     worker: Worker
     grammars: GrammarChecker
     parsers: Parsers
+    self_test: SelfTest
     seeds: random.Random | None
     traces: Traces | None = None
     created: int = field(default_factory=lambda: int(time.time()))
@@ -74,6 +76,7 @@ def make_context(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfi
         worker=Worker(),
         grammars=GrammarChecker(tokenizer, engine.info),
         parsers=Parsers(tokenizer, config.tool_call_parser, config.reasoning_parser),
+        self_test=SelfTest(config.verify_command),
         seeds=None if config.seed is None else random.Random(config.seed),
         traces=_traces(config),
     )

@@ -38,7 +38,7 @@ ROOMS = {
     "server": (
         *("schema", "text", "http", "structured", "completions", "chat.parsing"),
         "chat",
-        *("responses", "anthropic", "scoring", "context", "routes", "app"),
+        *("responses", "anthropic", "scoring", "self_test", "context", "routes", "app"),
         *("bench", "command", "cli"),
     ),
 }

@@ -11,7 +11,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
 }
 """Pages beside `docs/`, and where they are in the site."""
-_LINK = re.compile(r"\]\((?:\.\./)*(?:docs/)?([\w./-]+\.md)(#[\w-]*)?\)")
+_LINK = re.compile(r"\]\((?:\.\./)*(?:docs/)?([\w./-]+\.(?:md|webp))(#[\w-]*)?\)")
 
 
 def with_links_of_site(markdown: str, path: str) -> str:

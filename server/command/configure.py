@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from engine.config import (
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from sampling.params import ParameterError, SamplingParams
 from server.command.logs import log_level
-from server.command.settings import Settings
+from server.command.settings import Settings, flag_of
 from server.config import SamplingDefaults, ServerConfig
 from server.http.origins import LOCAL_HOSTS
 from server.version import VERSION
@@ -125,7 +126,35 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         seed=settings.seed,
         defaults=_sampling_defaults(settings, model),
         fingerprint=_fingerprint(config),
+        page=settings.page,
+        verify_command=_verify_command(settings, config) if settings.page_verify else (),
+        flags=_flags(settings),
     )
+
+
+def _verify_command(settings: Settings, config: EngineConfig) -> tuple[str, ...]:
+    """The self-test of the sampler as this server has configured it, each check a line of JSON."""
+    command = [sys.executable, "-m", "server.cli", "verify", "--quick", "--json"]
+    command += ["--device", settings.device]
+    if config.sampling.use_fp64_gumbel:
+        command.append("--use-fp64-gumbel")
+    return tuple(command)
+
+
+def _flags(settings: Settings) -> tuple[str, ...]:
+    """The settings that were given anywhere, as flags; of keys it is only said that there are."""
+    lines = []
+    for name in sorted(settings.model_fields_set):
+        value = getattr(settings, name)
+        if isinstance(value, bool):
+            lines.append(flag_of(name) if value else flag_of(f"no_{name}"))
+        elif name == "api_key":
+            lines.append(f"{flag_of(name)} ...")
+        elif isinstance(value, list):
+            lines.append(" ".join([flag_of(name), *value]))
+        else:
+            lines.append(f"{flag_of(name)} {value}")
+    return tuple(lines)
 
 
 def _allowed_hosts(settings: Settings) -> tuple[str, ...]:

@@ -49,6 +49,12 @@ class HttpSettings(BaseModel):
     shutdown_timeout: float = Field(
         30.0, ge=0, description="The seconds that open requests may take after SIGTERM or Ctrl-C."
     )
+    page: bool = Field(True, description="Show the page at /.")
+    page_verify: bool = Field(
+        False,
+        description="Let the page run `tailrace verify --quick` on this machine, beside what is "
+        "served.",
+    )
     metrics_prefix: str = Field(
         "tailrace_",
         pattern=r"^[a-zA-Z_:][a-zA-Z0-9_:]*$",

@@ -35,8 +35,8 @@ GENERATION_PATHS = frozenset(
 )
 """Paths whose POST requests count as received and end in exactly one outcome."""
 _ALWAYS_OPEN = frozenset({"/health", "/ready"})
-_NO_KEY = _ALWAYS_OPEN | {"/docs", "/openapi.json"}
-_NO_KEY_BELOW = "/docs/"
+_NO_KEY = _ALWAYS_OPEN | {"/", "/docs", "/openapi.json"}
+_NO_KEY_BELOW = ("/docs/", "/page/")
 """Paths that need no key, and the beginning of others."""
 _OPEN_WHILE_DRAINING = _ALWAYS_OPEN | {"/metrics", "/version"}
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})

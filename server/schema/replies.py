@@ -275,3 +275,24 @@ class VersionReply(BaseModel):
     """The server's version."""
 
     version: str
+
+
+class ServerInfoReply(BaseModel):
+    """What serves, and how it was started."""
+
+    version: str
+    model: str = Field(description="The first of the model's names.")
+    root: str = Field(description="The folder or hub id of the model.")
+    device: str
+    dtype: str
+    sampler: str = Field(description="Which path draws rows, in words.")
+    vocab_size: int
+    max_model_len: int = Field(description="Prompt and generated tokens together, at most.")
+    max_num_seqs: int = Field(description="Choices running at once, at most.")
+    block_size: int = Field(description="Tokens in a block of the KV cache.")
+    num_blocks: int
+    max_logprobs: int = Field(description="Top tokens a request may ask for; -1 for no cap.")
+    logprobs_mode: str = Field(description="The mode of requests that name none.")
+    metrics_prefix: str = Field(description="What the names of metrics begin with.")
+    verify: bool = Field(description="Whether `/verify` runs the self-test.")
+    flags: list[str] = Field(description="The settings that were given, without keys.")

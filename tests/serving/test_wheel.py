@@ -84,3 +84,5 @@ def test_the_wheel_serves_from_another_folder(tmp_path: Path) -> None:
             assert reply.usage is not None
             assert reply.usage.completion_tokens == 4
             assert server.get("/version").json() == {"version": VERSION}
+            assert "page/main.js" in server.get("/").text
+            assert server.get("/page/views/write/view.js").status_code == 200

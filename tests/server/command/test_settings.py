@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from engine.config import ConfigError
 from engine.speculative_config import SpeculativeConfig
@@ -183,7 +184,8 @@ def test_every_setting_reaches_a_configuration() -> None:
 
     def both(settings: Settings) -> tuple[object, object]:
         config = engine_config(settings)
-        return config, server_config(settings, config)
+        # `flags` tells of each of them, whatever it does.
+        return config, structs.replace(server_config(settings, config), flags=())
 
     before = both(load_settings({"model": "m"}))
     for name, field in Settings.model_fields.items():
@@ -324,3 +326,22 @@ def test_traces_need_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load_settings({"otlp_traces_endpoint": "http://c:4318"})
     with pytest.raises(ConfigError, match=r"pip install 'tailrace\[otel\]'"):
         server_config(settings, engine_config(settings))
+
+
+def test_the_flags_that_were_given_are_told_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILRACE_BLOCK_SIZE", "32")
+    given = {"api_key": ["secret"], "page": False, "served_model_name": ["a", "b"]}
+    settings = load_settings(given)
+    assert server_config(settings, engine_config(settings)).flags == (
+        *("--api-key ...", "--block-size 32", "--no-page", "--served-model-name a b"),
+    )
+
+
+def test_the_self_test_is_run_as_the_sampler_is_configured() -> None:
+    def command(**flags: Any) -> tuple[str, ...]:
+        settings = load_settings({"device": "cpu", **flags})
+        return server_config(settings, engine_config(settings)).verify_command
+
+    assert command() == ()
+    assert command(page_verify=True)[-4:] == ("--quick", "--json", "--device", "cpu")
+    assert command(page_verify=True, use_fp64_gumbel=True)[-1] == "--use-fp64-gumbel"

@@ -1,0 +1,66 @@
+/** Write: prompts, replies whose every token can be looked into, and branches. */
+import { html, useEffect } from "../../lib/html.js";
+import { visits } from "../../lib/route.js";
+import { info } from "../../lib/server.js";
+import { Choice } from "../../parts/controls.js";
+import { ENDS } from "../../parts/tints.js";
+import { Comparison } from "./compare.js";
+import { Inspector } from "./inspector.js";
+import { viewKeys } from "./keys.js";
+import { Pane } from "./pane.js";
+import { PromptPanel } from "./prompt.js";
+import { SettingsPanel } from "./settings.js";
+import { keepState, restoreState } from "./share.js";
+import { TINTS, panes, tint } from "./state.js";
+import { Tree } from "./tree.js";
+
+const NAMES = ["probability", "rank", "entropy", "kept mass", "none"];
+
+/** The visit whose state has been taken from the address. */
+let restored = -1;
+
+async function restoreOnce() {
+  if (restored === visits.value) return;
+  restored = visits.value;
+  await restoreState();
+}
+
+export default function Write() {
+  const ready = info.value !== null;
+  useEffect(() => {
+    if (!ready) return undefined;
+    let end = () => {};
+    let gone = false;
+    restoreOnce().then(() => {
+      if (!gone) end = keepState();
+    });
+    return () => {
+      gone = true;
+      end();
+    };
+  }, [ready, visits.value]);
+  useEffect(() => {
+    document.addEventListener("keydown", viewKeys);
+    return () => document.removeEventListener("keydown", viewKeys);
+  }, []);
+  return html`
+    <div class="side left">
+      <${PromptPanel} />
+      <${SettingsPanel} />
+      <${Tree} />
+    </div>
+    <div class="centre">
+      <div class="toolbar">
+        <${Choice} label="Tint tokens by" options=${TINTS} names=${NAMES} value=${tint.value}
+          onChange=${(value) => (tint.value = value)} />
+        <span class=${`legend${tint.value === "none" ? " off" : ""}`} aria-hidden="true">
+          ${ENDS[tint.value][0]}<i class="scale">${Array.from({ length: 10 }, (_, i) =>
+            html`<i class=${`t${i}`}></i>`)}</i>${ENDS[tint.value][1]}</span>
+      </div>
+      <div class=${`panes of-${panes.value.length}`}>
+        ${panes.value.map((_, i) => html`<${Pane} key=${i} index=${i} />`)}
+      </div>
+      <${Comparison} />
+    </div>
+    <div class="side right"><${Inspector} /></div>`;
+}

@@ -1,0 +1,71 @@
+"""The Server view: live numbers, facts, the self-test beside traffic."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+
+from tests.page.conftest import SLOW, Tab, expect
+from tests.serving.process import Server
+
+pytestmark = SLOW
+
+
+def test_numbers_follow_the_metrics(tab: Tab, server: Server) -> None:
+    body = {"prompt": "def ", "max_tokens": 32, "n": 4}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+    tab.open("#/server")
+    panel = tab.page.locator("[aria-label='Rows by sampling path']")
+    expect(panel.locator("tr").first).to_contain_text("native")
+    before = total(panel.locator("h2 .muted").text_content())
+    assert before > 0
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+    expect(panel.locator("h2 .muted")).not_to_have_text(str(before))
+    chart = tab.page.locator(".chart [role=img]").first
+    expect(chart.locator("canvas")).to_be_visible()
+    expect(chart).to_have_attribute("aria-label", re.compile(r"generated [\d.]+, prompt"))
+    expect(tab.page.locator("[aria-label='Time to first token'] dd").first).to_contain_text("s")
+    expect(tab.page.locator("[aria-label=Speculation] dt")).to_have_text(["1", "2", "3", "a step"])
+
+
+def total(text: str) -> int:
+    return int(text.replace("\N{THIN SPACE}", ""))
+
+
+def test_facts_are_the_server_s(tab: Tab, server: Server) -> None:
+    about = server.get("/server_info").json()
+    tab.open("#/server")
+    facts = tab.page.locator(".about")
+    for name in ("model", "version", "device", "dtype", "sampler"):
+        expect(facts).to_contain_text(str(about[name]))
+    for flag in about["flags"]:
+        expect(facts).to_contain_text(flag)
+
+
+def test_the_self_test_runs_beside_traffic(tab: Tab, server: Server) -> None:
+    tab.open("#/server")
+    tab.page.click(".verify button")
+    expect(tab.page.locator(".verify tbody tr").nth(2)).to_be_visible(timeout=240_000)
+    assert tab.page.locator(".verify .fail").count() == 0
+    expect(tab.page.locator(".verify svg circle.won").first).to_be_visible()
+    body = {"prompt": "def ", "max_tokens": 4}
+    httpx.post(f"{server.url}/v1/completions", json=body, timeout=120).raise_for_status()
+    tab.page.click(".verify button")
+    expect(tab.page.locator(".verify h2")).to_contain_text("stopped")
+
+
+def test_checks_are_drawn(tab: Tab) -> None:
+    """Words of a check become the numbers that its picture is made of."""
+    tab.open("#/server")
+    script = """async (check) => {
+        const { read } = await import('/page/views/server/verify_drawing.js'); return read(check);
+    }"""
+    told = tab.page.evaluate(script, {"statistic": "chi2(110) = 99.1", "threshold": "214.5"})
+    assert told == {"kind": "chi2", "freedom": 110, "value": 99.1, "limit": 214.5}
+    told = tab.page.evaluate(script, {"statistic": "37 of 32.8", "threshold": "6 to 70"})
+    assert told == {"kind": "count", "value": 37, "mean": 32.8, "low": 6, "high": 70}
+    told = tab.page.evaluate(script, {"statistic": "24 of 24 rare tokens", "threshold": "all"})
+    assert told == {"kind": "replay", "value": 24, "of": 24}
+    told = tab.page.evaluate(script, {"statistic": "2.2e-07", "threshold": "1e-04"})
+    assert told is None
