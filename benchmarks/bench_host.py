@@ -1,6 +1,6 @@
 """CPU time of server, engine and client over HTTP: a request, and a token.
 
-    python -m benchmarks.modelless MODEL --port 8000 &
+    python -m benchmarks.modelless MODEL --port 8000 --api-server-count 1 &
     python -m benchmarks.bench_host --base-url http://127.0.0.1:8000 --pid $!
 
 On a machine with fewer cores than processes throughput says little; the CPU time of each process

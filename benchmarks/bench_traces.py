@@ -22,6 +22,7 @@ from unittest.mock import Mock
 from starlette.types import Message, Receive, Scope, Send
 
 from sampling.params import SamplingParams
+from server.fronts import FrontTable
 from server.http.access_log import AccessLog
 from server.http.account import GenerationReport, account_of
 from server.http.lifecycle import Lifecycle
@@ -104,7 +105,7 @@ def accounts_with(traces: Traces | None) -> Accounts:
     """The middleware around a request that does nothing."""
     return Accounts(
         _nothing,
-        metrics=Metrics("model", Mock()),
+        metrics=Metrics("model", Mock(), FrontTable()),
         access_log=AccessLog(enabled=False),
         lifecycle=Lifecycle(),
         echo_request_id=False,

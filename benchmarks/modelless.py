@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from engine import client, process
+from engine import parent, process
 from engine.config import EngineConfig, EngineInfo
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.engine import Engine
@@ -127,7 +127,7 @@ def main() -> int:
         # In the place of the module that imports torch.
         sys.modules["engine.startup.build"] = SimpleNamespace(build_engine=_engine)  # type: ignore[assignment]
         return process.main()
-    client.COMMAND = (sys.executable, "-c", _PROGRAM, "--engine")
+    parent.COMMAND = (sys.executable, "-c", _PROGRAM, "--engine")
     return cli.main(["serve", *sys.argv[1:]])
 
 

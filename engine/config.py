@@ -114,12 +114,14 @@ class SamplingConfig(msgspec.Struct, frozen=True, kw_only=True):
         flashinfer: whether FlashInfer's sampler may serve rows (`TAILRACE_USE_FLASHINFER_SAMPLER`).
         max_logprobs: top tokens a request may ask for; -1 for no limit.
         logprobs_mode: the mode of requests that name none.
+        seed: begins the sequence of seeds of requests that name none; None draws them at random.
     """
 
     use_fp64_gumbel: bool = False
     flashinfer: FlashInferSampler = "auto"
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    seed: int | None = None
 
 
 class GrammarLimits(msgspec.Struct, frozen=True, kw_only=True):

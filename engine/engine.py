@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -15,6 +14,7 @@ from engine.planning.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.planning.outputs import OutputRing
 from engine.planning.prefixes import PrefixIndex
 from engine.planning.scheduler import Scheduler
+from engine.planning.seeds import Seeds
 from engine.planning.settle import Settled, settle
 from engine.planning.timings import Timings
 from engine.planning.unfinished import UnfinishedChoices
@@ -77,6 +77,7 @@ class Engine:
             report=self._ring.add_item_scores,
         )
         self._timings = Timings()
+        self._seeds = Seeds(config.sampling.seed)
         self._in_flight: StepHandle | None = None
         self._unfinished = UnfinishedChoices(self._scheduler.enqueue)
         self._num_arrivals = self._num_bodies = 0
@@ -103,8 +104,7 @@ class Engine:
         self._num_bodies += request.num_before == 0
         turn = self._num_bodies + request.num_before
         prompt = np.array(request.prompt_token_ids, dtype=np.int32)
-        seed = request.params.seed
-        seed = secrets.randbits(64) - 2**63 if seed is None else seed
+        request, seed = self._seeds.settle(request)
         choices = [
             Choice(frontend, request, i, seed, self._num_arrivals, prompt, turn + i)
             for i in range(request.n)
@@ -148,6 +148,11 @@ class Engine:
         """End one choice, or all with -1; choices that ended or are unknown are left alone."""
         self._scoring.abort(frontend, handle)
         self._end(self._unfinished.find(frontend, handle, choice_idx), Finish.ABORT)
+
+    def abort_all(self, frontend: bytes) -> None:
+        """End everything of a frontend that reads no more."""
+        self._scoring.abort_all(frontend)
+        self._end(self._unfinished.of_frontend(frontend), Finish.ABORT)
 
     def step(self) -> list[tuple[bytes, StepOutput]]:
         """Launch the next step, then read back the one before it; returns outputs by frontend.

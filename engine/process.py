@@ -4,7 +4,8 @@ Started as `python -m engine.process ADDRESS` with the configuration on standard
 to any number of frontends over one ROUTER socket at ADDRESS. Its standard output carries status
 lines to the parent: `progress` while it starts, `ready`, a `beat` twice a second, and `failed`
 before it ends by itself. It ignores SIGTERM and SIGINT, because the server drains requests first,
-and ends when its standard input does, so that it cannot outlive a killed parent.
+and ends when its standard input does, so that it cannot outlive a killed parent. A frontend that
+falls silent has its requests aborted, so that nothing runs or is queued for nobody.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import contextlib
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +29,7 @@ import zmq
 from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.errors import kind_and_line
+from engine.frontends import SILENCE_S, Frontends
 from engine.logs import adopt_library_lines, configure_logging
 from engine.planning.outputs import empty_output
 from engine.progress import on_progress, phase
@@ -39,16 +43,13 @@ logger = logging.getLogger("engine")
 BEAT_S = 0.5
 """Seconds between heartbeats."""
 
-STATS_S = 0.5
-"""Seconds without an output after which a frontend is sent statistics: a long prompt or a request
-of many items may take longer before there is anything to report."""
-
 SWITCH_S = 50e-6
 """Seconds after which the stepping thread gets the interpreter back. Python's own 5 ms are as long
 as a step on a CPU."""
 
 FOLDER_PREFIX = "tailrace-"
-"""How the names of folders begin that a parent makes for the socket, and for nothing else."""
+"""How the names of folders begin that a parent makes for the socket and what its fronts share, and
+for nothing else."""
 
 EXIT_CONFIG, EXIT_HUNG, EXIT_FATAL = 2, 3, 4
 """Exit status after a configuration that cannot be served, a hung step, and any other error."""
@@ -85,15 +86,16 @@ class Beat(Status, tag="beat", frozen=True):
 StatusLine = Ready | Failed | Progress | Beat
 
 
-class _StatusPipe:
-    """Writes status lines to standard output; what libraries print goes to standard error."""
+class StatusPipe:
+    """Writes lines to standard output; what libraries print goes to standard error."""
 
     def __init__(self) -> None:
         self._fd = os.dup(1)
         os.dup2(2, 1)
         self._lock = threading.Lock()
 
-    def send(self, line: StatusLine) -> None:
+    def send(self, line: msgspec.Struct) -> None:
+        """Write a line to the parent."""
         with self._lock:
             os.write(self._fd, msgspec.json.encode(line) + b"\n")
 
@@ -111,8 +113,8 @@ def _remove_socket(address: str) -> None:
     path = Path(address.removeprefix("ipc://"))
     with contextlib.suppress(OSError):
         path.unlink(missing_ok=True)
-        if path.parent.name.startswith(FOLDER_PREFIX):
-            path.parent.rmdir()
+    if path.parent.name.startswith(FOLDER_PREFIX):
+        shutil.rmtree(path.parent, ignore_errors=True)
 
 
 class _Bell:
@@ -151,7 +153,7 @@ class EngineLoop:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell.fd, zmq.POLLIN)
         self._busy_since = math.inf
-        self._sent_at: dict[bytes, float] = {}
+        self._frontends = Frontends()
 
     @property
     def hung(self) -> bool:
@@ -165,9 +167,11 @@ class EngineLoop:
                 self._wait()
             self._busy_since = time.monotonic()
             self._receive()
-            for frontend, output in self._engine.step():
+            self._abort_silent()
+            outputs = self._engine.step()
+            for frontend, output in outputs:
                 self._send(frontend, output)
-            self._send_stats()
+            self._send_stats({frontend for frontend, _ in outputs})
             self._busy_since = math.inf
 
     def _wait(self) -> None:
@@ -175,15 +179,24 @@ class EngineLoop:
         self._bell.silence()
 
     def _send(self, frontend: bytes, output: StepOutput) -> None:
-        self._sent_at[frontend] = time.monotonic()
+        self._frontends.sent(frontend)
         self._socket.send_multipart([frontend, encode(output)])
 
-    def _send_stats(self) -> None:
-        """Send statistics to frontends that got no output for `STATS_S`."""
-        now = time.monotonic()
-        for frontend, sent_at in self._sent_at.items():
-            if now - sent_at > STATS_S:
-                self._send(frontend, empty_output(self._engine.stats()))
+    def _send_stats(self, told: Set[bytes] = frozenset()) -> None:
+        """Send statistics to frontends that got no output for a while.
+
+        Args:
+            told: who got an output just now. Where that was the last, all others hear of it.
+        """
+        ends = bool(told) and not self._engine.has_work
+        for frontend in self._frontends.known - told if ends else self._frontends.without_news():
+            self._send(frontend, empty_output(self._engine.stats()))
+
+    def _abort_silent(self) -> None:
+        """Abort what frontends asked for that are gone or stopped."""
+        for frontend in self._frontends.take_silent():
+            logger.warning("a frontend was silent for %g s: its requests are aborted", SILENCE_S)
+            self._engine.abort_all(frontend)
 
     def _receive(self) -> None:
         while True:
@@ -191,7 +204,7 @@ class EngineLoop:
                 frontend, raw = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._sent_at.setdefault(frontend, time.monotonic())
+            self._frontends.heard(frontend)
             try:
                 message = decode_message(raw)
             except msgspec.DecodeError as error:
@@ -205,7 +218,7 @@ class EngineLoop:
                 self._engine.abort(frontend, handle, choice)
 
 
-def _watch(loop: EngineLoop, status: _StatusPipe, limit_s: float) -> None:
+def _watch(loop: EngineLoop, status: StatusPipe, limit_s: float) -> None:
     """Send heartbeats until a step takes too long, then end the process.
 
     Runs on a thread of its own: the stepping thread may wait inside CUDA, which releases the
@@ -217,7 +230,7 @@ def _watch(loop: EngineLoop, status: _StatusPipe, limit_s: float) -> None:
     _exit(_give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s"))
 
 
-def _give_up(status: _StatusPipe, code: int, reason: str) -> int:
+def _give_up(status: StatusPipe, code: int, reason: str) -> int:
     logger.error("the engine gives up: %s", reason)
     status.send(Failed(reason))
     return code
@@ -234,7 +247,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_S)
-    status = _StatusPipe()
+    status = StatusPipe()
     address = sys.argv[1]
     line = sys.stdin.buffer.readline()
     if not line:  # the parent is gone already

@@ -20,6 +20,7 @@ from engine.client import EngineHandle
 from server.config import ServerConfig
 from server.context import Context, make_context
 from server.errors import ApiError, bad_request
+from server.fronts import FrontTable
 from server.http.access_log import AccessLog
 from server.http.account import account_of
 from server.http.disconnect import ClientGoneError
@@ -60,9 +61,18 @@ class _App(FastAPI):
         return app
 
 
-def create_app(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig) -> FastAPI:
-    """Make the application. Whoever started the engine closes it."""
-    context = make_context(engine, tokenizer, config)
+def create_app(
+    engine: EngineHandle,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    fronts: FrontTable | None = None,
+) -> FastAPI:
+    """Make the application. Whoever started the engine closes it.
+
+    Args:
+        fronts: what this front shares with others; None where there are no others.
+    """
+    context = make_context(engine, tokenizer, config, fronts or FrontTable())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

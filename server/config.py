@@ -55,12 +55,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         access_log_hidden: paths whose requests have none.
         log_requests: the prompt and parameters of each request are logged.
         max_log_len: characters of the prompt in that line.
-        seed: makes the seeds drawn for requests without one a reproducible sequence.
         defaults: values of sampling fields that a request leaves out.
         fingerprint: `system_fingerprint` of replies.
         page: `/` shows the page.
         verify_command: the program, with arguments, that `/verify` runs; none where it may not.
         flags: the settings that were given, as they are typed, keys left out.
+        created: when the server began, in Unix seconds.
     """
 
     model_names: tuple[str, ...]
@@ -96,9 +96,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     access_log_hidden: tuple[str, ...] = ()
     log_requests: bool = False
     max_log_len: int | None = None
-    seed: int | None = None
     defaults: SamplingDefaults = SamplingDefaults()
     fingerprint: str = "tailrace"
     page: bool = True
     verify_command: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    created: int = 0

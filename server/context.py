@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -13,6 +11,7 @@ from engine.client import EngineHandle
 from server.chat.parsing.parsers import Parsers
 from server.chat.template import ChatTemplate
 from server.config import ServerConfig
+from server.fronts import FrontTable
 from server.http.admission import AdmissionControl
 from server.http.body import BodyReader
 from server.http.connections import ConnectionPool
@@ -32,12 +31,11 @@ class Context:
     """The parts of one server.
 
     Attributes:
-        seeds: source of seeds for requests without one; None leaves them to the engine.
         traces: where traces of requests go; None for nowhere.
-        created: when the server began, in Unix seconds.
     """
 
     engine: EngineHandle
+    fronts: FrontTable
     tokenizer: Tokenizer
     template: ChatTemplate
     config: ServerConfig
@@ -50,34 +48,32 @@ class Context:
     grammars: GrammarChecker
     parsers: Parsers
     self_test: SelfTest
-    seeds: random.Random | None
     traces: Traces | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def draw_seed(self) -> int | None:
-        """A seed for a request that names none; None leaves it to the engine."""
-        return None if self.seeds is None else self.seeds.getrandbits(63)
 
 
-def make_context(engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig) -> Context:
+def make_context(
+    engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig, fronts: FrontTable
+) -> Context:
     """Make the parts of a server over an engine."""
     tokenizer.reserve(engine.info.vocab_size)
-    metrics = Metrics(config.model_names[0], engine, prefix=config.metrics_prefix)
+    metrics = Metrics(config.model_names[0], engine, fronts, prefix=config.metrics_prefix)
     return Context(
         engine=engine,
+        fronts=fronts,
         tokenizer=tokenizer,
         template=_template(tokenizer, config),
         config=config,
         lifecycle=Lifecycle(),
         bodies=BodyReader(config.max_body_bytes),
-        admission=AdmissionControl(engine, config.max_waiting_requests),
-        connections=ConnectionPool(config.max_connections, metrics.connections_over_limit.inc),
+        admission=AdmissionControl(engine, config.max_waiting_requests, fronts),
+        connections=ConnectionPool(
+            config.max_connections, fronts, metrics.connections_over_limit.inc
+        ),
         metrics=metrics,
         worker=Worker(),
         grammars=GrammarChecker(tokenizer, engine.info),
         parsers=Parsers(tokenizer, config.tool_call_parser, config.reasoning_parser),
         self_test=SelfTest(config.verify_command),
-        seeds=None if config.seed is None else random.Random(config.seed),
         traces=_traces(config),
     )
 

@@ -1,8 +1,15 @@
-"""Prometheus metrics: vLLM's names behind a prefix, of the engine and of every request."""
+"""Prometheus metrics: vLLM's names behind a prefix, of the engine and of every request.
+
+Several fronts count in files that all of them read (`prometheus_client`'s multiprocess mode), so
+whoever is asked tells of all, and what a front that died had counted stays. Numbers of the engine
+are told once, by the front that is asked, and those of processes apart, with a label.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -13,12 +20,19 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import Metric
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
 
 from engine.client import EngineHandle
 from engine.planning.timings import SECONDS
 from server.engine_metrics import EngineCollector
+from server.fronts import FrontTable
 
 OUTCOMES = ("success", "client_error", "rejected", "server_error", "abort")
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable that names the folder of the files in which several fronts count; it is set before
+`prometheus_client` is imported."""
 FINISHES = ("stop", "length", "abort", "error")
 
 _TOKENS = tuple(10**e * m for e in range(6) for m in (1, 2, 5))
@@ -28,15 +42,21 @@ _CHOICES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 class Metrics:
     """The server's own counters and histograms; the engine's numbers are read when scraped."""
 
-    def __init__(self, model_name: str, engine: EngineHandle, *, prefix: str = "tailrace_") -> None:
+    def __init__(
+        self,
+        model_name: str,
+        engine: EngineHandle,
+        fronts: FrontTable,
+        *,
+        prefix: str = "tailrace_",
+    ) -> None:
         self.registry = CollectorRegistry()
         self._prefix = prefix
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
         labels = {"model_name": model_name, "engine": "0"}
         self._labels = labels
-        self.registry.register(EngineCollector(engine, labels, prefix))
+        self._shown = self._shown_registry(fronts)
+        PlatformCollector(registry=self._shown)
+        self._shown.register(EngineCollector(engine, labels, prefix))
 
         received = self._counter("requests_received", "Generation requests received")
         outcomes = self._counter("request_outcomes", "How each one ended", "outcome")
@@ -68,6 +88,17 @@ class Metrics:
             registry=self.registry,
         )
 
+    def _shown_registry(self, fronts: FrontTable) -> CollectorRegistry:
+        """What a scrape shows: this front's counts and process, or those of all fronts."""
+        if fronts.num_fronts == 1:
+            ProcessCollector(registry=self.registry)
+            GCCollector(registry=self.registry)
+            return self.registry
+        shown = CollectorRegistry()
+        MultiProcessCollector(shown, os.environ[SHARED_FOLDER])  # type: ignore[no-untyped-call]
+        shown.register(FrontProcesses(fronts))
+        return shown
+
     def _counter(self, name: str, words: str, *labels: str) -> Counter:
         names = [*self._labels, *labels]
         return Counter(f"{self._prefix}{name}", words, names, registry=self.registry)
@@ -89,4 +120,21 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """The text Prometheus reads."""
-        return generate_latest(self.registry)
+        return generate_latest(self._shown)
+
+
+class FrontProcesses(Collector):
+    """Collects memory, CPU time and files of every front's process."""
+
+    def __init__(self, fronts: FrontTable) -> None:
+        self._fronts = fronts
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for front, pid in self._fronts.pids.items():
+            for found in ProcessCollector(pid=partial(int, pid), registry=None).collect():
+                family = Metric(found.name, found.documentation, found.type)
+                family = families.setdefault(found.name, family)
+                for sample in found.samples:
+                    family.add_sample(sample.name, {"front": str(front)}, sample.value)
+        return families.values()

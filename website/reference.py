@@ -22,6 +22,7 @@ from server.command.parser import Parser, add_settings
 from server.command.settings import ENVIRONMENT_ONLY, Settings, variable_of
 from server.command.vllm_flags import ACCEPTED, SWITCH
 from server.engine_metrics import NO_STATS
+from server.fronts import FrontTable
 from server.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -219,7 +220,7 @@ def _said(message: ast.expr, assigned: dict[str, ast.expr]) -> str:
 
 def metrics() -> str:
     """Every metric, of a server whose engine speculates and follows grammars."""
-    registry = Metrics("model", _engine()).registry
+    registry = Metrics("model", _engine(), FrontTable()).registry
     rows = []
     for family in sorted(registry.collect(), key=lambda family: family.name):
         labels = {name for sample in family.samples for name in sample.labels}

@@ -192,15 +192,18 @@ def empty_output(stats: EngineStats) -> StepOutput:
 
 
 def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
-    frontends = [choice.frontend for choice in emission.choices]
-    if len(set(frontends)) == 1:
-        return {frontends[0]: emission}
+    members: dict[bytes, list[int]] = {}
+    for i, choice in enumerate(emission.choices):
+        members.setdefault(choice.frontend, []).append(i)
+    if len(members) == 1:
+        return dict.fromkeys(members, emission)
     emissions = {}
-    for frontend in dict.fromkeys(frontends):
-        mine = np.array([other == frontend for other in frontends])
+    for frontend, indices in members.items():
+        mine = np.zeros(len(emission.choices), dtype=np.bool_)
+        mine[indices] = True
         tokens = np.repeat(mine, emission.num_new)
         emissions[frontend] = _Emission(
-            choices=[c for c in emission.choices if c.frontend == frontend],
+            choices=[emission.choices[i] for i in indices],
             num_new=emission.num_new[mine],
             finish=emission.finish[mine],
             token_ids=emission.token_ids[tokens],

@@ -37,6 +37,11 @@ class UnfinishedChoices:
         choices = self._by_request.get((frontend, handle), ())
         return [choice for choice in choices if choice_idx in (-1, choice.index)]
 
+    def of_frontend(self, frontend: bytes) -> list[Choice]:
+        """All choices of a frontend that have not ended."""
+        of = [choices for key, choices in self._by_request.items() if key[0] == frontend]
+        return [choice for choices in of for choice in choices]
+
     def start(self, choices: list[Choice]) -> None:
         """Let a request's first choice wait for a row, and the others for its prompt."""
         first, *others = choices

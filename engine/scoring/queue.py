@@ -117,6 +117,11 @@ class ScoringQueue:
         if progress := self._unfinished.get((frontend, handle)):
             self._end(progress, Finish.ABORT)
 
+    def abort_all(self, frontend: bytes) -> None:
+        """End every request of a frontend."""
+        for _, handle in [key for key in self._unfinished if key[0] == frontend]:
+            self.abort(frontend, handle)
+
     # -- a turn -----------------------------------------------------------------------------
 
     def launch(self) -> None:

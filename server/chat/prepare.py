@@ -62,13 +62,12 @@ async def prepare_chat(
     grammars: GrammarChecker,
     parsers: Parsers,
     request_id: str | None = None,
-    drawn_seed: int | None = None,
     most_tokens: int | None = None,
 ) -> PreparedChat:
     """Check and convert a request; raises `ApiError` for what cannot be served.
 
     Args:
-        request_id, drawn_seed: as for `prepare_request`.
+        request_id: as for `prepare_request`.
         most_tokens: a choice without `max_tokens` has at most so many, and the rest of the context.
     """
     _check_logprobs(body, config, info)
@@ -83,7 +82,6 @@ async def prepare_chat(
         grammars=grammars,
         constraints=await chat_constraints(body, source, tools, parsing, parsers, grammars),
         request_id=request_id,
-        drawn_seed=drawn_seed,
         id_prefix="chatcmpl",
         default_max_tokens=info.max_model_len if most_tokens is None else most_tokens,
     )

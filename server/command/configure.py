@@ -74,6 +74,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             flashinfer=_FLASHINFER[settings.use_flashinfer_sampler],
             max_logprobs=settings.max_logprobs,
             logprobs_mode=settings.logprobs_mode,
+            seed=settings.seed,
         ),
         speculation=_speculation(settings),
         structured=_structured(settings),
@@ -123,7 +124,6 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         access_log_hidden=tuple(settings.disable_access_log_for_endpoints),
         log_requests=settings.enable_log_requests,
         max_log_len=settings.max_log_len,
-        seed=settings.seed,
         defaults=_sampling_defaults(settings, model),
         fingerprint=_fingerprint(config),
         page=settings.page,
@@ -227,7 +227,8 @@ def demo_model() -> Path:
 def _fingerprint(config: EngineConfig) -> str:
     """A name that changes with the version and with whatever may change the engine's results."""
     told = {"log_level": "info", "log_format": "text", "report_times": False}
-    config = msgspec.structs.replace(config, **told)
+    unseeded = msgspec.structs.replace(config.sampling, seed=None)
+    config = msgspec.structs.replace(config, sampling=unseeded, **told)
     digest = hashlib.sha256(msgspec.json.encode(config)).hexdigest()
     return f"tailrace-{VERSION}-{digest[:8]}"
 

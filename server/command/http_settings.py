@@ -28,6 +28,13 @@ class HttpSettings(BaseModel):
     uds: str | None = Field(
         None, description="The path of a Unix socket to listen on, instead of a port."
     )
+    api_server_count: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="The number of processes that answer requests, over one engine and one port. "
+        "By default one to every four cores, at least one and at most four.",
+    )
     root_path: str = Field(
         "", description="The path under which a proxy shows the server, which the proxy removes."
     )

@@ -1,55 +1,61 @@
-"""`tailrace serve`: bind, start engine and tokenizer, answer, drain, end.
+"""`tailrace serve`: bind, start the engine and its fronts, answer, drain, end.
 
-Exit status: 0 after SIGTERM or SIGINT, 2 for a setting or model that cannot be served, 1 when
-the engine was lost. A lost engine fails every waiting request at once; the process ends
-`ENGINE_LOST_S` later, so that health checks see it and whoever supervises restarts it.
+One front answers in this process; several (`--api-server-count`) are processes of their own, which
+this one supervises. Exit status: 0 after SIGTERM or SIGINT, 2 for a setting or model that cannot be
+served, 1 when the engine was lost, or too many fronts. A lost engine fails every waiting request at
+once; the process ends `ENGINE_LOST_S` later, so that health checks see it and whoever supervises
+restarts it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import importlib
 import logging
 import os
 import signal
 import socket
-import sys
 import time
+from pathlib import Path
+from typing import Any, Protocol
 
-import uvicorn
 from msgspec import structs
 from prometheus_client import disable_created_metrics
-from starlette.types import ASGIApp
 
-from engine.client import EngineClient, EngineHandle
+from engine.client import EngineClient
 from engine.config import ConfigError, EngineConfig, EngineInfo
-from engine.logs import adopt_library_lines
+from engine.parent import EngineProcess, make_folder
 from engine.submission import EngineDeadError
 from server.command.configure import engine_config, server_config
+from server.command.front import Front, FrontConfig, new_loop
+from server.command.front_lines import FrontStart
 from server.command.listen import address, bind
-from server.command.logs import configure_server_logging
+from server.command.logs import configure_server_logging, http_log_level, log_level
 from server.command.models import check_models
 from server.command.progress import ProgressBar
 from server.command.settings import Settings
+from server.command.supervisor import Fronts
 from server.config import ServerConfig
-from server.context import Context
+from server.fronts import FrontTable, make_table_file
 from server.http.admission import ShutdownError
 from server.http.connections import raise_file_limit
-from server.http.server import HttpServer, make_server
-from server.text.tokenizer import Tokenizer, load_tokenizer
 from server.version import VERSION
 
 logger = logging.getLogger("tailrace")
 
 EXIT_LOST = 1
 ENGINE_LOST_S = 5.0
-GC_THRESHOLDS = (100_000, 10, 10)
-"""A thousand open requests are some 50,000 objects, which Python would else go through again and
-again, 80 ms at a time: a fifth of what a short request costs. Few of ours are garbage in cycles."""
-SWITCH_S = 500e-6
-"""Seconds after which the event loop gets the interpreter back from the worker; Python's own 5 ms
-are as long as several requests take."""
+CORES_PER_FRONT, MAX_FRONTS = 4, 4
+"""By default there is one front to so many cores, and at most so many."""
+
+
+class StartedEngine(Protocol):
+    """The engine as this process holds it: an `EngineClient` or an `EngineProcess`."""
+
+    info: EngineInfo
+
+    def failure(self) -> str | None: ...
+
+    async def close(self) -> None: ...
 
 
 class _Signals:
@@ -76,110 +82,150 @@ def serve(settings: Settings) -> int:
     disable_created_metrics()  # type: ignore[no-untyped-call]
     config = engine_config(settings)
     check_models(config, settings.tokenizer)
-    with bind(settings) as listener, asyncio.Runner(loop_factory=_new_loop) as runner:
+    with bind(settings) as listener, asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_run(settings, config, listener))
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
-    factory = uvicorn.Config("", log_config=None).get_loop_factory()
-    return factory() if factory is not None else asyncio.new_event_loop()
+def num_fronts(settings: Settings) -> int:
+    """The number of fronts; where the settings say none, by the cores this process may use."""
+    if settings.api_server_count is not None:
+        return settings.api_server_count
+    return min(max(len(os.sched_getaffinity(0)) // CORES_PER_FRONT, 1), MAX_FRONTS)
 
 
 async def _run(settings: Settings, config: EngineConfig, listener: socket.socket) -> int:
     signals = _Signals()
-    starting = asyncio.create_task(_start(settings, config))
+    starting = asyncio.create_task(_start(settings, config, listener))
     signalled = asyncio.create_task(signals.first.wait())
     await asyncio.wait({starting, signalled}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         return 0
-    engine, tokenizer, http = await starting
+    engine, front = await starting
     try:
-        return await _answer(settings, http, engine, tokenizer, listener, signalled)
+        return await _answer(settings, engine, front, listener, signalled)
     finally:
         await engine.close()
         signalled.cancel()
 
 
+# -- the start --------------------------------------------------------------------------------
+
+
 async def _start(
-    settings: Settings, config: EngineConfig
-) -> tuple[EngineHandle, Tokenizer, ServerConfig]:
-    """Start the engine and, meanwhile, load the tokenizer and the application's modules."""
+    settings: Settings, config: EngineConfig, listener: socket.socket
+) -> tuple[StartedEngine, Front | Fronts]:
+    """Start the engine and what answers over it, both at once."""
     began = time.monotonic()
-    model = config.model
-    engine_task = asyncio.create_task(_start_engine(config))
-    tokenizer_task = asyncio.create_task(
-        asyncio.to_thread(
-            load_tokenizer,
-            settings.tokenizer or model.model,
-            revision=model.revision if settings.tokenizer is None else None,
-            trust_remote_code=model.trust_remote_code,
-        )
-    )
-    tasks = (engine_task, tokenizer_task)
+    count = num_fronts(settings)
+    folder = make_folder() if count > 1 else ""
+    engine_task = asyncio.create_task(_start_engine(config, folder))
+    front: Front | Fronts | None = None
     try:
-        # Slow to import, and not needed before the engine is ready.
-        await asyncio.to_thread(importlib.import_module, "server.app")
         http = await asyncio.to_thread(server_config, settings, config)
-        http = structs.replace(http, max_connections=raise_file_limit())
-        engine, tokenizer = await asyncio.gather(*tasks)
+        http = structs.replace(http, max_connections=raise_file_limit(), created=int(time.time()))
+        front = _make_front(settings, _front_config(settings, config, http), listener, folder)
+        engine, _ = await asyncio.gather(engine_task, front.load())
+        await front.attach(engine)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        engine_task.cancel()
+        await asyncio.gather(engine_task, return_exceptions=True)
+        if front is not None:
+            await front.close()
         if not engine_task.cancelled() and engine_task.exception() is None:
             await engine_task.result().close()
         raise
-    adopt_library_lines()
-    gc.collect()
-    gc.freeze()  # a collection would look through the tokenizer's vocabulary for 0.3 s, mid-stream
-    gc.set_threshold(*GC_THRESHOLDS)
-    sys.setswitchinterval(SWITCH_S)
     logger.info("engine and tokenizer ready after %.1f s", time.monotonic() - began)
-    return engine, tokenizer, http
+    for line in summary(http, engine.info, address(settings, listener)):
+        logger.info("%s", line)
+    return engine, front
 
 
-async def _start_engine(config: EngineConfig) -> EngineHandle:
-    """Start the engine, and show how far it is."""
+async def _start_engine(config: EngineConfig, folder: str) -> Any:
+    """Start the engine, and show how far it is: a client of it, or with a folder its process."""
     with ProgressBar() as bar:
         ticking = asyncio.create_task(bar.tick())
         try:
+            if folder:
+                return await EngineProcess.start(config, bar, folder)
             return await EngineClient.start(config, bar)
         finally:
             ticking.cancel()
 
 
+def _front_config(settings: Settings, config: EngineConfig, http: ServerConfig) -> FrontConfig:
+    own = settings.tokenizer is None
+    return FrontConfig(
+        http=http,
+        tokenizer=settings.tokenizer or config.model.model,
+        revision=config.model.revision if own else None,
+        trust_remote_code=settings.trust_remote_code,
+        server_options={
+            "header_timeout_s": settings.header_timeout,
+            "root_path": settings.root_path,
+            "ssl_keyfile": _text(settings.ssl_keyfile),
+            "ssl_certfile": _text(settings.ssl_certfile),
+            "ssl_ca_certs": _text(settings.ssl_ca_certs),
+            "ssl_cert_reqs": settings.ssl_cert_reqs,
+        },
+    )
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _make_front(
+    settings: Settings, front: FrontConfig, listener: socket.socket, folder: str
+) -> Front | Fronts:
+    """Make what answers: a front in this process, or with a folder several that it supervises."""
+    if not folder:
+        return Front(front, listener, FrontTable())
+    count = num_fronts(settings)
+    table_fd = make_table_file(count)
+    starts = [
+        FrontStart(
+            front=front,
+            index=index,
+            num_fronts=count,
+            listener_fd=listener.fileno(),
+            table_fd=table_fd,
+            log_level=log_level(settings),
+            log_format=settings.log_format,
+            http_log_level=http_log_level(settings),
+        )
+        for index in range(count)
+    ]
+    return Fronts(starts, listener, FrontTable(count, fd=table_fd), folder)
+
+
+# -- the end ----------------------------------------------------------------------------------
+
+
 async def _answer(
     settings: Settings,
-    http: ServerConfig,
-    engine: EngineHandle,
-    tokenizer: Tokenizer,
+    engine: StartedEngine,
+    front: Front | Fronts,
     listener: socket.socket,
     signalled: asyncio.Task[bool],
 ) -> int:
     """Answer until a signal or the engine's end; returns the exit status."""
-    from server.app import create_app  # imported while the engine started
-
-    app = create_app(engine, tokenizer, http)
-    context: Context = app.state.context
-    server = _http_server(settings, app, context)
-    where, info = address(settings, listener), engine.info
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    where = address(settings, listener)
+    ended = asyncio.create_task(front.ended())
     lost = asyncio.create_task(engine_lost(engine))
-    for line in summary(http, info, where):
-        logger.info("%s", line)
-    await asyncio.wait({serving, lost, signalled}, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({ended, lost, signalled}, return_when=asyncio.FIRST_COMPLETED)
     if signalled.done():
         logger.info("shutting down: at most %g s for open requests", settings.shutdown_timeout)
-        if not await context.lifecycle.drain(settings.shutdown_timeout):
-            context.admission.fail_all(ShutdownError())
+        if not await front.drain(settings.shutdown_timeout):
+            front.fail_all(ShutdownError())
     elif lost.done():
-        context.admission.fail_all(EngineDeadError(lost.result()))
-    lost.cancel()
-    server.should_exit = True
+        front.fail_all(EngineDeadError(lost.result()))
+    for task in (lost, ended):
+        task.cancel()
+    await asyncio.gather(lost, ended, return_exceptions=True)
     try:
-        await serving
+        await front.close()
     except OSError as error:  # taken by another between our bind and now
         raise ConfigError(f"cannot listen on {where}: {error.strerror}") from None
     return 0 if signalled.done() else EXIT_LOST
@@ -197,20 +243,7 @@ def summary(http: ServerConfig, info: EngineInfo, where: str) -> list[str]:
     ]
 
 
-def _http_server(settings: Settings, app: ASGIApp, context: Context) -> HttpServer:
-    return make_server(
-        app,
-        context.connections,
-        header_timeout_s=settings.header_timeout,
-        root_path=settings.root_path,
-        ssl_keyfile=settings.ssl_keyfile,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
-        ssl_cert_reqs=settings.ssl_cert_reqs,
-    )
-
-
-async def engine_lost(engine: EngineHandle) -> str:
+async def engine_lost(engine: StartedEngine) -> str:
     """Wait until the engine has been unable to serve for `ENGINE_LOST_S`; returns why."""
     since: float | None = None
     while True:

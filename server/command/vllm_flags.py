@@ -26,7 +26,6 @@ ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "--data-parallel-size": ("1",),
     "-dp": ("1",),
     "--decode-context-parallel-size": ("1",),
-    "--api-server-count": ("1",),
     "--num-scheduler-steps": ("1",),
     "--max-num-partial-prefills": ("1",),
     "--distributed-executor-backend": ("mp", "uni"),

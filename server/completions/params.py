@@ -25,19 +25,16 @@ def sampling_params(
     config: ServerConfig,
     info: EngineInfo,
     tokenizer: Tokenizer,
-    drawn_seed: int | None,
     grammar: CheckedGrammar | None = None,
     budget: ThinkingBudget | None = None,
 ) -> SamplingParams:
     """How the tokens of each choice are drawn; raises `ApiError` for what cannot be served.
 
     Args:
-        drawn_seed: the seed of a request without one; None leaves it to the engine.
         grammar: restricts the tokens from the first one on.
         budget: bounds the thoughts.
     """
     defaults = config.defaults
-    seed = drawn_seed if body.seed in (None, -1) else body.seed
     try:
         params = SamplingParams(
             temperature=_given(body.temperature, defaults.temperature),
@@ -47,7 +44,7 @@ def sampling_params(
             repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
-            seed=seed,
+            seed=None if body.seed == -1 else body.seed,
             logit_bias={int(key): bias for key, bias in (body.logit_bias or {}).items()},
             allowed_token_ids=_ids(body.allowed_token_ids),
             bad_words=bad_words(body.bad_words or [], tokenizer),

@@ -97,7 +97,6 @@ async def prepare_request(
     grammars: GrammarChecker,
     constraints: Constraints = NO_CONSTRAINTS,
     request_id: str | None = None,
-    drawn_seed: int | None = None,
     id_prefix: str = "cmpl",
     default_max_tokens: int | None = None,
 ) -> PreparedRequest:
@@ -105,7 +104,6 @@ async def prepare_request(
 
     Args:
         request_id: names the reply where the body does not.
-        drawn_seed: the seed of a request without one; None leaves it to the engine.
         id_prefix: the reply's id begins with it.
         default_max_tokens: of a request without `max_tokens`; None takes the server's default.
     """
@@ -118,7 +116,6 @@ async def prepare_request(
         config=config,
         info=info,
         tokenizer=tokenizer,
-        drawn_seed=drawn_seed,
         grammar=checked,
         budget=constraints.budget,
     )

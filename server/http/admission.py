@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.client import EngineHandle
 from engine.submission import EngineDeadError, Submission
 from server.errors import overloaded
+from server.fronts import FrontTable
 
 
 class ShutdownError(EngineDeadError):
@@ -14,37 +15,41 @@ class ShutdownError(EngineDeadError):
 class AdmissionControl:
     """Counts choices from admission to their ends, a scoring request as one.
 
-    A choice waits when it is beyond the engine's rows, or when the engine reports it as waiting (a
-    full KV cache); whichever count is larger is held against the limit.
+    The count is one of all fronts. A choice waits when it is beyond the engine's rows, or when the
+    engine reports it as waiting (a full KV cache); whichever count is larger is held against the
+    limit.
     """
 
-    def __init__(self, engine: EngineHandle, max_waiting: int) -> None:
+    def __init__(self, engine: EngineHandle, max_waiting: int, fronts: FrontTable) -> None:
         self._engine = engine
         self._max_waiting = max_waiting
-        self._num_in_flight = 0
+        self._fronts = fronts
         self._submissions: dict[int, Submission] = {}
 
     @property
     def num_in_flight(self) -> int:
-        """The number of choices admitted and not released."""
-        return self._num_in_flight
+        """The number of choices that all fronts have admitted and not released."""
+        return self._fronts.num_in_flight
 
     def admit(self, num_choices: int) -> None:
         """Count so many more choices; raises a 429 where they are too many."""
         stats = self._engine.stats
-        beyond_rows = self._num_in_flight + num_choices - self._engine.info.max_rows
-        reported = stats.num_waiting if stats is not None and self._num_in_flight else 0
+        # Entered before it is looked at: of two fronts that do so at once, at least one sees both.
+        self._fronts.add_in_flight(num_choices)
+        in_flight = self._fronts.num_in_flight
+        reported = stats.num_waiting if stats is not None and in_flight > num_choices else 0
+        beyond_rows = in_flight - self._engine.info.max_rows
         waiting = max(beyond_rows, reported + num_choices if reported else 0)
         if waiting > self._max_waiting:
+            self.release(num_choices)
             raise overloaded(
                 f"too many choices are waiting: with this request {waiting}, "
                 f"at most {self._max_waiting} (--max-waiting-requests)"
             )
-        self._num_in_flight += num_choices
 
     def release(self, num_choices: int) -> None:
         """Stop counting choices that were admitted."""
-        self._num_in_flight -= num_choices
+        self._fronts.add_in_flight(-num_choices)
 
     def enter(self, submission: Submission) -> None:
         """Let `fail_all` reach the reader of a submission."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from server.fronts import FrontTable
+
 logger = logging.getLogger("tailrace.http")
 
 RESERVED_FILES = 128
@@ -39,8 +41,11 @@ class ConnectionPool:
         on_full: called for each connection that found the pool full.
     """
 
-    def __init__(self, limit: int, on_full: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, limit: int, fronts: FrontTable, on_full: Callable[[], None] = lambda: None
+    ) -> None:
         self._limit = limit
+        self._fronts = fronts
         self._on_full = on_full
         self.num_open = 0
         self._idle: dict[Connection, None] = {}
@@ -54,6 +59,7 @@ class ConnectionPool:
     def opened(self, connection: Connection) -> None:
         """Count a new connection; where it is one too many, close the one idle longest."""
         self.num_open += 1
+        self._fronts.set_connections(self.num_open)
         if self.full:
             self._on_full()
             self._log()
@@ -66,6 +72,7 @@ class ConnectionPool:
     def closed(self, connection: Connection) -> None:
         """Stop counting a connection."""
         self.num_open -= 1
+        self._fronts.set_connections(self.num_open)
         self._idle.pop(connection, None)
 
     def busy(self, connection: Connection) -> None:

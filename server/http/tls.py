@@ -17,9 +17,6 @@ from server.http.protocol import HttpProtocol
 
 logger = logging.getLogger("tailrace.http")
 
-RETRY_S = 1.0
-"""Seconds until a connection is accepted again where one could not be."""
-
 
 class Handshake:
     """A connection whose handshake goes on, as the pool sees it."""
@@ -32,62 +29,44 @@ class Handshake:
         self._task.cancel()
 
 
-class TlsListener:
-    """Accepts connections and gives each to a protocol once its handshake is done.
+class Handshakes:
+    """Gives each accepted connection to a protocol once its handshake is done.
 
     Args:
-        listener: a socket that listens.
         timeout_s: how long a handshake may take.
     """
 
     def __init__(
         self,
-        listener: socket.socket,
         make_protocol: Callable[[], HttpProtocol],
         context: ssl.SSLContext,
         timeout_s: float,
         pool: ConnectionPool,
     ) -> None:
-        self._listener = listener
         self._make_protocol = make_protocol
         self._context = context
         self._timeout_s = timeout_s
         self._pool = pool
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
-        listener.setblocking(False)
-        self._accepting = self._loop.create_task(self._accept())
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def close(self) -> None:
-        """Accept no more, and end the connections whose handshakes go on."""
-        for task in (self._accepting, *self._handshakes):
-            task.cancel()
-
-    async def wait_closed(self) -> None:
-        """Wait for their ends."""
-        await asyncio.wait([self._accepting, *self._handshakes])
-
-    async def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = await self._loop.sock_accept(self._listener)
-            except ConnectionAbortedError:  # by the client, before it was accepted
-                continue
-            except OSError as error:
-                logger.error("no connection can be accepted: %s", error)
-                await asyncio.sleep(RETRY_S)
-                continue
-            task = self._loop.create_task(self._shake_hands(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
-
-    async def _shake_hands(self, connection: socket.socket) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        handshake = Handshake(task)
+    def begin(self, connection: socket.socket) -> None:
+        """Begin a connection's handshake; the pool counts it from now on."""
         protocol = self._make_protocol()
-        protocol.handshake = handshake
-        self._pool.opened(handshake)
+        task = self._loop.create_task(self._shake_hands(connection, protocol))
+        protocol.handshake = Handshake(task)
+        self._pool.opened(protocol.handshake)
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if protocol.handshake is not None:
+                self._pool.closed(protocol.handshake)
+                connection.close()
+
+        task.add_done_callback(ended)
+
+    async def _shake_hands(self, connection: socket.socket, protocol: HttpProtocol) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 lambda: protocol,
@@ -95,8 +74,15 @@ class TlsListener:
                 ssl=self._context,
                 ssl_handshake_timeout=self._timeout_s,
             )
-        except (OSError, asyncio.CancelledError) as error:  # an SSLError is an OSError
+        except OSError as error:  # an SSLError is one
             logger.debug("a handshake failed: %r", error)
-        finally:
-            if protocol.handshake is not None:
-                self._pool.closed(handshake)
+
+    def close(self) -> None:
+        """End the connections whose handshakes go on."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Wait for their ends."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)

@@ -47,6 +47,5 @@ async def prepare(
         grammars=context.grammars,
         parsers=context.parsers,
         request_id=account_of(request.scope).request_id,
-        drawn_seed=context.draw_seed(),
         most_tokens=most_tokens,
     )

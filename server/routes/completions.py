@@ -31,6 +31,5 @@ async def create_completion(request: Request) -> Response:
         tokenizer=context.tokenizer,
         grammars=context.grammars,
         request_id=account_of(request.scope).request_id,
-        drawn_seed=context.draw_seed(),
     )
     return await answer(prepared, Renderer(prepared, context.tokenizer), request, context)

@@ -43,7 +43,7 @@ def _card(name: str, context: Context) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": context.created,
+        "created": context.config.created,
         "owned_by": "tailrace",
         "root": context.config.model_root or name,
         "parent": None,

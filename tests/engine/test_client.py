@@ -17,10 +17,12 @@ import pytest_asyncio
 import zmq
 import zmq.asyncio
 
-from engine import client as module
+from engine import client as client_module
+from engine import parent as module
 from engine.client import MAX_HELD, EngineClient
 from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig
+from engine.parent import EngineProcess
 from engine.process import Beat, Failed, Progress, Ready, StatusLine
 from engine.request import Finish, FrontendMessage, Request, ScoringRequest, StepOutput
 from engine.submission import EngineDeadError
@@ -83,12 +85,19 @@ class FakeEngineSide:
         self._socket.bind(address)
         self._frontend = b""
 
-    async def receive(self) -> FrontendMessage:
-        self._frontend, raw = await asyncio.wait_for(self._socket.recv_multipart(), 5)
-        return decode_message(raw)
+    async def receive(self, *, beats: bool = False) -> FrontendMessage:
+        """The next message, one that only tells of life if `beats`."""
+        while True:
+            self._frontend, raw = await asyncio.wait_for(self._socket.recv_multipart(), 5)
+            message = decode_message(raw)
+            if (message == FrontendMessage()) == beats:
+                return message
 
     async def is_silent(self) -> bool:
-        return not await self._socket.poll(50)
+        while await self._socket.poll(50):
+            if decode_message((await self._socket.recv_multipart())[1]) != FrontendMessage():
+                return False
+        return True
 
     async def send(self, output: StepOutput) -> None:
         await self._socket.send_multipart([self._frontend, encode(output)])
@@ -102,7 +111,7 @@ class Setup:
         address = f"ipc://{folder}/engine"
         self.engine = FakeEngineSide(address)
         self.process = FakeProcess()
-        self.client = EngineClient(cast(Any, self.process), INFO, str(folder), address)
+        self.client = EngineClient(EngineProcess(cast(Any, self.process), INFO, str(folder)))
 
 
 @pytest_asyncio.fixture
@@ -223,6 +232,15 @@ async def test_the_end_of_the_process_fails_what_waits_and_what_comes(setup: Set
         client.score(scoring(client))
     client.abort(submission.handle)
     assert await setup.engine.is_silent()
+
+
+async def test_a_client_without_requests_tells_that_it_lives(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await setup.engine.receive(beats=True)
+    monkeypatch.setattr(client_module, "BEAT_S", 0.01)
+    for _ in range(3):
+        await setup.engine.receive(beats=True)
 
 
 class Clock:

@@ -102,6 +102,34 @@ def test_extra_token_after_a_stop_is_dropped() -> None:
     assert len(runner.num_query_log) == 4, "the step launched before the stop was read"
 
 
+@pytest.mark.parametrize("num_steps", range(6))
+def test_what_a_frontend_asked_for_ends_with_it_and_nothing_else(num_steps: int) -> None:
+    """Requests of two frontends have the same handles; rows and blocks of one are given back."""
+    engine, _ = make_engine(max_rows=3)
+    asked = [request(handle, [5, 6, 7], max_tokens=12, n=2) for handle in (1, 2)]
+    for frontend in (b"gone", FRONTEND):
+        for each in asked:
+            engine.submit(frontend, each)
+    gone, kept = Inbox(), Inbox()
+
+    def read(count: int) -> None:
+        for _ in range(count):
+            for frontend, output in engine.step():
+                (gone if frontend == b"gone" else kept).read(output)
+
+    read(num_steps)
+    engine.abort_all(b"gone")
+    engine.abort_all(b"unknown")
+    engine.check()
+    while engine.has_work:
+        read(1)
+    keys = [(handle, choice) for handle in (1, 2) for choice in (0, 1)]
+    assert gone.finish == dict.fromkeys(keys, Finish.ABORT)
+    assert kept.tokens == {key: reference([5, 6, 7], 12, (0,), key[1]) for key in keys}
+    assert engine.stats().kv_blocks_used == 0
+    engine.check()
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_abort_at_any_moment(seed: int) -> None:
     engine, _ = make_engine(num_blocks=18)

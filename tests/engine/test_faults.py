@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from demo import MODEL_FOLDER
-from engine import client as client_module
+from engine import parent as parent_module
 from engine.client import EngineClient, EngineDeadError
 from engine.config import CacheConfig, Device, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
@@ -39,7 +39,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Start:
     @asynccontextmanager
     async def started(kind: str, device: Device) -> AsyncIterator[EngineClient]:
         command = (sys.executable, "-m", "tests.engine.faulty", kind)
-        monkeypatch.setattr(client_module, "COMMAND", command)
+        monkeypatch.setattr(parent_module, "COMMAND", command)
         model = ModelConfig(model=str(MODEL_FOLDER), device=device, max_model_len=256)
         cache = CacheConfig(num_blocks=300)
         client = await EngineClient.start(

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from demo import MODEL_FOLDER
-from engine import client as client_module
+from engine import parent as parent_module
 from engine.client import EngineClient, EngineDeadError, Submission
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
 from engine.request import Finish, Request, ScoringRequest
@@ -86,7 +86,7 @@ async def test_gauges_move_while_nobody_is_answered(client: EngineClient) -> Non
         )
     )
     for _ in range(500):
-        if client.stats is not None:
+        if client.stats is not None and client.stats.num_running:
             break
         await asyncio.sleep(0.02)
     assert not submission.finished
@@ -111,7 +111,7 @@ async def test_killed_engine_is_heard_at_once(client: EngineClient) -> None:
 async def test_a_stopped_engine_counts_as_failed(
     client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "SILENCE_S", 1.5)
+    monkeypatch.setattr(parent_module, "SILENCE_S", 1.5)
     os.kill(client.pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(2.0)

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import zmq
 
+from engine import frontends as frontends_module
 from engine import process as process_module
 from engine.codec import decode_output, encode
 from engine.config import EngineConfig, ModelConfig
-from engine.process import STATS_S, EngineLoop
+from engine.frontends import SILENCE_S, STATS_S
+from engine.process import EngineLoop
 from engine.request import FrontendMessage, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from sampling.params import SamplingParams
@@ -44,6 +46,9 @@ class LoggedEngine:
 
     def abort(self, frontend: bytes, handle: int, choice_idx: int) -> None:
         self.calls.append((f"abort {choice_idx}", frontend, handle))
+
+    def abort_all(self, frontend: bytes) -> None:
+        self.calls.append(("abort all", frontend, 0))
 
     def stats(self) -> EngineStats:
         return STATS
@@ -122,7 +127,7 @@ def test_a_frontend_without_news_is_sent_statistics_now_and_then(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(process_module, "time", clock)
+    monkeypatch.setattr(frontends_module, "time", clock)
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
     loop_setup.loop._send_stats()
     clock.now += STATS_S - 0.1
@@ -138,6 +143,46 @@ def test_a_frontend_without_news_is_sent_statistics_now_and_then(
     clock.now += STATS_S - 0.1
     loop_setup.loop._send_stats()
     assert loop_setup.answer() is None, "it was told a moment ago"
+
+
+def test_the_end_of_work_is_told_to_those_it_was_not_for(loop_setup: LoopSetup) -> None:
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    loop_setup.loop._send_stats({b"another"})
+    assert loop_setup.answer() is None, "work goes on"
+    loop_setup.engine.has_work = False
+    loop_setup.loop._send_stats({b"me"})
+    assert loop_setup.answer() is None, "it was told just now"
+    loop_setup.loop._send_stats()
+    assert loop_setup.answer() is None, "nothing ended"
+    loop_setup.loop._send_stats({b"another"})
+    assert loop_setup.answer() is not None
+
+
+def test_a_silent_frontend_has_its_requests_aborted_once_and_gets_nothing_more(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, calls = Clock(), loop_setup.engine.calls
+    monkeypatch.setattr(frontends_module, "time", clock)
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    clock.now += SILENCE_S - 0.1
+    loop_setup.loop._abort_silent()
+    assert ("abort all", b"me", 0) not in calls
+    loop_setup.receive(
+        encode(FrontendMessage()), encode(FrontendMessage(abort=[(1, 0)])), num_calls=2
+    )
+    clock.now += SILENCE_S - 0.1
+    loop_setup.loop._abort_silent()
+    assert ("abort all", b"me", 0) not in calls, "an empty message is a sign of life"
+    clock.now += 0.2
+    loop_setup.loop._abort_silent()
+    loop_setup.loop._abort_silent()
+    assert calls[2:] == [("abort all", b"me", 0)]
+    loop_setup.loop._send_stats()
+    assert loop_setup.answer() is None
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(2)])), num_calls=4)
+    clock.now += STATS_S + 0.1
+    loop_setup.loop._send_stats()
+    assert loop_setup.answer() is not None, "one that was stopped and goes on is known again"
 
 
 def test_a_round_that_takes_longer_than_a_step_may_is_hung(

@@ -90,9 +90,9 @@ ENGINE = (
     ),
     Mutant(
         "unseeded-requests-share-a-seed",
-        "engine/engine.py",
-        "secrets.randbits(64) - 2**63 if seed is None else seed",
-        "0 if seed is None else seed",
+        "engine/planning/seeds.py",
+        "return request, secrets.randbits(64) - 2**63",
+        "return request, 0",
         ("tests/engine/test_engine.py::test_unseeded_requests_have_seeds_of_their_own",),
     ),
     Mutant(
@@ -143,8 +143,8 @@ ENGINE = (
     Mutant(
         "an-idle-loop-counts-as-hung",
         "engine/process.py",
-        "            self._send_stats()\n            self._busy_since = math.inf\n",
-        "            self._send_stats()\n",
+        "for frontend, _ in outputs})\n            self._busy_since = math.inf\n",
+        "for frontend, _ in outputs})\n",
         ("tests/engine/test_process_loop.py::test_a_loop_that_waits_for_a_message_is_not_hung",),
     ),
     Mutant(
@@ -181,9 +181,11 @@ ENGINE = (
     ),
     Mutant(
         "silence-hides-why-the-engine-ended",
-        "engine/client.py",
-        "if self._died is None and silence > SILENCE_S:",
-        "if silence > SILENCE_S:",
+        "engine/parent.py",
+        """        if self.ended.done():
+            return self.ended.result()
+        silence""",
+        "        silence",
         ("tests/engine/test_client.py::test_silence_does_not_hide_why_the_process_ended",),
     ),
 )

@@ -59,15 +59,29 @@ SERVER = (
     Mutant(
         "admitted-choices-are-not-counted",
         "server/http/admission.py",
-        "self._num_in_flight + num_choices - self._engine.info.max_rows",
-        "self._num_in_flight - self._engine.info.max_rows",
+        "beyond_rows = in_flight - self._engine.info.max_rows",
+        "beyond_rows = in_flight - num_choices - self._engine.info.max_rows",
         ("tests/server/http/test_admission.py::test_zero_lets_only_rows_in",),
+    ),
+    Mutant(
+        "choices-of-other-fronts-are-not-counted",
+        "server/fronts.py",
+        "return int(self._rows[:, _IN_FLIGHT].sum())",
+        "return int(self._own[_IN_FLIGHT])",
+        ("tests/server/test_fronts.py::test_admission_is_one_over_all_fronts",),
+    ),
+    Mutant(
+        "a-front-that-leads-takes-the-whole-burst",
+        "server/http/acceptor.py",
+        "return mine > self._fronts.least_connections + LEAD",
+        "return False",
+        ("tests/server/http/test_acceptor.py::test_a_burst_is_shared_evenly",),
     ),
     Mutant(
         "seed-0-counts-as-none",
         "server/completions/params.py",
-        "drawn_seed if body.seed in (None, -1) else body.seed",
-        "body.seed if body.seed and body.seed != -1 else drawn_seed",
+        "None if body.seed == -1 else body.seed",
+        "None if body.seed == -1 else body.seed or None",
         ("tests/server/completions/test_params.py::TestToTheEngine::test_seed_zero_is_a_seed",),
     ),
     Mutant(
@@ -87,7 +101,7 @@ SERVER = (
     Mutant(
         "an-idle-engine-s-last-count-of-waiting-is-heeded",
         "server/http/admission.py",
-        "if stats is not None and self._num_in_flight else 0",
+        "if stats is not None and in_flight > num_choices else 0",
         "if stats is not None else 0",
         ("tests/server/http/test_admission.py::test_what_an_idle_engine_said_last_is_not_heeded",),
     ),

@@ -125,9 +125,14 @@ async def on_a_port(
     engine = engine or FakeEngine()
     app = create_app(engine, byte_tokenizer(), _config(**config))
     listener = socket.create_server(("127.0.0.1", 0))
-    connections = app.state.context.connections
+    context: Context = app.state.context
     server = make_server(
-        app, connections, header_timeout_s=header_timeout_s, root_path=root_path, **tls or {}
+        app,
+        context.connections,
+        context.fronts,
+        header_timeout_s=header_timeout_s,
+        root_path=root_path,
+        **tls or {},
     )
     serving = asyncio.create_task(server._serve([listener]))
     await eventually(lambda: server.started)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from pathlib import Path
 import httpx
 import psutil
 from openai import OpenAI
+
+NUM_FRONTS = os.environ.get("SERVING_FRONTS", "1")
+"""The fronts of a server whose test does not say how many."""
 
 
 @dataclass
@@ -32,6 +36,12 @@ class Server:
         """The engine process."""
         children = psutil.Process(self.process.pid).children()
         return next(c for c in children if "engine.process" in " ".join(c.cmdline()))
+
+    @property
+    def fronts(self) -> list[psutil.Process]:
+        """The processes of its fronts, where it has several."""
+        children = psutil.Process(self.process.pid).children()
+        return [c for c in children if "front_process" in " ".join(c.cmdline())]
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=10)
@@ -64,6 +74,8 @@ def serve(
     """
     port = free_port()
     command = [*program, "serve", "--port", str(port), "--device", "cpu", *flags]
+    if "--api-server-count" not in flags:
+        command += ["--api-server-count", NUM_FRONTS]
     process = subprocess.Popen(command, text=True, cwd=folder)
     server = Server(process, f"http://127.0.0.1:{port}")
     try:

@@ -69,8 +69,12 @@ async def _flood(server: Server, model: str, first: int, count: int) -> dict[str
 
 
 def _private_bytes(server: Server) -> dict[str, int]:
-    processes = {"server": psutil.Process(server.process.pid), "engine": server.engine}
-    return {name: process.memory_full_info().uss for name, process in processes.items()}
+    supervisor = psutil.Process(server.process.pid)
+    processes = {"server": [supervisor, *server.fronts], "engine": [server.engine]}
+    return {
+        name: sum(process.memory_full_info().uss for process in several)
+        for name, several in processes.items()
+    }
 
 
 def _sum(metrics: dict[str, float], prefix: str) -> float:

@@ -195,6 +195,19 @@ def test_abort(steps: int) -> None:
     np.testing.assert_array_equal(inbox.ended[2].values, wanted(asked[1]))
 
 
+def test_what_a_frontend_asked_for_ends_with_it() -> None:
+    engine, _ = make_engine()
+    asked = [scoring(handle, [1, 2], [[3, 4]] * 50) for handle in (1, 2)]
+    for frontend, each in zip((FRONTEND, b"gone"), asked, strict=True):
+        engine.score(frontend, each)
+    engine.step()
+    engine.abort_all(b"gone")
+    inbox = Scores()
+    inbox.run(engine)
+    np.testing.assert_array_equal(inbox.ended[1].values, wanted(asked[0]))
+    assert inbox.ended[2].finish == Finish.ABORT
+
+
 def test_a_step_that_raises_ends_its_requests_alone() -> None:
     engine, runner = make_engine()
     runner.fail_scoring = MemoryError("no memory")

@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+import server.command.front as front
 import server.command.serve as command
 from server import cli
 from tests.fakes import FakeEngine, byte_tokenizer
@@ -29,11 +30,11 @@ class _Client:
 
 
 if __name__ == "__main__":
-    fakes = {
-        "EngineClient": _Client,
-        "load_tokenizer": lambda *_, **__: byte_tokenizer(),
-        "ENGINE_LOST_S": float(os.environ.get("FAKE_LOST_S", "5")),
-    }
-    for name, fake in fakes.items():
-        setattr(command, name, fake)
+    fakes = (
+        (command, "EngineClient", _Client),
+        (command, "ENGINE_LOST_S", float(os.environ.get("FAKE_LOST_S", "5"))),
+        (front, "load_tokenizer", lambda *_, **__: byte_tokenizer()),
+    )
+    for module, name, fake in fakes:
+        setattr(module, name, fake)
     cli.run()

@@ -66,9 +66,9 @@ class Server:
         assert not engine.is_running()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    server = Server(tmp_path)
+@pytest.fixture(params=["1", pytest.param("2", marks=pytest.mark.slow)])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = Server(tmp_path, "--api-server-count", request.param)
     try:
         server.wait_ready()
         yield server

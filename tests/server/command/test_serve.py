@@ -34,7 +34,7 @@ class Process:
             [
                 *("sh", "-c", f'{shell}exec "$0" "$@"'),
                 *(sys.executable, "-m", "tests.server.command.fake_serve"),
-                *("serve", "--port", str(self.port), *arguments),
+                *("serve", "--port", str(self.port), "--api-server-count", "1", *arguments),
             ],
             cwd=ROOT,
             env={**os.environ, **environment},

@@ -149,7 +149,7 @@ def test_every_setting_reaches_a_configuration() -> None:
     """A flag that neither configuration would notice is a flag that is silently dropped."""
     used_elsewhere = ENVIRONMENT_ONLY | {
         *("config", "host", "port", "uds", "tokenizer", "shutdown_timeout", "root_path"),
-        *("uvicorn_log_level", "header_timeout"),
+        *("uvicorn_log_level", "header_timeout", "api_server_count"),
         *("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs"),
         "generation_config",
     }

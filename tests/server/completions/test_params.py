@@ -54,15 +54,6 @@ class TestToTheEngine:
     async def test_seed_zero_is_a_seed(self, site: Site) -> None:
         assert (await site.submitted(seed=0)).params.seed == 0
 
-    async def test_the_server_s_seed_draws_a_repeatable_sequence(self) -> None:
-        drawn = []
-        for _ in range(2):
-            async with in_process(seed=3) as site:
-                drawn.append([(await site.submitted()).params.seed for _ in range(3)])
-                assert (await site.submitted(seed=8)).params.seed == 8
-        assert drawn[0] == drawn[1]
-        assert len(set(drawn[0])) == 3
-
     async def test_scheduling_fields(self) -> None:
         async with in_process(priority_scheduling=True) as site:
             request = await site.submitted(priority=-3, cache_salt="s", n=2)

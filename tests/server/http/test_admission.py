@@ -9,6 +9,7 @@ from msgspec import structs
 
 from engine.submission import EngineDeadError, Submission
 from server.errors import ApiError
+from server.fronts import FrontTable
 from server.http.admission import AdmissionControl
 from tests.fakes import EOS, FakeEngine
 from tests.server.conftest import error_of, eventually, in_process
@@ -93,7 +94,7 @@ async def test_choices_that_ended_make_room_for_others() -> None:
 
 
 async def test_what_was_admitted_is_released() -> None:
-    admission = AdmissionControl(FakeEngine(max_rows=2), 1)
+    admission = AdmissionControl(FakeEngine(max_rows=2), 1, FrontTable())
     admission.admit(2)
     admission.admit(1)
     with pytest.raises(ApiError):
@@ -104,7 +105,7 @@ async def test_what_was_admitted_is_released() -> None:
 
 
 async def test_leaving_twice_does_no_harm() -> None:
-    admission = AdmissionControl(FakeEngine(), 1)
+    admission = AdmissionControl(FakeEngine(), 1, FrontTable())
     submission = Submission(1, 1)
     admission.enter(submission)
     admission.leave(submission)

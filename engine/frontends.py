@@ -1,0 +1,50 @@
+"""The frontends of an engine process: when each was heard, and when it was sent anything."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Set
+
+STATS_S = 0.5
+"""Seconds without an output after which a frontend is sent statistics: a long prompt or a request
+of many items may take longer before there is anything to report."""
+
+SILENCE_S = 10.0
+"""Seconds without a message after which a frontend counts as gone. Frontends send one twice a
+second, but one whose process is stopped or whose event loop is held up does not."""
+
+
+class Frontends:
+    """The frontends that have sent something and have not fallen silent since."""
+
+    def __init__(self) -> None:
+        self._heard_at: dict[bytes, float] = {}
+        self._sent_at: dict[bytes, float] = {}
+
+    def heard(self, frontend: bytes) -> None:
+        """Note a message of a frontend, perhaps its first."""
+        self._heard_at[frontend] = time.monotonic()
+        self._sent_at.setdefault(frontend, self._heard_at[frontend])
+
+    def sent(self, frontend: bytes) -> None:
+        """Note an output for a frontend."""
+        if frontend in self._sent_at:
+            self._sent_at[frontend] = time.monotonic()
+
+    @property
+    def known(self) -> Set[bytes]:
+        """All of them."""
+        return self._heard_at.keys()
+
+    def without_news(self) -> Set[bytes]:
+        """Those that got nothing for `STATS_S`."""
+        before = time.monotonic() - STATS_S
+        return {frontend for frontend, sent_at in self._sent_at.items() if sent_at < before}
+
+    def take_silent(self) -> list[bytes]:
+        """Forget those that sent nothing for `SILENCE_S`, and return them."""
+        before = time.monotonic() - SILENCE_S
+        silent = [frontend for frontend, heard_at in self._heard_at.items() if heard_at < before]
+        for frontend in silent:
+            del self._heard_at[frontend], self._sent_at[frontend]
+        return silent

@@ -1,0 +1,152 @@
+"""The parent's side of an engine process: start it, hear its heartbeat, notice its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+import msgspec
+
+from engine.config import ConfigError, EngineConfig, EngineInfo
+from engine.process import FOLDER_PREFIX, Beat, Failed, Progress, Ready, StatusLine
+from engine.progress import Listener
+
+_status_decoder: msgspec.json.Decoder[StatusLine] = msgspec.json.Decoder(StatusLine)
+
+_PROGRAM = (
+    f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); "
+    "import runpy; runpy.run_module('engine.process', run_name='__main__', alter_sys=True)"
+)
+COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
+"""The command that starts an engine process; the address to listen at follows. It is
+`python -m engine.process`, but imports no file of the directory the user happens to stand in."""
+
+SILENCE_S = 10.0
+"""Seconds without a heartbeat after which the engine counts as hung."""
+
+CLOSE_S = 5.0
+"""Seconds a closing engine may take before it is killed."""
+
+
+class EngineProcess:
+    """An engine process of ours, which lives as long as its standard input. `start` makes one.
+
+    Attributes:
+        info: the engine's description of itself.
+        pid: the id of the process.
+        address: where frontends connect.
+        ended: gets the reason when the process has ended.
+    """
+
+    def __init__(self, process: Process, info: EngineInfo, folder: str) -> None:
+        self.info = info
+        self.pid = process.pid
+        self.address = _address(folder)
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._process = process
+        self._folder = folder
+        self._beat_at = time.monotonic()
+        self._watching = asyncio.create_task(self._watch())
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        on_progress: Listener = lambda phase, done, total: None,
+        folder: str | None = None,
+    ) -> EngineProcess:
+        """Start an engine process and wait until it serves.
+
+        Args:
+            on_progress: is told how far the start is.
+            folder: one that `make_folder` made, for the socket; it goes when the engine does.
+
+        Raises:
+            ConfigError: the engine could not start; the message says why in one line.
+        """
+        folder = make_folder() if folder is None else folder
+        process: Process | None = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *COMMAND, _address(folder), stdin=PIPE, stdout=PIPE
+            )
+            assert process.stdin is not None
+            process.stdin.write(msgspec.json.encode(config) + b"\n")
+            info = await _handshake(process, on_progress)
+        except BaseException:
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+            shutil.rmtree(folder, ignore_errors=True)  # the engine process may be at it too
+            raise
+        return cls(process, info, folder)
+
+    def failure(self) -> str | None:
+        """Why the engine cannot serve (dead, or no heartbeat); None while it can."""
+        if self.ended.done():
+            return self.ended.result()
+        silence = time.monotonic() - self._beat_at
+        return f"the engine has been silent for {silence:.0f} s" if silence > SILENCE_S else None
+
+    async def close(self) -> None:
+        """Stop the engine and wait for it to be gone."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), CLOSE_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _watch(self) -> None:
+        assert self._process.stdout is not None
+        reason = ""
+        async for line in self._process.stdout:
+            match _status(line):
+                case Beat():
+                    self._beat_at = time.monotonic()
+                case Failed(message):
+                    reason = f": {message}"
+        code = await self._process.wait()
+        self.ended.set_result(f"the engine process ended (status {code}){reason}")
+
+
+def make_folder() -> str:
+    """Make a folder for an engine's socket; the engine removes it should its parent be killed."""
+    return tempfile.mkdtemp(prefix=FOLDER_PREFIX)
+
+
+def _address(folder: str) -> str:
+    return f"ipc://{folder}/engine"
+
+
+async def _handshake(process: Process, on_progress: Listener) -> EngineInfo:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        match _status(line):
+            case Progress(phase, done, total):
+                on_progress(phase, done, total)
+            case Failed(message):
+                raise ConfigError(message)
+            case Ready(info):
+                return info
+    code = await process.wait()
+    raise ConfigError(
+        f"the engine process ended while starting (status {code}); the log lines above say why. "
+        "Where memory ran out, lower --gpu-memory-utilization, --max-model-len or --max-num-seqs; "
+        "elsewhere try --enforce-eager"
+    )
+
+
+def _status(line: bytes) -> StatusLine:
+    return _status_decoder.decode(line)
