@@ -76,7 +76,7 @@ class ReplyChoice:
         self._token_ids: list[int] = []
         self._origins: list[int] = []
         self._starts: list[int] = []
-        self._logprobs = LogprobQueue()
+        self._logprobs = LogprobQueue(form.num_top or 0, len(form.explicit_ids or ()))
         self._text = ""  # not given out yet
         self._num_chars_taken = 0
         self._num_tokens_taken = 0
@@ -95,10 +95,8 @@ class ReplyChoice:
         """
         form = self._form
         token_ids: list[int] = entry.token_ids.tolist()
-        if (arrays := entry.logprobs) is not None and token_ids and form.shows_logprobs:
-            # A step's arrays are as wide as its widest row, and hold the step's memory.
-            num_top, num_explicit = form.num_top or 0, len(form.explicit_ids or ())
-            self._logprobs.push(arrays.narrow(num_top, num_explicit).copy())
+        if token_ids and form.shows_logprobs:
+            self._keep_logprobs(entry)
         self._finish = finish = entry.finish
         self.drafts = entry.drafts
         if not form.next_token_only:
@@ -113,6 +111,18 @@ class ReplyChoice:
         if form.eager:
             self._decode()
         return self.finish_reason is not None
+
+    def _keep_logprobs(self, entry: Entry) -> None:
+        """Queue the entry's logprobs, as they are in a stream, which gives them out at once.
+
+        A plain reply keeps a copy: a step's arrays are as wide as its widest row and hold the
+        memory of all rows.
+        """
+        if self._form.stream and (arrays := entry.output.logprobs) is not None:
+            self._logprobs.push(arrays, entry.start, entry.start + entry.num_new)
+        elif (arrays := entry.logprobs) is not None:
+            num_top, num_explicit = self._form.num_top or 0, len(self._form.explicit_ids or ())
+            self._logprobs.push(arrays.narrow(num_top, num_explicit).copy())
 
     def _decode(self) -> None:
         """Make text of the tokens that wait, all of it when no more will come."""

@@ -8,6 +8,7 @@ noted by `server.text.detokenize`.
 
 from __future__ import annotations
 
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,9 @@ class LogprobWriter:
         explicit_ids: tuple[int, ...] = (),
     ) -> Columns:
         """Write positions with their values; `TopLists` says what top lists hold."""
+        is_one = len(token_ids) == 1 and not explicit_ids
+        if is_one and (columns := self._one_with_values(token_ids, arrays, num_top)) is not None:
+            return self._tokens(token_ids, offsets) | columns
         shown = TopLists(token_ids, arrays, num_top, explicit_ids)
         keys = self._fragments.keys(
             shown.token_ids, shown.values, shown.starts, as_ids=self._as_ids
@@ -103,6 +107,29 @@ class LogprobWriter:
             "top_logprobs": objects_of(keys, [texts_of(shown.values)], shown.starts.tolist()),
             "ranks": dump(arrays.ranks)[1:-1],
             "top_token_ids": shown.id_rows,
+        }
+
+    def _one_with_values(
+        self, token_ids: Int32Array, arrays: LogprobArrays, num_top: int
+    ) -> Columns | None:
+        """The values of a single position, as `with_values` would write them; None where names
+        need its care.
+
+        A stream has a chunk for each token, of which arrays of one row would take half the time.
+        """
+        ids: list[int] = [*arrays.top_ids[0, :num_top].tolist(), *token_ids.tolist()]
+        texts = texts_of(np.concatenate((arrays.top_logprobs[0, :num_top], arrays.chosen)))
+        chosen = texts[-1]
+        if ids[-1] in ids[:-1]:
+            del ids[-1], texts[-1]
+        keys = self._fragments.plain_keys(ids, as_ids=self._as_ids)
+        if keys is None:
+            return None
+        return {
+            "token_logprobs": chosen,
+            "top_logprobs": "{" + ",".join(map(add, keys, texts)) + "}",
+            "ranks": str(arrays.ranks[0]),
+            "top_token_ids": "[" + ",".join(map(str, ids)) + "]",
         }
 
     def _tokens(self, token_ids: Int32Array, offsets: list[int]) -> Columns:

@@ -48,6 +48,7 @@ class TokenFragments:
         classes = np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
         self._classes: Int64Array = classes
         self._is_ambiguous: npt.NDArray[np.bool_] = np.bincount(classes)[classes] > 1
+        self._ambiguous = self._is_ambiguous.tobytes()
 
     def names(self, token_ids: Sequence[int], *, as_ids: bool) -> list[str]:
         """The ids' names as JSON strings."""
@@ -58,6 +59,14 @@ class TokenFragments:
     def byte_lists(self, token_ids: Sequence[int]) -> list[str]:
         """The ids' bytes as JSON lists."""
         return list(map(self._bytes.__getitem__, token_ids))
+
+    def plain_keys(self, token_ids: Sequence[int], *, as_ids: bool) -> list[str] | None:
+        """Write `"name":` for each id of one row; None where two of them may have one name."""
+        if as_ids:
+            return [f'"token_id:{token_id}":' for token_id in token_ids]
+        if any(map(self._ambiguous.__getitem__, token_ids)):
+            return None
+        return list(map(self._keys.__getitem__, token_ids))
 
     def keys(
         self, token_ids: Int32Array, values: Float32Array, starts: Int64Array, *, as_ids: bool

@@ -45,8 +45,8 @@ SERVER = (
     Mutant(
         "logprobs-given-out-twice",
         "server/completions/logprob_queue.py",
-        "[whole.at(slice(count, None))]",
-        "[whole.at(slice(count - 1, None))]",
+        "self._parts[0] = (arrays, upto, stop)",
+        "self._parts[0] = (arrays, upto - 1, stop)",
         ("tests/server/completions/test_logprob_queue.py::test_in_order",),
     ),
     Mutant(

@@ -17,6 +17,20 @@ def test_an_empty_queue_has_nothing() -> None:
     assert queue.take(0) is None
 
 
+def test_what_is_wider_or_longer_than_wanted_is_cut_and_may_differ_in_width() -> None:
+    queue = LogprobQueue(2, 1)
+    queue.push(values(5, num_top=4, num_explicit=3), 1, 3)
+    queue.push(values(4, num_top=2, num_explicit=1), 3, 4)
+    taken = queue.take(3)
+    assert taken is not None
+    assert taken.ranks.tolist() == [1, 2, 3]
+    assert taken.top_ids.tolist() == [[1, 2], [2, 3], [3, 4]]
+    assert taken.top_logprobs.shape == (3, 2)
+    assert taken.explicit[:, 0].tolist() == taken.chosen.tolist() == [-1, -2, -3]
+    assert taken.explicit.shape == (3, 1)
+    assert queue.take(1) is None
+
+
 def test_fewer_than_asked_are_all() -> None:
     queue = LogprobQueue()
     queue.push(values(2))

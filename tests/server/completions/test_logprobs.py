@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -256,6 +257,29 @@ class TestNames:
     def test_every_id_has_its_value(self, ids: list[int]) -> None:
         values = [-float(token_id) for token_id in ids]
         assert list(self.entry(ids, values).values()) == values
+
+    @given(
+        st.lists(st.integers(60, 140), unique=True, max_size=8),
+        st.integers(60, 140),
+        st.booleans(),
+    )
+    def test_one_position_is_written_as_it_is_among_several(
+        self, top: list[int], token_id: int, as_ids: bool
+    ) -> None:
+        """Ids from 128 on are no whole characters here, and have one text."""
+        values = [0.1 - place for place in range(len(top))]
+        if values:
+            values[-1] = float("-inf")
+        chosen = values[top.index(token_id)] if token_id in top else -17.3
+        one = msgspec.structs.replace(
+            arrays_of(top, values), chosen=np.array([chosen], dtype=np.float32)
+        )
+        two = LogprobArrays.concat([one, one])
+        writer = LogprobWriter(_fragments(), as_ids=as_ids)
+        ids = np.array([token_id, token_id], dtype=np.int32)
+        alone = writer.with_values(ids[:1], [3], one, len(top))
+        among = writer.with_values(ids, [3, 3], two, len(top))
+        assert {name: f"{text},{text}" for name, text in alone.items()} == among
 
     def test_rows_of_unequal_length(self) -> None:
         """Chosen and explicit ids are added where the top does not hold them, each once."""
