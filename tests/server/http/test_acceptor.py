@@ -33,6 +33,10 @@ class Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.closed(self)
 
+    def abort(self) -> None:
+        """End the connection at once."""
+        self.transport.abort()
+
 
 class Site:
     """Several fronts on one listening socket, all in this event loop."""
