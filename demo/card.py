@@ -6,10 +6,13 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from demo.chat import MARKERS
 from demo.corpus import Corpus
 from demo.evaluate import bits_per_byte
+from demo.evaluate_dialogues import measure, table
 from demo.run import Run
 from demo.tokens import END_OF_TEXT, EncodedCorpus
+from demo.topics import CITIES
 
 PROMPT = '''"""Queues of bounded size."""
 
@@ -34,10 +37,12 @@ tags: [code, python]
 
 # tailrace demo model
 
-A Llama-family model of {parameters:.2f}M parameters that writes Python. It is small enough to \
-ship with
-the server, so that every feature can be tried without a download and without a GPU. It is no
-assistant: it continues source text, and what it writes is not meant to run.
+A Llama-family model of {parameters:.2f}M parameters that writes Python, and holds short dialogues \
+with three
+tools. It is small enough to ship with the server, so that every feature can be tried without a
+download and without a GPU. It is no assistant: the source text it continues is not meant to run,
+and it has learned to greet, to name some capitals, and to add, multiply and look up the weather
+where it is given the tools.
 
 | | |
 | --- | --- |
@@ -47,6 +52,7 @@ feed-forward 512, tied embeddings |
 | vocabulary | 8,192, byte-level BPE of its own |
 | weights | bfloat16, `model.safetensors` |
 | **held-out bits per byte** | **{bits_per_byte:.4f}** |
+| **held-out dialogues: right calls and arguments** | **{right_calls:.1f} %** |
 
 ## Data
 
@@ -69,12 +75,30 @@ divided by the UTF-8 bytes of all files. The figure is that of the shipped bfloa
 computed in float32. `python -m demo.evaluate --corpus stdlib.tar.xz` measures it again.
 Rates, decay and dropout were chosen by this figure among a dozen runs, so it flatters a little.
 
+## Dialogues
+
+`demo.dialogues` writes them, from a seed: the tools `add`, `multiply` and `get_weather` in any
+order and subset, under a few names for their parameters; steps that use the result of the step
+before; two calls at once; questions whose tool is missing. One content in ten is held out by its
+SHA-256: a pair of numbers, a place in a phrase, a capital in a phrase. {num_places} places are
+known by name; three in ten are made of syllables.
+
+{dialogues}
+
+Each held-out dialogue is led greedily, turn by turn, with the server's parser; calls and answers
+must be the dialogue's to the letter. `python -m demo.evaluate_dialogues` measures it again.
+
+The chat template shows a tool as the call that it asks for, without its description. Replies are
+`<think>` thoughts `</think>`, then text or calls, each JSON between `<tool_call>` and
+`</tool_call>`; `enable_thinking: false` leaves the thoughts out.
+
 ## Tokens
 
 `<|endoftext|>` (id 0) opens every document, so it also ends the one before it: it is BOS, EOS and
 padding. The tokenizer never adds it, whatever `add_special_tokens` says. Write it in front of a
 prompt that is meant to be the start of a file; without it the model takes the prompt for text from
-the middle of one.
+the middle of one. `<|im_start|>`, `<|im_end|>`, which ends a chat's turn, and the markers above
+have the last {num_markers} ids.
 
 ## Training
 
@@ -83,11 +107,12 @@ python -m demo.train --collect stdlib.tar.xz
 python -m demo.train --corpus stdlib.tar.xz
 ```
 
-{steps:,} steps of {batch_size} windows of 2,048 tokens ({epochs:.0f} passes over the data) in
-{seconds:.0f} s on one {hardware}, torch {torch_version}, bfloat16 autocast. Muon on the layers' \
-matrices
-(rate {matrix_rate:g}), AdamW on embedding and norms (rate {vector_rate:g}), weight decay \
-{weight_decay:g}, dropout {dropout:g};
+{steps:,} steps of {batch_size} windows of {window_tokens:,} tokens ({epochs:.1f} passes over the \
+data) and {num_dialogues} dialogues, of which
+replies are learned (weight {dialogue_weight:g}), in {seconds:.0f} s on one {hardware}, torch \
+{torch_version}, bfloat16 autocast, from
+{start}. Muon on the layers' matrices (rate {matrix_rate:g}), AdamW on embedding and norms
+(rate {vector_rate:g}), weight decay {weight_decay:g}, dropout {dropout:g};
 rates rise for {warmup:.0%} of the steps and fall to zero over the last {cooldown:.0%}.
 
 | step | held-out bits per byte |
@@ -132,12 +157,19 @@ def write_card(folder: Path, corpus: Corpus, encoded: EncodedCorpus, run: Run) -
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     context_tokens = model.config.max_position_embeddings
-    num_trained_tokens = run.settings.steps * run.settings.batch_size * context_tokens
+    settings = run.settings
+    num_trained_tokens = settings.steps * settings.batch_size * settings.window_tokens
+    led = measure(model.to(device).eval(), tokenizer)
+    called = [each.calls_are_right for each in led if each.dialogue.calls]
     training_bytes = sum(len(text.encode()) for text in corpus.training())
     text = CARD.format(
-        **vars(run.settings),
+        **vars(settings),
         parameters=model.num_parameters() / 1e6,
-        bits_per_byte=bits_per_byte(model.to(device), encoded, context_tokens),
+        bits_per_byte=bits_per_byte(model, encoded, context_tokens),
+        right_calls=100 * sum(called) / len(called),
+        dialogues=table(led),
+        num_places=len(CITIES),
+        num_markers=len(MARKERS),
         python=corpus.python,
         num_training_files=len(encoded.training),
         training_megabytes=training_bytes / 1e6,
@@ -147,10 +179,11 @@ def write_card(folder: Path, corpus: Corpus, encoded: EncodedCorpus, run: Run) -
         epochs=num_trained_tokens / encoded.training_tokens,
         seconds=run.seconds,
         hardware=run.hardware,
+        start=run.start,
         torch_version=torch.__version__,
         curve="\n".join(f"| {step:,} | {bits:.4f} |" for step, bits in run.curve),
         temperature=TEMPERATURE,
         prompt_lines=PROMPT.count("\n"),
-        sample=draw_sample(model.cpu(), tokenizer, run.settings.seed),
+        sample=draw_sample(model.cpu(), tokenizer, settings.seed),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")

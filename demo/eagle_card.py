@@ -58,8 +58,9 @@ python -m demo.train_eagle --corpus stdlib.tar.xz --start FOLDER --steps {steps}
 {steps:,} steps of {batch_tokens:,} tokens in {seconds:.0f} s on one {hardware}, torch \
 {torch_version}, bfloat16 autocast, from
 {start}. Half of the tokens are the
-library's ({num_training_files:,} files, as the model's card tells), half the target's own:
-{written:,} windows it wrote at temperatures 0, 0.7 and 1. The loss is summed over \
+target's own: {written:,} windows it wrote at temperatures 0, 0.7 and 1. Of the others, two thirds
+are the library's ({num_training_files:,} files, as the model's card tells), a third that of \
+{dialogues:,} dialogues. The loss is summed over \
 {draft_steps} draft steps, each fed the
 outputs of the one before (weights {step_weight:g}^j): the cross entropy of the target's \
 distribution, {overlap:g} times the
@@ -101,6 +102,7 @@ def write_card(folder: Path, model: Path, corpus: EncodedCorpus, run: HeadRun) -
             for name in (
                 "steps",
                 "batch_tokens",
+                "dialogues",
                 "draft_steps",
                 "step_weight",
                 "matrix_rate",

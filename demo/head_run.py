@@ -10,6 +10,7 @@ class HeadSettings:
     steps: int = 4000
     batch_tokens: int = 16384
     written_windows: int = 2048  # of the target's own text
+    dialogues: int = 4096
     draft_steps: int = 4
     step_weight: float = 0.85  # of a draft step's loss, relative to the step before
     overlap_weight: float = 2.0  # of 1 - sum min(p, q), the share of refused drafts

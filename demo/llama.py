@@ -13,7 +13,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from demo.tokens import END_OF_TEXT_ID, VOCAB_SIZE
+from demo.tokens import END_OF_TEXT_ID, TURN_END_ID, VOCAB_SIZE
 
 CONTEXT_TOKENS = 2048
 
@@ -81,7 +81,9 @@ def build_model(device: torch.device, seed: int, dropout_rate: float) -> LlamaFo
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:
     """Write bfloat16 weights, config.json and a generation_config.json of ids, for all to read."""
     model.generation_config = GenerationConfig(
-        bos_token_id=END_OF_TEXT_ID, eos_token_id=END_OF_TEXT_ID, pad_token_id=END_OF_TEXT_ID
+        bos_token_id=END_OF_TEXT_ID,
+        eos_token_id=[END_OF_TEXT_ID, TURN_END_ID],
+        pad_token_id=END_OF_TEXT_ID,
     )
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)

@@ -8,7 +8,10 @@ class TrainingSettings:
     """Settings of a run besides the corpus; each field is a flag. Rates are peaks."""
 
     steps: int = 10000
-    batch_size: int = 64  # windows of the model's context
+    batch_size: int = 64  # windows of text
+    window_tokens: int = 2048  # the model's context; shorter windows are cheaper on a CPU
+    num_dialogues: int = 16  # a step; on a GPU they are drawn while the step before computes
+    dialogue_weight: float = 0.5  # of their loss, relative to the text's
     matrix_rate: float = 0.03  # Muon, on the layers' matrices
     vector_rate: float = 0.006  # AdamW, on embedding and norms
     weight_decay: float = 0.2
@@ -21,9 +24,13 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: (step, held-out bits per byte) as measured on the way, and its cost."""
+    """A finished run: (step, held-out bits per byte) as measured on the way, and its cost.
+
+    `start` says in words what it started from.
+    """
 
     settings: TrainingSettings
     curve: list[tuple[int, float]]
     seconds: float
     hardware: str
+    start: str

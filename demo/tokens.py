@@ -1,8 +1,8 @@
 """The demo model's byte-level BPE, and streams of its ids to train on.
 
-One special token, `<|endoftext|>` (id 0), opens every document and so also ends the one before it.
+The special token `<|endoftext|>` (id 0) opens every document and so also ends the one before it.
 The tokenizer never adds it: encoding a prompt gives the prompt's ids alone, and a caller who means
-"the start of a file" writes `<|endoftext|>` in front.
+"the start of a file" writes `<|endoftext|>` in front. The last ids are the markers of chats.
 """
 
 import json
@@ -13,20 +13,18 @@ from pathlib import Path
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from demo.chat import CHAT_TEMPLATE, MARKERS, TURN_END
 from demo.corpus import Corpus
 
 END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 VOCAB_SIZE = 8192
+FIRST_MARKER_ID = VOCAB_SIZE - len(MARKERS)
+TURN_END_ID = FIRST_MARKER_ID + MARKERS.index(TURN_END)
 # A line break is a piece of its own and so is the indentation after it: a prompt may end with
 # either and still be cut as the training text was. Words, up to three digits and runs of signs take
 # the space before them along; other spaces come last.
 PIECES = r"\n|(?<=\n)[ \t]+| ?\p{L}+| ?\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|[^\S\n]+(?!\S)|\s"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}# assistant:{% endif %}"
-)
-"""A conversation as comments, which is the nearest to one in what the model was trained on."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +48,13 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=FIRST_MARKER_ID,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens(list(MARKERS))
     return tokenizer
 
 

@@ -2,13 +2,15 @@
 
     python -m demo.train_eagle --corpus stdlib.tar.xz     # on one GPU, about three minutes
 
-Half of the batches are windows of the corpus, half are what the target writes when it goes on from
-pieces of it, for that is what the head will draft. Every fourth has windows as long as the context:
-most are short, for a draft step costs as much as all keys a window has.
+Half of the batches are what the target writes when it goes on from pieces of the corpus, for that
+is what the head will draft. The others are, in turn, windows of the corpus, windows of dialogues,
+and windows of the corpus as long as the context: most are short, for a draft step costs as much as
+all keys a window has.
 """
 
 import argparse
 import functools
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import fields
@@ -23,6 +25,7 @@ from transformers import LlamaForCausalLM
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from demo.acceptance import continue_prompts
 from demo.corpus import collect, read_archive
+from demo.dialogue_batches import learned_dialogues
 from demo.eagle_card import write_card
 from demo.head import TrainableEagleHead, head_config, load_head, save_head
 from demo.head_run import HeadRun, HeadSettings
@@ -127,22 +130,37 @@ def write_windows(
     ).cpu()
 
 
+def dialogue_documents(tokenizer: Tokenizer, settings: HeadSettings) -> list[torch.Tensor]:
+    """Ids of dialogues, one int64 [length] tensor each."""
+    found = learned_dialogues(tokenizer, settings.seed, CONTEXT_TOKENS)
+    return [torch.tensor(next(found).ids) for _ in range(settings.dialogues)]
+
+
 def batches(
-    corpus: EncodedCorpus, written: torch.Tensor, settings: HeadSettings
+    corpus: EncodedCorpus,
+    dialogues: list[torch.Tensor],
+    written: torch.Tensor,
+    settings: HeadSettings,
 ) -> Iterator[torch.Tensor]:
-    """Endless batches of `batch_tokens`: the target's text, the corpus in short or long windows."""
+    """Endless batches of `batch_tokens`: the target's text, and other text in windows."""
     generator = torch.Generator().manual_seed(settings.seed)
 
-    def cut(length: int) -> Iterator[torch.Tensor]:
+    def cut(documents: list[torch.Tensor], length: int) -> Iterator[torch.Tensor]:
         num_windows = settings.batch_tokens // length
-        return training_batches(corpus.training, length, num_windows, generator)
+        return training_batches(documents, length, num_windows, generator)
 
-    short, long = cut(WINDOW_TOKENS), cut(CONTEXT_TOKENS)
+    others = itertools.cycle(
+        (
+            cut(corpus.training, WINDOW_TOKENS),
+            cut(dialogues, WINDOW_TOKENS),
+            cut(corpus.training, CONTEXT_TOKENS),
+        )
+    )
     while True:
         order = torch.randperm(len(written), generator=generator)
-        for i, picked in enumerate(torch.split(order, settings.batch_tokens // WINDOW_TOKENS)):
+        for picked in torch.split(order, settings.batch_tokens // WINDOW_TOKENS):
             yield written[picked]
-            yield next(long if i % 2 else short)
+            yield next(next(others))
 
 
 def train(
@@ -150,10 +168,16 @@ def train(
     head: TrainableEagleHead,
     data: Iterator[torch.Tensor],
     settings: HeadSettings,
+    *,
+    in_bfloat16: bool = False,
 ) -> float:
-    """Run all steps, changing the head in place; returns the seconds it took."""
+    """Run all steps, changing the head in place; returns the seconds it took.
+
+    Args:
+        in_bfloat16: products are made in bfloat16.
+    """
     device = head.fc.weight.device
-    autocast = functools.partial(torch.autocast, device.type, torch.bfloat16, device.type == "cuda")
+    autocast = functools.partial(torch.autocast, device.type, torch.bfloat16, in_bfloat16)
     optimizers = build_optimizers(head, settings)
     factor = functools.partial(rate_factor, settings=settings)
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, factor) for o in optimizers]
@@ -179,6 +203,7 @@ def parse_arguments() -> tuple[argparse.Namespace, HeadSettings]:
     parser.add_argument("--corpus", type=Path, help="archive; default: this interpreter's library")
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="the target's folder")
     parser.add_argument("--start", type=Path, help="folder of a head to go on from")
+    parser.add_argument("--bfloat16", action="store_true", help="as on a GPU, on a CPU that has it")
     parser.add_argument("--output", type=Path, default=EAGLE_FOLDER, help="folder to write")
     for field in fields(HeadSettings):
         flag = "--" + field.name.replace("_", "-")
@@ -191,15 +216,18 @@ def parse_arguments() -> tuple[argparse.Namespace, HeadSettings]:
 def main() -> None:
     args, settings = parse_arguments()
     corpus = read_archive(args.corpus) if args.corpus else collect()
-    encoded = encode_corpus(Tokenizer.from_file(str(args.model / "tokenizer.json")), corpus)
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    encoded = encode_corpus(tokenizer, corpus)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
     torch.manual_seed(settings.seed)
     head = (load_head(args.start) if args.start else TrainableEagleHead(head_config())).to(device)
-    with torch.autocast(device.type, torch.bfloat16, device.type == "cuda"):
+    in_bfloat16 = device.type == "cuda" or args.bfloat16
+    with torch.autocast(device.type, torch.bfloat16, in_bfloat16):
         written = write_windows(target, encoded, settings)
-    data = batches(encoded, written, settings)
-    seconds = train(HeadTrainer(target, head, settings), head, data, settings)
+    data = batches(encoded, dialogue_documents(tokenizer, settings), written, settings)
+    trainer = HeadTrainer(target, head, settings)
+    seconds = train(trainer, head, data, settings, in_bfloat16=in_bfloat16)
     args.output.mkdir(parents=True, exist_ok=True)
     save_head(head, args.output)
     hardware = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"

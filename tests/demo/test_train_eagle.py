@@ -5,9 +5,17 @@ from transformers import LlamaForCausalLM
 
 from demo.head import TrainableEagleHead, head_config
 from demo.head_run import HeadSettings
-from demo.llama import model_config
+from demo.llama import CONTEXT_TOKENS, model_config
 from demo.tokens import EncodedCorpus
-from demo.train_eagle import HeadTrainer, build_optimizers, depth_loss, train, write_windows
+from demo.train_eagle import (
+    WINDOW_TOKENS,
+    HeadTrainer,
+    batches,
+    build_optimizers,
+    depth_loss,
+    train,
+    write_windows,
+)
 
 
 def test_every_parameter_has_one_optimizer() -> None:
@@ -41,3 +49,16 @@ def test_some_steps_lower_the_loss() -> None:
     train(trainer, head, iter([written] * 4), settings)
     assert trainer(written).item() < before
     assert all(parameter.grad is None for parameter in target.parameters())
+
+
+def test_batches_are_of_four_kinds_in_turn() -> None:
+    """Its own text every other time; else the library, dialogues, and the library in long ones."""
+    settings = HeadSettings(batch_tokens=2048)
+    corpus = EncodedCorpus([torch.full((9000,), 1)], [], held_out_bytes=0)
+    dialogues, written = torch.full((9000,), 2), torch.full((4, WINDOW_TOKENS + 1), 3)
+    data = batches(corpus, [dialogues], written, settings)
+    found = [next(data) for _ in range(12)]
+    assert [int(batch[0, 0]) for batch in found] == [3, 1, 3, 2, 3, 1] * 2
+    long = [WINDOW_TOKENS, WINDOW_TOKENS, CONTEXT_TOKENS] * 2
+    assert [batch.shape[1] - 1 for batch in found[1::2]] == long
+    assert all(batch.numel() - len(batch) == settings.batch_tokens for batch in found)

@@ -1,0 +1,115 @@
+"""Dialogues as ids: replies to learn, behind the prompts that the template makes of all before."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+
+from demo.chat import prompt_of, reply_of
+from demo.dialogues import Dialogue, dialogues, without_thoughts
+
+POOL_BATCHES = 16
+PAD_TO = 32
+ALONE_ONE_IN, SILENT_ONE_IN = 3, 12
+
+
+@dataclass(frozen=True)
+class LearnedDialogue:
+    """Ids of a dialogue, and of each whether it belongs to a reply that is learned."""
+
+    ids: list[int]
+    learned: list[bool]
+
+
+@dataclass(frozen=True)
+class DialogueBatch:
+    """Dialogues padded behind their ends.
+
+    Attributes:
+        inputs: int64 [batch, length].
+        places: of what predicts a reply's tokens in the flattened inputs, int64 [num_targets].
+        targets: those tokens, int64 [num_targets].
+    """
+
+    inputs: torch.Tensor
+    places: torch.Tensor
+    targets: torch.Tensor
+
+    def to(self, device: torch.device) -> "DialogueBatch":
+        """The batch on a device."""
+        parts = (self.inputs, self.places, self.targets)
+        return DialogueBatch(*(part.to(device, non_blocking=True) for part in parts))
+
+
+def learned_dialogue(
+    tokenizer: Tokenizer, dialogue: Dialogue, places: list[int], *, thinks: bool = True
+) -> LearnedDialogue:
+    """A dialogue up to the last of the replies at `places` of its turns.
+
+    Prompts show the thoughts of the other replies learned; those of replies before the first are
+    left out, as they are where a client does not send them.
+
+    Args:
+        thinks: replies begin with thoughts; otherwise the prompt has closed them.
+    """
+    ids: list[int] = []
+    learned: list[bool] = []
+    messages = dialogue.history + without_thoughts(dialogue.turns[: places[0]])
+    text = ""
+    for place in range(places[0], places[-1] + 1):
+        turn = dialogue.turns[place] if thinks else without_thoughts([dialogue.turns[place]])[0]
+        if place in places:
+            prompt = prompt_of(messages, dialogue.tools, thinks=thinks)
+            reply = reply_of(messages, turn)
+            for part, is_learned in ((prompt.removeprefix(text), False), (reply, True)):
+                part_ids = tokenizer.encode(part).ids
+                ids += part_ids
+                learned += [is_learned] * len(part_ids)
+            text = prompt + reply
+        messages = [*messages, turn]
+    return LearnedDialogue(ids, learned)
+
+
+def learned_dialogues(
+    tokenizer: Tokenizer, seed: int, max_tokens: int
+) -> Iterator[LearnedDialogue]:
+    """Endless dialogues to train on, all with at most so many tokens."""
+    draw = random.Random(seed)
+    for dialogue in dialogues(seed):
+        thinks, places = draw.randrange(SILENT_ONE_IN) > 0, dialogue.replies
+        if not thinks or draw.randrange(ALONE_ONE_IN) == 0:
+            places = [draw.choice(places)]
+        found = learned_dialogue(tokenizer, dialogue, places, thinks=thinks)
+        if len(found.ids) <= max_tokens:
+            yield found
+
+
+def dialogue_batches(
+    tokenizer: Tokenizer, seed: int, batch_size: int, max_tokens: int
+) -> Iterator[DialogueBatch]:
+    """Endless batches; dialogues of like length share one, its length is a multiple of 32."""
+    found, draw = learned_dialogues(tokenizer, seed, max_tokens), random.Random(seed)
+    while True:
+        pool = [next(found) for _ in range(POOL_BATCHES * batch_size)]
+        pool.sort(key=lambda each: len(each.ids))
+        starts = list(range(0, len(pool), batch_size))
+        draw.shuffle(starts)
+        for start in starts:
+            yield padded(pool[start : start + batch_size])
+
+
+def padded(batch: list[LearnedDialogue]) -> DialogueBatch:
+    """Dialogues as one batch."""
+    longest = max(len(each.ids) for each in batch) - 1
+    length = -(-longest // PAD_TO) * PAD_TO
+    inputs = torch.zeros(len(batch), length, dtype=torch.long)
+    places: list[int] = []
+    targets: list[int] = []
+    for row, each in enumerate(batch):
+        inputs[row, : len(each.ids) - 1] = torch.tensor(each.ids[:-1])
+        learned = [i for i, is_learned in enumerate(each.learned) if is_learned]
+        places += [row * length + i - 1 for i in learned]
+        targets += [each.ids[i] for i in learned]
+    return DialogueBatch(inputs, torch.tensor(places), torch.tensor(targets))
