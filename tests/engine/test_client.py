@@ -88,7 +88,7 @@ class FakeEngineSide:
     async def receive(self, *, beats: bool = False) -> FrontendMessage:
         """The next message, one that only tells of life if `beats`."""
         while True:
-            self._frontend, raw = await asyncio.wait_for(self._socket.recv_multipart(), 5)
+            self._frontend, raw = await asyncio.wait_for(self._socket.recv_multipart(), 30)
             message = decode_message(raw)
             if (message == FrontendMessage()) == beats:
                 return message
@@ -211,7 +211,7 @@ async def test_outputs_reach_their_submission_and_the_latest_statistics_are_kept
     first, second = client.submit(request(client)), client.submit(request(client))
     await setup.engine.receive()
     await setup.engine.send(output([second.handle], Finish.RUNNING))
-    [entry] = await asyncio.wait_for(anext(second), 5)
+    [entry] = await asyncio.wait_for(anext(second), 30)
     assert entry.token_ids.tolist() == [0]
     assert client.stats == STATS
     assert first.take() == []
@@ -224,7 +224,7 @@ async def test_the_end_of_the_process_fails_what_waits_and_what_comes(setup: Set
     setup.process.say(Failed("no memory"))
     setup.process.end(4)
     with pytest.raises(EngineDeadError, match=r"status 4.*no memory"):
-        await asyncio.wait_for(anext(submission), 5)
+        await asyncio.wait_for(anext(submission), 30)
     assert "status 4" in (client.failure() or "")
     with pytest.raises(EngineDeadError, match="no memory"):
         client.submit(request(client))
@@ -276,7 +276,7 @@ async def test_silence_does_not_hide_why_the_process_ended(
     setup.process.say(Failed("no memory"))
     setup.process.end(4)
     with pytest.raises(EngineDeadError):
-        await asyncio.wait_for(anext(waiting), 5)
+        await asyncio.wait_for(anext(waiting), 30)
     clock.now += module.SILENCE_S + 1
     assert "no memory" in (setup.client.failure() or "")
 

@@ -118,7 +118,7 @@ async def test_a_slow_reader_gets_lists_and_a_fast_one_each_entry() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     deliver_output(output((1, 0, [3], STOP)), {1: submission})
-    assert await asyncio.wait_for(reader, 5) == [[[1], [2]], [[3]]]
+    assert await asyncio.wait_for(reader, 30) == [[[1], [2]], [[3]]]
 
 
 async def test_a_failure_comes_after_the_entries_that_are_there() -> None:
@@ -128,7 +128,7 @@ async def test_a_failure_comes_after_the_entries_that_are_there() -> None:
     assert tokens(await anext(submission)) == [[1]]
     for _ in range(2):
         with pytest.raises(EngineDeadError, match="gone"):
-            await asyncio.wait_for(anext(submission), 5)
+            await asyncio.wait_for(anext(submission), 30)
 
 
 async def test_a_failure_wakes_a_reader_that_waits() -> None:
@@ -137,7 +137,7 @@ async def test_a_failure_wakes_a_reader_that_waits() -> None:
     await asyncio.sleep(0)
     submission.fail(EngineDeadError("gone"))
     with pytest.raises(EngineDeadError):
-        await asyncio.wait_for(reader, 5)
+        await asyncio.wait_for(reader, 30)
 
 
 async def test_submissions_may_share_an_event() -> None:

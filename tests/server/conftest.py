@@ -156,8 +156,8 @@ async def site() -> AsyncIterator[Site]:
         yield made
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    """Wait until `condition` holds."""
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Wait until `condition` holds; a machine of many others may need as long."""
     for _ in range(int(seconds / 0.005)):
         if condition():
             return

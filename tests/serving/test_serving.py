@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,29 +149,36 @@ def test_a_lone_surrogate_is_the_clients_fault(server: Server) -> None:
     assert "surrogate" in reply.json()["error"]["message"]
 
 
+async def until_running(http: httpx.AsyncClient, server: Server) -> None:
+    """Wait until the engine has begun with a request."""
+    begun = re.compile(r"^tailrace_num_requests_running{.*} [1-9]", re.MULTILINE)
+    for _ in range(3000):
+        if begun.search((await http.get(f"{server.url}/metrics")).text):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("never running")
+
+
 def test_killed_engine() -> None:
     with serve() as server:
         model = server.client.models.list().data[0].id
         url = f"{server.url}/v1/completions"
         body = {"model": model, "prompt": "x", "max_tokens": 1500, "ignore_eos": True}
 
-        async def wait_and_kill() -> tuple[int, float]:
+        async def wait_and_kill() -> httpx.Response:
             async with httpx.AsyncClient(timeout=60) as http:
                 waiting = asyncio.create_task(http.post(url, json=body))
-                await asyncio.sleep(0.5)
+                await until_running(http, server)
                 server.engine.kill()
-                started = time.monotonic()
                 reply = await waiting
-                answered = time.monotonic() - started
-                while (await http.get(f"{server.url}/health")).status_code != 503:
-                    assert time.monotonic() - started < 2.0, "health still says 200"
-                    await asyncio.sleep(0.05)
-                return reply.status_code, answered
+                assert (await http.get(f"{server.url}/health")).status_code == 503
+                return reply
 
-        status, answered = asyncio.run(wait_and_kill())
-        assert status == 500
-        assert answered < 2.0
-        assert server.process.wait(timeout=15) != 0, (
+        reply = asyncio.run(wait_and_kill())
+        assert reply.status_code == 500
+        message = reply.json()["error"]["message"]
+        assert "status -9" in message, "silence alone is noticed later"
+        assert server.process.wait(timeout=60) != 0, (
             "the server leaves restarting to its supervisor"
         )
 
@@ -180,7 +187,7 @@ def test_killed_server_takes_its_engine_along() -> None:
     with serve() as server:
         engine = server.engine
         server.process.send_signal(signal.SIGKILL)
-        engine.wait(timeout=5.0)
+        engine.wait(timeout=60)
 
 
 def test_sigterm_drains_and_exits_zero() -> None:
@@ -191,14 +198,14 @@ def test_sigterm_drains_and_exits_zero() -> None:
         async def drain() -> httpx.Response:
             async with httpx.AsyncClient(timeout=60) as http:
                 waiting = asyncio.create_task(http.post(f"{server.url}/v1/completions", json=body))
-                await asyncio.sleep(0.3)
+                await until_running(http, server)
                 server.process.send_signal(signal.SIGTERM)
                 return await waiting
 
         reply = asyncio.run(drain())
         assert reply.status_code == 200
         assert reply.json()["usage"]["completion_tokens"] == 200
-        assert server.process.wait(timeout=15) == 0
+        assert server.process.wait(timeout=60) == 0
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_what_cannot_be_compiled_says_why_in_a_line(
     assert isinstance(error, GrammarError)
     assert words in str(error)
     assert "\n" not in str(error)
-    assert ended.acquire(timeout=5)
+    assert ended.acquire(timeout=30)
 
 
 def test_a_compile_that_raises_still_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +85,4 @@ def test_a_compile_that_raises_still_ends(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(compiler_module, "LLMatcher", explode)
     compiler, ended = make()
     assert isinstance(compiler.compile("x").matcher.exception(timeout=30), RuntimeError)
-    assert ended.acquire(timeout=5)
+    assert ended.acquire(timeout=30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -145,23 +144,21 @@ ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% 
 
 class TestTime:
     async def test_an_endless_template_ends_and_others_go_on(self) -> None:
-        template = ChatTemplate(ENDLESS, SPECIAL, timeout_s=0.3)
+        template = ChatTemplate(ENDLESS, SPECIAL, timeout_s=1.0)
         with pytest.raises(ApiError, match="took longer than"):
             await template.render(ENDLESS, Conversation([USER]))
-        began = time.monotonic()
-        for _ in range(20):
-            assert await template.render("{{ messages[0].role }}", Conversation([USER])) == "user"
-        assert time.monotonic() - began < 0.3  # the thread is free again: nothing waited
+        # The thread is free again: a call that still ran there would let this one time out too.
+        assert await template.render("{{ messages[0].role }}", Conversation([USER])) == "user"
         template.close()
 
     async def test_the_loop_goes_on_meanwhile(self) -> None:
-        template = ChatTemplate(ENDLESS, SPECIAL, timeout_s=0.3)
+        template = ChatTemplate(ENDLESS, SPECIAL, timeout_s=1.0)
         rendering = asyncio.create_task(template.render(ENDLESS, Conversation([USER])))
         ticks = 0
         while not rendering.done():
             await asyncio.sleep(0.01)
             ticks += 1
-        assert ticks >= 5  # of 30; the thread and the loop take turns at the interpreter
+        assert ticks >= 5  # of 100; the thread and the loop take turns at the interpreter
         with pytest.raises(ApiError):
             await rendering
         template.close()

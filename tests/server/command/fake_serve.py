@@ -19,11 +19,14 @@ class _Client:
         sys.stderr.write("starting\n")
         sys.stderr.flush()
         await asyncio.sleep(float(os.environ.get("FAKE_START_S", "0")))
-        engine = FakeEngine(step_s=0.01)
+        engine = FakeEngine(step_s=float(os.environ.get("FAKE_STEP_S", "0.01")))
 
         def on_line() -> None:
-            if sys.stdin.readline().strip() == "die":
-                engine.die("killed by a test")
+            match sys.stdin.readline().strip():
+                case "die":
+                    engine.die("killed by a test")
+                case "hurry":
+                    engine.step_s = 0.0
 
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), on_line)
         return engine

@@ -61,8 +61,8 @@ class Server:
 
     def wait_gone(self, engine: psutil.Process) -> None:
         """Wait for the end of both processes."""
-        self.popen.wait(20)
-        psutil.wait_procs([engine], timeout=20)
+        self.popen.wait(60)
+        psutil.wait_procs([engine], timeout=60)
         assert not engine.is_running()
 
 

@@ -138,7 +138,11 @@ def test_the_command_asks_no_more_than_once() -> None:
     )
     environment = {"HF_ENDPOINT": "http://hub.invalid"}
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=240,
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -22,6 +23,9 @@ from server.command.settings import load_settings
 from tests.collector import collecting
 
 ROOT = Path(__file__).parents[3]
+_RUNNING = re.compile(r"^tailrace_num_requests_running{.*} [1-9]", re.MULTILINE)
+SLOWLY = {"FAKE_STEP_S": "0.2"}
+"""A request goes on while a test looks at the server; `pull` "hurry" to let it end."""
 
 
 class Process:
@@ -43,22 +47,46 @@ class Process:
             text=True,
         )
         self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=60)
 
     def wait_ready(self) -> None:
-        for _ in range(600):
-            try:
-                if httpx.get(f"{self.url}/ready").status_code == 200:
+        for _ in range(1200):
+            with suppress(httpx.TransportError):
+                if self.client.get("/ready").status_code == 200:
                     return
-            except httpx.TransportError:
-                pass
             assert self.popen.poll() is None, self.popen.stderr and self.popen.stderr.read()
             time.sleep(0.05)
         raise AssertionError("never ready")
 
-    def end(self, seconds: float = 10) -> int:
+    def wait_running(self) -> None:
+        """Wait until the engine works at a request."""
+        for _ in range(3000):
+            if _RUNNING.search(self.client.get("/metrics").text):
+                return
+            time.sleep(0.01)
+        raise AssertionError("never running")
+
+    def drain(self) -> None:
+        """Send a SIGTERM and wait until it was heard."""
+        self.popen.send_signal(signal.SIGTERM)
+        for _ in range(3000):
+            with suppress(httpx.TransportError):  # connections that are idle are closed
+                if self.client.get("/ready").status_code == 503:
+                    return
+            time.sleep(0.01)
+        raise AssertionError("never draining")
+
+    def pull(self, lever: str) -> None:
+        """Pull a lever of `fake_serve`."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(f"{lever}\n")
+        self.popen.stdin.flush()
+
+    def end(self, seconds: float = 60) -> int:
         return self.popen.wait(seconds)
 
     def close(self) -> None:
+        self.client.close()
         if self.popen.poll() is None:
             self.popen.kill()
         self.popen.communicate()
@@ -80,31 +108,34 @@ def start() -> Iterator[Starter]:
         process.close()
 
 
-def in_background(url: str, max_tokens: int) -> tuple[threading.Thread, list[httpx.Response]]:
+def in_background(
+    process: Process, max_tokens: int
+) -> tuple[threading.Thread, list[httpx.Response]]:
+    """Send a request, and wait until the engine works at it."""
     replies: list[httpx.Response] = []
 
     def post() -> None:
         body = {"prompt": "a", "max_tokens": max_tokens}
-        replies.append(httpx.post(f"{url}/v1/completions", json=body, timeout=30))
+        replies.append(httpx.post(f"{process.url}/v1/completions", json=body, timeout=60))
 
     thread = threading.Thread(target=post)
     thread.start()
-    time.sleep(0.3)
+    process.wait_running()
     return thread, replies
 
 
 def test_sigterm_drains_then_ends_with_zero(start: Starter) -> None:
-    process = start()
+    process = start(**SLOWLY)
     process.wait_ready()
-    long = httpx.post(f"{process.url}/v1/completions", json={"prompt": [1] * 300_000}, timeout=30)
+    long = process.client.post("/v1/completions", json={"prompt": [1] * 300_000})
     assert long.status_code == 400  # by way of the process for big bodies
     assert "got 300000 tokens" in long.text
-    thread, replies = in_background(process.url, max_tokens=100)
-    process.popen.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    refused = httpx.post(f"{process.url}/v1/completions", json={"prompt": "a"})
+    thread, replies = in_background(process, max_tokens=100)
+    process.drain()
+    refused = process.client.post("/v1/completions", json={"prompt": "a"})
     assert refused.status_code == 503
     assert refused.headers["connection"] == "close"
+    process.pull("hurry")
     thread.join()
     assert replies[0].status_code == 200
     assert len(replies[0].json()["choices"][0]["text"]) == 100
@@ -123,9 +154,9 @@ def test_the_last_spans_leave_before_the_process_ends(start: Starter) -> None:
 
 
 def test_patience_ends_with_an_error_for_who_waits(start: Starter) -> None:
-    process = start("--shutdown-timeout", "0.2")
+    process = start("--shutdown-timeout", "0.2", **SLOWLY)
     process.wait_ready()
-    thread, replies = in_background(process.url, max_tokens=250)
+    thread, replies = in_background(process, max_tokens=250)
     process.popen.send_signal(signal.SIGTERM)
     thread.join()
     assert replies[0].status_code == 503
@@ -134,21 +165,13 @@ def test_patience_ends_with_an_error_for_who_waits(start: Starter) -> None:
 
 
 def test_a_second_signal_ends_at_once(start: Starter) -> None:
-    process = start()
+    process = start(**SLOWLY)
     process.wait_ready()
-    client = httpx.Client(timeout=30)
-    with (
-        client,
-        client.stream(
-            "POST",
-            f"{process.url}/v1/completions",
-            json={"prompt": "a", "max_tokens": 250, "stream": True},
-        ),
-    ):
+    body = {"prompt": "a", "max_tokens": 250, "stream": True}
+    with process.client.stream("POST", "/v1/completions", json=body):
+        process.drain()
         process.popen.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-        process.popen.send_signal(signal.SIGTERM)
-        assert process.end(2) == 128 + signal.SIGTERM
+        assert process.end() == 128 + signal.SIGTERM  # drained, with 0
 
 
 def test_a_signal_while_starting(start: Starter) -> None:
@@ -161,23 +184,21 @@ def test_a_signal_while_starting(start: Starter) -> None:
 
 
 def test_a_lost_engine_is_seen_then_ends_the_server(start: Starter) -> None:
-    process = start(FAKE_LOST_S="1")
+    process = start(FAKE_LOST_S="4", **SLOWLY)
     process.wait_ready()
-    thread, replies = in_background(process.url, max_tokens=250)
-    assert process.popen.stdin is not None
-    process.popen.stdin.write("die\n")
-    process.popen.stdin.flush()
+    thread, replies = in_background(process, max_tokens=250)
+    process.pull("die")
     thread.join()
     assert replies[0].status_code == 500
     assert replies[0].json()["error"]["code"] == "engine_dead"
-    assert httpx.get(f"{process.url}/health").status_code == 503
+    assert process.client.get("/health").status_code == 503
     assert process.end() == 1
 
 
 def test_a_unix_socket(start: Starter, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     process = start("--uds", str(path))
-    for _ in range(600):
+    for _ in range(1200):
         with socket.socket(socket.AF_UNIX) as probe:
             if probe.connect_ex(str(path)) == 0:
                 break
@@ -193,11 +214,11 @@ def test_more_connections_than_files(start: Starter) -> None:
     process = start(shell="ulimit -S -n 100; ulimit -H -n 300; ")
     process.wait_ready()
     idle = [socket.create_connection(("127.0.0.1", process.port)) for _ in range(600)]
-    assert httpx.get(f"{process.url}/health", timeout=10).status_code == 200
+    assert httpx.get(f"{process.url}/health", timeout=60).status_code == 200
     body = {"prompt": "ab", "max_tokens": 2}
-    reply = httpx.post(f"{process.url}/v1/completions", json=body, timeout=10)
+    reply = httpx.post(f"{process.url}/v1/completions", json=body, timeout=60)
     assert reply.json()["choices"][0]["text"] == "ab"
-    metrics = httpx.get(f"{process.url}/metrics", timeout=10).text
+    metrics = httpx.get(f"{process.url}/metrics", timeout=60).text
     over = re.search(r"^tailrace_connections_over_limit_total{.*} (\S+)", metrics, re.MULTILINE)
     assert over is not None
     assert float(over[1]) >= 400
@@ -215,8 +236,8 @@ class TestBind:
     def test_a_port_in_use_is_known_before_anything_starts(self, start: Starter) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            process = start("--port", str(port), FAKE_START_S="60")
-            assert process.end(20) == 2
+            process = start("--port", str(port), FAKE_START_S="600")
+            assert process.end() == 2
             assert process.popen.stderr is not None
             error = process.popen.stderr.read()
         expected = f"tailrace: error: --port {port} on 127.0.0.1: Address already in use\n"

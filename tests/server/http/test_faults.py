@@ -61,9 +61,8 @@ async def test_a_dead_engine_tells_everybody_at_once() -> None:
         ]
         await eventually(lambda: len(engine.requests) == 2 and engine.stats is not None)
         assert (await site.client.get("/health")).status_code == 200
-        await asyncio.sleep(0.05)
         engine.die("killed by a test")
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             plain, streamed = await asyncio.gather(*waiting)
         assert plain.status_code == 500
         assert error_of(plain)["code"] == "engine_dead"
