@@ -4,69 +4,20 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_STRUCTURED = "tests/engine/structured"
-
 ENGINE = (
     Mutant(
-        "a-mask-stands-one-position-late",
-        "engine/structured/grammars.py",
-        "masks.slots[first : first + count] = np.arange(slot, slot + count)",
-        "masks.slots[first + 1 : first + count] = np.arange(slot, slot + count - 1)",
-        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
+        "drafts-of-a-row-s-earlier-choice-are-verified",
+        "engine/batch.py",
+        "        if plan.undrafted:\n",
+        "        if plan.undrafted and plan.released:\n",
+        ("tests/engine/test_batch.py::test_drafts_of_a_rows_earlier_choice_are_not_verified",),
     ),
     Mutant(
-        "masks-behind-a-refused-draft-are-what-was-left-there",
-        "engine/structured/masks.py",
-        "counts[i] = 1 + self._num_allowed(slot, drafts)",
-        "counts[i] = 1 + len(drafts)",
-        (
-            f"{_STRUCTURED}/test_masks.py"
-            "::test_masks_behind_drafts_equal_a_plain_loop_and_nothing_is_left_in_the_matchers",
-        ),
-    ),
-    Mutant(
-        "a-matcher-keeps-what-was-refused",
-        "engine/structured/grammars.py",
-        "drawn = settled.token_ids[i, : settled.num_new[i]].tolist()",
-        "drawn = settled.token_ids[i].tolist()",
-        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
-    ),
-    Mutant(
-        "masks-follow-the-drafts-of-the-step-before",
-        "engine/structured/grammars.py",
-        "            self._drafts[rows[live]] = result.drafts[live]\n",
-        "            self._drafts[rows[live], :0] = result.drafts[live, :0]\n",
-        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
-    ),
-    Mutant(
-        "a-marker-over-two-steps-is-not-seen",
-        "engine/structured/matcher.py",
-        "            recent = self._recent + token_ids\n",
-        "            recent = token_ids\n",
-        (
-            f"{_STRUCTURED}/test_matcher.py"
-            "::test_a_grammar_begins_behind_the_first_occurrence_of_its_marker",
-        ),
-    ),
-    Mutant(
-        "scoring-overwrites-a-forward-that-awaits-masks",
-        "engine/engine.py",
-        "        if awaiting is None:\n            self._scoring.launch()\n",
-        "        self._scoring.launch()\n",
-        (
-            f"{_STRUCTURED}/test_grammars.py"
-            "::test_a_step_with_one_is_drawn_behind_the_last_result_and_before_scoring",
-        ),
-    ),
-    Mutant(
-        "a-compile-keeps-the-loop-busy",
-        "engine/engine.py",
-        "num_compiling = self._grammars.num_waiting",
-        "num_compiling = 0",
-        (
-            f"{_STRUCTURED}/test_grammars.py"
-            "::test_a_choice_that_waits_for_its_grammar_holds_up_nobody",
-        ),
+        "blocks-are-shared-across-cache-salts",
+        "engine/blocks.py",
+        "parent, raw, width = root_hash(salt),",
+        "parent, raw, width = root_hash(),",
+        ("tests/engine/test_blocks.py::test_hash_chain_depends_on_everything_before",),
     ),
     Mutant(
         "prompt-logprobs-of-an-earlier-life-are-kept",
@@ -192,6 +143,13 @@ ENGINE = (
 
 SCORING = (
     Mutant(
+        "id-lists-begin-anew-with-every-step",
+        "engine/scoring/progress.py",
+        "lists[np.arange(first, first + count) % len(lists)]",
+        "lists[np.arange(count) % len(lists)]",
+        ("tests/engine/scoring/test_progress.py::test_whole_items_follow_the_shared_blocks",),
+    ),
+    Mutant(
         "two-scored-rows-of-a-step-write-one-slot",
         "engine/scoring/queue.py",
         "            spare = []  # the last",
@@ -241,6 +199,14 @@ SCORING = (
 )
 
 RUNNER = (
+    Mutant(
+        "a-split-sum-is-not-ready-for-the-next",
+        "engine/kernels/fp8_linear.py",
+        "            tl.store(counter, 0)\n",
+        "",
+        ("tests/engine/kernels/test_fp8_linear.py::test_kernel",),
+        interpreted=True,
+    ),
     Mutant(
         "a-prompt-s-position-stands-still-across-chunks",
         "engine/runner/prompt_logprobs.py",

@@ -6,6 +6,35 @@ from tests.mutants.mutant import Mutant
 
 SAMPLING = (
     Mutant(
+        "ends-are-banned-in-a-prompt-s-logprobs",
+        "sampling/paths/prompt_logprobs.py",
+        "            min_tokens=0,\n",
+        "",
+        (
+            "tests/sampling/paths/test_prompt_logprobs.py"
+            "::test_what_counts_the_output_has_no_effect_on_a_prompt",
+        ),
+    ),
+    Mutant(
+        "the-last-of-the-ties-that-top-k-keeps-is-not-counted-for-top-p",
+        "sampling/filters/scan.py",
+        "| (token_ids <= row.limit_id)",
+        "| (token_ids < row.limit_id)",
+        (
+            "tests/sampling/filters/test_stages_kernels.py"
+            "::test_a_top_p_may_need_the_last_of_the_ties_that_top_k_keeps",
+        ),
+        interpreted=True,
+    ),
+    Mutant(
+        "ties-in-another-tile-do-not-count-for-a-rank",
+        "sampling/kernels/logprobs.py",
+        "reaches = tile_maxima(work, at, True, flags) >= threshold",
+        "reaches = tile_maxima(work, at, True, flags) > threshold",
+        ("tests/sampling/kernels/test_logprobs_kernels.py::test_ties_masks_and_strides",),
+        interpreted=True,
+    ),
+    Mutant(
         "ties-beyond-the-cut-are-reported-by-torch",
         "sampling/paths/torch_path.py",
         "kept = own_last.keeps(values[i : i + 1], torch.arange(rows.vocab_size))",

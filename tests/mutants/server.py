@@ -6,6 +6,34 @@ from tests.mutants.mutant import Mutant
 
 SERVER = (
     Mutant(
+        "a-broken-run-of-bytes-spoils-later-ones",
+        "server/text/detokenize.py",
+        'self._run, self._spoilt = b"", False',
+        'self._run = b""',
+        ("tests/server/text/test_detokenize.py::test_a_broken_run_spoils_no_later_one",),
+    ),
+    Mutant(
+        "who-goes-away-takes-the-check-that-others-wait-for-along",
+        "server/structured/checker.py",
+        "checked = await asyncio.shield(checking)",
+        "checked = await checking",
+        ("tests/server/structured/test_checker.py::test_one_that_goes_away_leaves_the_others",),
+    ),
+    Mutant(
+        "markers-do-not-shift-where-tokens-begin",
+        "server/chat/parsing/reader.py",
+        "self._shift += len(own) - len(sentinel)",
+        "self._shift += len(own)",
+        ("tests/server/chat/parsing/test_reader.py::test_every_chunking_is_the_same",),
+    ),
+    Mutant(
+        "labels-take-no-room-in-the-context",
+        "server/scoring/prepare.py",
+        "int(texts.items.lens[at]) + longest",
+        "int(texts.items.lens[at])",
+        ("tests/server/scoring/test_prepare.py::test_refused",),
+    ),
+    Mutant(
         "drain-ends-while-one-request-remains",
         "server/http/lifecycle.py",
         "if self._num_inside == 0:",

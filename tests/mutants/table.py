@@ -7,5 +7,9 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.planning import PLANNING
 from tests.mutants.sampling import SAMPLING
 from tests.mutants.server import SERVER
+from tests.mutants.structured import STRUCTURED
 
-MUTANTS: tuple[Mutant, ...] = (*SERVER, *PLANNING, *ENGINE, *SCORING, *RUNNER, *SAMPLING)
+MUTANTS: tuple[Mutant, ...] = (
+    *(*SERVER, *PLANNING, *STRUCTURED, *ENGINE),
+    *(*SCORING, *RUNNER, *SAMPLING),
+)

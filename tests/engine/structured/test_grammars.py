@@ -14,7 +14,7 @@ from engine.contracts.scoring import ScoringPlan
 from engine.engine import Engine
 from engine.plan import StepMasks, StepPlan
 from engine.request import Finish, Grammar, Int32Array, Request, ScoringRequest, ThinkingBudget
-from engine.structured.compiler import GrammarCompiler
+from engine.structured.compiler import SHARED, GrammarCompiler
 from engine.structured.grammars import Grammars
 from engine.structured.masks import MaskFiller
 from sampling.params import SamplingParams
@@ -58,12 +58,12 @@ class LoggedFake(ScoringFake):
         return super().launch_scoring(plan)
 
 
-def make(**fields: Any) -> tuple[Engine, LoggedFake, Int32Array]:
+def make(mask_threads: int = 1, **fields: Any) -> tuple[Engine, LoggedFake, Int32Array]:
     """An engine with grammars, its runner, and the buffer of masks."""
     engine, runner = make_engine_over(LoggedFake, **fields)
     tokenizer = ll_tokenizer()
     buffer = np.zeros((4, -(-tokenizer.vocab_size // 32)), dtype=np.int32)
-    config = StructuredConfig(tokenizer="none", mask_threads=1)
+    config = StructuredConfig(tokenizer="none", mask_threads=mask_threads)
     engine._grammars = Grammars(config, tokenizer, buffer, 4, 0)
     return engine, runner, buffer
 
@@ -254,6 +254,9 @@ def test_choices_are_aborted_while_their_grammar_is_compiled(
     assert reader.finish == {(0, choice): Finish.ABORT for choice in aborted}
     assert not engine.has_work
     assert engine.stats().num_waiting == 2 - len(aborted)
+    engine.submit(FRONTEND, request(1, PROMPT, params=SamplingParams()))
+    run_dry(reader)
+    assert reader.finish.pop((1, 0)) == Finish.LENGTH, "who is gone is not waited for"
     slow.end.set()
     reader.run()
     for choice in {0, 1} - set(aborted):
@@ -269,6 +272,16 @@ def test_a_choice_that_ended_after_its_launch_has_no_mask() -> None:
     Reader(engine).run(request(0, PROMPT, params=params, grammar=grammar))
     assert [masks.count for masks in runner.masks] == [1, 1, 1, 0]
     assert runner.masks[-1].slots.tolist() == [-1]
+
+
+def test_choices_that_ended_leave_their_compile_to_others() -> None:
+    engine, _, _ = make(mask_threads=2)
+    reader = Reader(engine)
+    for handle in range(SHARED + 2):
+        reader.run(constrained(handle, max_tokens=1))
+    stats = engine.stats().grammars
+    assert stats is not None
+    assert (stats.num_compiles, stats.num_cache_hits) == (1, SHARED + 1)
 
 
 def test_what_ended_is_forgotten() -> None:

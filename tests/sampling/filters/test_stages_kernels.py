@@ -7,7 +7,6 @@ where a token's cumulated mass is within MASS_ERROR of p, which these logits avo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from sampling.paths import torch_edits
 from sampling.paths.triton_path import TURNS
 from sampling.race import MASS_ERROR, Cut, tile_masses
 from sampling.rows import FILTERED, LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, SamplingRows
-from sampling.triton_support import INTERPRETED, tl
+from sampling.triton_support import INTERPRETED
 
 pytestmark = [
     pytest.mark.skipif(
@@ -41,19 +40,6 @@ DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="interpreter")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
-
-
-@pytest.fixture(autouse=True)
-def numpy_sorts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let numpy sort in the interpreter, which would compare one element at a time."""
-
-    def sort(values: Any, descending: bool = False) -> Any:
-        ordered = np.sort(values.handle.data)
-        handle = type(values.handle)(ordered[::-1] if descending else ordered, values.handle.dtype)
-        return type(values)(handle, values.type)
-
-    if INTERPRETED:
-        monkeypatch.setattr(tl, "sort", sort)
 
 
 def normal(n: int, width: int) -> Tensor:
@@ -105,11 +91,13 @@ ROWS = [
 ]
 
 
-def make_batch(width: int, device: torch.device) -> tuple[SamplingBatch, SamplingRows]:
-    n = len(ROWS)
+def make_batch(
+    params_of_rows: list[SamplingParams], width: int, device: torch.device
+) -> tuple[SamplingBatch, SamplingRows]:
+    n = len(params_of_rows)
     history = torch.arange(8, dtype=torch.int32).expand(n, -1).contiguous().to(device)
     rows = SamplingRows(n, width, device, history=history)
-    for row, params in enumerate(ROWS):
+    for row, params in enumerate(params_of_rows):
         rows.add(row, params, seed=row, choice=0, prompt_len=2, num_tokens=8)
     rows.flush()
     rows_np = np.arange(n, dtype=np.int32)
@@ -136,20 +124,25 @@ Mislead = Callable[[int, Brackets], None]
 
 
 def check(
-    logits: Tensor, device: torch.device, *, turns: int, mislead: Mislead | None = None
+    logits: Tensor,
+    device: torch.device,
+    *,
+    turns: int,
+    mislead: Mislead | None = None,
+    params_of_rows: list[SamplingParams] = ROWS,
 ) -> int:
     """Compare kept tokens and masses; return how many rows were left to the last resort.
 
     `mislead` is called with every turn's brackets.
     """
     width = logits.shape[1]
-    batch, rows = make_batch(width, torch.device("cpu"))
+    batch, rows = make_batch(params_of_rows, width, torch.device("cpu"))
     values = torch_edits.process(logits.float(), batch, rows)
     wanted = wanted_cuts(values, rows)
     temperature = rows.floats[:, TEMPERATURE].where(rows.floats[:, TEMPERATURE] > 0, 1.0)
     masses = tile_masses(values, temperature, wanted).masses
 
-    batch, rows = make_batch(width, device)
+    batch, rows = make_batch(params_of_rows, width, device)
     source = Source.of(logits.to(device), batch, rows)
     stats = tile_pass(source, edited=True, peaked=True, reported=False)
     cuts, scratch = shortlist(source, stats, edited=True)
@@ -187,6 +180,15 @@ def test_every_stage_cuts_where_a_sort_does(name: str, device: str) -> None:
     for width in dict.fromkeys(widths):
         logits = DISTRIBUTIONS[name](len(ROWS), width)
         assert check(logits, torch.device(device), turns=TURNS + 1) == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_top_p_may_need_the_last_of_the_ties_that_top_k_keeps(device: str) -> None:
+    """All of them: 0.9995 of 901 equal tokens are 900.5, and of 1,100 are 1,099.4."""
+    params_of_rows = [SamplingParams(top_k=k, top_p=0.9995) for k in (901, 1100)]
+    logits = DISTRIBUTIONS["equal"](2, 1300)
+    left = check(logits, torch.device(device), turns=TURNS + 1, params_of_rows=params_of_rows)
+    assert left == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

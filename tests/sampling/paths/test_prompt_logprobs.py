@@ -161,5 +161,26 @@ def test_prompt(
     check(out, tables, history[first:PROMPT].tolist())
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_counts_the_output_has_no_effect_on_a_prompt(
+    mode: LogprobsMode, device: str, logits: torch.Tensor, history: torch.Tensor
+) -> None:
+    """`min_tokens` above all: the ends of text may stand in a prompt, and are not banned there."""
+    counting: dict[str, Any] = {
+        "min_tokens": OUTPUT,
+        "presence_penalty": 0.6,
+        "frequency_penalty": 0.4,
+    }
+    known, outs = history.to(device), []
+    for params in ({}, counting):
+        asked = SamplingParams(stop_token_ids=IDS[:2], logprobs=TOP, **params)
+        reporter = PromptReporter(asked, mode, TOP, IDS, vocab_size=VOCAB, history=known)
+        outs.append(reporter(logits[3:PROMPT].to(device), 3))
+    for plain, counted in zip(*outs, strict=True):
+        assert torch.equal(plain, counted)
+    assert outs[1].explicit[:, : len(IDS)].isfinite().all()
+
+
 def _fields(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in params.__struct_fields__}

@@ -173,6 +173,13 @@ def test_a_token_without_text_does_not_end_a_run() -> None:
     assert detokenizer.feed([0, 3, 1, 2]) + detokenizer.flush() == "€"
 
 
+def test_a_broken_run_spoils_no_later_one() -> None:
+    raw = [b"\xe2", b"\x82", b"\xac", b"\xff", b"a"]
+    for cuts in ([], [1], [2], [3]):
+        detokenizer = RunDetokenizer(raw, frozenset(range(4)))
+        assert fed(detokenizer, [3, 4, 0, 1, 2, 4], cuts)[0] == "\ufffda€a"
+
+
 def test_a_long_run_is_not_held_back_for_ever() -> None:
     detokenizer = SENTENCE.detokenizer(skip_special_tokens=False)
     raw = list(("é" * 100).encode())

@@ -1,0 +1,88 @@
+"""Mutants of grammars in the engine."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_STRUCTURED = "tests/engine/structured"
+
+STRUCTURED = (
+    Mutant(
+        "choices-that-ended-count-for-their-compile",
+        "engine/structured/grammars.py",
+        "            compiled.num_choices -= 1\n",
+        "            pass\n",
+        (f"{_STRUCTURED}/test_grammars.py::test_choices_that_ended_leave_their_compile_to_others",),
+    ),
+    Mutant(
+        "who-went-away-during-a-compile-is-waited-for",
+        "engine/structured/grammars.py",
+        "        self._waiting.discard(choice)\n",
+        "",
+        (
+            f"{_STRUCTURED}/test_grammars.py"
+            "::test_choices_are_aborted_while_their_grammar_is_compiled",
+        ),
+    ),
+    Mutant(
+        "a-mask-stands-one-position-late",
+        "engine/structured/step_masks.py",
+        "self._slots[row : row + count] = np.arange(first, first + count)",
+        "self._slots[row + 1 : row + count] = np.arange(first, first + count - 1)",
+        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
+    ),
+    Mutant(
+        "masks-behind-a-refused-draft-are-what-was-left-there",
+        "engine/structured/masks.py",
+        "counts[i] = 1 + self._num_allowed(slot, drafts)",
+        "counts[i] = 1 + len(drafts)",
+        (
+            f"{_STRUCTURED}/test_masks.py"
+            "::test_masks_behind_drafts_equal_a_plain_loop_and_nothing_is_left_in_the_matchers",
+        ),
+    ),
+    Mutant(
+        "a-matcher-keeps-what-was-refused",
+        "engine/structured/grammars.py",
+        "state.enter(settled.token_ids[i, : settled.num_new[i]].tolist())",
+        "state.enter(settled.token_ids[i].tolist())",
+        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
+    ),
+    Mutant(
+        "masks-follow-the-drafts-of-the-step-before",
+        "engine/structured/grammars.py",
+        "            self._drafts[rows[live]] = result.drafts[live]\n",
+        "            self._drafts[rows[live], :0] = result.drafts[live, :0]\n",
+        (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
+    ),
+    Mutant(
+        "a-marker-over-two-steps-is-not-seen",
+        "engine/structured/matcher.py",
+        "            before = self._place\n            if before",
+        "            before = self._place if i else beginning.first\n            if before",
+        (
+            f"{_STRUCTURED}/test_matcher.py"
+            "::test_a_grammar_begins_behind_the_first_occurrence_of_its_marker",
+        ),
+    ),
+    Mutant(
+        "scoring-overwrites-a-forward-that-awaits-masks",
+        "engine/engine.py",
+        "        if awaiting is None:\n            self._scoring.launch()\n",
+        "        self._scoring.launch()\n",
+        (
+            f"{_STRUCTURED}/test_grammars.py"
+            "::test_a_step_with_one_is_drawn_behind_the_last_result_and_before_scoring",
+        ),
+    ),
+    Mutant(
+        "a-compile-keeps-the-loop-busy",
+        "engine/engine.py",
+        "num_compiling = self._grammars.num_waiting",
+        "num_compiling = 0",
+        (
+            f"{_STRUCTURED}/test_grammars.py"
+            "::test_a_choice_that_waits_for_its_grammar_holds_up_nobody",
+        ),
+    ),
+)
