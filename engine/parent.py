@@ -80,11 +80,13 @@ class EngineProcess:
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             info = await _handshake(process, on_progress)
         except BaseException:
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-            shutil.rmtree(folder, ignore_errors=True)  # the engine process may be at it too
+            try:
+                if process is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.kill()
+                    await process.wait()
+            finally:  # also where this is cancelled a second time
+                shutil.rmtree(folder, ignore_errors=True)  # the engine process may be at it too
             raise
         return cls(process, info, folder)
 

@@ -163,9 +163,12 @@ class Fronts:
     async def _wait_for(self, events: list[asyncio.Event]) -> None:
         waiting = asyncio.gather(*(event.wait() for event in events))
         either: set[asyncio.Future[Any]] = {waiting, self._start_failed}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._start_failed.done():
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        if self._start_failed.done():
             raise ConfigError(self._start_failed.result())
 
     async def ended(self) -> None:

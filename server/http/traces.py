@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http import trace_exporter
@@ -207,13 +207,21 @@ class Traces:
 def collector_url(endpoint: str) -> str:
     """The URL that spans are sent to; raises `ValueError` for what is no URL of HTTP."""
     parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
         raise ValueError(
             "must be the URL of an OTLP collector over HTTP, such as "
             f"http://localhost:4318/v1/traces; got {endpoint!r}"
         )
     path = parts.path if parts.path.strip("/") else _COLLECTOR_PATH
     return urlunsplit(parts._replace(path=path))
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether the port, where one is given, is one."""
+    try:
+        return parts.port != 0
+    except ValueError:
+        return False
 
 
 def parts_of(report: GenerationReport, end: float) -> Iterator[tuple[str, float, float]]:

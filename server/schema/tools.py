@@ -151,12 +151,16 @@ def _choice(value: Any) -> Any:
     """Refuse other words and kinds in one sentence."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return value
-    if isinstance(value, dict) and value.get("type") == "function":
-        return value
-    got = shown(value.get("type")) if isinstance(value, dict) else shown(value)
+    got = shown(value)
+    if isinstance(value, dict):
+        got = f"an object of type {shown(value.get('type'))}"
+        if value.get("type") == "function":
+            if isinstance(value.get("function"), dict):
+                return value
+            got = f"an object whose function is {shown(value.get('function'))}"
     raise ValueError(
         'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, '
-        f"got {'an object of type ' if isinstance(value, dict) else ''}{got}"
+        f"got {got}"
     )
 
 

@@ -318,6 +318,24 @@ async def test_why_an_engine_did_not_start(
     assert os.listdir(tmp_path) == [], "its folder is gone"
 
 
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_start_that_is_cancelled_leaves_nothing(
+    times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where it is cancelled again while it waits for the end of its process."""
+    code = "import sys, time; sys.stdin.readline(); time.sleep(600)"
+    monkeypatch.setattr(module, "COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    starting = asyncio.create_task(EngineClient.start(CONFIG))
+    await asyncio.sleep(0.2)  # whatever it has come to
+    for _ in range(times):
+        starting.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert os.listdir(tmp_path) == [], "its folder is gone"
+
+
 async def test_a_started_engine_has_told_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMMAND", program(Ready(INFO)))
     client = await EngineClient.start(CONFIG)

@@ -265,7 +265,7 @@ def test_urls() -> None:
     assert collector_url("http://h:4318") == "http://h:4318/v1/traces"
     assert collector_url("https://h:4318/") == "https://h:4318/v1/traces"
     assert collector_url("http://h/own/path") == "http://h/own/path"
-    for wrong in ("h:4318", "grpc://h:4317", "http://", ""):
+    for wrong in ("h:4318", "grpc://h:4317", "http://", "", "http://h:99999", "http://h:x"):
         with pytest.raises(ValueError, match="OTLP collector over HTTP"):
             collector_url(wrong)
 

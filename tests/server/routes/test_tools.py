@@ -342,6 +342,7 @@ class TestRefusals:
             ),
             ({**TOOLS, "tool_choice": "any"}, "tool_choice", '"any"'),
             ({**TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools"),
+            ({**TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "function is null"),
             (
                 {**TOOLS, "tool_choice": choice("jump")},
                 "tool_choice.function.name",
