@@ -6,6 +6,7 @@ import argparse
 import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -142,12 +143,14 @@ def run() -> NoReturn:
     """Run a command as this process: the entry point of `tailrace`.
 
     The interpreter is not taken down: torch's and Triton's modules would report their own objects
-    as leaks, dozens of lines after every end.
+    as leaks, dozens of lines after every end. What it does before that is done in its order: pools
+    of processes end theirs with the threads, which other exit functions would wait for in vain.
     """
     try:
         status = main()
     except SystemExit as end:  # argparse's
         status = end.code if isinstance(end.code, int) else EXIT_FAILURE
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
