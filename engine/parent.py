@@ -80,13 +80,9 @@ class EngineProcess:
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             info = await _handshake(process, on_progress)
         except BaseException:
-            try:
-                if process is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.kill()
-                    await process.wait()
-            finally:  # also where this is cancelled a second time
-                shutil.rmtree(folder, ignore_errors=True)  # the engine process may be at it too
+            if process is not None:
+                await _kill(process)
+            shutil.rmtree(folder, ignore_errors=True)  # the engine process may be at it too
             raise
         return cls(process, info, folder)
 
@@ -126,6 +122,16 @@ class EngineProcess:
 def make_folder() -> str:
     """Make a folder for an engine's socket; the engine removes it should its parent be killed."""
     return tempfile.mkdtemp(prefix=FOLDER_PREFIX)
+
+
+async def _kill(process: Process) -> None:
+    """Kill a process and wait for its end, which comes soon: also where this is cancelled."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    ending = asyncio.ensure_future(process.wait())
+    while not ending.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(ending)
 
 
 def _address(folder: str) -> str:
