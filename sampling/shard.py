@@ -159,8 +159,9 @@ class VocabShard:
             values: [n, m], this rank's; those of other ranks' ids are not read.
             token_ids: [n, m].
         """
-        ends = torch.tensor(self.starts[1:-1], dtype=torch.int64)
-        owners = torch.bucketize(token_ids.long(), ends, right=True)
+        owners = torch.zeros_like(token_ids, dtype=torch.int64)
+        for first in self.starts[1:-1]:
+            owners += token_ids >= first
         return self.exchange.all_gather(values).gather(0, owners[None]).squeeze(0)
 
     def winner(self, keys: Tensor, token_ids: Tensor) -> Tensor:

@@ -174,11 +174,12 @@ def test_a_large_offset_costs_no_digits() -> None:
 
 
 class TestListed:
-    def test_values_and_the_mass_of_all_others(self) -> None:
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+    def test_values_and_the_mass_of_all_others(self, device: str) -> None:
         x, ids = make_logits(12, 3000), make_logits(12, 3000, seed=5).topk(9).indices.int()
         ids[3:, 4:] = -1
         table = x.double().log_softmax(1)
-        values, others = listed_logprobs(x.clone(), ids)
+        values, others = (t.cpu() for t in listed_logprobs(x.clone().to(device), ids.to(device)))
         for i, row in enumerate(ids):
             known = row[row >= 0].long()
             np.testing.assert_allclose(values[i, : len(known)], table[i, known], atol=1e-5)
