@@ -244,6 +244,26 @@ def _at_least(flag: str, value: int, low: int) -> None:
         raise ConfigError(f"{flag} must be at least {low}, got {value}")
 
 
+class ErrorStatement(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a quantised model is from what it was made of, on a fixed text.
+
+    Attributes:
+        scheme: what is rounded, and how.
+        reference: what was computed without that rounding.
+        mean_kl: mean over the text's positions of KL(reference || served), in nats; None where a
+            logit is no number.
+        max_logprob_gap: the largest difference between the two logprobs of one token, of all tokens
+            at all positions, in nats; None as `mean_kl`.
+        text: name of the text, and its length.
+    """
+
+    scheme: str
+    reference: str
+    mean_kl: float | None
+    max_logprob_gap: float | None
+    text: str
+
+
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The description of a started engine, as frontends get it.
 
@@ -258,6 +278,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         device: name of the device, such as "cpu" or "NVIDIA H200".
         sampler: which path draws rows, in words.
         grammar_error: why no request may have a grammar; None where they may.
+        quantization: the statement of error; None where nothing is quantised.
     """
 
     vocab_size: int
@@ -271,3 +292,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     sampler: str = "native"
     grammar_error: str | None = None
+    quantization: ErrorStatement | None = None

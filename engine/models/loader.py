@@ -19,6 +19,7 @@ from engine.models.checkpoint.weights import Checkpoint, DummyWeights, WeightSou
 from engine.models.fallback.checks import position_limit
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import attention_specs, decoder_config, unfused_reason
+from engine.models.fused.reference import Reference
 from engine.models.fused.shards import FLAG, check_shards
 from engine.models.quantized.config import quantization as quantization_of
 from engine.models.quantized.reader import QuantizedReader
@@ -42,12 +43,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def load_model(
-    config: ModelConfig, device: torch.device, exchange: RankExchange | None = None
+    config: ModelConfig,
+    device: torch.device,
+    exchange: RankExchange | None = None,
+    reference: Reference | None = None,
 ) -> CausalLM:
     """Load the model of a folder or hub id, its weights on `device`.
 
     Args:
         exchange: the ranks of which this loads its part; None is one rank, with all of it.
+        reference: is filled in where the model's weights are quantised.
 
     Raises:
         ModelError: it cannot be served; the message names the file, field or feature.
@@ -69,7 +74,11 @@ def load_model(
         reason = "its fused layers have not been run on a GPU yet"
     if reason is None and config.model_impl != "transformers":
         _check_quantization(config, quantization, folder, hf_config, device)
-        return _fused_decoder(config, hf_config, folder, dtype, device, quantization, exchange)
+        if reference is not None:
+            _describe(reference, config, quantization, dtype)
+        return _fused_decoder(
+            config, hf_config, folder, dtype, device, quantization, exchange, reference
+        )
     if quantization is not None:
         why = reason or "--model-impl transformers was asked for"
         raise ModelError(
@@ -180,6 +189,7 @@ def _fused_decoder(
     device: torch.device,
     quantization: Quantization | None,
     exchange: RankExchange | None,
+    reference: Reference | None,
 ) -> CausalLM:
     limit = position_limit(hf_config, config.max_model_len)
     shape = replace(decoder_config(hf_config), max_position=limit)
@@ -204,7 +214,25 @@ def _fused_decoder(
             fp8=config.quantization == "fp8" and quantized is None,
             exchange=exchange,
             quantized=quantized,
+            reference=reference if reference is not None and reference.scheme else None,
         )
+
+
+def _describe(
+    reference: Reference,
+    config: ModelConfig,
+    quantization: Quantization | None,
+    dtype: torch.dtype,
+) -> None:
+    """Say of a reference what it is of, where weights are quantised."""
+    kind = "random " if config.load_format == "dummy" else ""
+    precision = str(dtype).removeprefix("torch.")
+    if quantization is not None:
+        reference.scheme = quantization.name
+        reference.weights = f"{kind}dequantized weights in {precision}"
+    elif config.quantization is not None:
+        reference.scheme = config.quantization
+        reference.weights = f"{kind}unquantized weights in {precision}"
 
 
 def fp8_lack(device: torch.device) -> str | None:

@@ -12,10 +12,17 @@ import torch
 from msgspec import structs
 
 from engine.batch import RequestRows
-from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig, SamplingConfig
+from engine.config import (
+    ConfigError,
+    EngineConfig,
+    EngineInfo,
+    ErrorStatement,
+    ModelConfig,
+)
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.errors import first_line
+from engine.models.fused.reference import Reference
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.parallel.lead import LeadRunner
 from engine.plan import Runner
@@ -25,17 +32,16 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.speculation import Speculation
 from engine.speculation.make_drafter import make_drafter
 from engine.startup.assembly import Assembly, make_attention, step_buffers
+from engine.startup.error_statement import ErrorMeasure
 from engine.startup.kernels import begin_loading, wait_for_kernels
 from engine.startup.kv_scales import kv_scales
 from engine.startup.ranks import set_threads, start_ranks
+from engine.startup.samplers import make_sampler
 from engine.startup.sizes import check_context, longest_context, size_cache
 from engine.structured.grammars import Grammars
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
 from sampling.compiling import on_compilation
-from sampling.kernels.logprobs import MAX_TOP
-from sampling.paths.flashinfer import UnavailableError
 from sampling.rows import SamplingRows
-from sampling.sampler import Sampler, SamplerConfig
 from sampling.shard import LoneRank, RankExchange, VocabShard
 
 logger = logging.getLogger(__name__)
@@ -68,7 +74,9 @@ def build_engine(
     tokenizer = None if config.structured is None else TokenizerReader(config.structured)
     device = _prepare(config)
     if config.tensor_parallel_size == 1:
-        return assemble(config, _load(config, device), device, tokenizer=tokenizer)
+        measure = ErrorMeasure(config, tokenizer)
+        model = _load(config, device, reference=measure.reference)
+        return assemble(config, model, device, tokenizer=tokenizer, measure=measure)
     others, exchange = start_ranks(config, device, on_rank_lost)
     model = _load(config, device, exchange)
 
@@ -97,37 +105,18 @@ def _prepare(config: EngineConfig) -> torch.device:
 
 
 def _load(
-    config: EngineConfig, device: torch.device, exchange: RankExchange | None = None
+    config: EngineConfig,
+    device: torch.device,
+    exchange: RankExchange | None = None,
+    reference: Reference | None = None,
 ) -> CausalLM:
     try:
         with phase("loading weights"):
-            return load_model(config.model, device, exchange)
+            return load_model(config.model, device, exchange, reference)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the model's weights do not fit on the GPU: {first_line(error)}"
         ) from error
-
-
-def sampler_config(config: SamplingConfig) -> SamplerConfig:
-    """The sampler's part of the engine's configuration."""
-    return SamplerConfig(use_fp64_gumbel=config.use_fp64_gumbel, flashinfer=config.flashinfer)
-
-
-def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
-    """Make the sampler; raises `ConfigError` for what it cannot do on the rows' device."""
-    on_cuda = rows.device.type == "cuda"
-    if on_cuda and not 0 <= config.max_logprobs <= MAX_TOP:
-        raise ConfigError(
-            f"--max-logprobs must be from 0 to {MAX_TOP} on CUDA, got {config.max_logprobs}"
-        )
-    try:
-        return Sampler(sampler_config(config), rows)
-    except UnavailableError as error:
-        raise ConfigError(
-            f"--use-flashinfer-sampler 1 or TAILRACE_USE_FLASHINFER_SAMPLER=1: {error}"
-        ) from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def assemble(
@@ -137,6 +126,7 @@ def assemble(
     wrap: Callable[[ModelRunner], Runner] = lambda runner: runner,
     tokenizer: TokenizerReader | None = None,
     exchange: RankExchange | None = None,
+    measure: ErrorMeasure | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded; raises `ConfigError`.
 
@@ -144,10 +134,11 @@ def assemble(
         wrap: turns the runner into the one that the engine is to use.
         tokenizer: that of `config.structured`, on its way; None serves no grammars.
         exchange: the ranks of which this is the first, each with its part of the model.
+        measure: of the model's error, begun while it was loaded; None states none.
     """
     if device.type == "cuda":
         config = structs.replace(config, scheduler=config.scheduler.on_gpu())
-    built = _build_runner(config, model, device, exchange)
+    built = _build_runner(config, model, device, exchange, measure)
     runner, max_model_len = built.runner, built.max_model_len
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
         raise ConfigError(
@@ -168,6 +159,7 @@ def assemble(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         sampler=built.sampler,
         grammar_error=grammar_error,
+        quantization=built.statement,
     )
     gc.collect()
     gc.freeze()  # what was loaded lives as long as the process; keep collections short
@@ -178,22 +170,31 @@ def assemble(
 class _BuiltRunner(NamedTuple):
     """A rank's runner, and what it was sized to.
 
-    `sampler` says which path draws rows, in words.
+    `sampler` says which path draws rows, in words, `statement` how far the model is from its
+    reference.
     """
 
     runner: ModelRunner
     num_blocks: int
     max_model_len: int
     sampler: str
+    statement: ErrorStatement | None
 
 
 def _build_runner(
-    config: EngineConfig, model: CausalLM, device: torch.device, exchange: RankExchange | None
+    config: EngineConfig,
+    model: CausalLM,
+    device: torch.device,
+    exchange: RankExchange | None,
+    measure: ErrorMeasure | None = None,
 ) -> _BuiltRunner:
     """Make rows, sampler, cache and runner of a rank."""
     exchange = exchange or LoneRank()
     max_model_len = longest_context(config, model)
     assembly = _assembly(config, model, device, max_model_len, exchange)
+    statement = None
+    if measure is not None:
+        statement = measure.statement(model, device, assembly.kv_scales)
     wait_for_kernels(config, model, device)
     with phase("measuring memory"):
         num_blocks, max_model_len = size_cache(config, assembly, max_model_len, exchange)
@@ -201,7 +202,8 @@ def _build_runner(
         runner = assembly.runner(assembly.cache(num_blocks), with_graphs=config.cuda_graphs)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what only the preparations needed
-    return _BuiltRunner(runner, num_blocks, max_model_len, assembly.sampler.description)
+    sampler = assembly.sampler.description
+    return _BuiltRunner(runner, num_blocks, max_model_len, sampler, statement)
 
 
 def _grammars(

@@ -33,8 +33,23 @@ class TokenizerReader:
     def __init__(self, config: StructuredConfig) -> None:
         self._name = config.tokenizer
         thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._serialized: Future[str] = thread.submit(_read, config)
+        self._loaded: Future[Any] = thread.submit(_load, config)
+        self._serialized: Future[str] = thread.submit(_serialize, self._loaded)
         thread.shutdown(wait=False)
+
+    def token_ids(self, text: str) -> list[int]:
+        """Wait for the tokenizer and encode a text, with the special tokens of a prompt.
+
+        Raises:
+            TokenizerError: it cannot be read.
+        """
+        try:
+            ids: list[int] = self._loaded.result().encode(text)
+        except Exception as error:
+            raise TokenizerError(
+                f"the tokenizer of {self._name} cannot be read: {first_line(error)}"
+            ) from error
+        return ids
 
     def result(self, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
         """Wait for the tokenizer and fit it to the model.
@@ -58,13 +73,17 @@ class TokenizerReader:
             ) from error
 
 
-def _read(config: StructuredConfig) -> str:
-    """The tokenizer as the JSON of the library tokenizers, with the tokens added to it."""
+def _load(config: StructuredConfig) -> Any:
     from transformers import AutoTokenizer  # seconds to import
 
-    loaded = AutoTokenizer.from_pretrained(
+    return AutoTokenizer.from_pretrained(
         config.tokenizer, revision=config.revision, trust_remote_code=config.trust_remote_code
     )
+
+
+def _serialize(loading: Future[Any]) -> str:
+    """The tokenizer as the JSON of the library tokenizers, with the tokens added to it."""
+    loaded = loading.result()
     if not loaded.is_fast:
         raise ValueError(f"{type(loaded).__name__} is not one of the library tokenizers")
     backend: Any = loaded.backend_tokenizer

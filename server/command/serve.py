@@ -22,7 +22,7 @@ from msgspec import structs
 from prometheus_client import disable_created_metrics
 
 from engine.client import EngineClient
-from engine.config import ConfigError, EngineConfig, EngineInfo
+from engine.config import ConfigError, EngineConfig, EngineInfo, ErrorStatement
 from engine.parent import EngineProcess, make_folder
 from engine.submission import EngineDeadError
 from server.command.configure import engine_config, server_config
@@ -239,8 +239,19 @@ def summary(http: ServerConfig, info: EngineInfo, where: str) -> list[str]:
         f"KV cache of {num_tokens:,} tokens: {num_tokens / info.max_model_len:.1f} times the "
         f"context of {info.max_model_len:,}; at most {info.max_rows} choices at once",
         f"sampler: {info.sampler}",
+        *([] if info.quantization is None else [error_line(info.quantization)]),
         f"API at {where}/v1, its description at {where}/docs",
     ]
+
+
+def error_line(error: ErrorStatement) -> str:
+    """The statement of error in one line."""
+    if error.mean_kl is None or error.max_logprob_gap is None:
+        return f"quantization ({error.scheme}): its error is no number, logits are NaN or infinite"
+    return (
+        f"quantization ({error.scheme}): mean KL {error.mean_kl:.2g} nats, logprobs up to "
+        f"{error.max_logprob_gap:.2g} off, against {error.reference} on {error.text}"
+    )
 
 
 async def engine_lost(engine: StartedEngine) -> str:

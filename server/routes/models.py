@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.config import EngineInfo
 from server.context import Context, context_of
 from server.errors import json_response
 from server.routes.plain import PlainRoute
@@ -48,4 +50,10 @@ def _card(name: str, context: Context) -> dict[str, Any]:
         "root": context.config.model_root or name,
         "parent": None,
         "max_model_len": context.engine.info.max_model_len,
+        "quantization": error_statement(context.engine.info),
     }
+
+
+def error_statement(info: EngineInfo) -> dict[str, Any] | None:
+    """The engine's statement of error as replies have it."""
+    return None if info.quantization is None else structs.asdict(info.quantization)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from server.context import context_of
 from server.errors import json_response
+from server.routes.models import error_statement
 from server.routes.plain import PlainRoute
 from server.schema.openapi import replies
 from server.schema.replies import ServerInfoReply
@@ -37,6 +38,7 @@ async def server_info(request: Request) -> Response:
         "logprobs_mode": config.logprobs_mode,
         "metrics_prefix": config.metrics_prefix,
         "verify": bool(config.verify_command),
+        "quantization": error_statement(info),
         "flags": list(config.flags),
     }
     return json_response(content)

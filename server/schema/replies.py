@@ -177,6 +177,23 @@ class CompletionReply(BaseModel):
     ignored_keywords: IgnoredKeywords = None
 
 
+class QuantizationReply(BaseModel):
+    """How far a quantised model is from what it was made of, on a fixed text.
+
+    Figures are null where a logit is no number.
+    """
+
+    scheme: str = Field(description="What is rounded, and how.")
+    reference: str = Field(description="What was computed without that rounding.")
+    mean_kl: float | None = Field(
+        description="Mean over the text's positions of KL(reference || served), in nats."
+    )
+    max_logprob_gap: float | None = Field(
+        description="The largest difference between two logprobs of one token, of all tokens."
+    )
+    text: str = Field(description="Name of the text, and its length.")
+
+
 class ModelCard(BaseModel):
     """A name the server answers to."""
 
@@ -187,6 +204,9 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None
     max_model_len: int
+    quantization: QuantizationReply | None = Field(
+        description="The statement of error; null where nothing is quantised."
+    )
 
 
 class ModelList(BaseModel):
@@ -241,4 +261,5 @@ class ServerInfoReply(BaseModel):
     logprobs_mode: str = Field(description="The mode of requests that name none.")
     metrics_prefix: str = Field(description="What the names of metrics begin with.")
     verify: bool = Field(description="Whether `/verify` runs the self-test.")
+    quantization: QuantizationReply | None = Field(description="As at `/v1/models`.")
     flags: list[str] = Field(description="The settings that were given, without keys.")

@@ -6,8 +6,8 @@ import re
 
 import httpx
 
-from tests.page.conftest import SLOW, Tab, expect
-from tests.serving.process import Server
+from tests.page.conftest import SLOW, OpenTab, Tab, expect, shown
+from tests.serving.process import Server, serve
 
 pytestmark = SLOW
 
@@ -41,6 +41,27 @@ def test_facts_are_the_server_s(tab: Tab, server: Server) -> None:
         expect(facts).to_contain_text(str(about[name]))
     for flag in about["flags"]:
         expect(facts).to_contain_text(flag)
+
+
+def test_a_quantized_server_states_its_error(open_tab: OpenTab) -> None:
+    """The figures are the API's, to the digits shown."""
+    with serve("--quantization", "fp8") as server:
+        (card,) = server.get("/v1/models").json()["data"]
+        error = card["quantization"]
+        tab = open_tab(server.url)
+        tab.open("#/server")
+        facts = tab.page.get_by_label("Error of quantization")
+        for name in ("scheme", "reference", "text"):
+            expect(facts).to_contain_text(error[name])
+        for label, name in (("mean KL", "mean_kl"), ("largest gap", "max_logprob_gap")):
+            told = facts.locator(".fact", has_text=label).locator("dd")
+            expect(told).to_have_text(f"{shown(float(f'{error[name]:.3g}'))} nats")
+
+
+def test_what_is_not_quantized_states_no_error(tab: Tab) -> None:
+    tab.open("#/server")
+    expect(tab.page.locator(".about")).to_contain_text("Flags")
+    expect(tab.page.locator(".about")).not_to_contain_text("quantization")
 
 
 def test_the_self_test_runs_beside_traffic(tab: Tab, server: Server) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.startup.build import sampler_config
+from engine.startup.samplers import sampler_config
 from sampling.sampler import SamplerConfig
 from server.command.configure import engine_config
 from server.command.settings import load_settings

@@ -156,3 +156,31 @@ class DummyWeights:
 
     def finish(self) -> None:
         pass
+
+
+class ReadTwice:
+    """A source whose tensors are read twice: the second reading gives what the first gave.
+
+    Attributes:
+        holds: hold what is read until it is read again; before it is set, all is passed on.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._held: dict[str, torch.Tensor] = {}
+        self.holds = False
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        held = self._held.pop(name, None)
+        if held is not None:
+            target.copy_(held)
+            return
+        self._source.fill(target, name)
+        if self.holds:
+            self._held[name] = target.clone()
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._source.shape(name)
+
+    def finish(self) -> None:
+        self._source.finish()

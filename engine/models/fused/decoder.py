@@ -8,19 +8,21 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
-from engine.kernels.rope import rope_table, rotation_at
-from engine.models.checkpoint.weights import WeightSource
+from engine.kernels.rope import Rotation, rope_table, rotation_at
+from engine.models.checkpoint.weights import ReadTwice, WeightSource
 from engine.models.fused.decoder_config import DecoderConfig, attention_specs
-from engine.models.fused.decoder_weights import DecoderWeights, Layer
-from engine.models.fused.general_layers import AddNorm, GeneralLayer, RmsNorm
+from engine.models.fused.decoder_weights import DecoderWeights
+from engine.models.fused.general_layers import AddNorm, RmsNorm
 from engine.models.fused.general_weights import GeneralWeights
 from engine.models.fused.options import LayerOptions
+from engine.models.fused.reference import AnyLayer, LayerwiseRun, Reference
 from engine.models.quantized.reader import QuantizedReader
 from sampling.shard import RankExchange
 
@@ -33,6 +35,7 @@ class Decoder:
         fp8, quantized: as `DecoderWeights` takes them.
         exchange: the ranks that compute each step together, of which this is one; None is one rank.
             `logits` then gives the ids of the rank's shard, and all else is the same on each.
+        reference: of weights that are quantised; its hidden states are made while layers are read.
 
     Attributes:
         num_weights: number of weights in the layers' products, which each token multiplies.
@@ -49,6 +52,7 @@ class Decoder:
         fp8: bool = False,
         exchange: RankExchange | None = None,
         quantized: QuantizedReader | None = None,
+        reference: Reference | None = None,
     ) -> None:
         self.vocab_size = config.vocab_size
         self.hidden_size = config.hidden_size
@@ -63,14 +67,38 @@ class Decoder:
         ]
         self._layer_rotations = config.layer_rotations
         kind = DecoderWeights if config.is_plain else GeneralWeights
-        weights = kind(
-            config, source, dtype, device, fp8=fp8, exchange=exchange, quantized=quantized
-        )
+        tensors = source if reference is None else ReadTwice(source)
+        make = partial(kind, config, tensors, dtype, device, exchange=exchange)
+        weights = make(fp8=fp8, quantized=quantized)
         self.attention_specs: Sequence[AttentionSpec] = attention_specs(weights.config)
         self._embedding, self._lm_head = weights.embedding_and_lm_head()
-        self._layers, self._final_norm = _layers(config, weights)
+        self._final_norm = _final_norm(weights)
+        layers: Iterable[AnyLayer] = map(partial(_layer, weights), range(len(config.windows)))
+        if reference is not None:
+            assert isinstance(tensors, ReadTwice)
+            tensors.holds = True
+            unquantized = make(quantized=quantized and quantized.dequantized())
+            layers = self._beside(layers, unquantized, reference)
+        self._layers = list(layers)
         self.num_weights = weights.num_in_layers
         source.finish()
+
+    def _beside(
+        self, layers: Iterable[AnyLayer], unquantized: DecoderWeights, reference: Reference
+    ) -> Iterator[AnyLayer]:
+        """Give layers as they are read, and run a text through each without its quantisation.
+
+        Args:
+            unquantized: reads the tensors that `layers` have read, once more.
+        """
+        ids = reference.token_ids(self.vocab_size).to(self.device)
+        rotations = self._rotations(torch.arange(len(ids), device=self.device))
+        by_layer = [rotations[index] for index in self._layer_rotations]
+        run = LayerwiseRun(self.embed(ids), by_layer, self.attention_specs)
+        for index, layer in enumerate(layers):
+            yield layer
+            run.run(index, _layer(unquantized, index))
+        reference.hidden = run.hidden(self._final_norm)
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedded = F.embedding(input_ids, self._embedding)
@@ -96,7 +124,7 @@ class Decoder:
         Returns:
             Hidden states, and [T, len(feature_layers) * hidden_size], None without layers.
         """
-        rotations = [rotation_at(table, positions) for table in self._rope_tables]
+        rotations = self._rotations(positions)
         x = self.embed(input_ids)  # [T, hidden]
         residual: torch.Tensor | None = None
         outputs: dict[int, torch.Tensor] = {}
@@ -112,6 +140,9 @@ class Decoder:
             return hidden, None
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
+    def _rotations(self, positions: torch.Tensor) -> list[Rotation]:
+        return [rotation_at(table, positions) for table in self._rope_tables]
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits, options = self._lm_head(hidden), self._options
         if options.logit_scale != 1.0:
@@ -126,13 +157,14 @@ def _embedding_scale(options: LayerOptions, dtype: torch.dtype) -> float:
     return float(torch.tensor(scale).to(dtype)) if options.rounds_embedding_scale else scale
 
 
-def _layers(
-    config: DecoderConfig, weights: DecoderWeights
-) -> tuple[list[Layer | GeneralLayer], AddNorm]:
-    """Read the layers and the norm behind the last."""
-    indices = range(len(config.windows))
+def _layer(weights: DecoderWeights, index: int) -> AnyLayer:
     if isinstance(weights, GeneralWeights):
-        norm = weights.general_norm(f"model.{config.options.names.final_norm}")
-        return [weights.general_layer(index) for index in indices], norm
-    final_norm = RmsNorm(weights.final_norm(), config.norm_eps)
-    return [weights.layer(index) for index in indices], final_norm
+        return weights.general_layer(index)
+    return weights.layer(index)
+
+
+def _final_norm(weights: DecoderWeights) -> AddNorm:
+    config = weights.config
+    if isinstance(weights, GeneralWeights):
+        return weights.general_norm(f"model.{config.options.names.final_norm}")
+    return RmsNorm(weights.final_norm(), config.norm_eps)

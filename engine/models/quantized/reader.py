@@ -54,10 +54,7 @@ class QuantizedReader:
         parts, biases = [], []
         for name, width in widths.items():
             module = f"{prefix}.{name}"
-            part = self.part(module, width, fan_in)
-            if self.keeps:
-                self.kept[module] = part
-            parts.append(part)
+            parts.append(self.part(module, width, fan_in))
             biases.append(self._bias(module, width, has_bias))
         bias = torch.cat(biases)
         # Tools of GPTQ write biases of zeros where a model has none.
@@ -65,6 +62,17 @@ class QuantizedReader:
 
     def part(self, module: str, num_channels: int, width: int) -> Part:
         """Read the weight of one module."""
+        part = self._unpacked(module, num_channels, width)
+        if self.keeps:
+            self.kept[module] = part
+        return part
+
+    def dequantized(self) -> DequantizedReader:
+        """Make the reader of what this one reads from now on, without its quantisation."""
+        self.keeps = True
+        return DequantizedReader(self)
+
+    def _unpacked(self, module: str, num_channels: int, width: int) -> Part:
         scheme, shape = self.quantization.scheme_of(module), (num_channels, width)
         if not isinstance(self._source, Checkpoint):
             weight = self._fill(f"{module}.weight", shape)
@@ -90,6 +98,19 @@ class QuantizedReader:
         target = torch.empty(shape, dtype=self._dtype, device=self._device)
         self._source.fill(target, name)
         return target
+
+
+class DequantizedReader(QuantizedReader):
+    """Gives the products that another reader has kept, each once, without their quantisation."""
+
+    def __init__(self, reader: QuantizedReader) -> None:
+        super().__init__(reader.quantization, reader._source, reader._dtype, reader._device)
+        self._reader = reader
+
+    def part(self, module: str, num_channels: int, width: int) -> Part:
+        """The weight of one module [num_channels, width] in the model's dtype."""
+        kept = self._reader.kept.pop(module)
+        return DensePart(kept.dequantized().to(self._dtype))
 
 
 def _stored_as(checkpoint: Checkpoint, module: str) -> str | None:

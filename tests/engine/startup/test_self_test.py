@@ -15,7 +15,7 @@ from torch import Tensor
 import engine.startup.build
 import engine.startup.self_test
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
-from engine.startup.build import sampler_config
+from engine.startup.samplers import sampler_config
 from engine.startup.self_test import flag_coverage, run_self_test
 from sampling import noise, race
 from sampling.noise import Purpose

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.config import ConfigError, SamplingConfig
-from engine.startup.build import make_sampler
+from engine.startup.samplers import make_sampler
 from sampling import sampler as sampler_module
 from sampling import warm_up
 from sampling.params import SamplingParams

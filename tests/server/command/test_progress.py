@@ -7,12 +7,13 @@ import sys
 import time
 
 import pytest
+from msgspec import structs
 
 from engine import progress
-from engine.config import EngineInfo
+from engine.config import EngineInfo, ErrorStatement
 from engine.progress import on_progress, phase, report
 from server.command.progress import ProgressBar
-from server.command.serve import summary
+from server.command.serve import error_line, summary
 from server.config import ServerConfig
 
 
@@ -90,3 +91,19 @@ def test_the_summary() -> None:
     assert "sampler: native" in text
     assert "http://127.0.0.1:8000/v1" in text
     assert "http://127.0.0.1:8000/docs" in text
+    assert "quantization" not in text
+
+
+def test_the_summary_states_the_error_of_quantization() -> None:
+    error = ErrorStatement(
+        scheme="fp8",
+        reference="unquantized weights in bfloat16",
+        mean_kl=0.001234,
+        max_logprob_gap=0.5678,
+        text="t, 512 tokens",
+    )
+    assert error_line(error) == (
+        "quantization (fp8): mean KL 0.0012 nats, logprobs up to 0.57 off, against unquantized "
+        "weights in bfloat16 on t, 512 tokens"
+    )
+    assert "no number" in error_line(structs.replace(error, mean_kl=None))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from server.schema.replies import ServerInfoReply
+from msgspec import structs
+
+from engine.config import ErrorStatement
+from server.schema.replies import ModelCard, ServerInfoReply
 from server.version import VERSION
 from tests.server.conftest import in_process
 
@@ -19,3 +22,25 @@ async def test_the_reply() -> None:
     assert (reply["max_logprobs"], reply["metrics_prefix"]) == (7, "x_")
     assert (reply["device"], reply["num_blocks"]) == (info.device, info.num_blocks)
     assert reply["verify"] is False
+    assert reply["quantization"] is None
+
+
+async def test_the_statement_of_error() -> None:
+    """The same at `/v1/models`; a figure that is no number is null."""
+    error = ErrorStatement(
+        scheme="fp8", reference="weights", mean_kl=0.001234, max_logprob_gap=None, text="t"
+    )
+    async with in_process() as site:
+        site.engine.info = structs.replace(site.engine.info, quantization=error)
+        about = (await site.client.get("/server_info")).json()
+        (card,) = (await site.client.get("/v1/models")).json()["data"]
+    ServerInfoReply.model_validate(about)
+    ModelCard.model_validate(card)
+    assert about["quantization"] == card["quantization"]
+    assert card["quantization"] == {
+        "scheme": "fp8",
+        "reference": "weights",
+        "mean_kl": 0.001234,
+        "max_logprob_gap": None,
+        "text": "t",
+    }
