@@ -13,9 +13,12 @@ from typing import NamedTuple
 
 import torch
 
+from engine.kernels.experts.few_fp8 import store_rounded
 from engine.kernels.experts.gates import join
 from engine.kernels.experts.routing import Routing, choose, empty_routing
+from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.quantized.fp8_blocks import Fp8Blocks
 from engine.kernels.skinny import Norm, normed_input
 from sampling.triton_support import jit, padded_lanes, tl, triton
 
@@ -49,10 +52,12 @@ def _route_kernel(
     weights,
     normed,
     sums,
+    rounded,
     arrivals,
     eps,
     num_tokens: tl.constexpr,
     features: tl.constexpr,
+    num_spans: tl.constexpr,
     num_experts: tl.constexpr,
     top_k: tl.constexpr,
     over_chosen: tl.constexpr,
@@ -77,6 +82,8 @@ def _route_kernel(
         )
         if first:
             tl.store(normed + at + k, value.to(normed.dtype.element_ty), mask=inside)
+            if rounded is not None:
+                store_rounded(value, rounded, token, features, num_spans, BLOCK)
         result = tl.sum(tile.to(tl.float32) * value[None, :], 1)
         if bias is not None:
             result += tl.load(bias + e, mask=here, other=0.0).to(tl.float32)
@@ -98,12 +105,14 @@ def route_few(
     arrivals: torch.Tensor,
     *,
     over_chosen: bool,
+    rounded: Fp8Rows | Fp8Blocks | None = None,
 ) -> Routed:
     """Norm x [T, hidden] + the norm's residual, which must be there, and choose experts.
 
     Args:
         router: [experts, hidden]. bias: [experts].
         arrivals: int32 [1], zero, and zero again afterwards.
+        rounded: [T, hidden], where the normed rows go in float8 too.
     """
     (num_tokens, features), num_experts = x.shape, len(router)
     assert norm.residual is not None
@@ -122,10 +131,12 @@ def route_few(
         *routing,
         normed,
         sums,
+        rounded,
         arrivals,
         norm.eps,
         num_tokens=num_tokens,
         features=features,
+        num_spans=rounded.scales.shape[1] if isinstance(rounded, Fp8Blocks) else 0,
         num_experts=num_experts,
         top_k=top_k,
         over_chosen=over_chosen,

@@ -77,11 +77,16 @@ def quantize_spans_triton(x: torch.Tensor) -> Fp8Blocks:
     """Compute `quantize_spans` in a kernel."""
     assert x.is_contiguous()
     num_rows, width = x.shape
-    num_spans = triton.cdiv(width, SPAN)
-    values = torch.empty((num_rows, width), dtype=FP8, device=x.device)
-    scales = torch.empty((num_rows, num_spans), device=x.device)
+    blocks = empty_blocks(num_rows, width, x.device)
+    num_spans = blocks.scales.shape[1]
     spans = min(triton.next_power_of_2(num_spans), 8)
     _quantize_spans_kernel[(num_rows, triton.cdiv(num_spans, spans))](
-        x, values, scales, width, num_spans, SPANS=spans, SPAN=SPAN, num_warps=4, **overlap_of(x)
+        x, *blocks, width, num_spans, SPANS=spans, SPAN=SPAN, num_warps=4, **overlap_of(x)
     )
-    return Fp8Blocks(values, scales)
+    return blocks
+
+
+def empty_blocks(num_rows: int, width: int, device: torch.device) -> Fp8Blocks:
+    """Allocate rows for a kernel to write."""
+    values = torch.empty((num_rows, width), dtype=FP8, device=device)
+    return Fp8Blocks(values, torch.empty((num_rows, -(-width // SPAN)), device=device))

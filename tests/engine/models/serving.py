@@ -43,15 +43,19 @@ SCHEDULE = (
 )
 
 
-def write_tiny(config: PreTrainedConfig, folder: Path, **save: Any) -> Any:
-    """Save a random float32 model of a config; returns transformers' own."""
+def write_tiny(config: PreTrainedConfig, folder: Path, *, spread: float = 0.25, **save: Any) -> Any:
+    """Save a random float32 model of a config; returns transformers' own.
+
+    Args:
+        spread: standard deviation of the weights; so many sizes ** -0.5 keep numbers near 1.
+    """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # wide enough that attention is far from uniform
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
             is_scale = parameter.dim() == 1 and name.endswith("weight")
-            parameter.copy_(1.0 + 0.2 * noise if is_scale else 0.25 * noise)
+            parameter.copy_(1.0 + 0.2 * noise if is_scale else spread * noise)
     model.save_pretrained(folder, **save)
     return model
 

@@ -1,0 +1,250 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Float8 experts of a few tokens: `few` with weights and inputs in float8.
+
+Numbers are widened to float32 and summed there. A scale belongs to a whole row, or to each `SPAN`
+numbers of one. In the former case a program holds rows as one span of all features.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.experts.gates import join
+from engine.kernels.experts.routing import Routing
+from engine.kernels.experts.weights import Fp8Experts
+from engine.kernels.fp8 import Fp8Rows, quantized, quantized_spans
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
+from engine.kernels.quantized.launch import LaunchShape
+from sampling.triton_support import constexpr, jit, tl, triton
+
+GATE_UP, DOWN = LaunchShape(2, 4), LaunchShape(4, 4)
+"""Launches: output features and warps of a program."""
+
+_SPAN = constexpr(SPAN)
+
+
+@jit
+def store_rounded(
+    value,
+    rounded,
+    row,
+    width: tl.constexpr,
+    num_spans: tl.constexpr,
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    """Round a row of float32 values [BLOCK], zero from `width` on, and store it in `rounded`."""
+    k = tl.arange(0, BLOCK)
+    if num_spans == 0:
+        values, scale = quantized(value)
+        tl.store(rounded.scales + row, scale)
+    else:
+        SPANS: tl.constexpr = BLOCK // _SPAN  # noqa: N806
+        spans = tl.arange(0, SPANS)
+        values, scales = quantized_spans(tl.reshape(value, (SPANS, _SPAN)))
+        tl.store(rounded.scales + row * num_spans + spans, scales, mask=spans < num_spans)
+        values = tl.reshape(values, (BLOCK,))
+    tl.store(rounded.values + row * width + k, values, mask=k < width)
+
+
+@jit
+def _scales_of(weights, channel, here, span, num_spans: tl.constexpr):
+    """The scales of channels: [ROWS, SPANS]."""
+    if num_spans == 0:
+        scales = tl.load(weights.scales + channel, mask=here, other=0.0)[:, None]
+    else:
+        both = here[:, None] & (span < num_spans)[None, :]
+        at = channel[:, None] * num_spans + span[None, :]
+        scales = tl.load(weights.scales + at, mask=both, other=0.0)
+    return scales
+
+
+@jit
+def _own_scales(x, row, span, num_spans: tl.constexpr):
+    """The scales of an input: [SPANS]."""
+    if num_spans == 0:
+        scales = tl.load(x.scales + row + 0 * span)
+    else:
+        scales = tl.load(x.scales + row * num_spans + span, mask=span < num_spans, other=0.0)
+    return scales
+
+
+@jit
+def _gate_up_kernel(
+    x,
+    ids,
+    weights,
+    bias,
+    out,
+    features: tl.constexpr,
+    inner: tl.constexpr,
+    num_spans: tl.constexpr,
+    top_k: tl.constexpr,
+    gate: tl.constexpr,
+    ROWS: tl.constexpr,  # noqa: N803
+    block: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    """A program computes ROWS of a pair's joined features."""
+    begin_next(overlap)
+    pair = tl.program_id(1).to(tl.int64)
+    n, span = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, block.spans)
+    k = span[:, None] * block.width + tl.arange(0, block.width)[None, :]
+    here, inside = n < inner, k < features
+    both = here[:, None, None] & inside[None]
+    wait_for_last(overlap)
+    channel = tl.load(ids + pair).to(tl.int64) * 2 * inner + n
+    tile_ptr = weights.values + channel[:, None, None] * features + k[None]
+    gate_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    tile_ptr += inner * features
+    up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    gate_scales = _scales_of(weights, channel, here, span, num_spans)
+    up_scales = _scales_of(weights, channel + inner, here, span, num_spans)
+    token = pair // top_k
+    value = tl.load(x.values + token * features + k, mask=inside, other=0.0).to(tl.float32)
+    own = _own_scales(x, token, span, num_spans)[None, :]
+    gates = tl.sum(tl.sum(gate_tile.to(tl.float32) * value[None], 2) * (gate_scales * own), 1)
+    ups = tl.sum(tl.sum(up_tile.to(tl.float32) * value[None], 2) * (up_scales * own), 1)
+    if bias is not None:
+        gates += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
+        ups += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
+    joined = join(gates, ups, gate)
+    tl.store(out + pair * inner + n, joined.to(out.dtype.element_ty), mask=here)
+
+
+class _Block(NamedTuple):
+    """A row as a program holds it: spans of so many features."""
+
+    spans: int
+    width: int
+
+
+def _block(weights: Fp8Experts) -> _Block:
+    features = weights.shape[2]
+    if not weights.num_spans:
+        return _Block(1, triton.next_power_of_2(features))
+    return _Block(triton.next_power_of_2(weights.num_spans), SPAN)
+
+
+def gate_up_few_fp8(
+    x: Fp8Rows | Fp8Blocks,
+    ids: torch.Tensor,
+    weights: Fp8Experts,
+    bias: torch.Tensor | None,
+    gate: str,
+    dtype: torch.dtype,
+    shape: LaunchShape = GATE_UP,
+) -> torch.Tensor:
+    """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
+
+    Args:
+        x: rounded as `weights` asks. weights: [experts, 2 * inner, hidden], gate rows, then up
+            rows. bias: [experts, 2 * inner].
+        dtype: of the result.
+    """
+    (num_tokens, top_k), (_, two_inner, features) = ids.shape, weights.shape
+    inner = two_inner // 2
+    out = torch.empty((num_tokens * top_k, inner), dtype=dtype, device=ids.device)
+    _gate_up_kernel[(triton.cdiv(inner, shape.rows), num_tokens * top_k)](
+        x,
+        ids,
+        weights,
+        bias,
+        out,
+        features=features,
+        inner=inner,
+        num_spans=weights.num_spans,
+        top_k=top_k,
+        gate=gate,
+        ROWS=shape.rows,
+        block=_block(weights),
+        num_warps=shape.warps,
+        **overlap_of(out),
+    )
+    return out
+
+
+@jit
+def _down_kernel(
+    x,
+    routing,
+    weights,
+    bias,
+    base,
+    out,
+    inner: tl.constexpr,
+    features: tl.constexpr,
+    num_spans: tl.constexpr,
+    top_k: tl.constexpr,
+    ROWS: tl.constexpr,  # noqa: N803
+    block: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    """A program computes ROWS of a token's output features."""
+    begin_next(overlap)
+    token = tl.program_id(1).to(tl.int64)
+    n, span = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, block.spans)
+    k = span[:, None] * block.width + tl.arange(0, block.width)[None, :]
+    here, inside = n < features, k < inner
+    both = here[:, None, None] & inside[None]
+    wait_for_last(overlap)
+    # Summed over features at the very end: a sum among warps would hold the next loads up.
+    sums = tl.zeros((ROWS, block.spans, block.width), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    for rank in tl.static_range(top_k):
+        pair = token * top_k + rank
+        share = tl.load(routing.weights + pair)
+        channel = tl.load(routing.ids + pair).to(tl.int64) * features + n
+        tile_ptr = weights.values + channel[:, None, None] * inner + k[None]
+        tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+        scales = _scales_of(weights, channel, here, span, num_spans)
+        own = _own_scales(x, pair, span, num_spans) * share
+        value = tl.load(x.values + pair * inner + k, mask=inside, other=0.0).to(tl.float32)
+        value *= own[:, None]
+        sums += tile.to(tl.float32) * scales[:, :, None] * value[None]
+        if bias is not None:
+            total += share * tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
+    total += tl.sum(tl.sum(sums, 2), 1)
+    at = token * features + n
+    if base is not None:
+        total += tl.load(base + at, mask=here, other=0.0).to(tl.float32)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=here)
+
+
+def down_few_fp8(
+    x: Fp8Rows | Fp8Blocks,
+    routing: Routing,
+    weights: Fp8Experts,
+    bias: torch.Tensor | None,
+    base: torch.Tensor | None,
+    dtype: torch.dtype,
+    shape: LaunchShape = DOWN,
+) -> torch.Tensor:
+    """Compute the weighted sums [T, hidden] of the down products of x [T * k, inner].
+
+    Args:
+        x: rounded as `weights` asks. weights: [experts, hidden, inner]. bias: [experts, hidden].
+        base: [T, hidden], added.
+        dtype: of the result.
+    """
+    (num_tokens, top_k), (_, features, inner) = routing.ids.shape, weights.shape
+    out = torch.empty((num_tokens, features), dtype=dtype, device=routing.ids.device)
+    _down_kernel[(triton.cdiv(features, shape.rows), num_tokens)](
+        x,
+        routing,
+        weights,
+        bias,
+        base,
+        out,
+        inner=inner,
+        features=features,
+        num_spans=weights.num_spans,
+        top_k=top_k,
+        ROWS=shape.rows,
+        block=_block(weights),
+        num_warps=shape.warps,
+        **overlap_of(out),
+    )
+    return out
