@@ -29,12 +29,12 @@ from engine.kernels.experts.grouped import Tile, grouped_linear, weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import (
     Experts,
-    ExpertWeights,
     Router,
     experts_few,
     experts_triton,
 )
 from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.weights import ExpertWeights
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import NUM_ROWS, Norm
 from engine.models.checkpoint.weights import DummyWeights
@@ -170,10 +170,12 @@ def few(gb_per_s: float) -> None:
 
     def gate_up(rows: int, warps: int, index: int) -> object:
         weight = layers[index % LAYERS].gate_up
+        assert isinstance(weight, torch.Tensor)
         return gate_up_few(x, routings[index].ids, weight, None, SILU, rows, warps)
 
     def down(rows: int, warps: int, index: int) -> object:
         weight = layers[index % LAYERS].down
+        assert isinstance(weight, torch.Tensor)
         return down_few(inner, routings[index], weight, None, None, rows, warps)
 
     for rows, warps in [(1, 2), (1, 4), (2, 4), (2, 8), (4, 8)]:
@@ -274,7 +276,7 @@ def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) ->
 
 
 @dataclass(frozen=True)
-class _Decoding:
+class Decoding:
     """The `LayerAttention` of rows that bring one token each."""
 
     specs: Sequence[AttentionSpec]
@@ -285,7 +287,7 @@ class _Decoding:
     scratch: DecodeScratch
 
     @classmethod
-    def of(cls, specs: Sequence[AttentionSpec], rows: int, context: int) -> _Decoding:
+    def of(cls, specs: Sequence[AttentionSpec], rows: int, context: int) -> Decoding:
         """Rows of `context` tokens, each in blocks of its own."""
         width = -(-context // BLOCK_SIZE)
         cache = KVCache(specs, rows * width + 1, BLOCK_SIZE, DTYPE, DEVICE)
@@ -317,7 +319,7 @@ def step(gb_per_s: float) -> None:
     source = DummyWeights(config.initializer_range, DEVICE)
     model = Decoder(decoder_config(config), source, DTYPE, DEVICE, 4096)
     for rows, context in ((1, 256), (2, 256), (8, 256), (64, 192), (256, 192)):
-        attention = _Decoding.of(model.attention_specs, rows, context)
+        attention = Decoding.of(model.attention_specs, rows, context)
         ids = torch.randint(0, model.vocab_size, (2, rows), device=DEVICE, dtype=torch.int32)
         positions = torch.full((rows,), context - 1, device=DEVICE)
 
@@ -325,7 +327,7 @@ def step(gb_per_s: float) -> None:
             index: int,
             ids: torch.Tensor = ids,
             positions: torch.Tensor = positions,
-            attention: _Decoding = attention,
+            attention: Decoding = attention,
         ) -> torch.Tensor:
             return model.logits(model.forward(ids[index], positions, attention)).argmax(-1)
 

@@ -262,8 +262,9 @@ def _check_quantization(
     lack = fp8_lack(device)
     shape = decoder_config(hf_config)
     unread = None
-    if shape.experts is not None:
-        unread = "the weights of experts"
+    schemes = () if quantization is None else quantization.schemes
+    if shape.experts is not None and not all(scheme.is_fp8 for scheme in schemes):
+        unread = "the 4-bit weights of experts"
     elif not shape.is_plain:
         unread = f"the weights of {hf_config.model_type}"
     if quantization is None:
@@ -274,7 +275,7 @@ def _check_quantization(
         if unread is not None:
             raise ModelError(f"{flag}: {unread} are not quantized; leave it out")
         return
-    is_fp8 = any(scheme.is_fp8 for scheme in quantization.schemes)
+    is_fp8 = any(scheme.is_fp8 for scheme in schemes)
     if config.quantization is not None and not is_fp8:
         raise ModelError(
             f"{flag} rounds weights that are not quantized, and {folder} is "

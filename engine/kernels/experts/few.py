@@ -18,7 +18,7 @@ from engine.kernels.experts.gates import join
 from engine.kernels.experts.routing import Routing, choose, empty_routing
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from engine.kernels.quantized.fp8_blocks import Fp8Blocks
+from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.skinny import Norm, normed_input
 from sampling.triton_support import jit, padded_lanes, tl, triton
 
@@ -53,6 +53,7 @@ def _route_kernel(
     normed,
     sums,
     rounded,
+    rounded_scales,
     arrivals,
     eps,
     num_tokens: tl.constexpr,
@@ -83,7 +84,7 @@ def _route_kernel(
         if first:
             tl.store(normed + at + k, value.to(normed.dtype.element_ty), mask=inside)
             if rounded is not None:
-                store_rounded(value, rounded, token, features, num_spans, BLOCK)
+                store_rounded(value, rounded, rounded_scales, token, features, num_spans, BLOCK)
         result = tl.sum(tile.to(tl.float32) * value[None, :], 1)
         if bias is not None:
             result += tl.load(bias + e, mask=here, other=0.0).to(tl.float32)
@@ -121,6 +122,7 @@ def route_few(
     routing = empty_routing(num_tokens, top_k, x.device)
     logits = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=x.device)
     normed, sums = torch.empty_like(x), torch.empty_like(x)
+    num_spans = rounded.scales.shape[1] if isinstance(rounded, Fp8Blocks) else 0
     _route_kernel[(triton.cdiv(num_experts, ROUTER_ROWS),)](
         x,
         norm.residual,
@@ -131,17 +133,17 @@ def route_few(
         *routing,
         normed,
         sums,
-        rounded,
+        *(rounded or (None, None)),
         arrivals,
         norm.eps,
         num_tokens=num_tokens,
         features=features,
-        num_spans=rounded.scales.shape[1] if isinstance(rounded, Fp8Blocks) else 0,
+        num_spans=num_spans,
         num_experts=num_experts,
         top_k=top_k,
         over_chosen=over_chosen,
         ROWS=ROUTER_ROWS,
-        BLOCK=triton.next_power_of_2(features),
+        BLOCK=max(triton.next_power_of_2(features), SPAN if num_spans else 1),
         EXPERTS=padded_lanes(num_experts),
         CHOSEN=padded_lanes(top_k),
         num_warps=4,

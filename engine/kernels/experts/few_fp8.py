@@ -20,62 +20,62 @@ from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.launch import LaunchShape
 from sampling.triton_support import constexpr, jit, tl, triton
 
-GATE_UP, DOWN = LaunchShape(2, 4), LaunchShape(4, 4)
-"""Launches: output features and warps of a program."""
-
 _SPAN = constexpr(SPAN)
 
 
 @jit
 def store_rounded(
     value,
-    rounded,
+    values_ptr,
+    scales_ptr,
     row,
     width: tl.constexpr,
     num_spans: tl.constexpr,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    """Round a row of float32 values [BLOCK], zero from `width` on, and store it in `rounded`."""
+    """Round a row of float32 values [BLOCK], zero from `width` on, and store it."""
     k = tl.arange(0, BLOCK)
     if num_spans == 0:
         values, scale = quantized(value)
-        tl.store(rounded.scales + row, scale)
+        tl.store(scales_ptr + row, scale)
     else:
         SPANS: tl.constexpr = BLOCK // _SPAN  # noqa: N806
         spans = tl.arange(0, SPANS)
         values, scales = quantized_spans(tl.reshape(value, (SPANS, _SPAN)))
-        tl.store(rounded.scales + row * num_spans + spans, scales, mask=spans < num_spans)
+        tl.store(scales_ptr + row * num_spans + spans, scales, mask=spans < num_spans)
         values = tl.reshape(values, (BLOCK,))
-    tl.store(rounded.values + row * width + k, values, mask=k < width)
+    tl.store(values_ptr + row * width + k, values, mask=k < width)
 
 
 @jit
-def _scales_of(weights, channel, here, span, num_spans: tl.constexpr):
+def _scales_of(weight_scales, channel, here, span, num_spans: tl.constexpr):
     """The scales of channels: [ROWS, SPANS]."""
     if num_spans == 0:
-        scales = tl.load(weights.scales + channel, mask=here, other=0.0)[:, None]
+        scales = tl.load(weight_scales + channel, mask=here, other=0.0)[:, None]
     else:
         both = here[:, None] & (span < num_spans)[None, :]
         at = channel[:, None] * num_spans + span[None, :]
-        scales = tl.load(weights.scales + at, mask=both, other=0.0)
+        scales = tl.load(weight_scales + at, mask=both, other=0.0)
     return scales
 
 
 @jit
-def _own_scales(x, row, span, num_spans: tl.constexpr):
+def _own_scales(x_scales, row, span, num_spans: tl.constexpr):
     """The scales of an input: [SPANS]."""
     if num_spans == 0:
-        scales = tl.load(x.scales + row + 0 * span)
+        scales = tl.load(x_scales + row + 0 * span)
     else:
-        scales = tl.load(x.scales + row * num_spans + span, mask=span < num_spans, other=0.0)
+        scales = tl.load(x_scales + row * num_spans + span, mask=span < num_spans, other=0.0)
     return scales
 
 
 @jit
 def _gate_up_kernel(
     x,
+    x_scales,
     ids,
-    weights,
+    weight,
+    weight_scales,
     bias,
     out,
     features: tl.constexpr,
@@ -89,22 +89,24 @@ def _gate_up_kernel(
 ):
     """A program computes ROWS of a pair's joined features."""
     begin_next(overlap)
+    SPANS: tl.constexpr = block.spans  # noqa: N806
+    WIDTH: tl.constexpr = block.width  # noqa: N806
     pair = tl.program_id(1).to(tl.int64)
-    n, span = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, block.spans)
-    k = span[:, None] * block.width + tl.arange(0, block.width)[None, :]
+    n, span = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPANS)
+    k = span[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     here, inside = n < inner, k < features
     both = here[:, None, None] & inside[None]
     wait_for_last(overlap)
     channel = tl.load(ids + pair).to(tl.int64) * 2 * inner + n
-    tile_ptr = weights.values + channel[:, None, None] * features + k[None]
+    tile_ptr = weight + channel[:, None, None] * features + k[None]
     gate_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
     tile_ptr += inner * features
     up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
-    gate_scales = _scales_of(weights, channel, here, span, num_spans)
-    up_scales = _scales_of(weights, channel + inner, here, span, num_spans)
+    gate_scales = _scales_of(weight_scales, channel, here, span, num_spans)
+    up_scales = _scales_of(weight_scales, channel + inner, here, span, num_spans)
     token = pair // top_k
-    value = tl.load(x.values + token * features + k, mask=inside, other=0.0).to(tl.float32)
-    own = _own_scales(x, token, span, num_spans)[None, :]
+    value = tl.load(x + token * features + k, mask=inside, other=0.0).to(tl.float32)
+    own = _own_scales(x_scales, token, span, num_spans)[None, :]
     gates = tl.sum(tl.sum(gate_tile.to(tl.float32) * value[None], 2) * (gate_scales * own), 1)
     ups = tl.sum(tl.sum(up_tile.to(tl.float32) * value[None], 2) * (up_scales * own), 1)
     if bias is not None:
@@ -128,6 +130,14 @@ def _block(weights: Fp8Experts) -> _Block:
     return _Block(triton.next_power_of_2(weights.num_spans), SPAN)
 
 
+def _launch(block: _Block, *, gated: bool) -> LaunchShape:
+    """The launch for rows as a program holds them, all of which must fit into its registers."""
+    width = block.spans * block.width
+    if width <= 1 << 11:
+        return LaunchShape(2 if gated else 4, 4)
+    return LaunchShape(1, 8 if width <= 1 << 12 else 16)
+
+
 def gate_up_few_fp8(
     x: Fp8Rows | Fp8Blocks,
     ids: torch.Tensor,
@@ -135,7 +145,7 @@ def gate_up_few_fp8(
     bias: torch.Tensor | None,
     gate: str,
     dtype: torch.dtype,
-    shape: LaunchShape = GATE_UP,
+    shape: LaunchShape | None = None,
 ) -> torch.Tensor:
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
@@ -143,14 +153,17 @@ def gate_up_few_fp8(
         x: rounded as `weights` asks. weights: [experts, 2 * inner, hidden], gate rows, then up
             rows. bias: [experts, 2 * inner].
         dtype: of the result.
+        shape: shape of the launch; None takes a fast one.
     """
     (num_tokens, top_k), (_, two_inner, features) = ids.shape, weights.shape
     inner = two_inner // 2
+    block = _block(weights)
+    shape = shape or _launch(block, gated=True)
     out = torch.empty((num_tokens * top_k, inner), dtype=dtype, device=ids.device)
     _gate_up_kernel[(triton.cdiv(inner, shape.rows), num_tokens * top_k)](
-        x,
+        *x,
         ids,
-        weights,
+        *weights,
         bias,
         out,
         features=features,
@@ -159,7 +172,7 @@ def gate_up_few_fp8(
         top_k=top_k,
         gate=gate,
         ROWS=shape.rows,
-        block=_block(weights),
+        block=block,
         num_warps=shape.warps,
         **overlap_of(out),
     )
@@ -169,8 +182,10 @@ def gate_up_few_fp8(
 @jit
 def _down_kernel(
     x,
+    x_scales,
     routing,
-    weights,
+    weight,
+    weight_scales,
     bias,
     base,
     out,
@@ -184,24 +199,26 @@ def _down_kernel(
 ):
     """A program computes ROWS of a token's output features."""
     begin_next(overlap)
+    SPANS: tl.constexpr = block.spans  # noqa: N806
+    WIDTH: tl.constexpr = block.width  # noqa: N806
     token = tl.program_id(1).to(tl.int64)
-    n, span = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, block.spans)
-    k = span[:, None] * block.width + tl.arange(0, block.width)[None, :]
+    n, span = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, SPANS)
+    k = span[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     here, inside = n < features, k < inner
     both = here[:, None, None] & inside[None]
     wait_for_last(overlap)
     # Summed over features at the very end: a sum among warps would hold the next loads up.
-    sums = tl.zeros((ROWS, block.spans, block.width), tl.float32)
+    sums = tl.zeros((ROWS, SPANS, WIDTH), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     for rank in tl.static_range(top_k):
         pair = token * top_k + rank
         share = tl.load(routing.weights + pair)
         channel = tl.load(routing.ids + pair).to(tl.int64) * features + n
-        tile_ptr = weights.values + channel[:, None, None] * inner + k[None]
+        tile_ptr = weight + channel[:, None, None] * inner + k[None]
         tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
-        scales = _scales_of(weights, channel, here, span, num_spans)
-        own = _own_scales(x, pair, span, num_spans) * share
-        value = tl.load(x.values + pair * inner + k, mask=inside, other=0.0).to(tl.float32)
+        scales = _scales_of(weight_scales, channel, here, span, num_spans)
+        own = _own_scales(x_scales, pair, span, num_spans) * share
+        value = tl.load(x + pair * inner + k, mask=inside, other=0.0).to(tl.float32)
         value *= own[:, None]
         sums += tile.to(tl.float32) * scales[:, :, None] * value[None]
         if bias is not None:
@@ -220,7 +237,7 @@ def down_few_fp8(
     bias: torch.Tensor | None,
     base: torch.Tensor | None,
     dtype: torch.dtype,
-    shape: LaunchShape = DOWN,
+    shape: LaunchShape | None = None,
 ) -> torch.Tensor:
     """Compute the weighted sums [T, hidden] of the down products of x [T * k, inner].
 
@@ -228,13 +245,16 @@ def down_few_fp8(
         x: rounded as `weights` asks. weights: [experts, hidden, inner]. bias: [experts, hidden].
         base: [T, hidden], added.
         dtype: of the result.
+        shape: shape of the launch; None takes a fast one.
     """
     (num_tokens, top_k), (_, features, inner) = routing.ids.shape, weights.shape
+    block = _block(weights)
+    shape = shape or _launch(block, gated=False)
     out = torch.empty((num_tokens, features), dtype=dtype, device=routing.ids.device)
     _down_kernel[(triton.cdiv(features, shape.rows), num_tokens)](
-        x,
+        *x,
         routing,
-        weights,
+        *weights,
         bias,
         base,
         out,
@@ -243,7 +263,7 @@ def down_few_fp8(
         num_spans=weights.num_spans,
         top_k=top_k,
         ROWS=shape.rows,
-        block=_block(weights),
+        block=block,
         num_warps=shape.warps,
         **overlap_of(out),
     )

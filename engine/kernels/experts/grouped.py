@@ -4,7 +4,8 @@
 How many tiles an expert has is known on the device alone. A launch has as many programs as any
 grouping may need, each finds its tile from the groups' starts, and those left over end. The
 weight's rows are the wide side of the tensor cores' tile and the tokens the narrow one, so that few
-tokens waste little; a sum's order depends on neither.
+tokens waste little; a sum's order depends on neither. Sums are float32; of float8 numbers the
+tensor cores keep about 14 bits (Hopper), so that those of `SPAN` products are added in float32.
 
 Letters in comments: P pairs of a token and an expert, N a tile's output features, M its pairs.
 """
@@ -18,7 +19,9 @@ import torch
 from engine.kernels.experts.gates import join
 from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.routing import Routing
+from engine.kernels.experts.weights import Fp8Experts
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.quantized.fp8_blocks import SPAN
 from sampling.triton_support import jit, padded_lanes, tl, triton
 
 MIN_PAIRS, MAX_PAIRS = 16, 128
@@ -50,7 +53,7 @@ class _Found(NamedTuple):
 
 
 @jit
-def _find(starts, tile, num_experts: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr):  # noqa: N803
+def find(starts, tile, num_experts: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr):  # noqa: N803
     """Find a tile's expert, num_experts or more where there is no such tile, and its places."""
     e = tl.arange(0, EXPERTS)
     inside = e < num_experts
@@ -72,14 +75,29 @@ def _load(pointers, inside, even: tl.constexpr):
 
 
 @jit
+def _add(total, w_ptr, x_tile, inside, scales, own, even: tl.constexpr, precision: tl.constexpr):
+    """Add the products of a step of the loop; with scales of its span, times these."""
+    w_tile = _load(w_ptr, inside, even)
+    if x_tile.dtype.primitive_bitwidth == 8:
+        part = tl.dot(w_tile, tl.trans(x_tile))
+        total += part if scales is None else part * tl.load(scales)[:, None] * own[None, :]
+    else:
+        total = tl.dot(w_tile, tl.trans(x_tile), total, input_precision=precision)
+    return total
+
+
+@jit
 def _grouped_kernel(
     x,
+    x_scales,
     weight,
+    weight_scales,
     bias,
     out,
     groups,
     features: tl.constexpr,
     channels: tl.constexpr,
+    num_spans: tl.constexpr,
     num_experts: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
@@ -97,7 +115,7 @@ def _grouped_kernel(
     N: tl.constexpr = tile.rows  # noqa: N806
     depth: tl.constexpr = tile.depth
     wait_for_last(overlap)
-    found = _find(groups.starts, tl.program_id(1), num_experts, EXPERTS, M)
+    found = find(groups.starts, tl.program_id(1), num_experts, EXPERTS, M)
     if found.expert >= num_experts:
         return
     n = tl.program_id(0) * N + tl.arange(0, N)
@@ -106,27 +124,38 @@ def _grouped_kernel(
     real, here = places < found.end, n < channels
     places = tl.minimum(places, found.end - 1)
     pairs = tl.load(groups.order + places)
-    sources = pairs // top_k if gate is not None else places
+    sources = (pairs // top_k if gate is not None else places).to(tl.int64)
     targets = places if gate is not None else pairs
     width: tl.constexpr = 2 * channels if gate is not None else channels
     row = found.expert.to(tl.int64) * width + tl.minimum(n, channels - 1)
     w_ptr = weight + row[:, None] * features + k[None, :]
-    x_ptr = x + sources[:, None].to(tl.int64) * features + k[None, :]
+    x_ptr = x + sources[:, None] * features + k[None, :]
     total = tl.zeros((N, M), tl.float32)
     ups = tl.zeros((N, M), tl.float32)
+    scales, up_scales = None, None
+    if num_spans > 0:
+        scales = weight_scales + row * num_spans
+        up_scales = scales + channels * num_spans
     steps: tl.constexpr = (features + depth - 1) // depth
     even: tl.constexpr = features % depth == 0
     for step in tl.range(0, steps, num_stages=tile.stages):
         inside = (k + step * depth < features)[None, :]
         x_tile = _load(x_ptr, inside, even)
-        total = tl.dot(
-            _load(w_ptr, inside, even), tl.trans(x_tile), total, input_precision=precision
-        )
+        own = tl.load(x_scales + sources * num_spans + step) if num_spans > 0 else None
+        total = _add(total, w_ptr, x_tile, inside, scales, own, even, precision)
         if gate is not None:
-            u_tile = _load(w_ptr + channels * features, inside, even)
-            ups = tl.dot(u_tile, tl.trans(x_tile), ups, input_precision=precision)
+            u_ptr = w_ptr + channels * features
+            ups = _add(ups, u_ptr, x_tile, inside, up_scales, own, even, precision)
+        if num_spans > 0:
+            scales += 1  # type: ignore[operator]
+            up_scales += 1  # type: ignore[operator]
         w_ptr += depth
         x_ptr += depth
+    if weight_scales is not None and num_spans == 0:
+        row_scales = tl.load(x_scales + sources)[None, :]
+        total *= tl.load(weight_scales + row)[:, None] * row_scales
+        if gate is not None:
+            ups *= tl.load(weight_scales + row + channels)[:, None] * row_scales
     if bias is not None:
         total += tl.load(bias + row).to(tl.float32)[:, None]
     if gate is not None:
@@ -140,7 +169,7 @@ def _grouped_kernel(
 
 def grouped_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Fp8Experts,
     bias: torch.Tensor | None,
     groups: Groups,
     top_k: int,
@@ -154,23 +183,25 @@ def grouped_linear(
 
     Args:
         weight: [experts, out, in]; with a gate [experts, 2 * out, in], gate rows, then up rows.
+            With one in float8, x is rounded as it asks.
         bias: [experts, len(weight[0])].
         tile: None takes one that was measured to be fast.
     """
     num_pairs, (num_experts, channels, features) = len(groups.order), weight.shape
     channels = channels // 2 if gate is not None else channels
-    tile = tile or tile_of(num_pairs, num_experts, gated=gate is not None)
+    tile = tile or _tile(num_pairs, weight, gated=gate is not None)
     # An expert's last tile may be partly empty; one with no pairs has none.
     num_tiles = min(num_pairs, num_pairs // tile.pairs + num_experts)
     out = torch.empty((num_pairs, channels), dtype=x.dtype, device=x.device)
     _grouped_kernel[(triton.cdiv(channels, tile.rows), num_tiles)](
-        x,
-        weight,
+        *(weight.rounded(x) if isinstance(weight, Fp8Experts) else (x, None)),
+        *(weight if isinstance(weight, Fp8Experts) else (weight, None)),
         bias,
         out,
         groups,
         features=features,
         channels=channels,
+        num_spans=weight.num_spans if isinstance(weight, Fp8Experts) else 0,
         num_experts=num_experts,
         top_k=top_k,
         gate=gate,
@@ -183,13 +214,35 @@ def grouped_linear(
     return out
 
 
-def tile_of(num_pairs: int, num_experts: int, *, gated: bool) -> Tile:
-    """The fast launch for a number of pairs: tiles that hold most experts' pairs, up to a bound."""
+def _tile(num_pairs: int, weight: torch.Tensor | Fp8Experts, *, gated: bool) -> Tile:
+    num_experts = weight.shape[0]
+    if isinstance(weight, Fp8Experts):
+        return fp8_tile_of(num_pairs, num_experts, gated=gated, by_spans=weight.num_spans > 0)
+    return tile_of(num_pairs, num_experts, gated=gated)
+
+
+def _expected_pairs(num_pairs: int, num_experts: int) -> int:
+    """Pairs of a tile that holds most experts' pairs, up to a bound."""
     expected = triton.next_power_of_2(2 * triton.cdiv(num_pairs, num_experts))
-    pairs = min(max(expected, MIN_PAIRS), MAX_PAIRS)
+    return int(min(max(expected, MIN_PAIRS), MAX_PAIRS))
+
+
+def tile_of(num_pairs: int, num_experts: int, *, gated: bool) -> Tile:
+    """The fast launch for a number of pairs."""
+    pairs = _expected_pairs(num_pairs, num_experts)
     if pairs == MAX_PAIRS:
         return Tile(pairs, 128, 64, 4 if gated else 3, 8)
     return Tile(pairs, 64, 64, 4, 4)
+
+
+def fp8_tile_of(num_pairs: int, num_experts: int, *, gated: bool, by_spans: bool) -> Tile:
+    """The launch for a number of pairs in float8, a step of whose loop is a span."""
+    pairs = _expected_pairs(num_pairs, num_experts)
+    if by_spans:  # sums of a span and of all take registers
+        return Tile(min(pairs, 64), 64, SPAN, 4 if pairs < 64 else 3, 4)
+    if pairs == MAX_PAIRS and not gated:
+        return Tile(pairs, 128, SPAN, 3, 8)
+    return Tile(pairs, 64, SPAN, 3 if pairs == MAX_PAIRS else 4, 4)
 
 
 @jit

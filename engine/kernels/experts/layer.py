@@ -10,12 +10,17 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.activation import silu_and_mul
 from engine.kernels.experts.few import down_few, gate_up_few, route_few
+from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.gates import join_torch
 from engine.kernels.experts.grouped import grouped_linear, weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.weights import ExpertWeights, Fp8Experts, expert_linear
+from engine.kernels.fp8 import Fp8Rows
+from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm
+from engine.kernels.quantized.fp8_blocks import Fp8Blocks
 from engine.kernels.skinny import NUM_ROWS, Norm
 
 
@@ -38,28 +43,11 @@ class Router(NamedTuple):
         return choose_experts(logits, self.top_k, over_chosen=self.over_chosen)
 
 
-class ExpertWeights(NamedTuple):
-    """The experts' products.
-
-    Attributes:
-        gate_up: [experts, 2 * inner, hidden], gate rows, then up rows.
-        down: [experts, hidden, inner].
-        gate_up_bias, down_bias: [experts, 2 * inner], [experts, hidden].
-        gate: how gate and up are joined, see `gates`.
-    """
-
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down_bias: torch.Tensor | None
-    gate: str
-
-
 class SharedExpert(NamedTuple):
     """The expert that every token takes, times the sigmoid of a product [1, hidden]."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Linear | Fp8Linear
+    down: Linear | Fp8Linear
     scale: torch.Tensor
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,6 +90,9 @@ class Experts:
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights, router = self._weights, self._router
+        rounded = None
+        if isinstance(weights.gate_up, Fp8Experts):
+            rounded = weights.gate_up.empty_inputs(len(x))
         routing, normed, sums = route_few(
             x,
             Norm(residual, self._norm_weight, self._eps),
@@ -110,9 +101,10 @@ class Experts:
             router.top_k,
             self._arrivals,
             over_chosen=router.over_chosen,
+            rounded=rounded,
         )
         base = self._shared(normed) if self._shared else None
-        out = experts_few(normed, routing, weights, base)
+        out = experts_few(normed, routing, weights, base, rounded)
         return out, sums
 
 
@@ -124,30 +116,45 @@ def experts_torch(
     Args:
         x, base: [T, hidden].
     """
-    groups = group_pairs(routing.ids, len(weights.gate_up))
+    groups = group_pairs(routing.ids, weights.gate_up.shape[0])
     starts, order = groups.starts.tolist(), groups.order.long()
-    products = x.new_empty((len(order), x.shape[1]))
+    products = x.new_empty((len(order), x.shape[1]), dtype=torch.float32)
     for expert, (begin, end) in enumerate(pairwise(starts)):
         if begin == end:
             continue
         pairs = order[begin:end]
-        bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
-        gate_up = F.linear(x[pairs // routing.ids.shape[1]], weights.gate_up[expert], bias)
+        own = x[pairs // routing.ids.shape[1]]
+        gate_up = expert_linear(weights.gate_up, expert, own, weights.gate_up_bias)
         gate, up = gate_up.chunk(2, dim=-1)
-        inner = join_torch(gate, up, weights.gate)
-        bias = None if weights.down_bias is None else weights.down_bias[expert]
-        products[pairs] = F.linear(inner, weights.down[expert], bias)
-    terms = products.view(*routing.ids.shape, -1) * routing.weights[..., None]  # float32
+        inner = join_torch(gate, up, weights.gate).to(x.dtype)
+        products[pairs] = expert_linear(weights.down, expert, inner, weights.down_bias).float()
+    terms = products.view(*routing.ids.shape, -1) * routing.weights[..., None]
     out = terms.sum(1)
     return (out if base is None else out + base).to(x.dtype)
 
 
 def experts_few(
-    x: torch.Tensor, routing: Routing, weights: ExpertWeights, base: torch.Tensor | None
+    x: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    base: torch.Tensor | None,
+    rounded: Fp8Rows | Fp8Blocks | None = None,
 ) -> torch.Tensor:
-    """Compute `experts_torch` in the kernels for a few tokens."""
-    inner = gate_up_few(x, routing.ids, weights.gate_up, weights.gate_up_bias, weights.gate)
-    return down_few(inner, routing, weights.down, weights.down_bias, base)
+    """Compute `experts_torch` in the kernels for a few tokens.
+
+    Args:
+        rounded: x in float8, where it was rounded already.
+    """
+    ids, gate = routing.ids, weights.gate
+    if isinstance(weights.gate_up, torch.Tensor):
+        inner = gate_up_few(x, ids, weights.gate_up, weights.gate_up_bias, gate)
+    else:
+        rounded = rounded or weights.gate_up.rounded(x)
+        inner = gate_up_few_fp8(rounded, ids, weights.gate_up, weights.gate_up_bias, gate, x.dtype)
+    if isinstance(weights.down, torch.Tensor):
+        return down_few(inner, routing, weights.down, weights.down_bias, base)
+    rounded = weights.down.rounded(inner)
+    return down_few_fp8(rounded, routing, weights.down, weights.down_bias, base, x.dtype)
 
 
 def experts_triton(
@@ -155,7 +162,7 @@ def experts_triton(
 ) -> torch.Tensor:
     """Compute `experts_torch` in the kernels for many tokens."""
     top_k = routing.ids.shape[1]
-    groups = group_pairs(routing.ids, len(weights.gate_up))
+    groups = group_pairs(routing.ids, weights.gate_up.shape[0])
     inner = grouped_linear(x, weights.gate_up, weights.gate_up_bias, groups, top_k, weights.gate)
     products = grouped_linear(inner, weights.down, weights.down_bias, groups, top_k, None)
     return weighted_sums(products, routing, base)

@@ -1,4 +1,4 @@
-"""The weights of a layer's experts as kernels read them, and one expert's product in plain torch."""
+"""The weights of a layer's experts, as kernels read them, and a product in plain torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows
-from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks, empty_blocks, quantize_spans
-from engine.kernels.quantized.int4 import Int4Groups
+from engine.kernels.quantized.fp8_blocks import Fp8Blocks, empty_blocks, quantize_spans
 
 
 class Fp8Experts(NamedTuple):
@@ -51,35 +50,7 @@ class Fp8Experts(NamedTuple):
         return F.linear(self.rounded(x).dequantized(), weight.dequantized())
 
 
-class Int4Experts(NamedTuple):
-    """Weights [experts, out, in] in 4 bits, inputs as they are.
-
-    Attributes:
-        groups: all experts' channels, [experts * out, in].
-    """
-
-    groups: Int4Groups
-    num_experts: int
-
-    @property
-    def shape(self) -> torch.Size:
-        """Number of experts, output and input features."""
-        num_channels = len(self.groups.words) // self.num_experts
-        return torch.Size((self.num_experts, num_channels, self.groups.in_features))
-
-    def linear(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [n, in] by an expert's weight; float32 [n, out]."""
-        count, zeros = self.shape[1], self.groups.zeros
-        own = slice(expert * count, (expert + 1) * count)
-        weight = self.groups._replace(
-            words=self.groups.words[own],
-            scales=self.groups.scales[own],
-            zeros=None if zeros is None else zeros[own],
-        )
-        return F.linear(x.float(), weight.dequantized())
-
-
-Weights = torch.Tensor | Fp8Experts | Int4Experts
+Weights = torch.Tensor | Fp8Experts
 """Weights of all experts [experts, out, in]."""
 
 

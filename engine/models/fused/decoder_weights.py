@@ -19,6 +19,7 @@ from engine.kernels.norm_linear import Fp8NormedProduct, NormedLinear, NormedPro
 from engine.kernels.rope import Heads, Rotation, rope_and_store
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig
+from engine.models.fused.expert_stack import ExpertStack
 from engine.models.fused.experts import products_per_token, read_experts
 from engine.models.fused.shards import ShardedWeights, shard_config
 from engine.models.quantized.parts import DensePart, Fp8Part, Part
@@ -217,7 +218,29 @@ class DecoderWeights:
         assert experts is not None
         norm = self.read((config.hidden_size,), f"{prefix}.post_attention_layernorm.weight")
         self.num_in_layers += products_per_token(experts, config.hidden_size)
-        return read_experts(experts, self, self._source, prefix, norm, config.norm_eps)
+        return read_experts(experts, self, prefix, norm, config.norm_eps)
+
+    def empty_stack(self, name: str, shape: tuple[int, int, int]) -> ExpertStack:
+        """Room for experts' weights."""
+        return ExpertStack(name, shape, self._dtype, self._device)
+
+    def part(self, module: str, num_channels: int, width: int) -> Part:
+        """Read one module's weight, quantized as the checkpoint or the configuration says."""
+        if self._quantized is not None:
+            return self._quantized.part(module, num_channels, width)
+        weight = self.read((num_channels, width), f"{module}.weight")
+        return Fp8Part(quantize_rows(weight)) if self._fp8 else DensePart(weight)
+
+    def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor:
+        """Read one module's weight in the model's dtype, whatever the configuration says."""
+        if self._quantized is not None:
+            part = self._quantized.part(module, num_channels, width)
+            return part.dequantized().to(self._dtype)
+        return self.read((num_channels, width), f"{module}.weight")
+
+    def product(self, prefix: str, widths: dict[str, int], fan_in: int) -> Linear | Fp8Linear:
+        """Read a product of projections of the same input, without biases."""
+        return self._linear(*self._part(prefix, widths, fan_in, False))
 
     def _fused(
         self, prefix: str, widths: dict[str, int], fan_in: int, has_bias: bool

@@ -10,9 +10,12 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels.experts.gates import SILU
-from engine.kernels.experts.layer import Experts, ExpertWeights, Router, SharedExpert
-from engine.kernels.linear import linear
-from engine.models.checkpoint.weights import WeightSource
+from engine.kernels.experts.layer import Experts, Router, SharedExpert
+from engine.kernels.experts.weights import ExpertWeights
+from engine.kernels.fp8_linear import Fp8Linear
+from engine.kernels.linear import Linear
+from engine.models.fused.expert_stack import ExpertStack
+from engine.models.quantized.parts import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,36 +92,32 @@ EXPERTS: dict[str, Callable[[Any], ExpertsConfig]] = {
 
 
 class _Reader(Protocol):
-    def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
+    def empty_stack(self, name: str, shape: tuple[int, int, int]) -> ExpertStack: ...
+    def part(self, module: str, num_channels: int, width: int) -> Part: ...
+    def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor: ...
+    def product(self, prefix: str, widths: dict[str, int], fan_in: int) -> Linear | Fp8Linear: ...
 
 
 def read_experts(
-    config: ExpertsConfig,
-    reader: _Reader,
-    source: WeightSource,
-    layer: str,
-    norm: torch.Tensor,
-    eps: float,
+    config: ExpertsConfig, reader: _Reader, layer: str, norm: torch.Tensor, eps: float
 ) -> Experts:
     """Read the experts of the layer whose tensors' names begin with `layer`.
-
-    Each is read into its place among all of them: no weight stands in memory twice.
 
     Args:
         norm: [hidden], the weight of the norm in front.
     """
     hidden, prefix = len(norm), f"{layer}.{config.prefix}"
     num_experts, inner = config.num_experts, config.inner
-    gate_up = norm.new_empty((num_experts, 2 * inner, hidden))
-    down = norm.new_empty((num_experts, hidden, inner))
+    gate_up = reader.empty_stack(f"{prefix}.experts", (num_experts, 2 * inner, hidden))
+    down = reader.empty_stack(f"{prefix}.experts", (num_experts, hidden, inner))
     gate_name, up_name, down_name = config.names
     for expert in range(num_experts):
         name = f"{prefix}.experts.{expert}"
-        source.fill(gate_up[expert, :inner], f"{name}.{gate_name}.weight")
-        source.fill(gate_up[expert, inner:], f"{name}.{up_name}.weight")
-        source.fill(down[expert], f"{name}.{down_name}.weight")
+        gate_up.put(expert, 0, reader.part(f"{name}.{gate_name}", inner, hidden))
+        gate_up.put(expert, inner, reader.part(f"{name}.{up_name}", inner, hidden))
+        down.put(expert, 0, reader.part(f"{name}.{down_name}", hidden, inner))
     router = Router(
-        reader.read((num_experts, hidden), f"{prefix}.gate.weight"),
+        reader.unquantized(f"{prefix}.gate", num_experts, hidden),
         None,
         config.top_k,
         config.over_chosen,
@@ -126,22 +125,19 @@ def read_experts(
     shared = None
     if config.shared_inner:
         shared = _read_shared(config.shared_inner, reader, prefix, hidden)
-    weights = ExpertWeights(gate_up, down, None, None, SILU)
+    weights = ExpertWeights(gate_up.weights, down.weights, None, None, SILU)
     return Experts(norm, eps, router, weights, shared)
 
 
 def _read_shared(inner: int, reader: _Reader, prefix: str, hidden: int) -> SharedExpert:
     name = f"{prefix}.shared_expert"
-    gate_up = torch.cat(
-        [reader.read((inner, hidden), f"{name}.{part}_proj.weight") for part in ("gate", "up")]
-    )
     return SharedExpert(
-        linear(gate_up),
-        linear(reader.read((hidden, inner), f"{name}.down_proj.weight")),
-        reader.read((1, hidden), f"{name}_gate.weight"),
+        reader.product(name, {"gate_proj": inner, "up_proj": inner}, hidden),
+        reader.product(name, {"down_proj": hidden}, inner),
+        reader.unquantized(f"{name}_gate", 1, hidden),
     )
 
 
 def products_per_token(config: ExpertsConfig, hidden: int) -> int:
-    """The number of weights that a token multiplies in a layer of experts."""
-    return hidden * (3 * (config.top_k * config.inner + config.shared_inner) + config.num_experts)
+    """The number of weights that a token multiplies in a layer of experts, but for the shared."""
+    return hidden * (3 * config.top_k * config.inner + config.num_experts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.experts.gates import ALPHA, LIMIT, SILU
-from engine.kernels.experts.layer import ExpertWeights
+from engine.kernels.experts.weights import ExpertWeights
 
 
 def random_weights(

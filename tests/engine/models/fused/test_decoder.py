@@ -265,12 +265,6 @@ def test_experts_that_do_not_fit(fields: dict[str, Any], message: str, tmp_path:
     assert "\n" not in str(error.value)
 
 
-def test_experts_are_not_quantized(tmp_path: Path) -> None:
-    write_tiny(MODELS["mixtral"], tmp_path)
-    with pytest.raises(ModelError, match="the weights of experts are not quantized; leave it out"):
-        load(tmp_path, quantization="fp8")
-
-
 def test_the_same_step_of_experts_gives_the_same_bits(tmp_path: Path) -> None:
     write_tiny(MODELS["qwen2-moe"], tmp_path)
     model, ids = load(tmp_path), some_ids()

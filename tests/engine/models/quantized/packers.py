@@ -8,6 +8,7 @@ those tools' own code where it is installed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from tests.engine.models.serving import SIZES, write_tiny
 
@@ -122,6 +123,44 @@ def write_quantized(
             module.weight.data.copy_(values)
     rewrite(folder, tensors, config)
     return reference
+
+
+ROUTERS = ("gate.weight", "shared_expert_gate.weight", "router.weight")
+
+
+def write_quantized_experts(
+    folder: Path,
+    model: PreTrainedConfig,
+    config: dict[str, Any],
+    module_tensors: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]],
+) -> Any:
+    """Write a model with experts as `write_quantized` does, each expert by modules of its own."""
+    reference = write_tiny(model, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name, weight in list(tensors.items()):
+        if not name.startswith("model.layers") or weight.dim() < 2 or name.endswith(ROUTERS):
+            continue
+        module = name.removesuffix(".weight")
+        stored, values = module_tensors(module, tensors.pop(name))
+        tensors |= {f"{module}.{key}": tensor.contiguous() for key, tensor in stored.items()}
+        place_of(reference, module).copy_(values)
+    rewrite(folder, tensors, config)
+    return reference
+
+
+def place_of(reference: Any, module: str) -> torch.Tensor:
+    """Where transformers keeps the weight of a module of a checkpoint; it joins all experts."""
+    found = re.fullmatch(r"(.*)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)", module)
+    if found is None:
+        weight: torch.Tensor = reference.get_submodule(module).weight.data
+        return weight
+    layer, expert, part = found.groups()
+    experts = reference.get_submodule(layer).mlp.experts
+    if part in ("w2", "down_proj"):
+        down: torch.Tensor = experts.down_proj.data[int(expert)]
+        return down
+    halves: tuple[torch.Tensor, ...] = experts.gate_up_proj.data[int(expert)].chunk(2)
+    return halves[0 if part in ("w1", "gate_proj") else 1]
 
 
 def rewrite(folder: Path, tensors: Tensors, config: dict[str, Any] | None) -> None:
