@@ -259,7 +259,10 @@ def main() -> int:
     on_progress(lambda phase, done, total: status.send(Progress(phase, done, total)))
     try:
         with phase("importing"):
-            from engine.startup.build import build_engine  # torch, once the parent can be followed
+            from engine.startup.device import begin_context  # torch: the parent is followed now
+
+            begin_context(config)
+            from engine.startup.build import build_engine
 
         adopt_library_lines()
 

@@ -1,14 +1,15 @@
 """Compiling Triton's kernels all at once, before a server is ready, and noticing when one compiles.
 
-Compiling a kernel takes about half a second of one core, most of it outside the interpreter.
+Compiling a kernel takes about a second of one core, seven eighths of it outside the interpreter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
@@ -16,17 +17,37 @@ import torch
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
 
 
+class Compilation:
+    """Kernels that are being compiled on threads. `compiling` makes one."""
+
+    def __init__(self, kernels: list[Any], threads: Executor) -> None:
+        self._kernels = kernels
+        self._threads = threads
+
+    def finish(self) -> None:
+        """Wait until every kernel is compiled, and load them all."""
+        with self._threads:
+            kernels = _finished(self._kernels)
+            if kernels:
+                _make_launchers(kernels, self._threads)
+        for kernel in kernels:
+            _load(kernel)
+
+
 @contextlib.contextmanager
-def compiling_together() -> Iterator[None]:
-    """Compile the kernels launched within on threads, and launch none of them.
+def compiling() -> Iterator[Compilation]:
+    """Begin to compile the kernels launched within on threads, and launch none of them.
 
     Memory that kernels would have written is left as it was, zeros if it is new: only code that
-    looks at no value on the host may run within. On leaving, every kernel is compiled and loaded.
+    looks at no value on the host may run within. After leaving, anything may run while kernels are
+    compiled; those are there when the compilation that was given is finished.
     """
-    if not HAS_TRITON or INTERPRETED:
-        yield
-        return
     kernels: list[Any] = []
+    threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+    compilation = Compilation(kernels, threads)
+    if not HAS_TRITON or INTERPRETED:
+        yield compilation
+        return
 
     def collect(kernel: Any, grid: Any) -> Callable[..., None]:
         def launch(*args: Any, **options: Any) -> None:
@@ -34,12 +55,19 @@ def compiling_together() -> Iterator[None]:
 
         return launch
 
-    threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
-    with threads, triton.AsyncCompileMode(threads):
+    mode = triton.AsyncCompileMode(threads)
+    with mode:
         with _launching(collect), _zeros_for_empty():
-            yield
-        for kernel in kernels:
-            _load(kernel)
+            yield compilation
+        mode.raw_futures = []  # whose end it would wait for
+
+
+@contextlib.contextmanager
+def compiling_together() -> Iterator[None]:
+    """Compile what is launched within as `compiling` does; on leaving, all of it is there."""
+    with compiling() as compilation:
+        yield
+    compilation.finish()
 
 
 @contextlib.contextmanager
@@ -68,13 +96,39 @@ def _zeros_for_empty() -> Iterator[None]:
         yield
 
 
-def _load(kernel: Any) -> None:
-    """Build a kernel's launcher, which takes a C compiler, and load the kernel on the GPU.
+def _finished(kernels: list[Any]) -> list[Any]:
+    """The compiled kernels, each once, those first that were done first."""
+    pending = {each.future: each for each in kernels if hasattr(each, "result")}
+    done = [each for each in kernels if not hasattr(each, "result")]
+    done += [pending[future].result() for future in as_completed(pending)]
+    return list({id(kernel): kernel for kernel in done}.values())
 
-    One at a time: launchers are C modules of one name, and a thread may find another's.
+
+def _make_launchers(kernels: list[Any], threads: Executor) -> None:
+    """Make kernels' launchers on threads and leave them in Triton's cache.
+
+    Older versions of Triton compile a C module for each signature, with a C compiler that takes as
+    long as a kernel. The modules are of one name, and a thread that loads one may find another's.
+    So none is loaded here, and what goes wrong is left to `_load` to meet.
     """
-    compiled = kernel.result() if hasattr(kernel, "result") else kernel
-    assert compiled.run is not None
+    build = triton.runtime.build
+    if not hasattr(triton.backends.nvidia.driver, "make_launcher"):
+        return  # one launcher serves every signature
+    signatures = {repr(kernel.src.signature): kernel for kernel in kernels}
+    make = triton.runtime.driver.active.launcher_cls
+    load_module = build._load_module_from_path
+    build._load_module_from_path = lambda name, path: types.SimpleNamespace(launch=None)
+    try:
+        made = [threads.submit(make, each.src, each.metadata) for each in signatures.values()]
+        for future in made:
+            future.exception()
+    finally:
+        build._load_module_from_path = load_module
+
+
+def _load(kernel: Any) -> None:
+    """Load a kernel and its launcher on the GPU, one at a time: see `_make_launchers`."""
+    assert kernel.run is not None
 
 
 def on_compilation(call: Callable[[str], None] | None) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch
+from sampling.compiling import Compilation, compiling
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import TOP_LANES
 from sampling.kernels.tile_pass import tile_pass
@@ -34,6 +35,23 @@ from sampling.rows import (
     rounded_top,
 )
 from sampling.speculative import triton_verification
+
+
+def begin(
+    vocab_size: int, history_len: int, device: torch.device, max_top: int, *, has_masks: bool
+) -> Compilation:
+    """Begin to compile what draws from float32 logits can need, before there are rows to draw.
+
+    Args:
+        history_len: tokens of a row that are kept.
+        max_top: top tokens a request may ask for.
+        has_masks: whether rows may have grammars.
+    """
+    history = torch.zeros((1, history_len), dtype=torch.int32, device=device)
+    like = SamplingRows(1, vocab_size, device, history=history, max_masks=int(has_masks))
+    with compiling() as compilation:
+        compile_kernels(like, torch.float32, max_top)
+    return compilation
 
 
 def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -133,19 +133,32 @@ def max_position(config: ModelConfig) -> int:
     return position_limit(hf_config, config.max_model_len)
 
 
-def expected_attention(
-    config: ModelConfig, device: torch.device
-) -> tuple[list[AttentionSpec], torch.dtype]:
-    """The layers' attention and the dtype, read from the config, without the weights.
+class ExpectedModel(NamedTuple):
+    """What a model's config says of it, without the weights.
 
-    Other models than those of the fused decoder have no layers here: only loading them tells.
+    Attributes:
+        attention_specs: of its layers; none for other models than those of the fused decoder, of
+            which only loading them tells.
+        vocab_size: None where only loading tells.
+        max_position: positions that it can serve.
     """
+
+    attention_specs: list[AttentionSpec]
+    dtype: torch.dtype
+    vocab_size: int | None
+    max_position: int
+
+
+def expected_model(config: ModelConfig, device: torch.device) -> ExpectedModel:
+    """Read what is to be loaded from its config; raises `ModelError`."""
     folder = model_folder(config.model, config.revision, weights=False)
-    hf_config = read_config(folder, config.trust_remote_code)
+    hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
     dtype = resolve_dtype(config, hf_config, device)
+    limit = position_limit(hf_config, config.max_model_len)
     if unfused_reason(hf_config) is not None:
-        return [], dtype
-    return attention_specs(decoder_config(hf_config)), dtype
+        return ExpectedModel([], dtype, None, limit)
+    shape = decoder_config(hf_config)
+    return ExpectedModel(attention_specs(shape), dtype, shape.vocab_size, limit)
 
 
 def eos_token_ids(config: ModelConfig) -> tuple[int, ...]:

@@ -32,30 +32,20 @@ from engine.runner.model_runner import ModelRunner
 from engine.runner.speculation import Speculation
 from engine.speculation.make_drafter import make_drafter
 from engine.startup.assembly import Assembly, make_attention, step_buffers
+from engine.startup.device import resolve_device
 from engine.startup.error_statement import ErrorMeasure
-from engine.startup.kernels import begin_loading, wait_for_kernels
+from engine.startup.kernels import begin_compiling, begin_loading, wait_for_kernels
 from engine.startup.kv_scales import kv_scales
 from engine.startup.ranks import set_threads, start_ranks
 from engine.startup.samplers import make_sampler
 from engine.startup.sizes import check_context, longest_context, size_cache
 from engine.structured.grammars import Grammars
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
-from sampling.compiling import on_compilation
+from sampling.compiling import Compilation, on_compilation
 from sampling.rows import SamplingRows
 from sampling.shard import LoneRank, RankExchange, VocabShard
 
 logger = logging.getLogger(__name__)
-
-
-def resolve_device(config: ModelConfig) -> torch.device:
-    """The device of a configuration; "auto" is CUDA if torch sees a device, else the CPU."""
-    if config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "--device cuda, but torch sees no CUDA device; use --device cpu or a torch with CUDA"
-        )
-    return torch.device(config.device)
 
 
 def build_engine(
@@ -74,9 +64,9 @@ def build_engine(
     tokenizer = None if config.structured is None else TokenizerReader(config.structured)
     device = _prepare(config)
     if config.tensor_parallel_size == 1:
-        measure = ErrorMeasure(config, tokenizer)
+        begun, measure = begin_compiling(config, device), ErrorMeasure(config, tokenizer)
         model = _load(config, device, reference=measure.reference)
-        return assemble(config, model, device, tokenizer=tokenizer, measure=measure)
+        return assemble(config, model, device, tokenizer=tokenizer, measure=measure, begun=begun)
     others, exchange = start_ranks(config, device, on_rank_lost)
     model = _load(config, device, exchange)
 
@@ -127,6 +117,7 @@ def assemble(
     tokenizer: TokenizerReader | None = None,
     exchange: RankExchange | None = None,
     measure: ErrorMeasure | None = None,
+    begun: Compilation | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded; raises `ConfigError`.
 
@@ -135,10 +126,11 @@ def assemble(
         tokenizer: that of `config.structured`, on its way; None serves no grammars.
         exchange: the ranks of which this is the first, each with its part of the model.
         measure: of the model's error, begun while it was loaded; None states none.
+        begun: as `begin_compiling` gave it, of the same configuration.
     """
     if device.type == "cuda":
         config = structs.replace(config, scheduler=config.scheduler.on_gpu())
-    built = _build_runner(config, model, device, exchange, measure)
+    built = _build_runner(config, model, device, exchange, measure, begun)
     runner, max_model_len = built.runner, built.max_model_len
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
         raise ConfigError(
@@ -187,11 +179,12 @@ def _build_runner(
     device: torch.device,
     exchange: RankExchange | None,
     measure: ErrorMeasure | None = None,
+    begun: Compilation | None = None,
 ) -> _BuiltRunner:
     """Make rows, sampler, cache and runner of a rank."""
     exchange = exchange or LoneRank()
     max_model_len = longest_context(config, model)
-    assembly = _assembly(config, model, device, max_model_len, exchange)
+    assembly = _assembly(config, model, device, max_model_len, exchange, begun)
     statement = None
     if measure is not None:
         statement = measure.statement(model, device, assembly.kv_scales)
@@ -236,6 +229,7 @@ def _assembly(
     device: torch.device,
     max_model_len: int,
     exchange: RankExchange,
+    begun: Compilation | None,
 ) -> Assembly:
     """Make rows, sampler, drafter and buffers, and compile what the sampler may need."""
     max_rows, num_drafts = config.scheduler.max_rows, draft_rules(config.speculation).num_tokens
@@ -256,6 +250,8 @@ def _assembly(
         # Before memory is measured and graphs are captured.
         num_compiled = itertools.count(1)
         on_compilation(lambda name: report(next(num_compiled)))
+        if begun is not None:
+            begun.finish()
         sampler.warm_up(max_rows, max_top=config.sampling.max_logprobs)
         if speculation is not None:
             speculation.warm_up(torch.float32, config.sampling.max_logprobs)

@@ -1,7 +1,7 @@
-"""FlashInfer's modules, whose builds take minutes: begun before weights are loaded.
+"""Kernels begun before weights are loaded: FlashInfer's modules, and the sampler's of Triton.
 
-Who promises bits waits for builds. Elsewhere a kernel of our own serves until they are there; what
-was built before is only loaded, and serves from the first step.
+FlashInfer's builds take minutes. Who promises bits waits for them. Elsewhere a kernel of our own
+serves until they are there; what was built before is only loaded, and serves from the first step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from engine.attention.modules import loading, wait_for_modules
 from engine.config import EngineConfig
 from engine.contracts.attention import FP8_CACHE
 from engine.contracts.model import CausalLM
-from engine.models.loader import expected_attention
+from engine.models.loader import expected_model
 from engine.progress import phase
+from sampling import warm_up
+from sampling.compiling import Compilation
+from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths import flashinfer
+from sampling.triton_support import kernels_run_on
 
 
 def begin_loading(config: EngineConfig, device: torch.device) -> None:
@@ -26,11 +30,29 @@ def begin_loading(config: EngineConfig, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    specs, dtype = expected_attention(config.model, device)
-    for module in modules_of(specs, _stored(config, dtype), device):
-        loading(module)
-    sampling = config.sampling
-    flashinfer.begin_loading(sampling.flashinfer, sampling.use_fp64_gumbel, device)
+    with phase("beginning kernels"):
+        model = expected_model(config.model, device)
+        for module in modules_of(model.attention_specs, _stored(config, model.dtype), device):
+            loading(module)
+        sampling = config.sampling
+        flashinfer.begin_loading(sampling.flashinfer, sampling.use_fp64_gumbel, device)
+
+
+def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation | None:
+    """Begin to compile the sampler's kernels; None where only the loaded model tells which.
+
+    Raises:
+        ModelError: the model cannot be served.
+    """
+    max_top = config.sampling.max_logprobs
+    if device.type != "cuda" or not kernels_run_on(device) or not 0 <= max_top <= MAX_TOP:
+        return None
+    model = expected_model(config.model, device)
+    if model.vocab_size is None:
+        return None
+    num_positions = config.model.max_model_len or model.max_position
+    has_masks = config.structured is not None
+    return warm_up.begin(model.vocab_size, num_positions + 1, device, max_top, has_masks=has_masks)
 
 
 def wait_for_kernels(config: EngineConfig, model: CausalLM, device: torch.device) -> None:

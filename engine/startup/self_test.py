@@ -24,7 +24,8 @@ import torch
 from engine.config import EngineConfig, SamplingConfig
 from engine.errors import first_line
 from engine.request import Request
-from engine.startup.build import build_engine, resolve_device
+from engine.startup.build import build_engine
+from engine.startup.device import resolve_device
 from engine.startup.samplers import sampler_config
 from sampling.noise import Purpose
 from sampling.params import SamplingParams

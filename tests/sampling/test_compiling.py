@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 
+from sampling import compiling as compiling_module
 from sampling import sampler as sampler_module
-from sampling.compiling import compiling_together, on_compilation
+from sampling import warm_up
+from sampling.compiling import compiling, compiling_together, on_compilation
+from sampling.rows import EDITED, RANDOM, SamplingNeeds, SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.speculative import drafting, verification
-from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+from sampling.triton_support import HAS_TRITON, INTERPRETED, jit, tl, triton
 from tests.sampling import test_sampler_kernels
 from tests.sampling.speculative import test_drafting
 from tests.sampling.speculative.speculated_steps import random_step
@@ -48,7 +51,22 @@ class _NoGPU:
         return torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
+@jit
+def _one_kernel(out_ptr, count: tl.constexpr):  # type: ignore[no-untyped-def]
+    tl.store(out_ptr + tl.arange(0, count), 1)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Kernels that were loaded, as far as a machine without a GPU can."""
+    kernels: list[Any] = []
+    monkeypatch.setattr(compiling_module, "_load", kernels.append)
+    triton.runtime.driver.set_active(_NoGPU())
+    yield kernels
+    triton.runtime.driver.set_active(None)
+
+
+@pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     """Compile kernels in place of launching them; collects their names."""
     names: set[str] = set()
@@ -113,3 +131,65 @@ def test_a_listener_hears_of_each_kernel_until_it_is_removed() -> None:
     finally:
         on_compilation(None)
     assert runtime.jit_post_compile_hook is None
+
+
+def test_anything_may_run_while_kernels_are_compiled(loaded: list[Any]) -> None:
+    out = torch.zeros(16, dtype=torch.int32)
+    with compiling() as compilation:
+        for count in (8, 16, 8):
+            _one_kernel[(1,)](out, count=count)
+    assert torch.empty is not torch.zeros
+    assert "__getitem__" not in vars(triton.runtime.JITFunction), "launches are collected still"
+    heard: list[str] = []
+    on_compilation(heard.append)
+    try:
+        compilation.finish()
+    finally:
+        on_compilation(None)
+    assert sorted(kernel.src.constants[(1,)] for kernel in loaded) == [8, 16]
+    assert len(heard) == 2
+    assert not out.any()
+
+
+def test_what_is_begun_before_the_model_is_what_the_sampler_compiles(
+    loaded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = SamplingNeeds(flags=RANDOM | EDITED, greedy=False, num_top=0, num_explicit=0)
+    monkeypatch.setattr(warm_up, "_needs_of_kernels", lambda like, max_top: [needs])
+    vocab_size, history_len, cpu = 5000, 65, torch.device("cpu")
+    warm_up.begin(vocab_size, history_len, cpu, max_top=0, has_masks=True).finish()
+    assert loaded
+    heard: list[str] = []
+    on_compilation(heard.append)
+    try:
+        history = torch.zeros((9, history_len), dtype=torch.int32)
+        rows = SamplingRows(9, vocab_size, cpu, history=history, max_masks=8)
+        with compiling_together():
+            warm_up.compile_kernels(rows, torch.float32, max_top=0)
+    finally:
+        on_compilation(None)
+    assert not heard
+
+
+def test_launchers_are_made_once_a_signature_and_not_loaded(
+    loaded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    load_module = triton.runtime.build._load_module_from_path
+
+    def make(src: Any, metadata: Any) -> None:
+        module = triton.runtime.build._load_module_from_path("__triton_launcher", "none")
+        made.append((src.signature, module.launch))
+
+    monkeypatch.setattr(_NoGPU, "launcher_cls", staticmethod(make), raising=False)
+    nvidia = triton.backends.nvidia.driver
+    monkeypatch.setattr(nvidia, "make_launcher", lambda: "", raising=False)  # as in Triton 3.6
+    with compiling_together():
+        for dtype in (torch.int32, torch.int64):
+            out = torch.zeros(32, dtype=dtype)
+            for count in (4, 32):
+                _one_kernel[(1,)](out, count=count)
+    assert len(loaded) == 4
+    assert len(made) == 2
+    assert all(launch is None for _, launch in made)
+    assert triton.runtime.build._load_module_from_path is load_module

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,11 +16,12 @@ from msgspec import structs
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.attention import flashinfer
 from engine.attention.modules import Loading, Module
-from engine.config import EngineConfig, ModelConfig
+from engine.config import EngineConfig, ModelConfig, SamplingConfig
 from engine.contracts.attention import AttentionSpec
-from engine.models.loader import expected_attention
+from engine.models.loader import expected_model
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import kernels
+from sampling import warm_up
 from sampling.paths import flashinfer as sampler
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -53,7 +56,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Module]:
 
 def test_modules_are_begun_by_the_config_alone(begun: list[Module]) -> None:
     kernels.begin_loading(CONFIG, CUDA)
-    [spec] = set(expected_attention(CONFIG.model, CPU)[0])
+    [spec] = set(expected_model(CONFIG.model, CPU).attention_specs)
     assert begun == [Module.of(spec, torch.bfloat16, CUDA)]
 
 
@@ -74,3 +77,27 @@ def test_who_promises_bits_waits(begun: list[Module], changes: dict[str, Any], w
     assert not begun
     kernels.wait_for_kernels(config, model, CUDA)
     assert begun == ([Module("fa3", torch.bfloat16, 64, False, False)] if waits else [])
+
+
+def test_the_sampler_s_kernels_are_begun_for_the_rows_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(kernels, "kernels_run_on", lambda device: True)
+    monkeypatch.setattr(warm_up, "begin", lambda *args, has_masks: begun.append((*args, has_masks)))
+    kernels.begin_compiling(CONFIG, CUDA)
+    short = structs.replace(CONFIG.model, max_model_len=64)
+    kernels.begin_compiling(structs.replace(CONFIG, model=short), CUDA)
+    context = expected_model(CONFIG.model, CPU).max_position
+    assert begun == [(8192, context + 1, CUDA, 20, False), (8192, 65, CUDA, 20, False)]
+    refused = structs.replace(CONFIG, sampling=SamplingConfig(max_logprobs=-1))
+    assert kernels.begin_compiling(refused, CUDA) is None  # the sampler says why
+    assert kernels.begin_compiling(CONFIG, CPU) is None
+    assert len(begun) == 2
+
+
+def test_quantized_checkpoints_are_begun_too(tmp_path: Path) -> None:
+    content = json.loads((MODEL_FOLDER / "config.json").read_text())
+    content["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert expected_model(ModelConfig(model=str(tmp_path)), CPU).vocab_size == 8192

@@ -1,0 +1,38 @@
+"""The device of an engine, and its context, which is begun while modules are still imported."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import torch
+
+from engine.config import ConfigError, EngineConfig, ModelConfig
+
+
+def resolve_device(config: ModelConfig) -> torch.device:
+    """The device of a configuration; "auto" is CUDA if torch sees a device, else the CPU."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "--device cuda, but torch sees no CUDA device; use --device cpu or a torch with CUDA"
+        )
+    return torch.device(config.device)
+
+
+def begin_context(config: EngineConfig) -> None:
+    """Begin to make the GPU's context and load cuBLAS, on a thread: most of it is no Python.
+
+    Several ranks have a GPU each, and choose it later.
+    """
+    if config.model.device != "cpu" and config.tensor_parallel_size == 1:
+        threading.Thread(target=_make_context, daemon=True).start()
+
+
+def _make_context() -> None:
+    with contextlib.suppress(RuntimeError):  # whoever needs the GPU meets the error again
+        if torch.cuda.is_available():
+            ones = torch.ones((16, 16), device="cuda")
+            torch.mm(ones, ones)
+            torch.cuda.synchronize()
