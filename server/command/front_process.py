@@ -23,7 +23,7 @@ from engine.config import ConfigError, EngineInfo
 from engine.logs import configure_logging
 from engine.process import StatusPipe
 from engine.submission import EngineDeadError
-from server.command.front import Front, new_loop
+from server.command.front import Front, leave_torch_out, new_loop
 from server.command.front_lines import (
     Answering,
     Attach,
@@ -133,6 +133,8 @@ def main() -> int:
     if start.http_log_level is not None:
         logging.getLogger("tailrace.http").setLevel(start.http_log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    if not start.front.trust_remote_code:  # such code may want torch
+        leave_torch_out()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_run(start, status))
 

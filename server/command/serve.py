@@ -26,7 +26,7 @@ from engine.config import ConfigError, EngineConfig, EngineInfo, ErrorStatement
 from engine.parent import EngineProcess, make_folder
 from engine.submission import EngineDeadError
 from server.command.configure import engine_config, server_config
-from server.command.front import Front, FrontConfig, new_loop
+from server.command.front import Front, FrontConfig, leave_torch_out, new_loop
 from server.command.front_lines import FrontStart
 from server.command.listen import address, bind
 from server.command.logs import configure_server_logging, http_log_level, log_level
@@ -80,6 +80,8 @@ def serve(settings: Settings) -> int:
     # directory the user happens to stand in.
     os.environ["PYTHONSAFEPATH"] = "1"
     disable_created_metrics()  # type: ignore[no-untyped-call]
+    if not settings.trust_remote_code:  # such code may want torch
+        leave_torch_out()
     config = engine_config(settings)
     check_models(config, settings.tokenizer)
     with bind(settings) as listener, asyncio.Runner(loop_factory=new_loop) as runner:

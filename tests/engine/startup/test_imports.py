@@ -1,0 +1,27 @@
+"""What an engine imports before it reads a model's config, in processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from demo import MODEL_FOLDER
+
+_PROGRAM = f"""
+import sys
+from engine.startup.imports import import_config_checks
+import_config_checks()
+import torch
+from engine.config import ModelConfig
+from engine.models.loader import expected_model
+assert expected_model(ModelConfig(model={str(MODEL_FOLDER)!r}), torch.device("cpu")).vocab_size
+assert "transformers.utils.type_validators" in sys.modules, "nothing checks configs any more"
+heavy = {{"torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"}} & set(sys.modules)
+assert not heavy, heavy
+from transformers.activations import ACT2FN
+assert "silu" in ACT2FN
+"""
+
+
+def test_a_config_is_read_without_transformers_inference_stack() -> None:
+    subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)
