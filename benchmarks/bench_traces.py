@@ -1,10 +1,12 @@
 """What a trace costs the server: the middleware around a request that does nothing.
 
     python -m benchmarks.bench_traces
+    python -m benchmarks.bench_traces --streams 256 [--flags='--device cpu']
 
 Prints the CPU time of such a request without traces and with them, and that of the thread that
-sends them afterwards, to a collector in another process. Turns alternate, and the least of each is
-told, as the other things on a machine only add; the last line is JSON.
+sends them afterwards, to a collector in another process. With `--streams`: the tokens a second of
+so many streams at once, on two servers of which one sends traces. Turns alternate, and the best of
+each is told, as the other things on a machine only take away; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,7 +24,12 @@ from unittest.mock import Mock
 
 from starlette.types import Message, Receive, Scope, Send
 
+from benchmarks.bench_serving import serving
+from demo import MODEL_FOLDER
 from sampling.params import SamplingParams
+from server.bench.measure import BenchConfig, measure
+from server.bench.target import find_model, parse_target
+from server.bench.workloads import Lengths
 from server.fronts import FrontTable
 from server.http.access_log import AccessLog
 from server.http.account import GenerationReport, account_of
@@ -113,12 +121,73 @@ def accounts_with(traces: Traces | None) -> Accounts:
     )
 
 
+def tokens_per_s(streams: int, turns: int, model: str, flags: list[str]) -> dict[str, float]:
+    """The best tokens a second of `turns` turns, without traces and with them.
+
+    Raises:
+        RuntimeError: a request failed.
+    """
+    best = {"off": 0.0, "on": 0.0}
+    with (
+        collector() as url,
+        serving(model, *flags) as off,
+        serving(model, "--otlp-traces-endpoint", url, *flags) as on,
+    ):
+        for turn in range(1 + turns):  # the first warms up
+            for name, server in (("off", off), ("on", on)):
+                measured = one_pass(server, streams, seed=turn)
+                best[name] = max(best[name], measured if turn else 0.0)
+    return {name: round(value, 1) for name, value in best.items()}
+
+
+def one_pass(url: str, streams: int, seed: int) -> float:
+    """Tokens a second of streams that are sent at once, by as many client processes as fit."""
+    target = parse_target(url, key=None, verifies=True)
+    config = BenchConfig(
+        target=target,
+        model=asyncio.run(find_model(target, None)),
+        workloads=["stream"],
+        concurrencies=[streams],
+        rate=1.0,
+        repeat=1,
+        processes=min(4, os.cpu_count() or 1),
+        seed=seed,
+        vocab_size=8000,
+        lengths=Lengths(size=streams),
+        omit_fields=(),
+        timeout_s=300.0,
+    )
+    (point,) = measure(config, lambda *_: None, lambda _: None).points
+    if point.errors:
+        raise RuntimeError(f"{point.errors}")
+    return point.figures["output_tokens_per_s"]
+
+
 def main() -> None:
     """Measure and print."""
-    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--streams", type=int, help="measure so many streams at once")
+    parser.add_argument("--turns", type=int, default=TURNS)
+    parser.add_argument("--model", default=str(MODEL_FOLDER))
+    parser.add_argument("--flags", default="", help="of both servers, separated by blanks")
+    args = parser.parse_args()
+    if args.streams is None:
+        accounts_times(args.turns)
+        return
+    found = tokens_per_s(args.streams, args.turns, args.model, args.flags.split())
+    share = found["on"] / found["off"]
+    print(
+        f"{args.streams} streams: {found['off']} tokens/s without traces, {found['on']} with them"
+    )
+    told = {"command": f"{COMMAND} --streams {args.streams}", "unit": "tokens/s", **found}
+    print(json.dumps(told | {"share": round(share, 4)}))
+
+
+def accounts_times(turns: int) -> None:
+    """Measure and print the CPU time of a request's accounts."""
     times: dict[str, list[float]] = {"off": [], "on": [], "thread": []}
     with collector() as url:
-        for _ in range(TURNS):
+        for _ in range(turns):
             times["off"].append(asyncio.run(cpu_us(accounts_with(None))))
             traces = Traces(url)
             times["on"].append(asyncio.run(cpu_us(accounts_with(traces))))
