@@ -97,15 +97,21 @@ def test_what_is_kept_counts_bias_in_both_masses(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_masks_that_leave_nothing_are_told_from_unusable_logits(device: str) -> None:
-    """Row 2 has no finite logit at all, row 3 a NaN that its mask hides, row 4 one of its own."""
+@pytest.mark.parametrize("wish", [GREEDY, GREEDY | {"frequency_penalty": 0.5}])
+def test_masks_that_leave_nothing_are_told_from_unusable_logits(
+    wish: dict[str, Any], device: str
+) -> None:
+    """Row 2 has no finite logit at all, row 3 a NaN that its mask hides, row 4 one of its own.
+
+    Masks alone are read in another way than masks beside penalties.
+    """
     logits = make_logits().repeat(5, 1)
     logits[1, 40:] = -torch.inf
     logits[2] = -torch.inf
     logits[3, 8] = torch.nan
     logits[4, TILE + 3] = torch.inf
     masks = [[], [41, TILE], [3], [8, 9]]
-    drawn = draw(device, logits, [GREEDY] * 5, list(range(5)), masks, [0, 1, 2, 0, 3])
+    drawn = draw(device, logits, [wish] * 5, list(range(5)), masks, [0, 1, 2, 0, 3])
     wanted = [NOTHING_ALLOWED, NOTHING_ALLOWED, *[UNUSABLE_LOGITS] * 3]
     assert drawn.bad.tolist() == wanted
     assert drawn.token_ids.tolist() == [0] * 5
