@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import engine.startup.build
+import engine.startup.samplers
 import engine.startup.self_test
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
 from engine.startup.samplers import sampler_config
@@ -68,7 +69,7 @@ def test_the_configuration_reaches_the_sampler_of_the_engine(
     def build(config: SamplerConfig, rows: object) -> None:
         raise BuiltError(config)
 
-    monkeypatch.setattr(engine.startup.build, "Sampler", build)
+    monkeypatch.setattr(engine.startup.samplers, "Sampler", build)
     for flag in (True, False):
         served = engine_config(load_settings({"use_fp64_gumbel": flag}))
         with pytest.raises(BuiltError) as built:
