@@ -37,7 +37,7 @@ class PhasedReader:
         """Go on from a place; returns how far the text was read."""
         num_chars = len(text)
         while self.status == "reading":
-            if not self._reads_space:
+            if at < num_chars and text[at] <= " " and not self._reads_space:
                 at = skip_space(text, at, self._output)
             if at == num_chars:
                 return at

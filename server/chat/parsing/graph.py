@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from server.chat.parsing.format import (
     ANSWER,
@@ -20,6 +21,9 @@ from server.chat.parsing.format import (
     Between,
     Exit,
     Field,
+    JsonArguments,
+    JsonCalls,
+    PythonCalls,
     ReasoningFormat,
     Start,
     State,
@@ -32,11 +36,18 @@ MAX_SPACE = 8
 """White space before a marker is held back and dropped up to this length."""
 MAX_BETWEEN = 64
 """White space and brackets between markers are dropped up to this length."""
+MAX_FIELD = 512
+"""A longer name, key or header is none."""
 _SPACE, _CLOSING = r"[ \t\r\n]", r"[ \t\r\n}\]]"
 _FIRST_SENTINEL = 0xD800
 
-_NO_SIGN = re.compile(r"""[^()\[\]{}<>`|\\\ud800-\udfff]*""")
+has_sign = re.compile(r"[()\[\]{}<>`|\\\ud800-\udfff]").search
+"""Finds a bracket, or the beginning of a marker. Of a call's head that goes on without one, with
+words and quotes alone, nothing new can be told."""
 
+Awaited = Literal["marker", "header", "field"]
+"""What else than text must come first in a state: a marker, or text up to the marker that is its
+end; a header's text may be anything, any other field's only what is no marker."""
 Find = Callable[[str, int], "re.Match[str] | None"]
 
 
@@ -51,8 +62,9 @@ class Node:
             `Start` and `Between` look at the place alone.
         firsts: the characters that an exit may begin with; sentinels and white space aside.
         holds_space: white space at the text's end may belong to an exit.
-        has_signs: no exit is made of characters alone that are no signs.
-        beginnings: the beginnings of markers, whole markers and the empty one aside.
+        awaited: None for text that is given out as it comes.
+        is_body: it has a reader of its own.
+        is_call: it belongs to a call.
     """
 
     name: str
@@ -61,8 +73,20 @@ class Node:
     find: Find
     firsts: tuple[str, ...]
     holds_space: bool
-    has_signs: bool
-    beginnings: frozenset[str]
+    awaited: Awaited | None
+    is_body: bool
+    is_call: bool
+
+    def is_open(self, text: str) -> bool:
+        """Whether text is the beginning of what the state awaits, or of a marker, and no more."""
+        match = self.find(text, 0)
+        if match is not None and match.lastindex is not None:
+            return False
+        begin = len(text) if match is None else match.start()
+        if not begin or self.awaited == "marker" or self.awaited is None:
+            return not begin
+        is_header = self.awaited == "header"
+        return len(text) <= MAX_FIELD and (is_header or not has_sign(text[:begin]))
 
 
 @dataclass(frozen=True)
@@ -164,6 +188,7 @@ def _exits_of(state: State) -> tuple[Exit, ...]:
 
 
 def _node(name: str, state: State, chars: Mapping[str, str]) -> Node:
+    is_body = isinstance(state, JsonCalls | JsonArguments | PythonCalls)
     exits = tuple(sorted(_exits_of(state), key=lambda way: not way.eats_space))
     markers = [chars.get(way.marker, way.marker) for way in exits]
     num_eating = sum(way.eats_space for way in exits)
@@ -181,17 +206,16 @@ def _node(name: str, state: State, chars: Mapping[str, str]) -> Node:
         find,
         firsts=tuple(sorted(firsts)),
         holds_space=num_eating > 0,
-        has_signs=not any(map(has_no_sign, markers)),
-        beginnings=frozenset(m[:i] for m in markers for i in range(1, len(m))) - {*markers},
+        awaited=_awaited(state),
+        is_body=is_body,
+        is_call=is_body or isinstance(state, Field),
     )
 
 
-def has_no_sign(text: str) -> bool:
-    """Whether a text is of words, quotes and such alone: no bracket, and no beginning of a marker.
-
-    Of a call's head that goes on with such a text nothing new can be told.
-    """
-    return _NO_SIGN.fullmatch(text) is not None
+def _awaited(state: State) -> Awaited | None:
+    if isinstance(state, Field):
+        return None if state.role == "value" else "header" if state.role == "header" else "field"
+    return "marker" if isinstance(state, Start | Between) else None
 
 
 def _one_of(chars: set[str]) -> str:

@@ -16,6 +16,12 @@ from server.chat.parsing.output import SENTINELS, Output
 
 NAME = re.compile(r"[\w.:/-]{1,256}")
 _STRING = re.compile(rf'"(?:[^"\\{SENTINELS}]|\\.)*"', re.DOTALL)
+_HEAD = re.compile(
+    r'"([\w.-]+)"[ \t\r\n]*:[ \t\r\n]*"([\w.:/-]{1,256})"[ \t\r\n]*,'
+    r'[ \t\r\n]*"([\w.-]+)"[ \t\r\n]*:[ \t\r\n]*(?=\{)'
+)
+"""What an object most often begins with, up to its arguments: their reading step by step takes ten
+times as long."""
 _NEXT = re.compile(r"[ \t\r\n]{0,64}+(?:[,;][ \t\r\n]{0,64}+(?:(?=\{)|(\Z))|(?=[\]{])|(\Z))")
 """What may stand between objects, or behind the last within a list."""
 
@@ -72,6 +78,7 @@ class JsonCallsReader(PhasedReader):
         super().__init__(output, self._between)
         self._state = state
         self._num_calls = 0
+        self._has_begun = False
         self._begin_object()
 
     def _begin_object(self) -> None:
@@ -85,7 +92,7 @@ class JsonCallsReader(PhasedReader):
     @property
     def is_in_head(self) -> bool:
         """Whether the text ends in an object that is no call yet, and may become one."""
-        return self._output.is_uncertain and self._phase != self._between
+        return self._has_begun and self._output.is_uncertain
 
     @property
     def arguments(self) -> JsonScan | None:
@@ -112,6 +119,7 @@ class JsonCallsReader(PhasedReader):
         if char == "{":
             self._output.begin_call()
             self._begin_object()
+            self._has_begun = True
             return self._pass(text, at, self._read_key)
         if char == "]":
             at = self._pass(text, at, self._between)
@@ -130,6 +138,8 @@ class JsonCallsReader(PhasedReader):
     def _read_key(self, text: str, at: int) -> int:
         if text[at] == "}":
             return self._end_object(text, at)
+        if not self._key and (head := _HEAD.match(text, at)) is not None and self._take(head):
+            return head.end()
         found = self._string(text, at)
         if found is None:
             return WAIT if self.status == "reading" else at
@@ -137,6 +147,21 @@ class JsonCallsReader(PhasedReader):
         self._output.take(text[at:end])
         self._phase = self._read_colon
         return end
+
+    def _take(self, head: re.Match[str]) -> bool:
+        """Take the head of a call up to its arguments, if it is one."""
+        state, output, text = self._state, self._output, head.string
+        if head[1] not in state.name_keys or head[3] not in state.argument_keys:
+            return False
+        output.name = head[2]
+        output.take(text[head.start() : head.start(2)])
+        output.take(head[2], "tool")
+        output.take(text[head.end(2) : head.end()])
+        output.stand()
+        self._is_arguments = self._has_arguments = True
+        self._scan = JsonScan()
+        self._phase, self._reads_space = self._read_value, True
+        return True
 
     def _string(self, text: str, at: int) -> tuple[int, str] | None:
         """The end and the value of a string; None where there is none, or none yet."""

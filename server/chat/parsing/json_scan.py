@@ -41,7 +41,16 @@ class JsonScan:
         return at
 
     def pass_by(self, text: str) -> bool:
-        """Go on with all of a text if the value goes on behind it; returns whether it does."""
+        """Go on with all of a text if the value goes on behind it; returns whether it does.
+
+        Args:
+            text: no special token stands in it.
+        """
+        if self._is_quoted:
+            if '"' not in text and "\\" not in text:
+                return True
+        elif self._is_scalar is False and _STRUCTURE.search(text) is None:
+            return True
         before = self._depth, self._is_quoted
         if self.scan(text, 0) == len(text) and not self.is_done:
             return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Literal
 
 from server.chat.parsing.fields import FieldReader
@@ -26,7 +25,7 @@ from server.chat.parsing.format import (
     State,
     Text,
 )
-from server.chat.parsing.graph import Graph, has_no_sign
+from server.chat.parsing.graph import MAX_FIELD, Awaited, Graph, has_sign
 from server.chat.parsing.json_calls import JsonArgumentsReader, JsonCallsReader
 from server.chat.parsing.json_scan import JsonScan
 from server.chat.parsing.output import EventKind, Output
@@ -35,8 +34,6 @@ from server.chat.parsing.values import ToolTypes
 
 MAX_WAITING = 128
 """So much of a call's head may wait for its next sign."""
-MAX_FIELD = 512
-"""A longer name, key or header is none."""
 _SPACES = " \t\r\n"
 _CLOSERS = re.compile(r"[ \t\r\n}\]]*[}\]]")
 
@@ -67,7 +64,7 @@ class Machine:
         self._graph = graph
         self._fields = FieldReader(types, self.output)
         self._held = ""
-        self._is_marker = False  # what is held back is the beginning of one
+        self._awaited: Awaited | Literal["sign"] | None = None
         self._is_blank = False  # nothing but white space since the last marker
         self._alarms: tuple[str, ...] | None = None  # characters that may change the state
         self._scan: JsonScan | PythonScan | None = None  # arguments that go on
@@ -93,16 +90,8 @@ class Machine:
             the kind of the event that all of the text is, or `value`; it is not among the events,
             and its stretch not among the spans. None where the text is to be fed.
         """
-        if self.waits:
-            held = self._held + text
-            if self._is_marker:
-                goes_on = held in self._node.beginnings
-            else:
-                goes_on = len(held) <= MAX_WAITING and has_no_sign(text)
-            if not goes_on:
-                return None
-            self._held = held
-            return "value"
+        if self._awaited is not None:
+            return self._wait(text)
         if self._alarms is not None:
             for char in self._alarms:
                 if char in text:
@@ -129,26 +118,39 @@ class Machine:
                 break
             at = end
         self._held = text[at:]
-        self._is_marker = self._held in self._node.beginnings and not self.is_thinking
-        waits = self._is_marker or (self._is_in_head() and has_no_sign(self._held))
-        self.waits = self.flows = waits
-        if not (self.waits or self._held):
-            self._settle()
+        self._settle()
 
-    def _is_in_head(self) -> bool:
-        """Whether what is read says something of a call, but nothing before one of its signs."""
-        state = self._node.state
-        if isinstance(state, Field):
-            return state.role != "value" and self._node.has_signs
-        if not isinstance(state, JsonCalls | PythonCalls):
-            return False
+    def _what_is_awaited(self) -> Awaited | Literal["sign"] | None:
+        """What must come before more can be told, if that is known and no text may flow."""
+        held = self._held
+        if not self._node.is_body:
+            if (awaited := self._node.awaited) is None:
+                return "marker" if held and not self.is_thinking else None
+            return awaited if not held or self._node.is_open(held) else None
         reader = self._reader
-        return not isinstance(reader, JsonArgumentsReader) and reader.is_in_head
+        if isinstance(reader, JsonArgumentsReader) or not reader.is_in_head:
+            return None
+        return None if has_sign(held) else "sign"
+
+    def _wait(self, text: str) -> Flow | None:
+        """Hold more back, if that is all that can be done."""
+        held = self._held + text
+        if self._awaited == "sign":
+            if has_sign(text) or len(held) > MAX_WAITING:
+                return None
+        elif not self._node.is_open(held):
+            return None
+        self._held = held
+        return "value"
 
     def _settle(self) -> None:
-        """Note what text may come that changes nothing; none is held back."""
+        """Note what text may come that changes nothing."""
         node, state = self._node, self._node.state
         self._alarms = self._scan = self._sink = None
+        self._awaited = self._what_is_awaited()
+        self.waits = self.flows = self._awaited is not None
+        if self.waits or self._held:
+            return
         if isinstance(state, Text):
             if not self._skips:
                 self._alarms, self._holds_space = node.firsts, node.holds_space
@@ -157,7 +159,7 @@ class Machine:
             if state.role == "value" and self.output.stands:
                 self._alarms, self._holds_space = node.firsts, node.holds_space
                 self._kind, self._sink = "value", self._fields.value
-        elif isinstance(state, JsonArguments | JsonCalls | PythonCalls):
+        elif node.is_body:
             reader = self._reader
             if isinstance(reader, PythonCallsReader):
                 self._scan, self._kind, self._sink = reader.scan, "value", reader.value
@@ -169,6 +171,8 @@ class Machine:
         """Give out what is held back; nothing may be fed after."""
         held, self._held = self._held, ""
         state, output = self._node.state, self.output
+        if isinstance(state, Start) and state.skips_space:
+            held = held[self._pass_space(held, 0) :]
         if isinstance(state, Start | Text) and not output.is_uncertain:
             if self._is_blank and not held.strip():
                 output.take(held)
@@ -192,8 +196,7 @@ class Machine:
                 output.break_off(self._graph.nodes[CONTENT].find)
             self._skips = state.skips_space
             return
-        is_body = isinstance(state, JsonCalls | JsonArguments | PythonCalls | Field)
-        if is_body and not (output.is_uncertain or output.stands):
+        if node.is_call and not (output.is_uncertain or output.stands):
             output.begin_call()
         if isinstance(state, Field) and state.role == "key" and output.is_uncertain:
             output.stand()
@@ -204,15 +207,16 @@ class Machine:
         elif isinstance(state, PythonCalls):
             self._reader = PythonCallsReader(output)
 
-    def _leave(self, way: Exit, before: str, marker: str) -> None:
+    def _leave(self, way: Exit, before: str, marker: str, to: str | None = None) -> None:
         """Take an exit.
 
         Args:
             before: white space that stands before the marker.
+            to: another state than the exit says.
         """
         if way.ends_call:
             self.output.close_arguments()
-        self._enter(way.to)
+        self._enter(to or way.to)
         self._is_blank = True
         self.output.take(before)
         if not way.keeps:
@@ -256,7 +260,7 @@ class Machine:
             self._enter(state.otherwise)
             return self._pass_space(text, at) if state.skips_space else at
         if match.lastindex is None:
-            return self._pass_space(text, at) if state.skips_space else at
+            return at
         begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
         if state.skips_space:
             at = self._pass_space(text, at)
@@ -307,7 +311,7 @@ class Machine:
             self._break_off()
             return at
         self.output.take(text[match.start() : begin])
-        self._leave(replace(way, to=to) if to != way.to else way, "", text[begin : match.end()])
+        self._leave(way, "", text[begin : match.end()], to)
         return begin if way.keeps else match.end()
 
 

@@ -23,22 +23,17 @@ class Event(NamedTuple):
     text: str
 
 
-class Span(NamedTuple):
-    """A stretch of the text, from where the one before it ends."""
-
-    end: int
-    part: Part
-
+Span = tuple[int, Part]
+"""The end and the part of a stretch of the text, which begins where the one before it ends. It is
+no class of its own because making those is slow, and there is one for every marker."""
 
 SENTINELS = "\ud800-\udfff"
 """Half surrogate pairs, within a regular expression: they stand for special tokens."""
 _SENTINEL = re.compile(f"([{SENTINELS}])")
 
 
-class _Doubt(NamedTuple):
-    text: str
-    part: Part
-    is_marker: bool
+_Doubt = tuple[str, Part, bool]
+"""Text whose part is uncertain, the part that it has in a call, and whether it is a marker."""
 
 
 class Output:
@@ -78,12 +73,11 @@ class Output:
         """Give out text of the message; special tokens in it are markup."""
         pieces = [text] if text.isascii() else _SENTINEL.split(text)
         for i, piece in enumerate(pieces):
-            if piece:
-                if i % 2:
-                    self._pass(1, "markup")
-                else:
-                    self.events.append(Event(part, piece))
-                    self._pass(len(piece), part)
+            if i % 2:
+                self.take(piece)
+            elif piece:
+                self.events.append(Event(part, piece))
+                self.take(piece, part)
 
     def take(self, text: str, part: Part = "markup", *, is_marker: bool = False) -> None:
         """Go past text that is not shown as it is.
@@ -94,16 +88,14 @@ class Output:
         if not text:
             return
         if self._doubts is not None:
-            self._doubts.append(_Doubt(text, part, is_marker))
+            self._doubts.append((text, part, is_marker))
+            return
+        self.position += len(text)
+        spans = self.spans
+        if spans and spans[-1][1] == part:
+            spans[-1] = (self.position, part)
         else:
-            self._pass(len(text), part)
-
-    def _pass(self, num_chars: int, part: Part) -> None:
-        self.position += num_chars
-        if self.spans and self.spans[-1].part == part:
-            self.spans[-1] = Span(self.position, part)
-        else:
-            self.spans.append(Span(self.position, part))
+            spans.append((self.position, part))
 
     def begin_call(self) -> None:
         """Begin to read a call; what is taken from here on is uncertain."""
@@ -114,8 +106,8 @@ class Output:
     def stand(self) -> None:
         """Let the call stand: its name is given out, and what was taken is certain."""
         doubts, self._doubts = self._doubts or [], None
-        for doubt in doubts:
-            self._pass(len(doubt.text), doubt.part)
+        for text, part, _ in doubts:
+            self.take(text, part)
         self.stands = True
         self.events.append(Event("call", self._name or ""))
 
@@ -154,11 +146,11 @@ class Output:
         """
         doubts, self._doubts = self._doubts or [], None
         self.stands = False
-        is_blank = not any(doubt.text.strip() for doubt in doubts if not doubt.is_marker)
-        for is_marker, run in groupby(doubts, key=lambda doubt: doubt.is_marker):
-            text = "".join(doubt.text for doubt in run)
+        is_blank = not any(text.strip() for text, _, is_marker in doubts if not is_marker)
+        for is_marker, run in groupby(doubts, key=lambda doubt: doubt[2]):
+            text = "".join(doubt[0] for doubt in run)
             if is_marker or is_blank:
-                self._pass(len(text), "markup")
+                self.take(text)
             else:
                 self._show_between(text, find_marker)
 
@@ -168,6 +160,6 @@ class Output:
         at = 0
         while (match := find_marker(text, at)) is not None and match.lastindex is not None:
             self.show(text[at : match.start()], "content")
-            self._pass(match.end() - match.start(), "markup")
+            self.take(match.group())
             at = match.end()
         self.show(text[at:], "content")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from server.chat.parsing.format import Part
 from server.chat.parsing.graph import Graph
@@ -64,6 +65,13 @@ class ReplyParsing:
     shows_special: bool
     thoughts: ThoughtIds | None
 
+    @cached_property
+    def apart(self) -> frozenset[int]:
+        """The ids of tokens that are cut out of the text."""
+        words = self.vocabulary
+        hidden = () if self.shows_special else words.special.values()
+        return words.silent.union(self.graph.sentinels, hidden)
+
     def reader(self) -> PieceReader:
         """A reader for one more choice."""
         return PieceReader(self)
@@ -80,8 +88,7 @@ class PieceReader:
         words = parsing.vocabulary
         self._sentinels = parsing.graph.sentinels
         self._texts = words.texts
-        hidden = () if parsing.shows_special else words.special.values()
-        self._apart = words.silent.union(self._sentinels, hidden)
+        self._apart = parsing.apart
         self._machine = Machine(parsing.graph, parsing.types, parsing.state)
         self._output = self._machine.output
         self._tokens = TokenParts(words, self._output.spans)
@@ -158,13 +165,21 @@ class PieceReader:
         """Take the next piece apart, where it is no last one and no tokens are shown."""
         output, tokens, machine = self._output, self._tokens, self._machine
         machine.has_thought = machine.is_thinking
-        self._feed(piece, False)
+        is_plain = not self._num_to_skip and self._apart.isdisjoint(piece.token_ids)
+        if is_plain:
+            machine.feed(piece.text)
+            self._num_chars += len(piece.text)
+        else:
+            self._feed_apart(piece, False)
         # Parts are needed to count the reasoning, and for nothing else.
         self._may_count |= machine.has_thought
+        is_needed = self._may_count or (machine.is_holding and not machine.waits)
+        if is_plain and is_needed:
+            self._push(piece)
         if self._may_count:
             tokens.decide(output.position, machine.waits)
             self._may_count = bool(self._pending)
-        elif machine.waits or not machine.is_holding:
+        elif not is_needed:
             tokens.forget()
         return self._take_events() if output.events else []
 
@@ -174,16 +189,20 @@ class PieceReader:
 
     def _feed(self, piece: Piece, ends_by_token: bool) -> None:
         """Let the machine read a piece, and note the places of its tokens."""
-        token_ids, machine = piece.token_ids, self._machine
-        if self._num_to_skip or not self._apart.isdisjoint(token_ids):
+        if self._num_to_skip or not self._apart.isdisjoint(piece.token_ids):
             self._feed_apart(piece, ends_by_token)
         else:
-            text, starts, shift = piece.text, piece.starts, self._shift
-            machine.feed(text)
-            self._num_chars += len(text)
-            self._tokens.push(token_ids, [start - shift for start in starts] if shift else starts)
+            self._machine.feed(piece.text)
+            self._num_chars += len(piece.text)
+            self._push(piece)
         if piece.finish_reason is not None:
-            machine.finish()
+            self._machine.finish()
+
+    def _push(self, piece: Piece) -> None:
+        """Note the places of a piece's tokens, none of which is a special one."""
+        starts, shift = piece.starts, self._shift
+        own = [start - shift for start in starts] if shift else starts
+        self._tokens.push(piece.token_ids, own)
 
     def _parsed(
         self,

@@ -98,9 +98,10 @@ class TokenParts:
 
     def forget(self) -> None:
         """Drop pending tokens, which are no reasoning."""
-        self.pending.clear()
-        self._starts.clear()
-        self._ends.clear()
+        if self.pending:
+            self.pending.clear()
+            self._starts.clear()
+            self._ends.clear()
         del self._spans[:-1]
 
     def decide(self, position: int, is_final: bool) -> tuple[list[Part], dict[int, bytes]]:
@@ -121,13 +122,14 @@ class TokenParts:
         i = at = 0
         while i < num_ready:
             start = starts[i]
-            while at < len(spans) and spans[at].end <= start:
+            while at < len(spans) and spans[at][0] <= start:
                 at += 1
-            if at < len(spans) and start < ends[i] <= spans[at].end:
+            end, part = spans[at] if at < len(spans) else (start, "markup")
+            if start < ends[i] <= end:
                 j = i + 1  # the next ones lie in the same stretch
-                while j < num_ready and starts[j] < ends[j] <= spans[at].end:
+                while j < num_ready and starts[j] < ends[j] <= end:
                     j += 1
-                parts += [spans[at].part] * (j - i)
+                parts += [part] * (j - i)
                 i = j
                 continue
             part, in_content = self._part_of_cut(i, at)
@@ -153,10 +155,10 @@ class TokenParts:
         shown: list[tuple[int, int]] = []
         begin = start
         while at < len(spans) and begin < stop:
-            end = min(spans[at].end, stop)
+            end, part = min(spans[at][0], stop), spans[at][1]
             if found == "markup":
-                found = spans[at].part
-            if spans[at].part == "content":
+                found = part
+            if part == "content":
                 shown.append((begin - start, end - start))
             begin, at = end, at + 1
         if shown and shown[-1][1] == begin - start:  # a stop string may have cut what follows

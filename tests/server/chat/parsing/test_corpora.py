@@ -87,7 +87,7 @@ class TestCorpus:
         style = STYLES[name]
         for reply in corpus(name):
             events, spans = parse(style, [reply.text])
-            assert (spans[-1].end if spans else 0) == len(reply.text)
+            assert (spans[-1][0] if spans else 0) == len(reply.text)
             shown: dict[Part, str] = {"reasoning": "", "content": ""}
             start = 0
             for end, part in spans:
@@ -102,11 +102,11 @@ class TestCorpus:
 
 def _runs(reply: Reply, spans: list[Span]) -> list[str]:
     """Stretches of content; a marker that a call's removal joins together is none."""
-    starts = [0, *(span.end for span in spans)]
+    starts = [0, *(end for end, _ in spans)]
     return [
-        reply.text[start : span.end]
-        for start, span in zip(starts, spans, strict=False)
-        if span.part == "content"
+        reply.text[start:end]
+        for start, (end, part) in zip(starts, spans, strict=False)
+        if part == "content"
     ]
 
 

@@ -77,7 +77,7 @@ def test_content_and_calls(
     events, spans = parse(STYLES[style], [text])
     assert text_of(events, "content") == content
     assert calls_of(events) == calls
-    assert spans[-1].end == len(text)
+    assert spans[-1][0] == len(text)
     assert parse(STYLES[style], text) == (events, spans)
 
 

@@ -47,4 +47,4 @@ def test_a_reply_of_calls(tools: ToolFormat) -> None:
     events, spans = parse(Style(tools, None, lambda calls: ""), [reply])
     found = [(name, json.loads(arguments)) for name, arguments in calls_of(events)]
     assert found == [(name, given) for name, _, given in calls]
-    assert "content" not in {span.part for span in spans}
+    assert "content" not in {part for _, part in spans}
