@@ -1,8 +1,7 @@
 """Unmodified agents run a loop of three turns on a small model, to the right answer.
 
 The model is the demo model, or the folder that TOOL_LOOPS_MODEL names, such as one that
-`python -m demo.train` has just made. Where it calls no tools, which the weights that ship have not
-learned yet, the tests are skipped.
+`python -m demo.train` has just made.
 
 The question wants two tools, one with the result of the other, so a loop is two replies with a call
 and one with the answer. A program of `loops/` is told the address, the model and the question; it
@@ -20,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from demo import MODEL_FOLDER
-from server.chat.parsing.recognise import knows_tools
 from tests.clients.environments import node_with, python_with
 from tests.clients.test_clients import MODEL, NODE, output_of
 from tests.serving.process import Server, serve
@@ -48,9 +46,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    template = json.loads((FOLDER / "tokenizer_config.json").read_text())["chat_template"]
-    if not knows_tools(template):
-        pytest.skip(f"the model in {FOLDER} calls no tools")
     with serve(str(FOLDER), "--served-model-name", MODEL) as server:
         yield server
 

@@ -1,7 +1,8 @@
 """Thoughts and calls of a whole server under load: none lost, every token counted, all of it true.
 
-The demo model knows no tools, so its thoughts are ended by their budget and its calls are forced;
-what is forced is drawn under masks, with drafts of the EAGLE head beside them.
+Prompts are in a template that the demo model does not know, so its thoughts are ended by their
+budget and its calls are forced; what is forced is drawn under masks, with drafts of the EAGLE head
+beside them.
 """
 
 from __future__ import annotations

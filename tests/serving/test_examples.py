@@ -37,7 +37,7 @@ def printed(command: list[str], folder: Path) -> str:
 
 
 def test_the_readme_has_examples() -> None:
-    assert [kind for kind, _ in BLOCKS].count("python") == 2
+    assert [kind for kind, _ in BLOCKS].count("python") == 3
     assert [kind for kind, _ in BLOCKS].count("sh") == 2
     assert all(URL in code for _, code in BLOCKS)
 
@@ -46,6 +46,8 @@ def test_the_readme_has_examples() -> None:
 def test_python_of_the_readme(code: str, server: Server, tmp_path: Path) -> None:
     output = printed([sys.executable, "-c", code.replace(URL, server.url)], tmp_path)
     assert len(output.split()) > 3
+    if "tools" in code:
+        assert output.splitlines()[-1].endswith("The result is 427.")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
