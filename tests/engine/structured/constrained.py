@@ -66,6 +66,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 STRUCTURED = StructuredConfig(tokenizer=str(MODEL_FOLDER))
 K = 3
 EOS = 0
+ENDS: tuple[int, ...] = tuple(
+    json.loads((MODEL_FOLDER / "generation_config.json").read_text())["eos_token_id"]
+)
+"""All ids that end a text, `EOS` the first of them."""
 TOKENIZER: Any = AutoTokenizer.from_pretrained(MODEL_FOLDER)
 PROMPTS = ["x = ", "def parse(self):\n    return ", "import json\ndata = json.loads('"]
 EAGLE = {
@@ -97,8 +101,8 @@ def of_regex(regex: str) -> str:
 
 
 @cache
-def ll_tokenizer(vocab_size: int = 8192) -> LLTokenizer:
-    return LLTokenizer(TOKENIZER.backend_tokenizer.to_str(), vocab_size, [EOS])
+def ll_tokenizer(vocab_size: int = 8192, ends: tuple[int, ...] = (EOS,)) -> LLTokenizer:
+    return LLTokenizer(TOKENIZER.backend_tokenizer.to_str(), vocab_size, list(ends))
 
 
 def config(
@@ -138,7 +142,7 @@ def request(
     begins = {name: fields.pop(name, ()) for name in ("after", "unless_opened")}
     grammar = None if source is None else Grammar(source=source, **begins)
     is_constrained = grammar is not None or own.get("thinking_budget") is not None
-    params: dict[str, Any] = {"stop_token_ids": (EOS,), "constrained": is_constrained} | fields
+    params: dict[str, Any] = {"stop_token_ids": ENDS, "constrained": is_constrained} | fields
     return Request(
         handle=handle,
         prompt_token_ids=np.array(ids, dtype=np.int32),

@@ -23,7 +23,7 @@ from sampling.params import SamplingParams
 from sampling.selftest.statistics import chi_square
 from tests.engine.structured.constrained import (
     EAGLE,
-    EOS,
+    ENDS,
     TOKENIZER,
     Reader,
     ll_tokenizer,
@@ -62,7 +62,7 @@ class GrammarTarget:
 
     def __init__(self, model: torch.nn.Module, params: SamplingParams) -> None:
         self._prompt, self._params = TOKENIZER.encode(TEXT), params
-        self._compiled = LLMatcher(ll_tokenizer(), SOURCE, log_level=0)
+        self._compiled = LLMatcher(ll_tokenizer(ends=ENDS), SOURCE, log_level=0)
         self.sequences: dict[Sequence, float] = {}
         prefixes: dict[Sequence, float] = {(): 1.0}
         while prefixes:
@@ -72,7 +72,7 @@ class GrammarTarget:
             longer: dict[Sequence, float] = {}
             for (prefix, before), row in zip(prefixes.items(), logits, strict=True):
                 for token, p in self._next_token(prefix, row).items():
-                    found = self.sequences if token == EOS else longer
+                    found = self.sequences if token in ENDS else longer
                     found[*prefix, token] = before * p
             prefixes = longer
 
@@ -117,7 +117,7 @@ def test_draws_have_the_restricted_probabilities(speculation: str, name: str) ->
         engine := make(max_rows=96, max_step_tokens=512, speculation=SPECULATIONS[speculation])
     )
     asked = request(0, SOURCE, TEXT, n=NUM_CHOICES, max_tokens=12, emit_interval=16)
-    params = structs.replace(PARAMS[name], stop_token_ids=(EOS,), constrained=True)
+    params = structs.replace(PARAMS[name], stop_token_ids=ENDS, constrained=True)
     reader.run(structs.replace(asked, params=params))
     drawn = [tuple(ids) for ids in reader.tokens.values()]
     assert len(drawn) == NUM_CHOICES

@@ -15,7 +15,7 @@ from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from tests.engine.structured.constrained import (
     EAGLE,
-    EOS,
+    ENDS,
     PROMPTS,
     TOKENIZER,
     Reader,
@@ -47,7 +47,7 @@ def plain_loop(
     model: torch.nn.Module, prompt: list[int], source: str, params: SamplingParams
 ) -> tuple[list[int], float]:
     """The tokens of choice 0, and the smallest margin of their draws."""
-    matcher, margin = LLMatcher(ll_tokenizer(), source, log_level=0), np.inf
+    matcher, margin = LLMatcher(ll_tokenizer(ends=ENDS), source, log_level=0), np.inf
     ids = list(prompt)
     while len(ids) < len(prompt) + MAX_TOKENS:
         with torch.inference_mode():
@@ -68,7 +68,7 @@ def plain_loop(
         )
         margin = min(margin, drawn.margin)
         ids.append(drawn.token_id)
-        if drawn.token_id == EOS:
+        if drawn.token_id in ENDS:
             break
         assert matcher.consume_token(drawn.token_id)
     return ids[len(prompt) :], float(margin)
@@ -97,5 +97,5 @@ def test_tokens_equal_a_plain_loop(case: str, model: torch.nn.Module) -> None:
         wanted, margin = plain_loop(model, ids, source, requests[handle].params)
         assert margin > MARGIN, "a near tie: choose another seed"
         assert plain.tokens[handle, 0] == wanted
-        ended = Finish.STOP if wanted[-1] == EOS else Finish.LENGTH
+        ended = Finish.STOP if wanted[-1] in ENDS else Finish.LENGTH
         assert plain.finish[handle, 0] == ended
