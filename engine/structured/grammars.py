@@ -9,9 +9,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from engine.arrays import Int32Array
+from engine.arrays import Int32Array, Int64Array
 from engine.config import StructuredConfig
 from engine.errors import kind_and_line
 from engine.plan import StepMasks, StepPlan, StepResult
@@ -22,6 +22,7 @@ from engine.stats import GrammarStats
 from engine.structured.compiler import CompiledGrammar, GrammarCompiler, GrammarError
 from engine.structured.masks import MaskFiller, default_threads
 from engine.structured.matcher import ChoiceMatcher, error_of
+from engine.structured.plain_rows import PlainRows
 from engine.structured.step_masks import StepFill
 
 Failures = list[tuple[Choice, str]]
@@ -30,6 +31,9 @@ SHARES_A_THREAD = 4
 """Compiles of one grammar at most, for each thread that fills masks: a thread that has taken over
 some of another's rows must seldom find their lock taken."""
 _LOCK = itemgetter(0)
+_Run = tuple[LLMatcher, list[int]]
+"""A matcher and the tokens it is to consume."""
+_NO_DRAFTS: list[int] = []
 
 
 class StepFilling(NamedTuple):
@@ -41,6 +45,7 @@ class StepFilling(NamedTuple):
         began: when, in seconds of `time.perf_counter`.
     """
 
+    plan: StepPlan
     slots: Int32Array
     step: StepFill
     began: float
@@ -85,6 +90,7 @@ class Grammars:
         self._waiting: set[Choice] = set()
         self._compiled: dict[Choice, CompiledGrammar] = {}
         self._matchers: dict[Choice, ChoiceMatcher] = {}
+        self._plain = PlainRows(max_rows)
         self._drafts: Int32Array = np.full((max_rows, num_drafts), -1, dtype=np.int32)
         self._wake: Callable[[], None] = lambda: None
         self._num_masks = self._num_errors = 0
@@ -148,7 +154,7 @@ class Grammars:
     def forget(self, choice: Choice) -> None:
         """Drop a choice that ended."""
         self._waiting.discard(choice)
-        self._matchers.pop(choice, None)
+        self._strike(choice)
         if (compiled := self._compiled.pop(choice, None)) is not None:
             compiled.num_choices -= 1
 
@@ -165,29 +171,41 @@ class Grammars:
         places = np.flatnonzero(table.is_constrained[settled.rows])
         if not len(places):
             return []
-        entered = zip(
-            table.choices_of(settled.rows[places]),
-            (settled.finish[places] == Finish.RUNNING).tolist(),
-            settled.token_ids[places].tolist(),
-            settled.num_new[places].tolist(),
-            strict=True,
-        )
-        states = []
-        for choice, goes_on, token_ids, num_new in entered:
-            if not goes_on:
-                self._matchers.pop(choice, None)
-                continue
-            state = self._matchers[choice]
-            consumed = state.enter(token_ids[:num_new])
-            if state.matcher is not None and consumed:
-                states.append((state.lock, choice, state.matcher, consumed))
-        states.sort(key=_LOCK)
-        choices = [choice for _, choice, _, _ in states]
+        goes_on = settled.finish[places] == Finish.RUNNING
+        for choice in table.choices_of(settled.rows[places[~goes_on]]):
+            self._strike(choice)
+        places = places[goes_on]
+        rows = settled.rows[places]
+        held = self._plain.held(rows, table.epoch[rows])
         try:
-            self._filler.consume([(matcher, ids) for _, _, matcher, ids in states])
+            others = self._entered_by_others(table, settled, places[~held])
+            could = self._filler.consume(self._entered_by_plain(settled, places[held]) + others)
         except Exception as error:
-            return self._failed(choices, error)
-        return self._failed_of(choices)
+            return self._failed(table.choices_of(rows), error)
+        return [] if could else self._failed_of(table.choices_of(rows))
+
+    def _entered_by_plain(self, settled: Settled, places: Int64Array) -> list[_Run]:
+        places = places[self._plain.order(settled.rows[places])]
+        token_ids, num_new = settled.token_ids[places], settled.num_new[places]
+        entered: list[list[int]] = token_ids.tolist()
+        if token_ids.shape[1] > 1:
+            entered = [ids[:num] for ids, num in zip(entered, num_new.tolist(), strict=True)]
+        matchers = self._plain.matchers_of(settled.rows[places])
+        return list(zip(matchers, entered, strict=True))
+
+    def _entered_by_others(
+        self, table: RowTable, settled: Settled, places: Int64Array
+    ) -> list[_Run]:
+        choices = table.choices_of(settled.rows[places])
+        token_ids, num_new = settled.token_ids[places].tolist(), settled.num_new[places].tolist()
+        entered = []
+        for choice, ids, num in zip(choices, token_ids, num_new, strict=True):
+            state = self._matchers[choice]
+            consumed = state.enter(ids[:num])
+            if consumed and state.matcher is not None:
+                entered.append((state.lock, (state.matcher, consumed)))
+        entered.sort(key=_LOCK)
+        return [run for _, run in entered]
 
     def _keep_drafts(self, table: RowTable, plan: StepPlan, result: StepResult) -> None:
         if result.drafts is not None:
@@ -205,49 +223,60 @@ class Grammars:
             What `filled` waits for; nothing may be entered in between.
         """
         masks, began = StepMasks.none(plan), time.perf_counter()
-        drawing = np.flatnonzero(plan.constrained & plan.samples).tolist()
-        states = [
-            (state.lock, i, plan.choices[i], state)
-            for i in drawing
-            if (state := self._matchers.get(plan.choices[i])) is not None
-        ]
-        # Matchers of one compile side by side, so that one thread does them: they share a lock.
-        states.sort(key=_LOCK)
-        starts = (np.cumsum(plan.num_logits) - plan.num_logits).tolist()
+        drawing = np.flatnonzero(plan.constrained & plan.samples)
+        starts = np.cumsum(plan.num_logits) - plan.num_logits
         step = StepFill(self._filler, masks.slots)
-        for _, i, choice, state in states:
-            drafts = self._drafts_of(plan, i) if plan.num_drafts else []
+        others = self._find_plain(plan, drawing)
+        plain = drawing[self._plain.held(plan.rows[drawing], plan.epochs[drawing])]
+        plain = plain[self._plain.order(plan.rows[plain])]
+        matchers = self._plain.matchers_of(plan.rows[plain])
+        step.add_plain(plain, starts[plain], matchers, self._drafts_of(plan, plain))
+        drafts = self._drafts_of(plan, np.array([place for place, _ in others], dtype=np.int64))
+        for (place, state), own in zip(others, drafts, strict=True):
+            step.add(place, int(starts[place]), state.masks_in(own))
+        step.start()
+        return StepFilling(plan, masks.slots, step, began)
+
+    def _find_plain(self, plan: StepPlan, drawing: Int64Array) -> list[tuple[int, ChoiceMatcher]]:
+        """Enter rows that have become plain; returns the others that have masks, by their place."""
+        others = []
+        held = self._plain.held(plan.rows[drawing], plan.epochs[drawing])
+        for place in drawing[~held].tolist():
+            state = self._matchers.get(plan.choices[place])
+            if state is None:
+                continue
             if state.is_plain:
                 assert state.matcher is not None
-                step.add_run(choice, starts[i], state.matcher, drafts)
+                row, epoch = int(plan.rows[place]), int(plan.epochs[place])
+                self._plain.put(row, epoch, state.matcher, state.lock)
             else:
-                step.add(choice, starts[i], state.masks_in(drafts))
-        step.start()
-        return StepFilling(masks.slots, step, began)
+                others.append((place, state))
+        others.sort(key=lambda other: other[1].lock)
+        return others
 
     def filled(self, filling: StepFilling) -> tuple[StepMasks, Failures]:
         """Wait for the masks of a step; returns them and the choices that failed."""
-        slots, step, began = filling
+        plan, slots, step, began = filling
         try:
-            step.fill_grammars()
-            failures = self._failed_of(step.choices)
+            could = step.fill_grammars()
+            failures = [] if could else self._failed_of(plan.choices[i] for i in step.places)
         except Exception as error:
-            failures = self._failed(step.choices, error)
+            failures = self._failed([plan.choices[i] for i in step.places], error)
         count = step.fill_tokens()
         if count:
             self._num_masks += int((slots >= 0).sum())
             self._mask_seconds += time.perf_counter() - began
         return StepMasks(count, slots), failures
 
-    def _drafts_of(self, plan: StepPlan, place: int) -> list[int]:
-        """The drafts that a row of the plan brings, up to the first that is none."""
-        row = int(plan.rows[place])
-        if not plan.num_drafts or not plan.decodes[place] or row in plan.undrafted:
-            return []
-        drafts = self._drafts[row]
+    def _drafts_of(self, plan: StepPlan, places: Int64Array) -> list[list[int]]:
+        """The drafts that rows of the plan bring, each up to the first that is none."""
+        if not plan.num_drafts:
+            return [_NO_DRAFTS] * len(places)
+        drafts = self._drafts[plan.rows[places]]
         is_none = (drafts < 0) | (drafts >= self._vocab_size)
-        given: list[int] = drafts[: int(is_none.argmax()) if is_none.any() else None].tolist()
-        return given
+        is_none[~plan.decodes[places] | np.isin(plan.rows[places], plan.undrafted)] = True
+        given = np.where(is_none.any(axis=1), is_none.argmax(axis=1), drafts.shape[1])
+        return [ids[:num] for ids, num in zip(drafts.tolist(), given.tolist(), strict=True)]
 
     def _failed(self, choices: list[Choice], error: Exception) -> Failures:
         """What to say of choices of which llguidance told nothing but an exception."""
@@ -269,7 +298,13 @@ class Grammars:
         """Count choices that failed, which have no masks any more."""
         self._num_errors += len(failed)
         for choice in failed:
-            self._matchers.pop(choice, None)
+            self._strike(choice)
+
+    def _strike(self, choice: Choice) -> None:
+        """Let a choice have no masks any more."""
+        self._matchers.pop(choice, None)
+        if choice.row is not None:
+            self._plain.drop(choice.row)
 
     def stats(self) -> GrammarStats:
         """Counts since the start."""

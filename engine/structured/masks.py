@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -23,6 +24,35 @@ def default_threads() -> int:
     return min(max(len(os.sched_getaffinity(0)) * 4 // 5, 1), 32)
 
 
+class _Layout(NamedTuple):
+    """Which masks go into which slots of the buffer.
+
+    Attributes:
+        plain: matchers without drafts, and their slots.
+        drafted: matchers, their first slots, and their drafts.
+        drafted_places: of those among all matchers.
+    """
+
+    plain: list[tuple[LLMatcher, int]]
+    drafted: list[tuple[LLMatcher, int, list[int]]]
+    drafted_places: list[int]
+
+    @classmethod
+    def of(cls, wanted: Sequence[tuple[LLMatcher, list[int]]]) -> _Layout:
+        """The layout in which each matcher's masks stand one after another."""
+        if not any(drafts for _, drafts in wanted):
+            return cls([(matcher, i) for i, (matcher, _) in enumerate(wanted)], [], [])
+        layout, slot = cls([], [], []), 0
+        for place, (matcher, drafts) in enumerate(wanted):
+            if drafts:
+                layout.drafted.append((matcher, slot, drafts))
+                layout.drafted_places.append(place)
+            else:
+                layout.plain.append((matcher, slot))
+            slot += 1 + len(drafts)
+        return layout
+
+
 class MaskFiller:
     """Moves matchers on and writes their masks into a buffer.
 
@@ -38,11 +68,17 @@ class MaskFiller:
         self._executor = LLExecutor(num_threads)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
 
-    def consume(self, wanted: Sequence[tuple[LLMatcher, list[int]]]) -> None:
-        """Let each matcher consume its tokens; one that cannot is left in its error state."""
+    def consume(self, wanted: Sequence[tuple[LLMatcher, list[int]]]) -> bool:
+        """Let each matcher consume its tokens; one that cannot is left in its error state.
+
+        Returns:
+            Whether all could.
+        """
+        could = True
         for place in range(max((len(ids) for _, ids in wanted), default=0)):
             pairs = [(matcher, ids[place]) for matcher, ids in wanted if place < len(ids)]
-            consume_token_par(self._executor, pairs)
+            could &= all(consume_token_par(self._executor, pairs))
+        return could
 
     def start(self, wanted: Sequence[tuple[LLMatcher, list[int]]]) -> Future[Int64Array]:
         """`fill` beside the calling thread, which goes on once it could only wait.
@@ -78,24 +114,18 @@ class MaskFiller:
         Returns:
             How many of each matcher's masks are defined, int64 [len(wanted)].
         """
-        counts = np.array([1 + len(drafts) for _, drafts in wanted], dtype=np.int64)
-        slots: list[int] = (np.cumsum(counts) - counts).tolist()
-        plain, drafted = [], []
-        for slot, (matcher, drafts) in zip(slots, wanted, strict=True):
-            if drafts:
-                drafted.append((matcher, slot, drafts))
-            else:
-                plain.append((matcher, slot))
+        layout = _Layout.of(wanted)
         if begun is not None:
             begun.set()
-        if plain:
-            fill_next_token_bitmask_par(self._executor, plain, self._buffer)
-        if drafted:
-            fill_next_token_bitmask_par_with_draft_tokens(self._executor, drafted, self._buffer)
-        if drafted:
-            for i, (slot, (_, drafts)) in enumerate(zip(slots, wanted, strict=True)):
-                if drafts:
-                    counts[i] = 1 + self._num_allowed(slot, drafts)
+        if layout.plain:
+            fill_next_token_bitmask_par(self._executor, layout.plain, self._buffer)
+        if layout.drafted:
+            fill_next_token_bitmask_par_with_draft_tokens(
+                self._executor, layout.drafted, self._buffer
+            )
+        counts = np.ones(len(wanted), dtype=np.int64)
+        for place, (_, slot, drafts) in zip(layout.drafted_places, layout.drafted, strict=True):
+            counts[place] = 1 + self._num_allowed(slot, drafts)
         return counts
 
     def put(self, slot: int, token_id: int) -> None:

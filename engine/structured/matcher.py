@@ -55,6 +55,7 @@ class ChoiceMatcher:
         lock: matchers of one number share a lock.
         matcher: has consumed the choice's tokens that were read back, as far as they belong to the
             grammar, and no others.
+        is_plain: whether its grammar has begun, and is all that restricts it.
     """
 
     def __init__(
@@ -73,15 +74,12 @@ class ChoiceMatcher:
             self._place = self._beginning.first
         if self._budget is not None:
             self._thinking = self._budget.first
+        self.is_plain = self._is_plain()
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether its grammar has begun, and is all that restricts it."""
-        return (
-            self._beginning is not None
-            and self._place.phase is Phase.GRAMMAR
-            and self._budget is None
-        )
+    def _is_plain(self) -> bool:
+        if self._beginning is None or self._budget is not None:
+            return False
+        return self._place.phase is Phase.GRAMMAR
 
     def masks_in(self, drafts: list[int]) -> WantedMasks:
         """The masks of the position before each of the choice's next tokens and of the last."""
@@ -138,6 +136,11 @@ class ChoiceMatcher:
         """Note the choice's next tokens; returns those that the matcher is to consume."""
         if self.is_plain:
             return token_ids
+        consumed = self._advance(token_ids)
+        self.is_plain = self._is_plain()
+        return consumed
+
+    def _advance(self, token_ids: list[int]) -> list[int]:
         if self._budget is not None:
             for token_id in token_ids:
                 self._thinking = self._budget.advance(self._thinking, token_id)

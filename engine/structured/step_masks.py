@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
 from llguidance import LLMatcher
 
 from engine.arrays import Int32Array, Int64Array
-from engine.rows import Choice
 from engine.structured.masks import MaskFiller
 from engine.structured.matcher import WantedMasks
 
@@ -20,11 +20,11 @@ class StepFill:
         slots: int32 [N], where the slot of each logit row's mask is written; all are -1.
 
     Attributes:
-        choices: those with a mask of a grammar.
+        places: in the plan, of the choices with a mask of a grammar.
     """
 
     def __init__(self, filler: MaskFiller, slots: Int32Array) -> None:
-        self.choices: list[Choice] = []
+        self.places: list[int] = []
         self._filler = filler
         self._slots = slots
         self._rows: list[int] = []
@@ -36,20 +36,30 @@ class StepFill:
         self._filled: Future[Int64Array] | None = None
         self._count = 0
 
-    def add_run(self, choice: Choice, row: int, matcher: LLMatcher, drafts: list[int]) -> None:
-        """Add a choice all of whose logit rows draw under its grammar, the first being `row`."""
-        self.choices.append(choice)
-        self._rows.append(row)
-        self._runs.append((matcher, drafts))
+    def add_plain(
+        self,
+        places: Int64Array,
+        rows: Int64Array,
+        matchers: Sequence[LLMatcher],
+        drafts: list[list[int]],
+    ) -> None:
+        """Add choices all of whose logit rows draw under their grammars.
 
-    def add(self, choice: Choice, start: int, wanted: WantedMasks) -> None:
+        Args:
+            places: of each choice in the plan. rows: the first logit row of each.
+        """
+        self.places += places.tolist()
+        self._rows += rows.tolist()
+        self._runs += zip(matchers, drafts, strict=True)
+
+    def add(self, place: int, start: int, wanted: WantedMasks) -> None:
         """Add a choice.
 
         Args:
-            start: its first logit row.
+            place: of the choice in the plan. start: its first logit row.
         """
         if wanted.runs:
-            self.choices.append(choice)
+            self.places.append(place)
         self._rows += [start + run.first for run in wanted.runs]
         self._runs += [(run.matcher, run.drafts) for run in wanted.runs]
         self._also.update((start + i, token_id) for i, token_id in wanted.also.items())
@@ -61,21 +71,28 @@ class StepFill:
         if self._runs:
             self._filled = self._filler.start(self._runs)
 
-    def fill_grammars(self) -> None:
-        """Wait for the masks of grammars. Where that raises, there are none."""
+    def fill_grammars(self) -> bool:
+        """Wait for the masks of grammars. Where that raises, there are none.
+
+        Returns:
+            Whether all matchers could still follow their grammars.
+        """
         if self._filled is None:
-            return
+            return True
         counts = self._filled.result()
+        could = not any(matcher.is_error() for matcher, _ in self._runs)
+        if not any(drafts for _, drafts in self._runs):
+            self._count = len(self._runs)
+            self._slots[self._rows] = np.arange(self._count)
+            return could
         ends = np.cumsum([1 + len(drafts) for _, drafts in self._runs])
         firsts = np.concatenate([[0], ends[:-1]])
         self._count = int(ends[-1])
-        if self._count == len(self._runs):  # no drafts
-            self._slots[self._rows] = firsts
-            return
         runs = zip(self._rows, firsts.tolist(), ends.tolist(), counts.tolist(), strict=True)
         for row, first, end, count in runs:
             self._slots[row : row + count] = np.arange(first, first + count)
             self._spare += range(first + count, end)
+        return could
 
     def fill_tokens(self) -> int:
         """Fill what stands beside, in front and in place of grammars, once these are filled.
