@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -19,7 +18,8 @@ from engine.planning.settle import Settled
 from engine.request import Finish
 from engine.rows import Choice, RowTable
 from engine.stats import GrammarStats
-from engine.structured.compiler import CompiledGrammar, GrammarCompiler, GrammarError
+from engine.structured.awaited import AwaitedGrammars
+from engine.structured.compiler import CompiledGrammar, GrammarError
 from engine.structured.masks import MaskFiller, default_threads
 from engine.structured.matcher import ChoiceMatcher, error_of
 from engine.structured.plain_rows import PlainRows
@@ -51,14 +51,6 @@ class StepFilling(NamedTuple):
     began: float
 
 
-@dataclass(frozen=True)
-class _Held:
-    """The choices of a request whose grammar is being compiled."""
-
-    choices: list[Choice]
-    compiled: CompiledGrammar
-
-
 class Grammars:
     """Compiles the grammars of requests and holds each of their choices to its own.
 
@@ -81,33 +73,30 @@ class Grammars:
         num_drafts: int,
     ) -> None:
         threads = config.mask_threads or default_threads()
-        self._compiler = GrammarCompiler(
-            config, tokenizer, self._note_compiled, SHARES_A_THREAD * threads
-        )
+        self._awaited = AwaitedGrammars(config, tokenizer, SHARES_A_THREAD * threads)
         self._filler = MaskFiller(mask_buffer, tokenizer.eos_tokens, threads)
         self._vocab_size = tokenizer.vocab_size
-        self._held: list[_Held] = []
-        self._waiting: set[Choice] = set()
-        self._compiled: dict[Choice, CompiledGrammar] = {}
         self._matchers: dict[Choice, ChoiceMatcher] = {}
         self._plain = PlainRows(max_rows)
         self._drafts: Int32Array = np.full((max_rows, num_drafts), -1, dtype=np.int32)
-        self._wake: Callable[[], None] = lambda: None
         self._num_masks = self._num_errors = 0
         self._mask_seconds = 0.0
-        self.has_compiled = False
-        """Whether `take_compiled` may have something to give."""
 
     # -- compiles ---------------------------------------------------------------------------
 
     @property
     def num_waiting(self) -> int:
         """The number of choices whose grammars are being compiled."""
-        return len(self._waiting)
+        return self._awaited.num_waiting
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether `take_compiled` may have something to give."""
+        return self._awaited.has_compiled
 
     def on_compiled(self, wake: Callable[[], None]) -> None:
         """Let `wake` be called, on another thread, whenever a compile ends."""
-        self._wake = wake
+        self._awaited.on_compiled(wake)
 
     def hold(self, choices: list[Choice]) -> bool:
         """Take a request's choices; returns whether they wait until their grammar is compiled."""
@@ -116,47 +105,32 @@ class Grammars:
             for choice in choices:
                 self._matchers[choice] = ChoiceMatcher(None, None, request.thinking_budget)
             return False
-        compiled = self._compiler.compile(request.grammar.source, len(choices))
-        self._held.append(_Held(choices, compiled))
-        self._compiled.update((choice, compiled) for choice in choices)
-        self._waiting.update(choices)
-        self.has_compiled |= compiled.matcher.done()
+        self._awaited.hold(choices, request.grammar.source)
         return True
-
-    def _note_compiled(self) -> None:
-        self.has_compiled = True
-        self._wake()
 
     def take_compiled(self) -> list[tuple[list[Choice], str | None]]:
         """Requests whose compile has ended: their choices that have not, and why it failed."""
-        if not self.has_compiled:
-            return []
-        self.has_compiled = False
-        done = [held for held in self._held if held.compiled.matcher.done()]
-        self._held = [held for held in self._held if held not in done]
-        return [self._release(held) for held in done]
+        return [self._begin(*held) for held in self._awaited.take()]
 
-    def _release(self, held: _Held) -> tuple[list[Choice], str | None]:
-        choices = [choice for choice in held.choices if not choice.ended]
-        self._waiting.difference_update(choices)
-        if (error := held.compiled.matcher.exception()) is not None:
+    def _begin(
+        self, choices: list[Choice], compiled: CompiledGrammar
+    ) -> tuple[list[Choice], str | None]:
+        if (error := compiled.matcher.exception()) is not None:
             self._num_errors += len(choices)
             words = str(error) if isinstance(error, GrammarError) else kind_and_line(error)
             return choices, f"the grammar cannot be compiled: {words}"
-        compiled = held.compiled.matcher.result()
+        matcher = compiled.matcher.result()
         for choice in choices:
             request = choice.request
             self._matchers[choice] = ChoiceMatcher(
-                request.grammar, compiled, request.thinking_budget, held.compiled.number
+                request.grammar, matcher, request.thinking_budget, compiled.number
             )
         return choices, None
 
     def forget(self, choice: Choice) -> None:
         """Drop a choice that ended."""
-        self._waiting.discard(choice)
+        self._awaited.forget(choice)
         self._strike(choice)
-        if (compiled := self._compiled.pop(choice, None)) is not None:
-            compiled.num_choices -= 1
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -308,7 +282,7 @@ class Grammars:
 
     def stats(self) -> GrammarStats:
         """Counts since the start."""
-        compiler = self._compiler
+        compiler = self._awaited.compiler
         return GrammarStats(
             num_compiles=compiler.num_compiles,
             compile_seconds=compiler.seconds,

@@ -54,6 +54,20 @@ def node_with(*packages: str) -> Path:
     return _made("node", packages, install)
 
 
+def source_of(package: str) -> Path:
+    """The folder of a package's source as the Python index has it, for what no wheel holds."""
+
+    def install(folder: Path) -> None:
+        name = package.split("==")[0]
+        pip: list[str | Path] = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        _run([*pip, "--no-binary", name, "--dest", folder, package], folder)
+        (archive,) = folder.glob("*.tar.gz")
+        shutil.unpack_archive(archive, folder / "source", filter="data")
+
+    (source,) = (_made("source", (package,), install) / "source").iterdir()
+    return source
+
+
 def _made(kind: str, packages: tuple[str, ...], install: Callable[[Path], None]) -> Path:
     """The folder of an environment, made by `install` unless it is there."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

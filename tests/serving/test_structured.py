@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Literal
 
 import httpx
@@ -20,6 +21,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from pydantic import BaseModel
 
+from tests.schema_suite import names_a_keyword, schema_suite
 from tests.serving.process import Server, serve
 from tests.serving.schemas import random_schema
 
@@ -106,6 +108,47 @@ def test_finished_replies_are_valid(count: int, server: Server) -> None:
             num_finished += 1
             jsonschema.validate(json.loads(choice["text"]), schema)
     assert num_finished > count  # of twice as many
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_replies_under_the_test_suite_s_schemas_are_valid(server: Server) -> None:
+    """Replies under each of its schemas; and every refused one is told its keyword.
+
+    Numbers are read exactly: in floats 1.2142 would be no multiple of 0.0001.
+    """
+    schemas = [case.schema for case in schema_suite()]
+    bodies = [
+        {
+            "prompt": "json.loads('",
+            "max_tokens": 120,
+            "seed": seed,
+            "temperature": 0.7,
+            "structured_outputs": {"json": schema},
+        }
+        for schema in schemas
+        for seed in (1, 2, 3)
+    ]
+    replies = asyncio.run(replies_to(server, "/v1/completions", bodies))
+    finished = refused = 0
+    for body, reply in zip(bodies, replies, strict=True):
+        schema = body["structured_outputs"]["json"]  # type: ignore[index]
+        if reply.status_code == 400:
+            error = reply.json()["error"]
+            assert names_a_keyword(error["param"], schema), (schema, error)
+            refused += 1
+            continue
+        assert reply.status_code == 200, (schema, reply.text)
+        [choice] = reply.json()["choices"]
+        if choice["finish_reason"] == "stop":
+            finished += 1
+            reply_value, exact = (
+                json.loads(text, parse_float=Decimal)
+                for text in (choice["text"], json.dumps(schema))
+            )
+            jsonschema.validate(reply_value, exact, cls=jsonschema.Draft202012Validator)
+    assert finished > 300
+    assert refused > 600
 
 
 @pytest.mark.parametrize(

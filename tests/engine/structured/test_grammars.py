@@ -304,8 +304,9 @@ def test_what_ended_is_forgotten() -> None:
     grammars = engine._grammars
     assert grammars is not None
     assert not grammars._matchers
-    assert not grammars._waiting
-    assert not grammars._held
+    assert not grammars._awaited.num_waiting
+    assert not grammars._awaited._held
+    assert not grammars._plain._matchers
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -25,7 +25,7 @@ def entered(locks: list[int]) -> tuple[PlainRows, list[LLMatcher]]:
 def test_a_row_is_held_for_one_stay_of_its_choice() -> None:
     plain, _ = entered([0, 0, 0, 0])
     assert plain.held(ROWS, EPOCHS).all()
-    later = EPOCHS + [0, 1, 0, 1]
+    later = EPOCHS + np.array([0, 1, 0, 1])
     assert plain.held(ROWS, later).tolist() == [True, False, True, False]
     plain.drop(3)
     plain.drop(3)
