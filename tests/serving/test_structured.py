@@ -117,7 +117,8 @@ def test_replies_under_the_test_suite_s_schemas_are_valid(server: Server) -> Non
 
     Numbers are read exactly: in floats 1.2142 would be no multiple of 0.0001.
     """
-    schemas = [case.schema for case in schema_suite()]
+    unicode = "p{"  # Python's expressions, which would validate, do not know Unicode's classes
+    schemas = [case.schema for case in schema_suite() if unicode not in json.dumps(case.schema)]
     bodies = [
         {
             "prompt": "json.loads('",
@@ -146,7 +147,7 @@ def test_replies_under_the_test_suite_s_schemas_are_valid(server: Server) -> Non
                 json.loads(text, parse_float=Decimal)
                 for text in (choice["text"], json.dumps(schema))
             )
-            jsonschema.validate(reply_value, exact, cls=jsonschema.Draft202012Validator)
+            jsonschema.Draft202012Validator(exact).validate(reply_value)
     assert finished > 300
     assert refused > 600
 
