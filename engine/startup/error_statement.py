@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -60,7 +61,7 @@ class ErrorMeasure:
             wanted, reference.hidden = reference.hidden, None
             if wanted is None:
                 wanted = hidden_states(model, ids, None)
-            mean_kl, gap = difference(model, wanted, hidden_states(model, ids, scales))
+            mean_kl, gap = _differ(model, wanted, hidden_states(model, ids, scales))
         if not math.isfinite(mean_kl + gap):
             logger.warning("logits of the quantized model or of its reference are no numbers")
         assert self._text is not None
@@ -94,26 +95,37 @@ def hidden_states(
     return model.forward(ids.to(torch.int32), torch.arange(len(ids), device=device), attention)
 
 
-@torch.inference_mode()
-def difference(
-    model: CausalLM, reference: torch.Tensor, served: torch.Tensor
-) -> tuple[float, float]:
-    """What two hidden states [T, hidden_size] each make of the next token, compared in float64.
+class Difference(NamedTuple):
+    """How far logits are from those of a reference, in nats; not finite where a logit is NaN.
 
-    Returns:
-        The mean over positions of KL(reference || served), and the largest difference between two
-        logprobs of one token, both in nats; not finite where a logit is NaN.
+    Attributes:
+        mean_kl: mean over positions of KL(reference || other).
+        largest_gap: the largest difference between the two logprobs of one token.
     """
-    total = torch.zeros((), dtype=torch.float64, device=reference.device)
-    largest = total.clone()
-    for wanted, own in zip(*(torch.split(x, ROWS) for x in (reference, served)), strict=True):
-        log_p = model.logits(wanted).double().log_softmax(-1)
-        log_q = model.logits(own).double().log_softmax(-1)
+
+    mean_kl: float
+    largest_gap: float
+
+
+def difference(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Difference:
+    """Compare logits [N, vocab] of a reference with others, part by part, in float64."""
+    total, largest, count = 0.0, 0.0, 0
+    for reference, other in parts:
+        log_p, log_q = (logits.double().log_softmax(-1) for logits in (reference, other))
         gaps = (log_p - log_q).where(log_p != log_q, 0.0)  # both are -inf where a model has masks
-        total += (log_p.exp() * gaps).sum()
-        largest = torch.maximum(largest, gaps.abs().max())
-    mean_kl = float(total) / len(reference)
-    return max(mean_kl, 0.0) if math.isfinite(mean_kl) else mean_kl, float(largest)
+        total += float((log_p.exp() * gaps).sum())
+        gap = float(gaps.abs().max())
+        largest = gap if math.isnan(gap) else max(largest, gap)
+        count += len(reference)
+    mean_kl = total / count
+    return Difference(max(mean_kl, 0.0) if math.isfinite(mean_kl) else mean_kl, largest)
+
+
+@torch.inference_mode()
+def _differ(model: CausalLM, reference: torch.Tensor, served: torch.Tensor) -> Difference:
+    """What two hidden states [T, hidden_size] each make of the next token, compared."""
+    parts = zip(*(torch.split(x, ROWS) for x in (reference, served)), strict=True)
+    return difference((model.logits(wanted), model.logits(own)) for wanted, own in parts)
 
 
 def _precision(model: CausalLM) -> str:

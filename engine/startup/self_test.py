@@ -26,6 +26,7 @@ from engine.errors import first_line
 from engine.request import Request
 from engine.startup.build import build_engine
 from engine.startup.device import resolve_device
+from engine.startup.model_check import model_checks
 from engine.startup.samplers import sampler_config
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
@@ -61,7 +62,8 @@ def run_self_test(
     Args:
         config: as for serving; its device and its promises about sampling are verified.
         quick: make fewer draws, so as to end within two minutes on two cores.
-        with_model: also draw through the whole engine, with `config.model`.
+        with_model: also compare the logits of `config.model` with its reference's, and draw through
+            the whole engine.
         seed: seed of the counts; None draws a fresh one.
         as_json: print each check as a JSON object on a line, and nothing else.
 
@@ -115,6 +117,7 @@ def _results(
     yield from flashinfer_results(chosen, device, num_draws, seed)
     yield from _speculation_results(chosen, device, num_draws, seed)
     if with_model:
+        yield from model_checks(config)
         yield model_frequencies(config, seed)
 
 

@@ -1,0 +1,123 @@
+"""The part of `tailrace verify` that compares a model with its reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, StructuredConfig
+from engine.contracts.attention import AttentionInputs
+from engine.kernels.fp8 import Fp8Rows, quantize_rows
+from engine.models.fused import decoder_weights
+from engine.startup import model_check
+from engine.startup.model_check import model_checks
+from sampling.selftest.checks import Result
+from tests.engine.models.fused.test_decoder import MODELS
+from tests.engine.models.quantized.packers import Tensors, gptq, round_weight, write_quantized
+from tests.engine.models.serving import LENGTH, write_tiny
+
+DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+
+
+def checked(folder: Path, kv: CacheDtype = "auto", **model: Any) -> list[Result]:
+    """The rows of mean KL and of the largest gap."""
+    limits = {} if folder == DEMO else {"max_model_len": LENGTH}
+    config = EngineConfig(
+        model=ModelConfig(model=str(folder), device="cpu", **limits, **model),
+        cache=CacheConfig(dtype=kv),
+        structured=StructuredConfig(tokenizer=str(folder)) if folder == DEMO else None,
+    )
+    results = list(model_checks(config))
+    assert [result.check for result in results] == ["logits: mean KL", "logits: largest gap"]
+    return results
+
+
+def nats(result: Result) -> float:
+    return float(result.statistic.removesuffix(" nats"))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama-biases", "mixtral"])
+def test_float32_is_transformers_own(name: str, tmp_path: Path) -> None:
+    write_tiny(MODELS[name], tmp_path)
+    kl, gap = checked(tmp_path)
+    assert kl.passed
+    assert gap.passed
+    assert nats(kl) < 1e-9
+    assert nats(gap) < 1e-4
+    assert kl.path == "transformers in float32"
+
+
+def test_bfloat16_is_bounded_by_transformers_own() -> None:
+    kl, gap = checked(DEMO, dtype="bfloat16")
+    assert kl.passed
+    assert gap.passed
+    assert 1e-5 < nats(kl) < float(kl.threshold) < 1e-3
+
+
+def test_weights_and_cache_in_float8() -> None:
+    for result in (checked(DEMO, quantization="fp8")[0], checked(DEMO, "fp8")[0]):
+        assert result.passed
+        assert 1e-4 < nats(result) < 0.02
+
+
+def test_a_quantized_checkpoint_is_compared_with_its_dequantized_weights(tmp_path: Path) -> None:
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rounded = round_weight(weight, 32, symmetric=True)
+        return gptq(rounded), rounded.values()
+
+    write_quantized(tmp_path, GPTQ, module)
+    kl, gap = checked(tmp_path)
+    assert kl.passed
+    assert gap.passed
+    assert nats(gap) < 1e-3
+    assert kl.path == "dequantized weights in float32"
+
+
+def test_a_scale_of_the_next_channel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off_by_one(weight: torch.Tensor) -> Fp8Rows:
+        rows = quantize_rows(weight)
+        return rows._replace(scales=rows.scales.roll(1))
+
+    monkeypatch.setattr(decoder_weights, "quantize_rows", off_by_one)
+    kl, _ = checked(DEMO, quantization="fp8")
+    assert not kl.passed
+
+
+def test_a_key_in_the_wrong_block_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug of the steps behind the prompt alone: its first block is another's."""
+    write_tiny(MODELS["qwen3"], tmp_path)
+
+    class Inputs(AttentionInputs):
+        @classmethod
+        def of_row(
+            cls, blocks: torch.Tensor, block_size: int, start: int, end: int
+        ) -> AttentionInputs:
+            if end - start == 1:
+                blocks = torch.cat([blocks[1:2], blocks[1:]])
+            return super().of_row(blocks, block_size, start, end)
+
+    monkeypatch.setattr(model_check, "AttentionInputs", Inputs)
+    kl, gap = checked(tmp_path)
+    assert not kl.passed
+    assert not gap.passed
+
+
+def test_nan_in_weights_fails(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 4] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors")
+    kl, gap = checked(tmp_path)
+    assert not kl.passed
+    assert not gap.passed
+
+
+def test_random_weights_have_no_reference() -> None:
+    config = EngineConfig(model=ModelConfig(model=str(DEMO), device="cpu", load_format="dummy"))
+    (result,) = model_checks(config)
+    assert result.statistic == "random weights"
