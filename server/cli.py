@@ -110,7 +110,7 @@ Command = tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[dict[s
 COMMANDS: dict[str, Command] = {
     "serve": ("Serve a model over HTTP.", add_settings, _serve),
     "deploy": ("Serve a model by several engines, on Ray Serve.", add_deploy, _deploy),
-    "verify": ("Test every sampling path on this machine.", _add_verify, _verify),
+    "verify": ("Test every sampling path and a model's logits here.", _add_verify, _verify),
     "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
     "bench": ("Measure any OpenAI-compatible server.", add_bench, _bench),
 }

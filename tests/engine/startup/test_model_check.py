@@ -26,7 +26,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_
 
 def checked(folder: Path, kv: CacheDtype = "auto", **model: Any) -> list[Result]:
     """The rows of mean KL and of the largest gap."""
-    limits = {} if folder == DEMO else {"max_model_len": LENGTH}
+    limits: dict[str, Any] = {} if folder == DEMO else {"max_model_len": LENGTH}
     config = EngineConfig(
         model=ModelConfig(model=str(folder), device="cpu", **limits, **model),
         cache=CacheConfig(dtype=kv),
