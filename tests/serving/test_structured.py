@@ -219,8 +219,11 @@ def test_a_constrained_chat_is_rescored_by_its_ids(server: Server) -> None:
         content = choice["logprobs"]["content"]
         spoken = [bytes(entry["bytes"]) for entry in content]
         assert b"".join(spoken).decode() == choice["message"]["content"]
-        for entry, value in zip(content, wanted, strict=False):  # the end of text is no content
-            assert abs(entry["logprob"] - value) <= 1e-4 * max(1.0, abs(value))
+        tokens = choice["logprobs"]["tokens"]
+        for token, value in zip(tokens, wanted, strict=True):
+            assert abs(token["logprob"] - value) <= 1e-4 * max(1.0, abs(value))
+        shown = [token["logprob"] for token in tokens if token["part"] == "content"]
+        assert [entry["logprob"] for entry in content] == shown
         if choice["finish_reason"] == "stop":
             jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
 

@@ -41,9 +41,9 @@ MAX_FIELD = 512
 _SPACE, _CLOSING = r"[ \t\r\n]", r"[ \t\r\n}\]]"
 _FIRST_SENTINEL = 0xD800
 
-has_sign = re.compile(r"[()\[\]{}<>`|\\\ud800-\udfff]").search
+has_sign = re.compile(r"[)\[\]{}<>`|\\\ud800-\udfff]").search
 """Finds a bracket, or the beginning of a marker. Of a call's head that goes on without one, with
-words and quotes alone, nothing new can be told."""
+words and quotes alone, nothing new can be told; nor behind the bracket that opens arguments."""
 
 Awaited = Literal["marker", "header", "field"]
 """What else than text must come first in a state: a marker, or text up to the marker that is its

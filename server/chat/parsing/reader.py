@@ -172,15 +172,15 @@ class PieceReader:
         else:
             self._feed_apart(piece, False)
         # Parts are needed to count the reasoning, and for nothing else.
-        self._may_count |= machine.has_thought
-        is_needed = self._may_count or (machine.is_holding and not machine.waits)
-        if is_plain and is_needed:
-            self._push(piece)
-        if self._may_count:
+        if self._may_count or machine.has_thought:
+            if is_plain:
+                self._push(piece)
             tokens.decide(output.position, machine.waits)
             self._may_count = bool(self._pending)
-        elif not is_needed:
+        elif machine.waits or not machine.is_holding:
             tokens.forget()
+        elif is_plain:
+            self._push(piece)
         return self._take_events() if output.events else []
 
     def _take_events(self) -> list[Event]:
