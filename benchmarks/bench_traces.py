@@ -19,7 +19,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from unittest.mock import Mock
 
 from starlette.types import Message, Receive, Scope, Send
@@ -128,15 +129,15 @@ def tokens_per_s(streams: int, turns: int, model: str, flags: list[str]) -> dict
         RuntimeError: a request failed.
     """
     best = {"off": 0.0, "on": 0.0}
-    with (
-        collector() as url,
-        serving(model, *flags) as off,
-        serving(model, "--otlp-traces-endpoint", url, *flags) as on,
-    ):
+    with collector() as url, ThreadPoolExecutor() as pool, ExitStack() as stack:
+        traced = ["--otlp-traces-endpoint", url]
+        starts = [serving(model, *flags), serving(model, *traced, *flags)]
+        servers = list(pool.map(stack.enter_context, starts))
         for turn in range(1 + turns):  # the first warms up
-            for name, server in (("off", off), ("on", on)):
-                measured = one_pass(server, streams, seed=turn)
-                best[name] = max(best[name], measured if turn else 0.0)
+            measured = [one_pass(server, streams, seed=turn) for server in servers]
+            print(f"turn {turn}: {measured[0]:.0f} off, {measured[1]:.0f} on", flush=True)
+            if turn:
+                best = {name: max(best[name], x) for name, x in zip(best, measured, strict=True)}
     return {name: round(value, 1) for name, value in best.items()}
 
 
