@@ -142,6 +142,8 @@ def check_routing() -> None:
 
 def _error(out: torch.Tensor, x: torch.Tensor, routing: Routing, weights: ExpertWeights) -> float:
     """The largest error against float64 in units of three roundings of the terms."""
+    assert isinstance(weights.gate_up, torch.Tensor)
+    assert isinstance(weights.down, torch.Tensor)
     wanted = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     size = torch.zeros_like(wanted)
     for expert in range(len(weights.gate_up)):
@@ -246,6 +248,8 @@ def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) ->
 
     def run(tile: Tile, gate: str | None, index: int) -> object:
         weights = layers[index % LAYERS]
+        assert isinstance(weights.gate_up, torch.Tensor)
+        assert isinstance(weights.down, torch.Tensor)
         if gate is None:
             return grouped_linear(inner, weights.down, None, groups, TOP_K, None, tile)
         return grouped_linear(x, weights.gate_up, None, groups, TOP_K, gate, tile)

@@ -274,12 +274,7 @@ def _check_quantization(
     flag, where = f"--quantization {config.quantization}", folder / "config.json"
     lack = fp8_lack(device)
     shape = decoder_config(hf_config)
-    unread = None
-    schemes = () if quantization is None else quantization.schemes
-    if shape.experts is not None and not all(scheme.is_fp8 for scheme in schemes):
-        unread = "the 4-bit weights of experts"
-    elif not shape.is_plain:
-        unread = f"the weights of {hf_config.model_type}"
+    unread = None if shape.is_plain else f"the weights of {hf_config.model_type}"
     if quantization is None:
         if config.quantization is None:
             return
@@ -288,7 +283,7 @@ def _check_quantization(
         if unread is not None:
             raise ModelError(f"{flag}: {unread} are not quantized; leave it out")
         return
-    is_fp8 = any(scheme.is_fp8 for scheme in schemes)
+    is_fp8 = any(scheme.is_fp8 for scheme in quantization.schemes)
     if config.quantization is not None and not is_fp8:
         raise ModelError(
             f"{flag} rounds weights that are not quantized, and {folder} is "

@@ -11,11 +11,19 @@ import torch.nn.functional as F  # noqa: N812
 from engine.kernels.activation import silu_and_mul
 from engine.kernels.experts.few import down_few, gate_up_few, route_few
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
+from engine.kernels.experts.few_int4 import down_few_int4, gate_up_few_int4
 from engine.kernels.experts.gates import join_torch
 from engine.kernels.experts.grouped import grouped_linear, weighted_sums
-from engine.kernels.experts.groups import group_pairs
+from engine.kernels.experts.grouped_int4 import grouped_int4
+from engine.kernels.experts.groups import Groups, group_pairs
 from engine.kernels.experts.routing import Routing, choose_experts
-from engine.kernels.experts.weights import ExpertWeights, Fp8Experts, expert_linear
+from engine.kernels.experts.weights import (
+    ExpertWeights,
+    Fp8Experts,
+    Int4Experts,
+    Weights,
+    expert_linear,
+)
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear
@@ -145,16 +153,20 @@ def experts_few(
     Args:
         rounded: x in float8, where it was rounded already.
     """
-    ids, gate = routing.ids, weights.gate
-    if isinstance(weights.gate_up, torch.Tensor):
-        inner = gate_up_few(x, ids, weights.gate_up, weights.gate_up_bias, gate)
+    ids, gate, first, second = routing.ids, weights.gate, weights.gate_up, weights.down
+    if isinstance(first, Fp8Experts):
+        own = rounded or first.rounded(x)
+        inner = gate_up_few_fp8(own, ids, first, weights.gate_up_bias, gate, x.dtype)
+    elif isinstance(first, Int4Experts):
+        inner = gate_up_few_int4(x, ids, first, weights.gate_up_bias, gate)
     else:
-        rounded = rounded or weights.gate_up.rounded(x)
-        inner = gate_up_few_fp8(rounded, ids, weights.gate_up, weights.gate_up_bias, gate, x.dtype)
-    if isinstance(weights.down, torch.Tensor):
-        return down_few(inner, routing, weights.down, weights.down_bias, base)
-    rounded = weights.down.rounded(inner)
-    return down_few_fp8(rounded, routing, weights.down, weights.down_bias, base, x.dtype)
+        inner = gate_up_few(x, ids, first, weights.gate_up_bias, gate)
+    bias = weights.down_bias
+    if isinstance(second, Fp8Experts):
+        return down_few_fp8(second.rounded(inner), routing, second, bias, base, x.dtype)
+    if isinstance(second, Int4Experts):
+        return down_few_int4(inner, routing, second, bias, base)
+    return down_few(inner, routing, second, bias, base)
 
 
 def experts_triton(
@@ -163,6 +175,19 @@ def experts_triton(
     """Compute `experts_torch` in the kernels for many tokens."""
     top_k = routing.ids.shape[1]
     groups = group_pairs(routing.ids, weights.gate_up.shape[0])
-    inner = grouped_linear(x, weights.gate_up, weights.gate_up_bias, groups, top_k, weights.gate)
-    products = grouped_linear(inner, weights.down, weights.down_bias, groups, top_k, None)
+    inner = _grouped(x, weights.gate_up, weights.gate_up_bias, groups, top_k, weights.gate)
+    products = _grouped(inner, weights.down, weights.down_bias, groups, top_k, None)
     return weighted_sums(products, routing, base)
+
+
+def _grouped(
+    x: torch.Tensor,
+    weights: Weights,
+    bias: torch.Tensor | None,
+    groups: Groups,
+    top_k: int,
+    gate: str | None,
+) -> torch.Tensor:
+    if isinstance(weights, Int4Experts):
+        return grouped_int4(x, weights, bias, groups, top_k, gate)
+    return grouped_linear(x, weights, bias, groups, top_k, gate)

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.experts.nibbles import INT4, dequantized
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows
 from engine.kernels.quantized.fp8_blocks import Fp8Blocks, empty_blocks, quantize_spans
+from engine.kernels.quantized.int4 import Int4Groups
 
 
 class Fp8Experts(NamedTuple):
@@ -50,7 +52,41 @@ class Fp8Experts(NamedTuple):
         return F.linear(self.rounded(x).dequantized(), weight.dequantized())
 
 
-Weights = torch.Tensor | Fp8Experts
+class Int4Experts(NamedTuple):
+    """Weights [experts, out, in] in 4 bits, inputs as they are.
+
+    Attributes:
+        groups: all experts' channels, [experts * out, in].
+        code: what four bits stand for, see `nibbles`.
+    """
+
+    groups: Int4Groups
+    num_experts: int
+    code: str = INT4
+
+    @property
+    def shape(self) -> torch.Size:
+        """Number of experts, output and input features."""
+        num_channels = len(self.groups.words) // self.num_experts
+        return torch.Size((self.num_experts, num_channels, self.groups.in_features))
+
+    def of(self, expert: int) -> torch.Tensor:
+        """An expert's weight, float32 [out, in]."""
+        count, zeros = self.shape[1], self.groups.zeros
+        own = slice(expert * count, (expert + 1) * count)
+        part = self.groups._replace(
+            words=self.groups.words[own],
+            scales=self.groups.scales[own],
+            zeros=None if zeros is None else zeros[own],
+        )
+        return dequantized(part, self.code)
+
+    def linear(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """Multiply x [n, in] by an expert's weight; float32 [n, out]."""
+        return F.linear(x.float(), self.of(expert))
+
+
+Weights = torch.Tensor | Fp8Experts | Int4Experts
 """Weights of all experts [experts, out, in]."""
 
 

@@ -19,7 +19,6 @@ from engine.kernels.norm_linear import Fp8NormedProduct, NormedLinear, NormedPro
 from engine.kernels.rope import Heads, Rotation, rope_and_store
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig
-from engine.models.fused.expert_stack import ExpertStack
 from engine.models.fused.experts import products_per_token, read_experts
 from engine.models.fused.shards import ShardedWeights, shard_config
 from engine.models.quantized.parts import DensePart, Fp8Part, Part
@@ -219,10 +218,6 @@ class DecoderWeights:
         norm = self.read((config.hidden_size,), f"{prefix}.post_attention_layernorm.weight")
         self.num_in_layers += products_per_token(experts, config.hidden_size)
         return read_experts(experts, self, prefix, norm, config.norm_eps)
-
-    def empty_stack(self, name: str, shape: tuple[int, int, int]) -> ExpertStack:
-        """Room for experts' weights."""
-        return ExpertStack(name, shape, self._dtype, self._device)
 
     def part(self, module: str, num_channels: int, width: int) -> Part:
         """Read one module's weight, quantized as the checkpoint or the configuration says."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.experts.weights import Fp8Experts, Weights
-from engine.kernels.fp8 import FP8
-from engine.kernels.quantized.fp8_blocks import SPAN
-from engine.models.quantized.parts import BlockPart, DensePart, Fp8Part, Part
+from engine.kernels.experts.weights import Fp8Experts, Int4Experts, Weights
+from engine.kernels.quantized.int4 import Int4Groups
+from engine.models.quantized.parts import BlockPart, DensePart, Fp8Part, Int4Part, Part
 
 
 class ExpertStack:
@@ -20,12 +19,10 @@ class ExpertStack:
         name: of the experts in the checkpoint, for errors.
     """
 
-    def __init__(
-        self, name: str, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._name, self._shape, self._dtype, self._device = name, shape, dtype, device
-        self._kind: type[Part] | None = None
-        self._tensors: tuple[torch.Tensor, ...] = ()
+    def __init__(self, name: str, num_experts: int, num_channels: int) -> None:
+        self._name, self._leading = name, (num_experts, num_channels)
+        self._first: Part | None = None
+        self._tensors: list[torch.Tensor] = []
 
     def put(self, expert: int, start: int, part: Part) -> None:
         """Put the channels of an expert from `start` on.
@@ -33,15 +30,15 @@ class ExpertStack:
         Raises:
             ModelError: it is stored otherwise than those before, or in a way that is not served.
         """
-        if self._kind is None:
-            self._kind = type(part)
-            self._tensors = self._empty(part)
-        if type(part) is not self._kind:
+        own = _tensors(self._name, part)
+        if self._first is None:
+            self._first = part
+            self._tensors = [_room(self._leading, tensor) for tensor in own]
+        if not _goes_with(self._first, part):
             raise ModelError(
                 f"{self._name}: experts of one layer are stored in different ways "
                 f"(expert {expert} is not as those before); give the unquantized model as MODEL"
             )
-        own = _tensors(self._name, part)
         rows = slice(start, start + len(own[0]))
         for target, tensor in zip(self._tensors, own, strict=True):
             target[expert, rows].copy_(tensor)
@@ -49,20 +46,28 @@ class ExpertStack:
     @property
     def weights(self) -> Weights:
         """The weights; all parts were put."""
-        if self._kind is DensePart:
+        first = self._first
+        if isinstance(first, DensePart):
             return self._tensors[0]
+        if isinstance(first, Int4Part):
+            words, scales, *zeros = (tensor.flatten(0, 1) for tensor in self._tensors)
+            groups, own = Int4Groups, first.groups
+            packed = groups(words, scales, zeros[0] if zeros else None, own.group, own.in_features)
+            return Int4Experts(packed, self._leading[0])
         return Fp8Experts(*self._tensors)
 
-    def _empty(self, part: Part) -> tuple[torch.Tensor, ...]:
-        num_experts, channels, width = self._shape
-        here = self._device
-        if isinstance(part, DensePart):
-            return (torch.empty(self._shape, dtype=self._dtype, device=here),)
-        scales: tuple[int, ...] = (num_experts, channels)
-        if isinstance(part, BlockPart):
-            scales = (*scales, -(-width // SPAN))
-        values = torch.empty(self._shape, dtype=FP8, device=here)
-        return values, torch.empty(scales, device=here)
+
+def _room(leading: tuple[int, int], tensor: torch.Tensor) -> torch.Tensor:
+    """Room for a tensor of each expert's channels."""
+    return tensor.new_empty((*leading, *tensor.shape[1:]))
+
+
+def _goes_with(first: Part, part: Part) -> bool:
+    if isinstance(first, Int4Part) and isinstance(part, Int4Part):
+        kinds = [(own.groups.group, own.groups.scales.dtype) for own in (first, part)]
+        has_zeros = [own.groups.zeros is None for own in (first, part)]
+        return kinds[0] == kinds[1] and has_zeros[0] == has_zeros[1]
+    return type(first) is type(part)
 
 
 def _tensors(name: str, part: Part) -> tuple[torch.Tensor, ...]:
@@ -79,4 +84,11 @@ def _tensors(name: str, part: Part) -> tuple[torch.Tensor, ...]:
                 "or the unquantized one"
             )
         return part.rows
-    raise ModelError(f"{name}: experts in 4 bits are not served; give the unquantized model")
+    assert isinstance(part, Int4Part)
+    if part.order is not None:
+        raise ModelError(
+            f"{name}: experts whose inputs are in the order of activations (desc_act, g_idx) are "
+            "not served; give a model without it or the unquantized one"
+        )
+    groups = part.groups
+    return tuple(each for each in (groups.words, groups.scales, groups.zeros) if each is not None)

@@ -92,7 +92,6 @@ EXPERTS: dict[str, Callable[[Any], ExpertsConfig]] = {
 
 
 class _Reader(Protocol):
-    def empty_stack(self, name: str, shape: tuple[int, int, int]) -> ExpertStack: ...
     def part(self, module: str, num_channels: int, width: int) -> Part: ...
     def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor: ...
     def product(self, prefix: str, widths: dict[str, int], fan_in: int) -> Linear | Fp8Linear: ...
@@ -108,8 +107,8 @@ def read_experts(
     """
     hidden, prefix = len(norm), f"{layer}.{config.prefix}"
     num_experts, inner = config.num_experts, config.inner
-    gate_up = reader.empty_stack(f"{prefix}.experts", (num_experts, 2 * inner, hidden))
-    down = reader.empty_stack(f"{prefix}.experts", (num_experts, hidden, inner))
+    gate_up = ExpertStack(f"{prefix}.experts", num_experts, 2 * inner)
+    down = ExpertStack(f"{prefix}.experts", num_experts, hidden)
     gate_name, up_name, down_name = config.names
     for expert in range(num_experts):
         name = f"{prefix}.experts.{expert}"

@@ -50,6 +50,8 @@ def experts_reference(
     The second bounds errors: a joined feature h that is off by e |h| moves the sum by no more than
     e times the sum of |share| |down| |h|.
     """
+    assert isinstance(weights.gate_up, torch.Tensor)
+    assert isinstance(weights.down, torch.Tensor)
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     size = torch.zeros_like(out)
     for expert in range(len(weights.gate_up)):

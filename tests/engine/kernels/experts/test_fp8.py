@@ -231,10 +231,10 @@ def test_paths_agree(device: str, *, by_spans: bool) -> None:
 
 
 def _on_cpu(routing: Routing, weights: ExpertWeights) -> tuple[Routing, ExpertWeights]:
-    gate_up, down = (
-        Fp8Experts(*(tensor.cpu() for tensor in matrices))
-        for matrices in (weights.gate_up, weights.down)
-    )
+    gate_up, down = weights.gate_up, weights.down
+    assert isinstance(gate_up, Fp8Experts)
+    assert isinstance(down, Fp8Experts)
+    gate_up, down = (Fp8Experts(*(t.cpu() for t in own)) for own in (gate_up, down))
     own = Routing(*(tensor.cpu() for tensor in routing))
     return own, weights._replace(gate_up=gate_up, down=down)
 

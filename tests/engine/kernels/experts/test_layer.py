@@ -122,6 +122,7 @@ def test_tiles_of_every_size_give_one_product(device: str) -> None:
         some_rows(37, 64, torch.float32, device),
         random_weights(4, 64, 48, torch.float32, device),
     )
+    assert isinstance(weights.gate_up, torch.Tensor)
     groups = group_pairs(some_routing(37, 4, 2, device).ids, 4)
     outs = [
         grouped_linear(x, weights.gate_up, None, groups, 2, SILU, Tile(pairs, rows, 32, 2, 4))

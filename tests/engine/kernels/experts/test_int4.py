@@ -1,0 +1,135 @@
+"""Experts of 4 bits against float64: weights unpacked by tables, sums by definition."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.experts.gates import GPT_OSS, SILU
+from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
+from engine.kernels.experts.nibbles import INT4, MXFP4
+from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.weights import ExpertWeights, Int4Experts
+from engine.kernels.quantized.int4 import pack
+from sampling.triton_support import INTERPRETED
+from tests.engine.kernels.experts.reference import assert_is_sum
+from tests.engine.kernels.where import DEVICES
+
+SIZES = [(5, 3, 288, 32), (4, 2, 64, 32), (4, 2, 96, 288)]
+"""Experts, how many a token takes, hidden and inner size, for each of KINDS."""
+# Code, group, zero points, dtype of the scales.
+KINDS = [
+    (INT4, 32, True, torch.float16),
+    (INT4, 0, False, torch.bfloat16),
+    (MXFP4, 32, False, torch.bfloat16),
+]
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # to which the interpreter truncates
+
+
+def some_experts(
+    num_experts: int, channels: int, width: int, kind: tuple[str, int, bool, torch.dtype]
+) -> tuple[Int4Experts, torch.Tensor]:
+    """Random weights, and their values in float64 [experts, channels, width]."""
+    code, group, has_zeros, dtype = kind
+    group = group or width
+    rows, num_groups = num_experts * channels, width // group
+    q = torch.randint(0, 16, (rows, width), dtype=torch.uint8)
+    zeros = torch.randint(1, 16, (rows, num_groups), dtype=torch.uint8) if has_zeros else None
+    if code == MXFP4:
+        scales = 2.0 ** torch.randint(-6, -2, (rows, num_groups)).double() * width**-0.5
+        scales = 2.0 ** scales.log2().round()
+        values = torch.from_numpy(np.where(q > 7, -1, 1) * E2M1[q.numpy() & 7])
+    else:
+        scales = (0.1 + torch.rand(rows, num_groups)) / 4 * width**-0.5
+        middle = torch.full((rows, num_groups), 8.0) if zeros is None else zeros
+        values = q.double() - middle.double().repeat_interleave(group, 1)
+    scales = scales.to(dtype)
+    groups = pack(q, scales, zeros, group)
+    wide = values * scales.double().repeat_interleave(group, 1)
+    return Int4Experts(groups, num_experts, code), wide.view(num_experts, channels, width)
+
+
+def on(weights: Int4Experts, device: str) -> Int4Experts:
+    groups = weights.groups
+    moved = groups._replace(
+        words=groups.words.to(device),
+        scales=groups.scales.to(device),
+        zeros=None if groups.zeros is None else groups.zeros.to(device),
+    )
+    return weights._replace(groups=moved)
+
+
+class Case:
+    """Experts of both products, the same in float64, tokens and their routing."""
+
+    def __init__(
+        self,
+        sizes: tuple[int, int, int, int],
+        kind: tuple[str, int, bool, torch.dtype],
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: str,
+    ) -> None:
+        num_experts, top_k, hidden, inner = sizes
+        gate = GPT_OSS if kind[0] == MXFP4 else SILU
+        gate_up, wide_gate_up = some_experts(num_experts, 2 * inner, hidden, kind)
+        down, wide_down = some_experts(num_experts, hidden, inner, kind)
+        first, second = (
+            torch.randn(num_experts, width).to(device, dtype) if gate == GPT_OSS else None
+            for width in (2 * inner, hidden)
+        )
+        self.weights = ExpertWeights(on(gate_up, device), on(down, device), first, second, gate)
+        self.wide = wide_gate_up.to(device), wide_down.to(device)
+        logits = torch.randn(num_tokens, num_experts, device=device)
+        logits[:, 1] = -torch.inf  # an expert that no token takes
+        self.routing: Routing = choose_experts(logits, top_k, over_chosen=True)
+        self.x = torch.randn(num_tokens, hidden, device=device).to(dtype)
+
+    def check(self, got: torch.Tensor, *, rounds_weights: bool = False) -> None:
+        assert got.dtype == self.x.dtype
+        gate_up, down = self.wide
+        if rounds_weights:
+            gate_up, down = gate_up.to(got.dtype), down.to(got.dtype)
+        wide = self.weights._replace(gate_up=gate_up, down=down)
+        assert_is_sum(got, self.x, *self.routing, wide)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_twin(sizes: tuple[int, int, int, int], kind: tuple[str, int, bool, torch.dtype]) -> None:
+    case = Case(sizes, kind, 9, torch.float32, "cpu")
+    case.check(experts_torch(case.x, case.routing, case.weights, None))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
+@pytest.mark.parametrize("num_tokens", [1, 2])
+@pytest.mark.parametrize(("sizes", "kind"), list(zip(SIZES, KINDS, strict=True)))
+def test_few(
+    sizes: tuple[int, int, int, int],
+    kind: tuple[str, int, bool, torch.dtype],
+    num_tokens: int,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    case = Case(sizes, kind, num_tokens, dtype, device)
+    case.check(experts_few(case.x, case.routing, case.weights, None))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
+@pytest.mark.parametrize("num_tokens", [3, 12])
+@pytest.mark.parametrize(("sizes", "kind"), list(zip(SIZES, KINDS, strict=True)))
+def test_many(
+    sizes: tuple[int, int, int, int],
+    kind: tuple[str, int, bool, torch.dtype],
+    num_tokens: int,
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    case = Case(sizes, kind, num_tokens, dtype, device)
+    got = experts_triton(case.x, case.routing, case.weights, None)
+    case.check(got, rounds_weights=True)
+    assert torch.equal(got, experts_triton(case.x, case.routing, case.weights, None))
