@@ -249,6 +249,8 @@ def paged_decode(
     shares = scratch.num_shares(num_rows, kv_heads)
     group = spec.num_q_heads // kv_heads
     padded_queries = max(MIN_DOT, triton.next_power_of_2(query_len * group))
+    padded_dim = max(MIN_DOT, triton.next_power_of_2(head_dim))
+    is_wide = padded_dim * q.element_size() > 1 << 9  # shared memory has no room for as much ahead
     shape = AttentionShape(
         kv_heads=kv_heads,
         group=group,
@@ -256,8 +258,8 @@ def paged_decode(
         head_dim=head_dim,
         page=page,
         padded_queries=padded_queries,
-        padded_dim=max(MIN_DOT, triton.next_power_of_2(head_dim)),
-        block=64,
+        padded_dim=padded_dim,
+        block=32 if is_wide else 64,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
     )
     _decode_kernel[(kv_heads, num_rows, shares)](
@@ -270,7 +272,7 @@ def paged_decode(
         Rules.of(spec),
         shape=shape,
         # Page ids are loaded ahead of keys, so five stages are two blocks of keys in flight.
-        num_warps=2 if padded_queries <= 32 else 4,
-        num_stages=5,
+        num_warps=2 if padded_queries <= 32 and not is_wide else 4,
+        num_stages=2 if is_wide else 5,
         **overlap_of(q),
     )

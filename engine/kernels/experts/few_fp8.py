@@ -134,7 +134,7 @@ def _launch(block: _Block, *, gated: bool) -> LaunchShape:
     """The launch for rows as a program holds them, all of which must fit into its registers."""
     width = block.spans * block.width
     if width <= 1 << 11:
-        return LaunchShape(2 if gated else 4, 4)
+        return LaunchShape(4 if gated else 8, 8)
     return LaunchShape(1, 8 if width <= 1 << 12 else 16)
 
 

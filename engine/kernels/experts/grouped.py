@@ -218,6 +218,8 @@ def _tile(num_pairs: int, weight: torch.Tensor | Fp8Experts, *, gated: bool) -> 
     num_experts = weight.shape[0]
     if isinstance(weight, Fp8Experts):
         return fp8_tile_of(num_pairs, num_experts, gated=gated, by_spans=weight.num_spans > 0)
+    if weight.dtype == torch.float32:  # shared memory has no room for the others
+        return Tile(min(_expected_pairs(num_pairs, num_experts), 64), 64, 32, 3, 4)
     return tile_of(num_pairs, num_experts, gated=gated)
 
 
@@ -242,7 +244,7 @@ def fp8_tile_of(num_pairs: int, num_experts: int, *, gated: bool, by_spans: bool
         return Tile(min(pairs, 64), 64, SPAN, 4 if pairs < 64 else 3, 4)
     if pairs == MAX_PAIRS and not gated:
         return Tile(pairs, 128, SPAN, 3, 8)
-    return Tile(pairs, 64, SPAN, 3 if pairs == MAX_PAIRS else 4, 4)
+    return Tile(pairs, 64, SPAN, 3, 8) if pairs == MAX_PAIRS else Tile(pairs, 64, SPAN, 4, 4)
 
 
 @jit

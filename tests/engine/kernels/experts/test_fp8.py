@@ -37,7 +37,7 @@ def some_experts(
     shape = (num_experts, channels, -(-width // 128)) if by_spans else (num_experts, channels)
     scales = (0.5 + torch.rand(shape, device=device)) / 100 * width**-0.5
     values = torch.randn(num_experts, channels, width, device=device) * 100
-    return Fp8Experts(values.to(torch.float8_e4m3fn), scales)
+    return Fp8Experts(values.clamp(-448, 448).to(torch.float8_e4m3fn), scales)
 
 
 def wide(weights: Fp8Experts) -> torch.Tensor:
