@@ -28,6 +28,17 @@ ALIGNMENT = 16
 """Kernels are compiled for addresses and strides divisible by 16, and anew for others."""
 
 
+def row_width(max_len: int, num_drafts: int) -> int:
+    """The positions a row may touch: a step in flight behind a row's end may begin one position
+    past it, and drafts twice k."""
+    return max_len + (2 * num_drafts + 2 if num_drafts else 0)
+
+
+def history_width(max_len: int, num_drafts: int) -> int:
+    """The token ids kept of a row, as many as the kernels are compiled for."""
+    return -(-row_width(max_len, num_drafts) // ALIGNMENT) * ALIGNMENT
+
+
 class RequestRows:
     """Owns what the device knows of each row.
 
@@ -54,10 +65,9 @@ class RequestRows:
         self.device = device
         self.block_size = block_size
         self.scratch_row = max_rows
-        # A step in flight behind a row's end may begin one position past it, and drafts twice k.
-        width = max_len + (2 * num_drafts + 2 if num_drafts else 0)
-        num_rows, max_blocks = max_rows + 1, -(-width // block_size)
-        width = -(-width // ALIGNMENT) * ALIGNMENT
+        num_rows = max_rows + 1
+        max_blocks = -(-row_width(max_len, num_drafts) // block_size)
+        width = history_width(max_len, num_drafts)
         self.token_ids = torch.zeros((num_rows, width), dtype=torch.int32, device=device)
         self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.limits = torch.zeros(num_rows, dtype=torch.int64, device=device)

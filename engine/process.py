@@ -246,7 +246,6 @@ def main() -> int:
     """Run the engine process; returns the exit status, which tells the parent why it ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.setswitchinterval(SWITCH_S)
     status = StatusPipe()
     address = sys.argv[1]
     line = sys.stdin.buffer.readline()
@@ -278,6 +277,7 @@ def main() -> int:
     except Exception:
         logger.exception("the engine could not be built")
         return EXIT_FATAL
+    sys.setswitchinterval(SWITCH_S)  # not before: threads that compile would fight for it
     status.send(Ready(engine.info))
     limit_s = config.step_timeout_s
     threading.Thread(target=_watch, args=(loop, status, limit_s), daemon=True).start()

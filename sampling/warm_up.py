@@ -38,16 +38,16 @@ from sampling.speculative import triton_verification
 
 
 def begin(
-    vocab_size: int, history_len: int, device: torch.device, max_top: int, *, has_masks: bool
+    vocab_size: int, history_width: int, device: torch.device, max_top: int, *, has_masks: bool
 ) -> Compilation:
     """Begin to compile what draws from float32 logits can need, before there are rows to draw.
 
     Args:
-        history_len: tokens of a row that are kept.
+        history_width: token ids that are kept of a row; kernels are compiled for its divisors.
         max_top: top tokens a request may ask for.
         has_masks: whether rows may have grammars.
     """
-    history = torch.zeros((1, history_len), dtype=torch.int32, device=device)
+    history = torch.zeros((1, history_width), dtype=torch.int32, device=device)
     like = SamplingRows(1, vocab_size, device, history=history, max_masks=int(has_masks))
     with compiling() as compilation:
         compile_kernels(like, torch.float32, max_top)

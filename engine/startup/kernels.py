@@ -10,10 +10,12 @@ import torch
 
 from engine.attention.flashinfer import modules_of
 from engine.attention.modules import loading, wait_for_modules
+from engine.batch import history_width
 from engine.config import EngineConfig
 from engine.contracts.attention import FP8_CACHE
 from engine.contracts.model import CausalLM
 from engine.models.loader import expected_model
+from engine.planning.drafting import draft_rules
 from engine.progress import phase
 from sampling import warm_up
 from sampling.compiling import Compilation
@@ -50,9 +52,10 @@ def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation |
     model = expected_model(config.model, device)
     if model.vocab_size is None:
         return None
-    num_positions = config.model.max_model_len or model.max_position
+    max_len = (config.model.max_model_len or model.max_position) + 1
+    width = history_width(max_len, draft_rules(config.speculation).num_tokens)
     has_masks = config.structured is not None
-    return warm_up.begin(model.vocab_size, num_positions + 1, device, max_top, has_masks=has_masks)
+    return warm_up.begin(model.vocab_size, width, device, max_top, has_masks=has_masks)
 
 
 def wait_for_kernels(config: EngineConfig, model: CausalLM, device: torch.device) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
 from engine.errors import ModelError
 
 EXPRESSIBLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
@@ -27,6 +25,10 @@ def refuse_inexpressible(config: Any) -> None:
 
 
 def _inexpressible_feature(config: Any, text: Any, architecture: str) -> str | None:
+    from transformers.models.auto.modeling_auto import (  # seconds to import, for every model
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    )
+
     if config.is_encoder_decoder:
         return "encoder-decoder architecture"
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)

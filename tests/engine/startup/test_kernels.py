@@ -16,6 +16,7 @@ from msgspec import structs
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.attention import flashinfer
 from engine.attention.modules import Loading, Module
+from engine.batch import RequestRows
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
 from engine.contracts.attention import AttentionSpec
 from engine.models.loader import expected_model
@@ -89,7 +90,8 @@ def test_the_sampler_s_kernels_are_begun_for_the_rows_to_come(
     short = structs.replace(CONFIG.model, max_model_len=64)
     kernels.begin_compiling(structs.replace(CONFIG, model=short), CUDA)
     context = expected_model(CONFIG.model, CPU).max_position
-    assert begun == [(8192, context + 1, CUDA, 20, False), (8192, 65, CUDA, 20, False)]
+    widths = [RequestRows(2, max_len, 16, CPU).token_ids.shape[1] for max_len in (context + 1, 65)]
+    assert begun == [(8192, width, CUDA, 20, False) for width in widths]
     refused = structs.replace(CONFIG, sampling=SamplingConfig(max_logprobs=-1))
     assert kernels.begin_compiling(refused, CUDA) is None  # the sampler says why
     assert kernels.begin_compiling(CONFIG, CPU) is None
