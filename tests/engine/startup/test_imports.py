@@ -17,7 +17,7 @@ from engine.models.loader import expected_model
 assert expected_model(ModelConfig(model={str(MODEL_FOLDER)!r}), torch.device("cpu")).vocab_size
 assert "transformers.utils.type_validators" in sys.modules, "nothing checks configs any more"
 import engine.startup.build
-heavy = {{"torch._dynamo", "torch.distributed.fsdp", "transformers.generation.utils", "torchvision"}}
+heavy = {{"torch._dynamo", "torch.distributed.fsdp", "transformers.generation.utils"}}
 heavy &= set(sys.modules)
 assert not heavy, heavy
 from transformers.activations import ACT2FN
