@@ -206,7 +206,8 @@ def _check_logprobs(body: ChatRequest, config: ServerConfig, info: EngineInfo) -
 
 def _completion_of(body: ChatRequest, token_ids: Int32Array) -> CompletionRequest:
     """The completion request that draws the reply; its fields were checked as the chat's."""
-    fields = {name: getattr(body, name) for name in _SHARED}
+    given = vars(body)  # an attribute of a model takes three times as long
+    fields = {name: given[name] for name in _SHARED}
     fields["max_tokens"] = _max_tokens(body)
     fields["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     return _EMPTY.model_copy(update={"prompt": [token_ids], **fields})

@@ -33,6 +33,7 @@ class Parsers:
         self._reasoning_parser = reasoning_parser
         self._formats: dict[str, tuple[ToolFormat | None, ReasoningFormat | None]] = {}
         self._graphs: dict[tuple[str, str], Graph] = {}
+        self._marker_ids: dict[str, tuple[int, ...]] = {}
 
     @property
     def leaves_calls(self) -> bool:
@@ -109,7 +110,10 @@ class Parsers:
         )
 
     def _ids(self, marker: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(marker, add_special_tokens=False))
+        if marker not in self._marker_ids:
+            token_ids = self._tokenizer.encode(marker, add_special_tokens=False)
+            self._marker_ids[marker] = tuple(token_ids)
+        return self._marker_ids[marker]
 
     def _graph(self, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> Graph:
         key = (tools.names[0] if tools else NONE, reasoning.names[0] if reasoning else NONE)
