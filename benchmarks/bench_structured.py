@@ -65,13 +65,17 @@ def write_folder(shape: str, folder: Path) -> str:
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 0}))
     serialized = json.loads((MODEL_FOLDER / "tokenizer.json").read_text())
     vocab: dict[str, int] = serialized["model"]["vocab"]
-    special = {token["content"] for token in serialized["added_tokens"]}
+    added = serialized["added_tokens"]
+    special = {token["content"] for token in added}
     parts = [token for token in vocab if token not in special and 2 <= len(token) <= 6]
     random.Random(0).shuffle(parts)
+    apart = [token for token in added if token["content"] not in vocab]
     for first, second in itertools.product(parts, parts):
-        if len(vocab) >= QWEN3["vocab_size"]:
+        if len(vocab) + len(apart) >= QWEN3["vocab_size"]:
             break
         vocab.setdefault(first + second, len(vocab))
+    for i, token in enumerate(apart):
+        token["id"] = len(vocab) + i
     (folder / "tokenizer.json").write_text(json.dumps(serialized))
     shutil.copy(MODEL_FOLDER / "tokenizer_config.json", folder)
     return str(folder)
