@@ -117,6 +117,8 @@ class ModelRunner:
             tokens: StepTokens | None = self._graphs.replay_draw(plan, slots)
         else:
             tokens = self._stage(begun.inputs.with_masks(slots), begun.hidden)
+        if masks is not None:
+            self._masks.release()
         if tokens is not None:
             results |= _named_tokens(tokens)
         if plan.reports_drafts:
