@@ -9,7 +9,8 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.config import GrammarLimits
 from engine.structured.limits import parser_limits
 from server.errors import bad_request
-from server.structured.json_schema import Node
+from server.structured.endless import endless_reference
+from server.structured.json_schema import Node, path_in
 from server.structured.refusals import (
     find_place,
     refusal,
@@ -61,6 +62,7 @@ class GrammarCheck:
         schema: Node | bool | None = None
         if spec.kind == "json":
             schema, ignored = self._check_schema(spec)
+            _check_ends(schema, spec.param)
             source = schema_source(schema, spec)
         else:
             source = source_of(spec, self._special_ids)
@@ -99,3 +101,16 @@ class GrammarCheck:
         if message:
             raise bad_request(param, f"{param} is refused: {shortened(message)}", "grammar_refused")
         return mask
+
+
+def _check_ends(schema: Node | bool, param: str) -> None:
+    """Raise a 400 for a schema of which no value is finite."""
+    if isinstance(schema, bool) or (path := endless_reference(schema)) is None:
+        return
+    field = path_in(param, path)
+    raise bad_request(
+        field,
+        f"{field} recurs without end, so that no text is finite: let one of the values on the way "
+        "be left out, or be null",
+        "grammar_refused",
+    )
