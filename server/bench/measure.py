@@ -15,7 +15,7 @@ from server.bench.load import LoadProgress, Share, ShareResult
 from server.bench.processes import ClientProcesses
 from server.bench.results import BenchResults, Pass, Point
 from server.bench.target import Target
-from server.bench.workloads import Lengths, Workload, workload
+from server.bench.workloads import Lengths, Workload, in_words, workload
 from server.version import VERSION
 
 PASSES_A_SEED = 1000
@@ -32,6 +32,7 @@ class BenchConfig:
         rate: requests a second of the workload whose requests arrive.
         repeat: passes, each on fresh prompts; the best counts.
         processes: that send requests, at most.
+        text_prompts: send words in place of token ids, to a server that takes none.
         omit_fields: fields that are left out of bodies, for a server that refuses them.
         timeout_s: longest wait for a reply.
     """
@@ -47,6 +48,7 @@ class BenchConfig:
     vocab_size: int
     lengths: Lengths
     omit_fields: Sequence[str]
+    text_prompts: bool = False
     timeout_s: float
 
 
@@ -143,6 +145,8 @@ class _Measuring:
         at_once = concurrency or len(made.bodies)
         count = min(config.processes, at_once)
         bodies = [_without(body, config.omit_fields) for body in made.bodies]
+        if config.text_prompts:
+            bodies = [in_words(body) for body in bodies]
         requests = [
             config.target.post(made.path, body | {"model": config.model}) for body in bodies
         ]

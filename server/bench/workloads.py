@@ -32,6 +32,17 @@ NAMES = (*_GENERATED, "mixed", "score", "score-lp", "score-prefix", "gscore")
 STREAMED = ("single", "stream", "stream-lp", "poisson")
 """Every token is read as it comes; the others' replies come in one piece."""
 
+_COMMON = (
+    "time year people way day man thing woman life child world school state family student group "
+    "country problem hand part place case week company system program question work number night "
+    "point home water room mother area money story fact month lot right study book eye job word "
+    "business issue side kind head house service friend father power hour game line end member law "
+    "car city name team minute idea body back parent face others level office door health person "
+    "art war history party result change morning reason research girl guy moment air teacher force"
+)
+WORDS = _COMMON.split()
+"""Common words, each one token of most vocabularies where a blank precedes it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -105,6 +116,21 @@ def make_workload(
     if name == "sampled":
         return [body | {"seed": i} for i, body in enumerate(bodies)]
     return bodies
+
+
+def in_words(body: Body) -> Body:
+    """The body with a word in place of each token id of its prompt, query and items."""
+    told = dict(body)
+    for name in ("prompt", "query"):
+        if name in body:
+            told[name] = _words(body[name])
+    if "items" in body:
+        told["items"] = [_words(item) for item in body["items"]]
+    return told
+
+
+def _words(ids: list[int]) -> str:
+    return " ".join(WORDS[token_id % len(WORDS)] for token_id in ids)
 
 
 class _Bodies:

@@ -72,6 +72,7 @@ def _config(given: dict[str, Any]) -> BenchConfig:
         vocab_size=given["vocab_size"],
         lengths=lengths,
         omit_fields=_listed(given["omit_fields"]),
+        text_prompts=given["text_prompts"],
         timeout_s=given["timeout"],
     )
 

@@ -25,6 +25,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     words = "Fields to leave out of bodies, for a server that refuses them."
     _flag(where, "--omit-fields", "", words, metavar="NAME,NAME")
 
+    words = "Send words in place of token ids, to a server that takes only texts as prompts."
+    where.add_argument("--text-prompts", action="store_true", help=words)
+
     what = parser.add_argument_group("The load")
     words = f"What to send, of: {', '.join(NAMES)}."
     _flag(what, "--workloads", "single,stream", words, metavar="NAME,NAME")

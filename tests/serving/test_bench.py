@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from benchmarks.bench_serving import CONCURRENCY, load, stream
+from demo import MODEL_FOLDER
 from server.bench.results import BenchResults, Point, read_results
 from server.bench.workloads import Body, Lengths, make_workload, workload
 from tests.server.bench.fake_server import fake_server
-from tests.serving.process import serve
+from tests.serving.process import free_port, serve
 
 NOISE = 1.25
 """Between the best passes of two clients: a token takes 100 ms, and a busy machine wakes clients
@@ -53,6 +57,41 @@ def test_every_kind_of_workload(tmp_path: Path) -> None:
     generated = 'tailrace_generation_tokens_total{engine="0",model_name="tailrace-demo"}'
     assert counted[generated] == sum(drawn.values())
     assert points["stream-lp"].figures["first_token_p50_s"] > 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_peer_that_takes_texts_alone(tmp_path: Path) -> None:
+    """`transformers serve` has no ids as prompts, and refuses fields that it does not know."""
+    pytest.importorskip("accelerate")
+    port = free_port()
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(MODEL_FOLDER)]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    peer = subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until_healthy(url, peer)
+        flags = ("--text-prompts", "--omit-fields", "ignore_eos,min_tokens")
+        lengths = ("--num-requests", "2", "--input-tokens", "8", "--output-tokens", "4")
+        named = ("--model", str(MODEL_FOLDER), "--repeat", "1", "--workloads", "chat")
+        (point,) = bench(url, tmp_path, *flags, *lengths, *named).points
+    finally:
+        peer.kill()
+        peer.wait()
+    assert point.errors == {}
+    assert 2 <= round(tokens_of(point)) <= 8
+    assert point.figures["input_tokens_per_s"] > 0.0
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 300
+    while True:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
 
 
 def tokens_of(point: Point) -> float:

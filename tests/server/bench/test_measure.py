@@ -118,3 +118,15 @@ def test_fields_are_left_out() -> None:
     with fake_server() as fake:
         run(fake, omit_fields=["min_tokens", "ignore_eos"])
         assert not any({"min_tokens", "ignore_eos"} & set(body) for body in fake.bodies)
+
+
+def test_prompts_are_sent_as_words() -> None:
+    with fake_server() as fake:
+        run(fake, workloads=["stream", "gscore"], text_prompts=True)
+        streamed = [body for body in fake.bodies if "prompt" in body]
+        (scored,) = [body for body in fake.bodies if "query" in body]
+    prompts = {body["prompt"] for body in streamed}
+    assert len(prompts) == len(streamed) == 12
+    assert {len(prompt.split()) for prompt in prompts} == {64}
+    assert all(isinstance(item, str) for item in scored["items"])
+    assert scored["label_token_ids"] == [5000, 6000]
