@@ -26,7 +26,14 @@ from engine.models.fused import decoder_weights
 from engine.startup.build import build_engine
 from engine.startup.error_text import NAME, NUM_TOKENS
 from tests.engine.models.fused.test_decoder import MODELS, fp8_product
-from tests.engine.models.quantized.packers import Tensors, gptq, round_weight, write_quantized
+from tests.engine.models.quantized.packers import (
+    Tensors,
+    gptq,
+    round_weight,
+    write_quantized,
+    write_quantized_experts,
+)
+from tests.engine.models.quantized.test_fp8_experts import MODELS as EXPERT_MODELS
 from tests.engine.models.serving import LENGTH, VOCAB, PagedRows, expected, load, write_tiny
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
@@ -91,6 +98,15 @@ def test_fp8_made_at_load(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (statement.scheme, statement.reference) == ("fp8", "unquantized weights in float32")
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
+def test_experts_in_fp8(name: str, tmp_path: Path) -> None:
+    """Experts are read twice too, whatever a layer's products are."""
+    model = write_tiny(MODELS[name], tmp_path)
+    statement = stated(tmp_path, quantization="fp8")
+    assert_equals(statement, expected(model, IDS)[0], whole(tmp_path, quantization="fp8"))
+    assert figures(statement)[0] > 1e-4
+
+
 def test_a_float8_checkpoint(tmp_path: Path) -> None:
     """The reference is transformers' model of the dequantised weights."""
 
@@ -116,6 +132,18 @@ def test_a_checkpoint_of_weights_alone_is_its_own_reference(tmp_path: Path) -> N
     assert_equals(statement, expected(reference, IDS)[0], whole(tmp_path))
     assert figures(statement)[0] < 1e-8
     assert statement.scheme.startswith("gptq")
+
+
+def test_experts_of_four_bits(tmp_path: Path) -> None:
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rounded = round_weight(weight, -1, symmetric=True)
+        return gptq(rounded), rounded.values()
+
+    config = GPTQ | {"group_size": -1}
+    reference = write_quantized_experts(tmp_path, EXPERT_MODELS["qwen2-moe"], config, module)
+    statement = stated(tmp_path)
+    assert_equals(statement, expected(reference, IDS)[0], whole(tmp_path))
+    assert figures(statement)[0] < 1e-8
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
