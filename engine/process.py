@@ -47,6 +47,10 @@ SWITCH_S = 50e-6
 """Seconds after which the stepping thread gets the interpreter back. Python's own 5 ms are as long
 as a step on a CPU."""
 
+START_SWITCH_S = 1e-3
+"""The same during the start, when a dozen threads compile kernels: at 50 us they do little but take
+the interpreter from one another, at 5 ms whoever loads the model waits for them at every turn."""
+
 FOLDER_PREFIX = "tailrace-"
 """How the names of folders begin that a parent makes for the socket and what its fronts share, and
 for nothing else."""
@@ -246,6 +250,7 @@ def main() -> int:
     """Run the engine process; returns the exit status, which tells the parent why it ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(START_SWITCH_S)
     status = StatusPipe()
     address = sys.argv[1]
     line = sys.stdin.buffer.readline()
@@ -277,7 +282,7 @@ def main() -> int:
     except Exception:
         logger.exception("the engine could not be built")
         return EXIT_FATAL
-    sys.setswitchinterval(SWITCH_S)  # not before: threads that compile would fight for it
+    sys.setswitchinterval(SWITCH_S)
     status.send(Ready(engine.info))
     limit_s = config.step_timeout_s
     threading.Thread(target=_watch, args=(loop, status, limit_s), daemon=True).start()

@@ -7,14 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import types
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 import torch
 
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+
+
+class _HeldThreads(ThreadPoolExecutor):
+    """Threads that begin with what they are given once they are let go.
+
+    Python's part of a compile holds the interpreter: whoever collects kernels would wait for it at
+    every launch.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(min(16, os.cpu_count() or 1))
+        self._gate = threading.Event()
+
+    def let_go(self) -> None:
+        self._gate.set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        return super().submit(self._run, fn, *args, **options)
+
+    def _run(self, fn: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        self._gate.wait()
+        return fn(*args, **options)
 
 
 class Compilation:
@@ -43,7 +66,7 @@ def compiling() -> Iterator[Compilation]:
     compiled; those are there when the compilation that was given is finished.
     """
     kernels: list[Any] = []
-    threads = ThreadPoolExecutor(min(16, os.cpu_count() or 1))
+    threads = _HeldThreads()
     compilation = Compilation(kernels, threads)
     if not HAS_TRITON or INTERPRETED:
         yield compilation
@@ -57,9 +80,12 @@ def compiling() -> Iterator[Compilation]:
 
     mode = triton.AsyncCompileMode(threads)
     with mode:
-        with _launching(collect), _zeros_for_empty():
-            yield compilation
-        mode.raw_futures = []  # whose end it would wait for
+        try:
+            with _launching(collect), _zeros_for_empty():
+                yield compilation
+        finally:
+            mode.raw_futures = []  # whose end it would wait for
+            threads.let_go()
 
 
 @contextlib.contextmanager

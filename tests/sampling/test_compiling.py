@@ -6,6 +6,7 @@ differ between branches, constants that are not, shapes that are no powers of tw
 
 from __future__ import annotations
 
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -149,6 +150,18 @@ def test_anything_may_run_while_kernels_are_compiled(loaded: list[Any]) -> None:
     assert sorted(kernel.src.constants[(1,)] for kernel in loaded) == [8, 16]
     assert len(heard) == 2
     assert not out.any()
+
+
+def test_kernels_wait_until_all_are_collected_and_an_error_lets_them_go(loaded: list[Any]) -> None:
+    out = torch.zeros(64, dtype=torch.int32)
+    kernels: list[Any] = []
+    with pytest.raises(RuntimeError, match="no more"), compiling() as compilation:  # noqa: PT012
+        _one_kernel[(1,)](out, count=64)
+        kernels += compilation._kernels
+        time.sleep(0.05)
+        assert not kernels[0].future.done()
+        raise RuntimeError("no more")
+    assert kernels[0].result(), "compiled none the less"
 
 
 def test_what_is_begun_before_the_model_is_what_the_sampler_compiles(
