@@ -96,10 +96,10 @@ async def _send(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, An
     if not body.get("stream"):
         whole: dict[str, Any] = reply.json()
         return whole
-    return _joined(reply.text)
+    return joined(reply.text)
 
 
-def _joined(text: str) -> dict[str, Any]:
+def joined(text: str) -> dict[str, Any]:
     message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
     choice: dict[str, Any] = {"message": message, "token_ids": []}
     usage = None
