@@ -114,4 +114,5 @@ def test_guidellm(route: str, server: Server, tmp_path: Path) -> None:
     assert len(requests["successful"]) == NUM_REQUESTS
     for request in requests["successful"]:
         assert request["output_metrics"]["text_tokens"] == MAX_TOKENS
-        assert request["output"]
+        if route == "/v1/completions":  # all that a chat has of so few tokens may be thoughts
+            assert request["output"]
