@@ -12,6 +12,7 @@ to float8 may cost besides.
 from __future__ import annotations
 
 import gc
+import logging
 import math
 from collections.abc import Iterator
 from itertools import pairwise
@@ -33,6 +34,8 @@ from engine.startup.error_text import error_text
 from engine.startup.kv_scales import kv_scales
 from engine.structured.tokenizer import TokenizerReader
 from sampling.selftest.checks import Result
+
+logger = logging.getLogger(__name__)
 
 NUM_DECODED = 16
 """Tokens at the text's end that are served one by one."""
@@ -94,11 +97,23 @@ def _difference(wanted: torch.Tensor, other: torch.Tensor) -> Difference:
     return difference(zip(*(torch.split(x, ROWS) for x in (wanted, other)), strict=True))
 
 
-@torch.inference_mode()
 def transformers_logits(
     config: EngineConfig, ids: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Logits [T, vocab] of ids int64 [T] by transformers' own model of the checkpoint."""
+    """Logits [T, vocab] of ids int64 [T] by transformers' own model of the checkpoint.
+
+    It runs where the ids are or, where that device has no room for it, on the CPU.
+    """
+    try:
+        return _of_transformers(config, ids, dtype)
+    except torch.OutOfMemoryError:
+        logger.warning("transformers' model in %s runs on the CPU: the GPU has no room", dtype)
+    _release(ids.device)
+    return _of_transformers(config, ids.cpu(), dtype).to(ids.device)
+
+
+@torch.inference_mode()
+def _of_transformers(config: EngineConfig, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     from engine.models.fallback.construct import checkpoint_module  # seconds to import
 
     folder = model_folder(config.model.model, config.model.revision)

@@ -107,6 +107,8 @@ def _print_row(cells: tuple[str, ...], out: TextIO) -> None:
 def _results(
     config: EngineConfig, device: torch.device, quick: bool, with_model: bool, seed: int
 ) -> Iterator[Result]:
+    if with_model:
+        yield from model_checks(config)
     promised = sampler_config(SamplingConfig(use_fp64_gumbel=True))
     for where in dict.fromkeys((torch.device("cpu"), device)):
         yield from flag_coverage(promised, where)
@@ -117,7 +119,6 @@ def _results(
     yield from flashinfer_results(chosen, device, num_draws, seed)
     yield from _speculation_results(chosen, device, num_draws, seed)
     if with_model:
-        yield from model_checks(config)
         yield model_frequencies(config, seed)
 
 

@@ -117,6 +117,25 @@ def test_nan_in_weights_fails(tmp_path: Path) -> None:
     assert not gap.passed
 
 
+def test_a_reference_that_does_not_fit_runs_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path)
+    run, calls = model_check._of_transformers, []
+
+    def no_room_at_first(*given: Any) -> torch.Tensor:
+        calls.append(given)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError
+        return run(*given)
+
+    monkeypatch.setattr(model_check, "_of_transformers", no_room_at_first)
+    kl, _ = checked(tmp_path)
+    assert kl.passed
+    assert len(calls) == 2
+    assert "runs on the CPU" in caplog.text
+
+
 def test_random_weights_have_no_reference() -> None:
     config = EngineConfig(model=ModelConfig(model=str(DEMO), device="cpu", load_format="dummy"))
     (result,) = model_checks(config)

@@ -156,6 +156,13 @@ def test_a_model_is_drawn_through_the_whole_engine(monkeypatch: pytest.MonkeyPat
     assert engine.startup.self_test.model_frequencies(demo, seed=3).passed
 
 
+def test_a_model_s_logits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Result("logits: mean KL", "transformers in float32", "1 nats", "1e-06", 0.0, False)
+    monkeypatch.setattr(engine.startup.self_test, "model_checks", lambda config: iter([failed]))
+    results = engine.startup.self_test._results(config(), CPU, True, True, 1)
+    assert next(results) == failed
+
+
 @pytest.mark.gpu
 def test_every_path_honours_the_flag_on_the_gpu() -> None:
     promised = sampler_config(SamplingConfig(use_fp64_gumbel=True))
