@@ -58,9 +58,11 @@ class Sampler:
         if rows.device.type == "cuda" and not kernels_run_on(rows.device):
             raise ValueError("sampling on CUDA needs the package triton")
         self._rows = rows
-        self._flashinfer = flashinfer.choose(
-            config.flashinfer, use_fp64_gumbel=config.use_fp64_gumbel, device=rows.device
-        )
+        self._flashinfer = None
+        if rows.shard.is_whole:  # it draws from whole vocabularies
+            self._flashinfer = flashinfer.choose(
+                config.flashinfer, use_fp64_gumbel=config.use_fp64_gumbel, device=rows.device
+            )
         # Under "auto" the warm-up decides; until then the native sampler draws.
         self._uses_flashinfer = self._flashinfer is not None and config.flashinfer == "always"
         self.rows_by_path: Counter[str] = Counter(native=0, flashinfer=0, greedy=0)

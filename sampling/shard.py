@@ -11,6 +11,8 @@ exchange are statistics of tiles, keys, counts and values of few ids, never rows
     top lists    8 bytes an entry; values of ids come from their owners, ranks by a sum of counts
     filters      the highest values of each rank, and sums of integers, which no order can change
 
+Kernels on CUDA that are not divided yet take `VocabShard.whole_rows` instead: the logits, gathered.
+
 Every rank ends with the same numbers, because all compute them from the same gathered tensors.
 """
 
@@ -93,6 +95,11 @@ class VocabShard:
         return cls((*firsts, vocab_size), exchange)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether there is one rank alone."""
+        return self.exchange.size == 1
+
+    @property
     def first(self) -> int:
         """The first id of this rank."""
         return self.starts[self.exchange.rank]
@@ -137,6 +144,18 @@ class VocabShard:
     def total(self, counts: Tensor) -> Tensor:
         """The sum over all ranks of integers, elementwise."""
         return self.exchange.all_gather(counts).sum(0, dtype=counts.dtype)
+
+    def whole_rows(self, logits: Tensor) -> Tensor:
+        """Rows of logits of the whole vocabulary, [n, vocab_size], from this rank's [n, width].
+
+        It tells many times more than everything else here, for kernels that are not divided.
+        """
+        if self.is_whole:
+            return logits
+        widest = max(self.widths)
+        own = logits[:, : self.width]
+        parts = self.exchange.all_gather(F.pad(own, (0, widest - self.width)))
+        return torch.cat([parts[rank][:, :width] for rank, width in enumerate(self.widths)], dim=1)
 
     def all_tiles(self, own: Tensor) -> Tensor:
         """A number of each tile of the vocabulary from those of this rank's tiles.

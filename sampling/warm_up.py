@@ -34,6 +34,7 @@ from sampling.rows import (
     SamplingRows,
     rounded_top,
 )
+from sampling.shard import VocabShard
 from sampling.speculative import triton_verification
 
 
@@ -66,6 +67,8 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
     logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
     for needs in _needs_of_kernels(like, max_top):
         triton_path.draw(logits, _needing(batch, needs), rows)
+    if not like.shard.is_whole:
+        _compile_divided(like, logits, batch, rows)
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=False, peaked=False, reported=False)
     for edited in (False, True):
@@ -76,6 +79,18 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
     for num_top in _tops(like, max_top):
         target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
         prompt_kernels(logits, target_ids, num_top, None, normalized=True)
+
+
+def _compile_divided(
+    like: SamplingRows, logits: Tensor, batch: SamplingBatch, rows: SamplingRows
+) -> None:
+    """Launch every kernel of draws that ranks do each from its own part of the logits."""
+    rows.shard = like.shard
+    own = logits[:, : like.shard.width].contiguous()
+    for needs in _needs_of_kernels(like, 0):
+        if triton_path.is_divided(needs):
+            triton_path.draw(own, _needing(batch, needs), rows)
+    rows.shard = VocabShard.whole(like.vocab_size)
 
 
 def compile_verification(

@@ -8,6 +8,7 @@ second, and one with an error before it ends by itself.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import tempfile
@@ -40,7 +41,7 @@ class RankStatus(msgspec.Struct, frozen=True):
     """A line from a rank that serves, or from one that ends.
 
     Attributes:
-        num_begun: exchanges it has come to.
+        num_begun: exchanges and messages it has come to.
         error: why it ends; None while it goes on.
     """
 
@@ -55,6 +56,10 @@ class RankProcesses:
         on_lost: called once, on another thread, when the first of them is lost; gets the reason,
             which names the rank.
         command: starts one of them.
+        gpus: of each rank, as CUDA_VISIBLE_DEVICES names them; none for ranks on a CPU.
+
+    Attributes:
+        num_told: messages told so far.
     """
 
     def __init__(
@@ -62,7 +67,9 @@ class RankProcesses:
         config: EngineConfig,
         on_lost: Callable[[str], None],
         command: Sequence[str] = COMMAND,
+        gpus: Sequence[str] = (),
     ) -> None:
+        self.num_told = 0
         self._folder = Path(tempfile.mkdtemp(prefix="tailrace-ranks-"))
         # Before the engine's own limit, whose message names no rank.
         self._limit_s = 0.75 * config.step_timeout_s
@@ -72,8 +79,8 @@ class RankProcesses:
         self._lock = threading.Lock()
         self._heard: dict[int, tuple[float, RankStatus]] = {}  # by rank, once it serves
         self._processes = [
-            subprocess.Popen(command, stdin=PIPE, stdout=PIPE)
-            for _ in range(1, config.tensor_parallel_size)
+            subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=_environment(rank, gpus))
+            for rank in range(1, config.tensor_parallel_size)
         ]
         self._threads = []
         for rank, process in enumerate(self._processes, 1):
@@ -96,7 +103,7 @@ class RankProcesses:
         """Watch the ranks from now on, all of which have come to the meeting.
 
         Args:
-            num_begun: the exchanges that rank 0 has come to.
+            num_begun: the exchanges and messages that rank 0 has come to.
         """
         shutil.rmtree(self._folder, ignore_errors=True)
         threading.Thread(target=self._watch, args=(num_begun,), daemon=True).start()
@@ -106,6 +113,7 @@ class RankProcesses:
         raw = encode(message)
         for process in self._processes:
             _write(process, raw)
+        self.num_told += 1
 
     def failure(self) -> str | None:
         """Why a rank was lost, if one was or is found to be within `GRACE_S`."""
@@ -169,6 +177,15 @@ def read_message(stream: IO[bytes]) -> bytes | None:
     length = int.from_bytes(head, "little")
     raw = stream.read(length)
     return raw if len(raw) == length else None
+
+
+def _environment(rank: int, gpus: Sequence[str]) -> dict[str, str] | None:
+    """The environment of a rank, whose own GPU comes first; None is this process's."""
+    if not gpus:
+        return None
+    own = gpus[rank]
+    others = [name for name in gpus if name != own]
+    return os.environ | {"CUDA_VISIBLE_DEVICES": ",".join([own, *others])}
 
 
 def _write(process: subprocess.Popen[bytes], raw: bytes) -> None:

@@ -43,6 +43,14 @@ def wait_for(issued: Future[HostCopy], timeout_s: float | None) -> Arrays:
         raise
 
 
+def check(issued: Future[HostCopy]) -> None:
+    """Raise what issuing a step raised; on a CPU, where a step is issued to its end, wait for it.
+
+    Ranks of one engine must know at once: the others wait for this one inside the step.
+    """
+    issued.result()
+
+
 class LaunchedStep:
     """A step that was launched; see `StepHandle`.
 
@@ -65,6 +73,11 @@ class LaunchedStep:
         assert self._issue_draw is not None, "the step awaits no masks"
         self._issued, self._issue_draw = self._issue_draw(masks), None
 
+    def check(self) -> None:
+        """Raise what issuing the step raised; see `check`."""
+        assert self._issued is not None, "the step's draw was never issued"
+        check(self._issued)
+
     def wait(self, timeout_s: float | None = None) -> StepResult:
         assert self._issued is not None, "the step's draw was never issued"
         arrays = wait_for(self._issued, timeout_s)
@@ -86,6 +99,10 @@ class LaunchedScoring:
 
     def __init__(self, issued: Future[HostCopy]) -> None:
         self._issued = issued
+
+    def check(self) -> None:
+        """Raise what issuing the step raised; see `check`."""
+        check(self._issued)
 
     def wait(self, timeout_s: float | None = None) -> ScoringResult:
         arrays = wait_for(self._issued, timeout_s)

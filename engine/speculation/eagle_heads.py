@@ -29,6 +29,7 @@ from engine.kernels.rope import Rotation
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig, attention_specs
 from engine.models.fused.decoder_weights import DecoderWeights
+from sampling.shard import VocabShard
 
 
 class EagleHead(Protocol):
@@ -71,15 +72,28 @@ class EagleHead(Protocol):
 
 
 class EagleHeadSource:
-    """The config, weights and target from which an EAGLE head is built."""
+    """The config, weights and target from which an EAGLE head is built.
+
+    Every rank has all of the head; `shard` is the ids of the target's logits.
+    """
 
     def __init__(
-        self, config: DecoderConfig, tensors: WeightSource, target: CausalLM, device: torch.device
+        self,
+        config: DecoderConfig,
+        tensors: WeightSource,
+        target: CausalLM,
+        device: torch.device,
+        shard: VocabShard,
     ) -> None:
+        self._shard = shard
         self.config = config
         self.tensors = tensors
         self.target = target
         self.weights = DecoderWeights(config, tensors, target.dtype, device)
+
+    def target_logits(self, features: torch.Tensor) -> torch.Tensor:
+        """The logits [N, vocab_size] that the target's LM head makes of features [N, H]."""
+        return self._shard.whole_rows(self.target.logits(features))
 
     def layer(self, prefix: str, fan_in: int) -> EagleLayer:
         """Read the layer whose tensors' names begin with `prefix`."""
@@ -115,6 +129,7 @@ class Eagle1Head:
         hidden, read = source.config.hidden_size, source.weights.read
         self.attention_specs: Sequence[AttentionSpec] = attention_specs(source.config)
         self._target = source.target
+        self._target_logits = source.target_logits
         bias = read((hidden,), "fc.bias") if source.tensors.shape("fc.bias") else None
         self._fuse = linear(read((hidden, 2 * hidden), "fc.weight"), bias)
         self._layer = source.layer("layers.0", hidden)
@@ -133,7 +148,7 @@ class Eagle1Head:
         return self._layer(x, x, rotation, attention)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        return self._target.logits(features)
+        return self._target_logits(features)
 
 
 class Eagle3Head:
@@ -167,7 +182,7 @@ class Eagle3Head:
         self._feature_norm = read((hidden,), "midlayer.hidden_norm.weight")
         self._layer = source.layer("midlayer", 2 * hidden)
         self._final_norm = read((hidden,), "norm.weight")
-        self._lm_head: Linear = target.logits
+        self._lm_head: Linear = source.target_logits
         if width < config.vocab_size or source.tensors.shape("lm_head.weight"):
             self._lm_head = logits_linear(read((width, hidden), "lm_head.weight"))
 

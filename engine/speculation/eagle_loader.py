@@ -18,6 +18,7 @@ from engine.models.fused.decoder_config import decoder_config, unfused_layer_rea
 from engine.models.loader import read_config
 from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
 from engine.speculative_config import SpeculativeConfig
+from sampling.shard import VocabShard
 
 SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Tensors of the target that files of EAGLE-1 heads may repeat."""
@@ -33,11 +34,13 @@ def load_eagle_head(
     target: CausalLM,
     device: torch.device,
     num_positions: int,
+    shard: VocabShard,
 ) -> tuple[EagleHead, torch.Tensor]:
     """Load the EAGLE head of an "eagle" or "eagle3" configuration, and make its `rope_table`.
 
     Args:
         num_positions: length of the table.
+        shard: the ids of the target's logits.
 
     Raises:
         ModelError: it cannot be read or does not fit; the message has the sizes.
@@ -57,7 +60,7 @@ def load_eagle_head(
     has_embedding = config.method == "eagle3" and tensors.shape("embed_tokens.weight") is not None
     if not has_embedding:
         _check_size(folder, "hidden size", shape.hidden_size, target.hidden_size)
-    source = EagleHeadSource(shape, tensors, target, device)
+    source = EagleHeadSource(shape, tensors, target, device, shard)
     with torch.no_grad():
         if config.method == "eagle":
             eagle_head: EagleHead = Eagle1Head(source)

@@ -48,7 +48,9 @@ def make_drafter(
         draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
         return DraftModelDrafter(model, num_tokens, draws, cache_shape)
     num_positions = max_len + SPARE_POSITIONS
-    eagle_head, angles = load_eagle_head(config, target_config, target, rows.device, num_positions)
+    eagle_head, angles = load_eagle_head(
+        config, target_config, target, rows.device, num_positions, sampling_rows.shard
+    )
     draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
     return EagleDrafter(eagle_head, angles, num_tokens, draws, cache_shape)
 

@@ -79,7 +79,8 @@ def build_engine(
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     """Build the runner of a rank other than 0; raises as `build_engine`."""
     device = _prepare(config)
-    return _build_runner(config, _load(config, device, exchange), device, exchange).runner
+    model = _load(config, device, exchange)
+    return _build_runner(_on_device(config, device), model, device, exchange).runner
 
 
 def _prepare(config: EngineConfig) -> torch.device:
@@ -92,6 +93,13 @@ def _prepare(config: EngineConfig) -> torch.device:
         check_context(config.model.max_model_len, max_position(config.model))
     begin_loading(config, device)
     return device
+
+
+def _on_device(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """The configuration with the defaults of the device, the same on every rank."""
+    if device.type != "cuda":
+        return config
+    return structs.replace(config, scheduler=config.scheduler.on_gpu())
 
 
 def _load(
@@ -128,8 +136,7 @@ def assemble(
         measure: of the model's error, begun while it was loaded; None states none.
         begun: as `begin_compiling` gave it, of the same configuration.
     """
-    if device.type == "cuda":
-        config = structs.replace(config, scheduler=config.scheduler.on_gpu())
+    config = _on_device(config, device)
     built = _build_runner(config, model, device, exchange, measure, begun)
     runner, max_model_len = built.runner, built.max_model_len
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:

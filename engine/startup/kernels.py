@@ -36,6 +36,8 @@ def begin_loading(config: EngineConfig, device: torch.device) -> None:
         model = expected_model(config.model, device)
         for module in modules_of(model.attention_specs, _stored(config, model.dtype), device):
             loading(module)
+        if config.tensor_parallel_size > 1:  # FlashInfer draws no rows of several ranks
+            return
         sampling = config.sampling
         flashinfer.begin_loading(sampling.flashinfer, sampling.use_fp64_gumbel, device)
 
@@ -66,11 +68,13 @@ def wait_for_kernels(config: EngineConfig, model: CausalLM, device: torch.device
     speculation = config.speculation
     # Its tokens are those of decoding without drafts, at every time since the start.
     is_coupled = speculation is not None and speculation.rejection_sample_method == "coupled"
+    # Every rank has all of a drafter, and must draft what the others do.
+    is_repeated = speculation is not None and config.tensor_parallel_size > 1
     if device.type == "cuda":
         with phase("waiting for kernels"):
             dtype = _stored(config, model.dtype)
             modules = modules_of(model.attention_specs, dtype, device)
-            wait_for_modules(modules, builds=config.wait_for_kernels or is_coupled)
+            wait_for_modules(modules, builds=config.wait_for_kernels or is_coupled or is_repeated)
 
 
 def _stored(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:

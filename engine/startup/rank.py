@@ -23,10 +23,11 @@ from engine.errors import ConfigError, kind_and_line
 from engine.logs import adopt_library_lines, configure_logging
 from engine.parallel.messages import DrawStep, Launch, PlanReader, Score, Setup, decode
 from engine.parallel.processes import RankStatus, read_message
-from engine.plan import StepHandle, StepMasks
+from engine.plan import StepMasks
 
 if TYPE_CHECKING:
     from engine.parallel.collectives import GlooExchange
+    from engine.runner.launched import LaunchedScoring, LaunchedStep
     from engine.runner.model_runner import ModelRunner
 
 logger = logging.getLogger("engine")
@@ -37,15 +38,20 @@ EXIT_FAILED = 4
 
 
 class Follower:
-    """Runs the steps that rank 0 tells of, each to its end."""
+    """Runs the steps that rank 0 tells of: each is launched while the one before may still run."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._plans = PlanReader()
-        self._awaiting: StepHandle | None = None
+        self._awaiting: LaunchedStep | None = None
+        self._running: LaunchedStep | LaunchedScoring | None = None
 
     def follow(self, message: Launch | DrawStep | Score) -> None:
-        """Run the step of a message, or the part of one that it tells of."""
+        """Launch the step of a message, or the part of one that it tells of.
+
+        Raises:
+            Exception: what launching it, or a step before, raised.
+        """
         match message:
             case Launch():
                 plan = self._plans.plan(message)
@@ -53,15 +59,27 @@ class Follower:
                 if plan.awaits_masks:
                     self._awaiting = step
                 else:
-                    step.wait()
+                    self._run(step)
             case DrawStep():
                 assert self._awaiting is not None, "a draw follows the launch of its step"
+                self._settle()  # the last step's masks are read from the same buffer
                 count = len(message.masks)
                 self._runner.mask_buffer[:count] = message.masks
                 self._awaiting.draw(StepMasks(count, message.slots))
-                self._awaiting.wait()
+                self._run(self._awaiting)
             case Score():
-                self._runner.launch_scoring(message.plan).wait()
+                self._run(self._runner.launch_scoring(message.plan))
+
+    def _run(self, step: LaunchedStep | LaunchedScoring) -> None:
+        """Let a step run, and wait for the one before."""
+        step.check()
+        self._settle()
+        self._running = step
+
+    def _settle(self) -> None:
+        if self._running is not None:
+            self._running.wait()
+            self._running = None
 
 
 class _Pipe:
@@ -111,18 +129,20 @@ def main() -> int:
 
 def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], pipe: _Pipe) -> None:
     """Build the rank and run what it is told, for ever."""
-    from engine.parallel.collectives import GlooExchange  # torch, once rank 0 can be followed
-    from engine.startup.build import build_rank
+    from engine.startup.build import build_rank, resolve_device  # torch, once rank 0 is followed
+    from engine.startup.ranks import meet
 
     adopt_library_lines()
     config = setup.config
-    exchange = GlooExchange(Path(setup.meeting), setup.rank, config.tensor_parallel_size)
+    device = resolve_device(config.model)
+    exchange = meet(config, Path(setup.meeting), setup.rank, device)
     follower = Follower(build_rank(config, exchange))
     threading.Thread(target=pipe.beat, args=(exchange,), daemon=True).start()
     while True:
         message = decode(messages.get())
         assert not isinstance(message, Setup), "there is one setup"
         follower.follow(message)
+        exchange.num_begun += 1
 
 
 if __name__ == "__main__":

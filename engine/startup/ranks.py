@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,8 @@ from engine.parallel.collectives import GlooExchange
 from engine.parallel.processes import RankProcesses
 from engine.progress import phase
 from sampling.kernels.logprobs import MAX_TOP
+
+logger = logging.getLogger(__name__)
 
 
 def start_ranks(
@@ -30,11 +34,41 @@ def start_ranks(
     size = config.tensor_parallel_size
     _check_config(config, device)
     check_ranks(config.model, size)
-    others = RankProcesses(config, on_lost)
+    gpus = visible_gpus(size) if device.type == "cuda" else ()
+    others = RankProcesses(config, on_lost, gpus=gpus)
     with phase("starting ranks"):
-        exchange = GlooExchange(others.meeting, 0, size)
-    others.watch(lambda: exchange.num_begun)
+        exchange = meet(config, others.meeting, 0, device)
+    others.watch(lambda: exchange.num_begun + others.num_told)
     return others, exchange
+
+
+def meet(config: EngineConfig, meeting: Path, rank: int, device: torch.device) -> GlooExchange:
+    """Meet the other ranks; on CUDA this rank's GPU is the first that the process sees."""
+    size = config.tensor_parallel_size
+    if device.type != "cuda":
+        return GlooExchange(meeting, rank, size)
+    from engine.parallel.device_exchange import DeviceExchange  # seconds to import
+
+    exchange = DeviceExchange(meeting, rank, size, torch.device("cuda", 0))
+    logger.info("%d GPUs exchange through %s", size, exchange.description)
+    return exchange
+
+
+def visible_gpus(size: int) -> tuple[str, ...]:
+    """The GPUs of `size` ranks, as CUDA_VISIBLE_DEVICES names them.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    count = torch.cuda.device_count()
+    if count < size:
+        raise ConfigError(
+            f"{FLAG} {size} needs {size} GPUs, and torch sees {count}; give at most {count}, or "
+            "more GPUs in CUDA_VISIBLE_DEVICES"
+        )
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = listed.split(",") if listed else [str(index) for index in range(count)]
+    return tuple(name.strip() for name in names[:size])
 
 
 def set_threads(config: EngineConfig) -> None:
@@ -49,11 +83,6 @@ def set_threads(config: EngineConfig) -> None:
 def _check_config(config: EngineConfig, device: torch.device) -> None:
     """Refuse settings that several ranks cannot serve."""
     asked = f"{FLAG} {config.tensor_parallel_size}"
-    if device.type == "cuda":
-        raise ConfigError(
-            f"{asked}: GPUs do not compute steps together yet, only processes on a CPU do; give "
-            f"--device cpu or leave {FLAG} out"
-        )
     if config.sampling.flashinfer == "always":
         raise ConfigError(
             f"{asked}: FlashInfer's sampler draws from whole vocabularies, and "
@@ -68,9 +97,4 @@ def _check_config(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError(
             f"{asked}: --kv-cache-dtype {config.cache.dtype} is not divided among ranks yet; leave "
             "one of them out"
-        )
-    if config.speculation is not None and config.speculation.method != "ngram":
-        raise ConfigError(
-            f"{asked}: drafts of the method {config.speculation.method!r} are not made by several "
-            'ranks yet; give --speculative-config the method "ngram" or leave one of them out'
         )

@@ -24,6 +24,7 @@ from sampling.kernels.row_params import (
 )
 from sampling.params import MAX_BAD_WORD_TOKENS, MAX_EDITS
 from sampling.rows import GRAMMAR, SamplingRows
+from sampling.shard import VocabShard
 from sampling.triton_support import constexpr, jit, tl
 
 TILE = constexpr(noise.TILE)
@@ -63,10 +64,21 @@ class Source(NamedTuple):
     depths: Tensor | None  # int32 [n]; None costs nothing
     grammar_masks: Tensor  # int32 [max_masks, ceil(vocab_size / 32)]
     mask_slots: Tensor | None  # int32 [n]; None, where no row has a grammar, costs nothing
+    first_tile: int | None = None  # of the ids that a rank holds; None, for all, costs nothing
+    end_id: int | None = None  # the first id behind them
 
     @classmethod
-    def of(cls, logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Source:
+    def of(
+        cls,
+        logits: Tensor,
+        batch: SamplingBatch,
+        rows: SamplingRows,
+        shard: VocabShard | None = None,
+    ) -> Source:
         """The source of `logits` [n, width >= vocab_size] for flushed `rows`.
+
+        With a `shard` they are those of its ids, [n, width]; all else goes by ids of the whole
+        vocabulary.
 
         Raises:
             ValueError: the logits are not one contiguous row for each row of the batch.
@@ -92,15 +104,37 @@ class Source(NamedTuple):
             batch.depths,
             rows.grammar_masks,
             batch.mask_slots if batch.needs.flags & GRAMMAR else None,
+            None if shard is None else shard.first_tile,
+            None if shard is None else shard.first + shard.width,
         )
+
+    @property
+    def num_tiles(self) -> int:
+        """How many tiles are held."""
+        if self.first_tile is None or self.end_id is None:
+            return -(-self.vocab_size // noise.TILE)
+        return -(-self.end_id // noise.TILE) - self.first_tile
 
 
 @jit
 def load_raw(source, i, token_ids, mask):
-    """Load logits of logit row i (int64) as float32; -inf outside the mask or the vocabulary."""
+    """Load logits of logit row i (int64) as float32; -inf outside the mask or what is held."""
     pointers = source.logits + i * source.logits_stride + token_ids
-    mask = mask & (token_ids < source.vocab_size)
+    if source.first_tile is None:
+        mask = mask & (token_ids < source.vocab_size)
+    else:
+        first = source.first_tile * TILE
+        mask = mask & (token_ids >= first) & (token_ids < source.end_id)
+        pointers -= first
     return tl.load(pointers, mask=mask, other=float("-inf")).to(tl.float32)
+
+
+@jit
+def global_tile(source, tile):
+    """The number in the vocabulary of a tile counted from the first that is held."""
+    if source.first_tile is not None:
+        tile += source.first_tile
+    return tile
 
 
 @jit

@@ -15,6 +15,7 @@ from sampling import noise, rows
 from sampling.kernels.logits import (
     TILE,
     Source,
+    global_tile,
     load_raw,
     masked_tiles,
     processed_as,
@@ -41,7 +42,7 @@ _MAX_SCALE, _MIN_SCALE = constexpr(MAX_SCALE), constexpr(MIN_SCALE)
 
 
 class TileStats(NamedTuple):
-    """The statistics of every tile, float32; those from `peaks` on only where they are read."""
+    """The statistics of every tile held, float32; from `peaks` on only where they are read."""
 
     maxima: Tensor  # [n, tiles], of the processed logits
     # [n, tiles], sum of exp((logit - maximum) / T); NaN if the tile is bad, `MASKED_OUT` if only
@@ -93,19 +94,21 @@ def _tile_pass_kernel(
         for tile in range(first, tl.minimum(first + tiles * steps, num_tiles), tiles):
             raw, token_ids = _load_tiles(source, i, tile, tiles)
             last = tl.minimum(tile + tiles, num_tiles)
-            values = processed_as(flags, raw, token_ids, source, i, row, tile, last, tiles)
+            begin, end = global_tile(source, tile), global_tile(source, last)
+            values = processed_as(flags, raw, token_ids, source, i, row, begin, end, tiles)
             _measure(
                 stats, raw, values, i, tile, scale, num_tiles, tiles, True, False, peaked, reported
             )
             if kept:  # noqa: SIM102 - known to the compiler, the flags are not
                 if flags & _KEPT:
-                    values = unmasked_as(flags, raw, token_ids, source, i, row, tile, last)
+                    values = unmasked_as(flags, raw, token_ids, source, i, row, begin, end)
                     _measure_unmasked(stats, values, i, tile, scale, num_tiles, tiles)
     else:
         raw, token_ids = _load_tiles(source, i, first, tiles)
         values = raw
         if masked:
-            values = masked_tiles(load_flags(source, row), raw, source, i, first, tiles)
+            begin = global_tile(source, first)
+            values = masked_tiles(load_flags(source, row), raw, source, i, begin, tiles)
         _measure(
             stats, raw, values, i, first, scale, num_tiles, tiles, False, masked, peaked, reported
         )
@@ -117,6 +120,7 @@ def _tile_pass_kernel(
 @jit
 def _load_tiles(source, i, tile, tiles: tl.constexpr):
     """Load logits and ids of `tiles` tiles, [tiles, TILE]."""
+    tile = global_tile(source, tile)
     token_ids = (tl.arange(0, tiles) + tile)[:, None] * TILE + tl.arange(0, TILE)[None, :]
     return load_raw(source, i, token_ids, token_ids >= 0), token_ids
 
@@ -203,7 +207,7 @@ def tile_pass(
             best. `steps` is for edited rows only.
     """
     num_rows = len(source.rows)
-    num_tiles = triton.cdiv(source.vocab_size, noise.TILE)
+    num_tiles = source.num_tiles
     edited, masked = edited and not masked, masked and source.mask_slots is not None
     # Measured on an H200: one warp a tile, more bytes in flight where a tile has few. What an
     # edited row needs to know is looked up once for several tiles, where there are many to do.

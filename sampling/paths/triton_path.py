@@ -13,6 +13,7 @@ from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import gather_logprobs
 from sampling.kernels.penalties import count_tokens
 from sampling.kernels.race import pick
+from sampling.kernels.shard_race import candidates, decide
 from sampling.kernels.tile_pass import TileStats, tile_pass_for
 from sampling.paths.flashinfer import FlashInfer
 from sampling.race import Cut
@@ -33,10 +34,14 @@ def draw(
     """Draw one token a logit row, as `torch_path.draw` does, in O(n * tiles) of extra memory.
 
     Args:
-        logits, batch, rows, reported_ids: as for `torch_path.draw`.
+        logits, batch, rows, reported_ids: as for `torch_path.draw`. Of several ranks, all but
+            `is_divided` needs gather the logits' rows.
         flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host and
             takes a copy of their logits.
     """
+    if not rows.shard.is_whole and reported_ids is None and is_divided(batch.needs):
+        return _draw_divided(logits, batch, rows)
+    logits = rows.shard.whole_rows(logits)
     needs, edited = batch.needs, batch.needs.edited
     elsewhere = 0 if flashinfer is None else FLASHINFER
     source = Source.of(logits, batch, rows)
@@ -62,6 +67,22 @@ def draw(
     if needs.penalized:  # after logprobs, which report what the token was drawn from
         count_tokens(source, picked.token_ids, picked.bad)
     return SamplerOutput(picked.token_ids, picked.bad, logprobs)
+
+
+def is_divided(needs: SamplingNeeds) -> bool:
+    """Whether ranks draw for such needs each from its part of the logits, none gathering rows."""
+    return not (needs.filtered or needs.logprobs)
+
+
+def _draw_divided(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> SamplerOutput:
+    """Draw for `is_divided` needs: each rank from its own tiles, and all decide alike."""
+    source, edited = Source.of(logits, batch, rows, rows.shard), batch.needs.edited
+    stats = tile_pass_for(source, batch.needs)
+    own = candidates(source, stats, edited=edited)
+    token_ids, bad = decide(source, rows.shard.exchange.all_gather(own))
+    if batch.needs.penalized:
+        count_tokens(source, token_ids, bad)
+    return SamplerOutput(token_ids, bad, None)
 
 
 def report(

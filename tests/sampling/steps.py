@@ -38,9 +38,11 @@ class Request:
 class Host:
     """`num_rows` sampling rows and the requests in them."""
 
-    def __init__(self, num_rows: int, vocab_size: int, max_len: int = 64) -> None:
-        device = torch.device("cpu")
-        history = torch.zeros(num_rows, max_len, dtype=torch.int32)
+    def __init__(
+        self, num_rows: int, vocab_size: int, max_len: int = 64, *, where: str = "cpu"
+    ) -> None:
+        device = torch.device(where)
+        history = torch.zeros(num_rows, max_len, dtype=torch.int32, device=device)
         self.rows = SamplingRows(num_rows, vocab_size, device, history=history, max_masks=num_rows)
         self.sampler = Sampler(SamplerConfig(), self.rows)
         self.requests: dict[int, Request] = {}
@@ -69,9 +71,10 @@ class Host:
         rows_np = np.array(rows, dtype=np.int32)
         positions = [len(self.requests[row].tokens) for row in rows]
         allowed = [self.requests[row].allowed for row in rows]
+        device = self.rows.device
         return SamplingBatch(
-            torch.from_numpy(rows_np),
-            torch.tensor(positions),
+            torch.from_numpy(rows_np).to(device),
+            torch.tensor(positions, device=device),
             rows_np,
             self.rows.needs(rows_np),
             mask_slots=put_masks(self.rows, allowed),

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from demo import MODEL_FOLDER
+from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.arrays import LogprobArrays
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
@@ -231,11 +231,18 @@ def test_items_are_scored_as_by_one_rank(size: int) -> None:
     np.testing.assert_allclose(together.others, alone.others, atol=ATOL)
 
 
+DRAFTERS = {"ngram": None, "eagle3": str(EAGLE_FOLDER), "draft_model": str(MODEL_FOLDER)}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("method", ["standard", "coupled"])
-def test_drafts_are_verified_by_all_ranks(method: Any) -> None:
+def test_drafts_are_verified_by_all_ranks(drafter: Any, method: Any) -> None:
     """With coupled acceptance a seeded request gives what it gives without drafts."""
     speculation = SpeculativeConfig(
-        method="ngram", num_speculative_tokens=3, rejection_sample_method=method
+        method=drafter,
+        model=DRAFTERS[drafter],
+        num_speculative_tokens=3,
+        rejection_sample_method=method,
     )
     alone = answers(structs.replace(CONFIG, speculation=speculation), mixed(24))
     together = answers(of(2, speculation=speculation), mixed(24))

@@ -10,9 +10,8 @@ from msgspec import structs
 
 from demo import MODEL_FOLDER
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SamplingConfig
-from engine.speculative_config import SpeculativeConfig
 from engine.startup import ranks
-from engine.startup.ranks import start_ranks
+from engine.startup.ranks import start_ranks, visible_gpus
 
 CONFIG = EngineConfig(
     model=ModelConfig(model=str(MODEL_FOLDER), device="cpu"), tensor_parallel_size=2
@@ -34,10 +33,6 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"sampling": SamplingConfig(max_logprobs=129)}, "--max-logprobs must be from 0 to 128"),
         ({"sampling": SamplingConfig(max_logprobs=-1)}, "--max-logprobs must be .*, got -1"),
         ({"cache": CacheConfig(dtype="fp8")}, "--kv-cache-dtype fp8 is not divided"),
-        (
-            {"speculation": SpeculativeConfig(method="eagle", model="m", num_speculative_tokens=2)},
-            "drafts of the method 'eagle' are not made by several ranks yet",
-        ),
     ],
 )
 def test_settings_that_ranks_do_not_serve_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -46,9 +41,24 @@ def test_settings_that_ranks_do_not_serve_are_refused(fields: dict[str, Any], me
         start_ranks(config, torch.device("cpu"), print)
 
 
-def test_gpus_are_refused() -> None:
-    with pytest.raises(ConfigError, match="only processes on a CPU do; give --device cpu or leave"):
+def test_fewer_gpus_than_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"-size 2 needs 2 GPUs, and torch sees 1; give at most"):
         start_ranks(CONFIG, torch.device("cuda"), print)
+
+
+@pytest.mark.parametrize(
+    ("visible", "wanted"),
+    [(None, ("0", "1")), ("3, 1,2", ("3", "1")), ("GPU-a,GPU-b", ("GPU-a", "GPU-b"))],
+)
+def test_ranks_have_the_first_gpus(
+    visible: str | None, wanted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus(2) == wanted
 
 
 @pytest.mark.parametrize("size", [0, 3, 16])

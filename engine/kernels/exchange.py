@@ -1,0 +1,206 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Exchanges between GPUs in Triton: gathered values of all ranks, or their sum in rank order.
+
+Every rank has a mailbox that all ranks can write to (memory mapped among them). A program owns a
+chunk of what is exchanged: it writes its chunk into its place in every other rank's mailbox, tells
+each that it has done so, waits until all have told it, and reads the chunks in its own mailbox:
+to copy them out side by side, or to add them up in float32 from rank 0 on. One write over the link
+and one read of local memory, whatever the size, so a sum has the same bits at any size.
+
+A letter is told by its number: how many letters the same program has sent so far, modulo 2^32. A
+mailbox has two places for each, used in turn. Nobody writes to a place that is still being read:
+who sends letter e has read the other's letter e - 1, which the other sent after it had read all of
+letter e - 2.
+
+All ranks must launch the same exchanges in the same order, each on one stream.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sampling.triton_support import constexpr, jit, tl, triton
+
+STEP_BYTES = 16 << 10
+"""Bytes that a program handles at once."""
+MAX_STEPS = 4
+"""Times a program does so in one letter."""
+NUM_PROGRAMS = 128
+"""Programs at most: all must run at once, on any GPU with so many multiprocessors."""
+LETTER_BYTES = STEP_BYTES * MAX_STEPS
+UNIT = 16
+"""Elements that counts are multiples of where memory is read 16 bytes at a time."""
+
+_UNIT, _NUM_PROGRAMS = constexpr(UNIT), constexpr(NUM_PROGRAMS)
+_LETTER_BYTES = constexpr(LETTER_BYTES)
+
+
+class Mailboxes(NamedTuple):
+    """The mailboxes of all ranks as one rank reaches them; one kernel argument.
+
+    Attributes:
+        letters: uint8 or wider, one of `mailbox_bytes` a rank.
+        told: int32 [NUM_PROGRAMS, ranks] a rank, the number of the last letter from each.
+        sent: int32 [NUM_PROGRAMS], the number of this rank's last letter.
+    """
+
+    letters: tuple[Tensor, ...]
+    told: tuple[Tensor, ...]
+    sent: Tensor
+
+
+def mailbox_bytes(num_ranks: int) -> int:
+    """The size of a rank's letters."""
+    return 2 * num_ranks * NUM_PROGRAMS * LETTER_BYTES
+
+
+@jit
+def _place(number, sender, steps, step, num_ranks: tl.constexpr, width: tl.constexpr):
+    """Where in a mailbox a step of this program's letter lies, in elements of `width` bytes."""
+    place = ((number & 1) * num_ranks + sender) * _NUM_PROGRAMS + tl.program_id(0)
+    return place.to(tl.int64) * (_LETTER_BYTES // width) + step
+
+
+@jit
+def _tell(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
+    """Tell all others that the letter of this number is in their mailboxes."""
+    tl.debug_barrier()  # all of the program's threads have written
+    at = tl.program_id(0) * num_ranks + rank
+    for other in tl.static_range(num_ranks):
+        if other != rank:
+            tl.atomic_xchg(mailboxes.told[other] + at, number, sem="release", scope="sys")
+
+
+@jit
+def _wait(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
+    """Wait until all others have told of the letter of this number, or of a later one."""
+    for other in tl.static_range(num_ranks):
+        if other != rank:
+            at = mailboxes.told[rank] + tl.program_id(0) * num_ranks + other
+            told = tl.atomic_add(at, 0, sem="acquire", scope="sys")
+            while told - number < 0:  # modulo 2^32
+                told = tl.atomic_add(at, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+
+
+@jit(do_not_specialize=["units", "steps"])
+def _exchange_kernel(
+    values,
+    out,
+    mailboxes,
+    units,
+    steps,
+    rank: tl.constexpr,
+    num_ranks: tl.constexpr,
+    unit: tl.constexpr,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    summed: tl.constexpr,
+    sends: tl.constexpr,
+    receives: tl.constexpr,
+):
+    """Exchange units * unit elements of `width` bytes, `block` at once, `steps` to a letter."""
+    count = units * unit
+    number = tl.load(mailboxes.sent + tl.program_id(0))
+    lanes = tl.arange(0, block)
+    first = tl.program_id(0) * steps * block
+    while first < count:
+        number += 1
+        if sends:
+            for step in range(0, steps * block, block):
+                at = first + step + lanes
+                own = tl.load(values + at, mask=at < count)
+                for other in tl.static_range(num_ranks):
+                    if other != rank:
+                        place = _place(number, rank, steps, step, num_ranks, width)
+                        tl.store(mailboxes.letters[other] + place + lanes, own, mask=at < count)
+            _tell(mailboxes, number, rank, num_ranks)
+        if receives:
+            _wait(mailboxes, number, rank, num_ranks)
+            for step in range(0, steps * block, block):
+                at = first + step + lanes
+                total = tl.zeros((block,), tl.float32)
+                for sender in tl.static_range(num_ranks):
+                    if sender == rank:
+                        part = tl.load(values + at, mask=at < count)
+                    else:
+                        place = _place(number, sender, steps, step, num_ranks, width)
+                        letter = mailboxes.letters[rank] + place + lanes
+                        part = tl.load(letter, mask=at < count, cache_modifier=".cg")
+                    if not summed:
+                        row = tl.cast(sender, tl.int64) * count
+                        tl.store(out + row + at, part, mask=at < count)
+                    elif sender == 0:
+                        total = part.to(tl.float32)
+                    else:
+                        total += part.to(tl.float32)
+                if summed:
+                    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < count)
+        first += tl.num_programs(0) * steps * block
+    if receives:
+        tl.store(mailboxes.sent + tl.program_id(0), number)
+
+
+def gather_ranks(values: Tensor, mailboxes: Mailboxes, rank: int) -> Tensor:
+    """Every rank's `values`, contiguous, as [ranks, *shape]; any dtype of whole words together.
+
+    Raises:
+        ValueError: they are not whole words of 4 bytes.
+    """
+    num_bytes = values.nbytes
+    if num_bytes % 4:
+        raise ValueError(f"an exchange takes whole words of 4 bytes, got {num_bytes} bytes")
+    words = values.contiguous().view(-1).view(torch.int32)
+    num_ranks = len(mailboxes.letters)
+    out = torch.empty((num_ranks, len(words)), dtype=torch.int32, device=values.device)
+    if len(words):
+        _launch(words, out, mailboxes, rank, summed=False)
+    return out.view(-1).view(values.dtype).view(num_ranks, *values.shape)
+
+
+def sum_ranks(values: Tensor, mailboxes: Mailboxes, rank: int) -> Tensor:
+    """The sum of all ranks' `values`, added in float32 from rank 0 on, in their dtype."""
+    values = values.contiguous()
+    out = torch.empty_like(values)
+    if values.numel():
+        _launch(values.view(-1), out.view(-1), mailboxes, rank, summed=True)
+    return out
+
+
+def _launch(
+    values: Tensor,
+    out: Tensor,
+    mailboxes: Mailboxes,
+    rank: int,
+    *,
+    summed: bool,
+    sends: bool = True,
+    receives: bool = True,
+) -> None:
+    """Launch the kernel; tests of one thread send for all ranks, then receive for all."""
+    count, width = len(values), values.element_size()
+    block = STEP_BYTES // width
+    unit = UNIT if count % UNIT == 0 else 1
+    num_chunks = triton.cdiv(count, block)
+    steps = min(triton.cdiv(num_chunks, NUM_PROGRAMS), MAX_STEPS)
+    letters = tuple(box.view(values.dtype) for box in mailboxes.letters)
+    _exchange_kernel[(min(triton.cdiv(num_chunks, steps), NUM_PROGRAMS),)](
+        values,
+        out,
+        mailboxes._replace(letters=letters),
+        count // unit,
+        steps,
+        rank=rank,
+        num_ranks=len(letters),
+        unit=unit,
+        width=width,
+        block=block,
+        summed=summed,
+        sends=sends,
+        receives=receives,
+        num_warps=16,
+        enable_fp_fusion=False,
+    )
