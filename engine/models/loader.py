@@ -64,7 +64,7 @@ def load_model(
     dtype = resolve_dtype(config, hf_config, device)
     reason = unfused_reason(hf_config)
     if exchange is not None and exchange.size > 1:
-        check_ranks(config, exchange.size)
+        check_ranks(config, exchange.size, device)
     if config.model_impl == "fused" and reason is not None:
         raise ModelError(
             f"--model-impl fused: the fused decoder does not run {config.model!r}: {reason}; "
@@ -102,15 +102,23 @@ def _is_to_be_tried(config: ModelConfig, hf_config: Any, device: torch.device) -
     return is_new and config.model_impl == "auto"
 
 
-def check_ranks(config: ModelConfig, size: int) -> None:
+def check_ranks(config: ModelConfig, size: int, device: torch.device) -> None:
     """Refuse a model of which several ranks cannot compute a part each, before any is loaded.
 
     Raises:
         ModelError: the message names what does not divide, or is not divided yet.
     """
     folder = model_folder(config.model, config.revision, weights=False)
-    hf_config = read_config(folder, config.trust_remote_code)
+    hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
+    path = folder / "config.json"
+    if (quantization := quantization_of(read_json(path), path)) is not None:
+        raise ModelError(
+            f"{FLAG} {size}: the quantized weights of {config.model!r} ({quantization.name}) are "
+            f"not divided among ranks yet; give the unquantized model as MODEL or leave {FLAG} out"
+        )
     reason = unfused_reason(hf_config)
+    if reason is None and _is_to_be_tried(config, hf_config, device):
+        reason = "its fused layers have not been run on a GPU yet"
     if config.model_impl == "transformers":
         reason = "--model-impl transformers was asked for"
     if reason is not None:

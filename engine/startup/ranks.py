@@ -33,7 +33,7 @@ def start_ranks(
     """
     size = config.tensor_parallel_size
     _check_config(config, device)
-    check_ranks(config.model, size)
+    check_ranks(config.model, size, device)
     gpus = visible_gpus(size) if device.type == "cuda" else ()
     others = RankProcesses(config, on_lost, gpus=gpus)
     with phase("starting ranks"):

@@ -21,6 +21,7 @@ from sampling.rows import (
     REPETITION,
     SamplingRows,
 )
+from sampling.shard import VocabShard
 
 
 def process(
@@ -63,7 +64,7 @@ def _mask(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:
     for i in np.flatnonzero(flags & (MASKED | EDITED | GRAMMAR)):
         row, position = int(batch.rows_np[i]), int(batch.positions[i])
         if flags[i] & EDITED:
-            _ban(values[i], row, position, rows, rows.history[row])
+            _ban(values[i], row, position, rows, rows.history[row], rows.shard)
         if flags[i] & MASKED:
             _allow(values[i], rows.edits.allowed[row], rows.shard.first)
         if flags[i] & GRAMMAR and batch.mask_slots is not None:
@@ -76,16 +77,18 @@ def mask_drafts(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor
     """A copy of the logits after the masks a draft must obey, float32 [n, vocab_size].
 
     Those masks are the allowed ids, and the bans that do not depend on the last tokens: some of
-    the last tokens may be drafts, which are not in the history yet.
+    the last tokens may be drafts, which are not in the history yet. Drafters' logits are of the
+    whole vocabulary on every rank.
     """
+    whole = VocabShard.whole(rows.vocab_size)
     values = raw.clone()
     flags = rows.flags_np[batch.rows_np]
     for i in np.flatnonzero(flags & (MASKED | EDITED)):
         row = int(batch.rows_np[i])
         if flags[i] & EDITED:
-            _ban(values[i], row, int(batch.positions[i]), rows, None)
+            _ban(values[i], row, int(batch.positions[i]), rows, None, whole)
         if flags[i] & MASKED:
-            _allow(values[i], rows.edits.allowed[row], rows.shard.first)
+            _allow(values[i], rows.edits.allowed[row], whole.first)
     return values
 
 
@@ -97,9 +100,14 @@ def _bias(values: Tensor, row: int, rows: SamplingRows) -> None:
 
 
 def _ban(
-    values: Tensor, row: int, position: int, rows: SamplingRows, history: Tensor | None
+    values: Tensor,
+    row: int,
+    position: int,
+    rows: SamplingRows,
+    history: Tensor | None,
+    shard: VocabShard,
 ) -> None:
-    """Mask what is banned at a position, in place on float32 [width].
+    """Mask what is banned at a position, in place on a shard's float32 [width].
 
     Without a history, bad words of several tokens are left out.
     """
@@ -111,7 +119,7 @@ def _ban(
         prefix = rows.edits.words[row, start : start + length]
         if history is not None and position >= length:
             banned[i] = torch.equal(history[position - length : position], prefix)
-    columns, held = rows.shard.columns(edits[:, TOKEN])
+    columns, held = shard.columns(edits[:, TOKEN])
     values[columns[banned & held]] = -torch.inf
 
 

@@ -98,7 +98,7 @@ def test_mixed_requests_get_what_one_gpu_gives_them(cuda_graphs: bool) -> None:
         np.testing.assert_allclose(arrays.chosen, alone.prompts[handle].chosen, atol=ATOL)
 
 
-@pytest.mark.parametrize("method", ["ngram", "eagle3"])
+@pytest.mark.parametrize("method", ["ngram", "eagle"])
 def test_drafts_are_verified_by_all_ranks(method: Any) -> None:
     """With coupled acceptance a seeded request gives what it gives without drafts."""
     speculation = SpeculativeConfig(

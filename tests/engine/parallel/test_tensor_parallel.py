@@ -231,7 +231,7 @@ def test_items_are_scored_as_by_one_rank(size: int) -> None:
     np.testing.assert_allclose(together.others, alone.others, atol=ATOL)
 
 
-DRAFTERS = {"ngram": None, "eagle3": str(EAGLE_FOLDER), "draft_model": str(MODEL_FOLDER)}
+DRAFTERS = {"ngram": None, "eagle": str(EAGLE_FOLDER), "draft_model": str(MODEL_FOLDER)}
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

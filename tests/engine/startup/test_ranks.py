@@ -20,7 +20,7 @@ CONFIG = EngineConfig(
 
 @pytest.fixture(autouse=True)
 def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: object) -> None:
+    def start(*_: object, **__: object) -> None:
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr(ranks, "RankProcesses", start)
