@@ -109,7 +109,7 @@ def test_what_does_not_divide_is_refused(
     config.architectures = [type(config).__name__.replace("Config", "ForCausalLM")]
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"--tensor-parallel-size {size}: .*{message}"):
-        check_ranks(ModelConfig(model=str(tmp_path)), size)
+        check_ranks(ModelConfig(model=str(tmp_path)), size, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -124,4 +124,4 @@ def test_what_is_not_divided_yet_is_refused(
 ) -> None:
     LlamaConfig(**WIDE, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=message):
-        check_ranks(ModelConfig(model=str(tmp_path), **settings), 2)
+        check_ranks(ModelConfig(model=str(tmp_path), **settings), 2, torch.device("cpu"))
