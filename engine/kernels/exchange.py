@@ -7,6 +7,9 @@ each that it has done so, waits until all have told it, and reads the chunks in 
 to copy them out side by side, or to add them up in float32 from rank 0 on. One write over the link
 and one read of local memory, whatever the size, so a sum has the same bits at any size.
 
+Few elements are packed, each with its letter's number in 8 bytes that arrive together, so that
+nothing has to be told and waited for apart: less time, and more bytes.
+
 A letter is told by its number: how many letters the same program has sent so far, modulo 2^32. A
 mailbox has two places for each, used in turn. Nobody writes to a place that is still being read:
 who sends letter e has read the other's letter e - 1, which the other sent after it had read all of
@@ -22,6 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from sampling.triton_support import constexpr, jit, tl, triton
 
 STEP_BYTES = 16 << 10
@@ -31,6 +35,12 @@ MAX_STEPS = 4
 NUM_PROGRAMS = 128
 """Programs at most: all must run at once, on any GPU with so many multiprocessors."""
 LETTER_BYTES = STEP_BYTES * MAX_STEPS
+PACKED_BYTES = 8
+"""Of an element and its letter's number."""
+PACKED_BLOCK = 1024
+"""Packed elements that a program handles."""
+MAX_PACKED = 64 << 10
+"""Elements that are packed at most: sixteen rows of 4,096."""
 UNIT = 16
 """Elements that counts are multiples of where memory is read 16 bytes at a time."""
 
@@ -42,18 +52,20 @@ class Mailboxes(NamedTuple):
     """The mailboxes of all ranks as one rank reaches them; one kernel argument.
 
     Attributes:
-        letters: uint8 or wider, one of `mailbox_bytes` a rank.
+        letters: int32, one of `letter_bytes` a rank.
+        packed: int64 [2, ranks, MAX_PACKED] a rank, zeros at first.
         told: int32 [NUM_PROGRAMS, ranks] a rank, the number of the last letter from each.
         sent: int32 [NUM_PROGRAMS], the number of this rank's last letter.
     """
 
     letters: tuple[Tensor, ...]
+    packed: tuple[Tensor, ...]
     told: tuple[Tensor, ...]
     sent: Tensor
 
 
-def mailbox_bytes(num_ranks: int) -> int:
-    """The size of a rank's letters."""
+def letter_bytes(num_ranks: int) -> int:
+    """The size of a rank's letters that are not packed."""
     return 2 * num_ranks * NUM_PROGRAMS * LETTER_BYTES
 
 
@@ -101,8 +113,11 @@ def _exchange_kernel(
     summed: tl.constexpr,
     sends: tl.constexpr,
     receives: tl.constexpr,
+    overlap: tl.constexpr,
 ):
     """Exchange units * unit elements of `width` bytes, `block` at once, `steps` to a letter."""
+    begin_next(overlap)
+    wait_for_last(overlap)
     count = units * unit
     number = tl.load(mailboxes.sent + tl.program_id(0))
     lanes = tl.arange(0, block)
@@ -144,6 +159,75 @@ def _exchange_kernel(
         tl.store(mailboxes.sent + tl.program_id(0), number)
 
 
+@jit(do_not_specialize=["count"])
+def _packed_kernel(
+    values,
+    out,
+    mailboxes,
+    count,
+    rank: tl.constexpr,
+    num_ranks: tl.constexpr,
+    capacity: tl.constexpr,
+    block: tl.constexpr,
+    summed: tl.constexpr,
+    sends: tl.constexpr,
+    receives: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    """Exchange `count` elements of 2 or 4 bytes, `block` a program, packed with a number each."""
+    begin_next(overlap)
+    wait_for_last(overlap)
+    number = tl.load(mailboxes.sent + tl.program_id(0)) + 1
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    own = tl.load(values + at, mask=inside, other=0.0)
+    places = (number & 1) * num_ranks * capacity + at
+    if sends:
+        word = _bits(own).to(tl.int64) & 0xFFFFFFFF | (number.to(tl.int64) << 32)
+        for other in tl.static_range(num_ranks):
+            if other != rank:
+                tl.store(mailboxes.packed[other] + places + rank * capacity, word, mask=inside)
+    if receives:
+        total = tl.zeros((block,), tl.float32)
+        for sender in tl.static_range(num_ranks):
+            part = own
+            if sender != rank:
+                letter = mailboxes.packed[rank] + places + sender * capacity
+                word = tl.load(letter, mask=inside, other=0, volatile=True)
+                while tl.max((inside & ((word >> 32).to(tl.int32) != number)).to(tl.int32), 0) != 0:
+                    word = tl.load(letter, mask=inside, other=0, volatile=True)
+                part = _of_bits(word, own)
+            if not summed:
+                tl.store(out + sender * count + at, part, mask=inside)
+            elif sender == 0:
+                total = part.to(tl.float32)
+            else:
+                total += part.to(tl.float32)
+        if summed:
+            tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+        tl.store(mailboxes.sent + tl.program_id(0), number)
+
+
+@jit
+def _bits(values):
+    """The bits of values of 2 or 4 bytes as an integer of as many."""
+    if values.dtype.primitive_bitwidth == 16:
+        bits = values.to(tl.int16, bitcast=True)
+    else:
+        bits = values.to(tl.int32, bitcast=True)
+    return bits
+
+
+@jit
+def _of_bits(word, like):
+    """The values, of the dtype of `like`, whose bits the low halves of int64 words are."""
+    if like.dtype.primitive_bitwidth == 16:
+        values = word.to(tl.int16).to(like.dtype, bitcast=True)
+    else:
+        values = word.to(tl.int32).to(like.dtype, bitcast=True)
+    return values
+
+
 def gather_ranks(values: Tensor, mailboxes: Mailboxes, rank: int) -> Tensor:
     """Every rank's `values`, contiguous, as [ranks, *shape]; any dtype of whole words together.
 
@@ -180,8 +264,26 @@ def _launch(
     sends: bool = True,
     receives: bool = True,
 ) -> None:
-    """Launch the kernel; tests of one thread send for all ranks, then receive for all."""
+    """Launch a kernel; tests of one thread send for all ranks, then receive for all."""
     count, width = len(values), values.element_size()
+    if count <= MAX_PACKED:
+        _packed_kernel[(triton.cdiv(count, PACKED_BLOCK),)](
+            values,
+            out,
+            mailboxes,
+            count,
+            rank=rank,
+            num_ranks=len(mailboxes.letters),
+            capacity=MAX_PACKED,
+            block=PACKED_BLOCK,
+            summed=summed,
+            sends=sends,
+            receives=receives,
+            num_warps=8,
+            enable_fp_fusion=False,
+            **overlap_of(values),
+        )
+        return
     block = STEP_BYTES // width
     unit = UNIT if count % UNIT == 0 else 1
     num_chunks = triton.cdiv(count, block)
@@ -203,4 +305,5 @@ def _launch(
         receives=receives,
         num_warps=16,
         enable_fp_fusion=False,
+        **overlap_of(values),
     )

@@ -18,10 +18,12 @@ from torch.distributed import _symmetric_memory as symmetric_memory
 
 from engine.errors import first_line
 from engine.kernels.exchange import (
+    MAX_PACKED,
     NUM_PROGRAMS,
+    PACKED_BYTES,
     Mailboxes,
     gather_ranks,
-    mailbox_bytes,
+    letter_bytes,
     sum_ranks,
 )
 from engine.parallel.collectives import GlooExchange, ordered_sum
@@ -91,20 +93,26 @@ class _MailboxLink:
         # Nothing here needs multicast, and each rank counts the GPUs from its own on.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        num_letters, num_told = mailbox_bytes(size) // WORD_BYTES, NUM_PROGRAMS * size
+        num_letters, num_told = letter_bytes(size) // WORD_BYTES, NUM_PROGRAMS * size
+        num_packed = 2 * size * MAX_PACKED
+        packed_words = num_packed * PACKED_BYTES // WORD_BYTES
         group: Any = dist.group.WORLD
         self._own = symmetric_memory.empty(
-            num_letters + num_told, dtype=torch.int32, device=device
+            packed_words + num_letters + num_told, dtype=torch.int32, device=device
         ).zero_()
         torch.cuda.synchronize(device)  # empty before others can write
         self._handle = symmetric_memory.rendezvous(self._own, group.group_name)
 
         def part_of(other: int, start: int, *shape: int) -> torch.Tensor:
-            return self._handle.get_buffer(other, shape, torch.int32, start)
+            return self._handle.get_buffer(other, shape, torch.int32, packed_words + start)
 
         self._rank = rank
         self._mailboxes = Mailboxes(
             letters=tuple(part_of(other, 0, num_letters) for other in range(size)),
+            packed=tuple(
+                self._handle.get_buffer(other, (num_packed,), torch.int64, 0)
+                for other in range(size)
+            ),
             told=tuple(part_of(other, num_letters, NUM_PROGRAMS, size) for other in range(size)),
             sent=torch.zeros(NUM_PROGRAMS, dtype=torch.int32, device=device),
         )

@@ -129,7 +129,8 @@ def main() -> int:
 
 def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], pipe: _Pipe) -> None:
     """Build the rank and run what it is told, for ever."""
-    from engine.startup.build import build_rank, resolve_device  # torch, once rank 0 is followed
+    from engine.startup.build import build_rank  # torch, once rank 0 can be followed
+    from engine.startup.device import resolve_device
     from engine.startup.ranks import meet
 
     adopt_library_lines()

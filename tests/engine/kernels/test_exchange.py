@@ -9,20 +9,24 @@ import torch
 from torch import Tensor
 
 from engine.kernels import exchange
-from engine.kernels.exchange import NUM_PROGRAMS, Mailboxes, mailbox_bytes
+from engine.kernels.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
 from tests.engine.kernels.where import DEVICES
 
 
 def make_mailboxes(num_ranks: int, where: str) -> list[Mailboxes]:
     """Each rank's view of the same buffers."""
-    size = mailbox_bytes(num_ranks) // 4
+    size = letter_bytes(num_ranks) // 4
     letters = tuple(torch.zeros(size, dtype=torch.int32, device=where) for _ in range(num_ranks))
+    packed = tuple(
+        torch.zeros(2 * num_ranks * MAX_PACKED, dtype=torch.int64, device=where)
+        for _ in range(num_ranks)
+    )
     told = tuple(
         torch.zeros((NUM_PROGRAMS, num_ranks), dtype=torch.int32, device=where)
         for _ in range(num_ranks)
     )
     return [
-        Mailboxes(letters, told, torch.zeros(NUM_PROGRAMS, dtype=torch.int32, device=where))
+        Mailboxes(letters, packed, told, torch.zeros(NUM_PROGRAMS, dtype=torch.int32, device=where))
         for _ in range(num_ranks)
     ]
 
@@ -71,7 +75,7 @@ def test_sums_are_in_rank_order(num_ranks: int, dtype: torch.dtype, where: str) 
         pytest.skip("Triton's interpreter cuts off where it should round to bfloat16")
     boxes = make_mailboxes(num_ranks, where)
     generator = torch.Generator().manual_seed(1)
-    for count in (1, 48, 5000, 16384 * 3 + 16):
+    for count in (1, 48, 5000, MAX_PACKED + 17, MAX_PACKED * 2):
         values = [
             (torch.randn(count, generator=generator) * 10.0 ** (4 - 3 * rank)).to(dtype).to(where)
             for rank in range(num_ranks)
@@ -89,7 +93,7 @@ def test_letters_follow_each_other(where: str) -> None:
         for told in box.told:
             told.fill_(2**31 - 3)
     for turn in range(8):
-        count = (100, 9000, 20000)[turn % 3]
+        count = (100, MAX_PACKED + 16, 5000, MAX_PACKED + 1)[turn % 4]
         values = [torch.full((count,), float(rank + turn), device=where) for rank in (1, 2)]
         for out in exchanged(values, boxes, summed=True):
             assert torch.equal(out, values[0] + values[1])
@@ -105,7 +109,7 @@ def test_large_sums_take_several_letters(num_ranks: int) -> None:
 
 
 @pytest.mark.parametrize("where", DEVICES)
-@pytest.mark.parametrize("count", [6, 4097, 30000])
+@pytest.mark.parametrize("count", [6, 4097, MAX_PACKED + 5])
 def test_gathered_values_are_every_ranks(count: int, where: str) -> None:
     boxes = make_mailboxes(2, where)
     values = [torch.arange(count, dtype=torch.int32, device=where) + rank * 7 for rank in (0, 1)]
