@@ -42,7 +42,7 @@ def size_cache(
     """
     block_size = config.cache.block_size
     per_block = assembly.bytes_per_block
-    num_bytes = _cache_bytes(config, assembly, max_model_len)
+    num_bytes = _cache_bytes(config, assembly, max_model_len, exchange)
     num_blocks = config.cache.num_blocks or num_bytes // per_block
     num_blocks = int(exchange.all_gather(torch.tensor([num_blocks])).min())
     needed = -(-max_model_len // block_size) + 1
@@ -60,7 +60,9 @@ def size_cache(
     return num_blocks, fits
 
 
-def _cache_bytes(config: EngineConfig, assembly: Assembly, max_model_len: int) -> int:
+def _cache_bytes(
+    config: EngineConfig, assembly: Assembly, max_model_len: int, exchange: RankExchange
+) -> int:
     if assembly.device.type == "cpu":
         return config.cache.cpu_bytes
     scheduler = config.scheduler
@@ -75,5 +77,5 @@ def _cache_bytes(config: EngineConfig, assembly: Assembly, max_model_len: int) -
     )
     cache = assembly.cache(limits.num_blocks)
     profile = measure(assembly.runner(cache, with_graphs=False), cache, limits)
-    logger.info("%s", profile)
+    logger.info("%s%s", f"rank {exchange.rank}: " if exchange.size > 1 else "", profile)
     return profile.cache_bytes(config.cache.memory_utilization)
