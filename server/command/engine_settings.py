@@ -73,7 +73,7 @@ class ModelSettings(BaseModel):
     tensor_parallel_size: int = Field(
         1,
         description="The number of ranks, a process each, that compute every step together: 1, 2, "
-        "4 or 8. More than one on a CPU only so far.",
+        "4 or 8; on CUDA each has a GPU of its own.",
     )
     enforce_eager: bool = Field(
         False, description="Run every step without CUDA graphs, which is slower, to debug."

@@ -41,6 +41,18 @@ def start() -> Iterator[Start]:
         others.close()
 
 
+def test_a_rank_sees_its_own_gpu_first() -> None:
+    """It counts GPUs from its own on; the others are there to be mapped."""
+    code = 'import json, os; print(json.dumps({"error": os.environ["CUDA_VISIBLE_DEVICES"]}))'
+    lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+    gpus = ("GPU-a", "3")
+    others = RankProcesses(CONFIG, lost.put, (sys.executable, "-c", code), gpus)
+    try:
+        assert lost.get(timeout=WAIT_S) == "rank 1 ended: 3,GPU-a"
+    finally:
+        others.close()
+
+
 def test_a_rank_that_dies_is_named(start: Start) -> None:
     others, lost = start(BEATS)
     psutil.Process(others.pids[0]).kill()

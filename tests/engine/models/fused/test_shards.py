@@ -12,6 +12,7 @@ from transformers import LlamaConfig, MixtralConfig, PreTrainedConfig, Qwen2Conf
 from engine.config import ModelConfig
 from engine.contracts.attention import KVCache
 from engine.errors import ModelError
+from engine.models import loader
 from engine.models.loader import check_ranks, load_model
 from sampling.noise import TILE
 from sampling.shard import LoneRank, RankExchange
@@ -110,6 +111,26 @@ def test_what_does_not_divide_is_refused(
     config.save_pretrained(tmp_path)
     with pytest.raises(ModelError, match=f"--tensor-parallel-size {size}: .*{message}"):
         check_ranks(ModelConfig(model=str(tmp_path)), size, torch.device("cpu"))
+
+
+def test_quantized_weights_are_refused(tmp_path: Path) -> None:
+    config = LlamaConfig(**WIDE, architectures=["LlamaForCausalLM"])
+    config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"the quantized weights of .* are not divided among"):
+        check_ranks(ModelConfig(model=str(tmp_path)), 2, torch.device("cpu"))
+
+
+def test_layers_that_no_gpu_has_run_are_refused_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU runs them on transformers' modules, which are not divided."""
+    monkeypatch.setattr(loader, "RUN_ON_CUDA", frozenset())
+    LlamaConfig(**WIDE, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    config = ModelConfig(model=str(tmp_path))
+    check_ranks(config, 2, torch.device("cpu"))
+    with pytest.raises(ModelError, match="have not been run on a GPU yet; leave"):
+        check_ranks(config, 2, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
