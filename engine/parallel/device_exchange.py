@@ -37,7 +37,7 @@ class Link(Protocol):
     """How tensors on the device reach the other ranks."""
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        """As `RankExchange.all_gather`."""
+        """Every rank's `values`, as `RankExchange.all_gather` gives them."""
         ...
 
     def rank_sum(self, values: torch.Tensor) -> torch.Tensor:

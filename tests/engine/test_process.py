@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
+import torch
 from msgspec import structs
 
 from demo import MODEL_FOLDER
@@ -57,10 +58,20 @@ async def read(submission: Submission) -> tuple[list[int], Finish]:
     return tokens, finish
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGSTOP])
-async def test_an_engine_ends_with_the_name_of_the_rank_it_lost(sig: signal.Signals) -> None:
-    """Two ranks over gloo: one request is answered, and one is under way when the other goes."""
-    config = structs.replace(CONFIG, tensor_parallel_size=2, step_timeout_s=6.0)
+async def test_an_engine_ends_with_the_name_of_the_rank_it_lost(
+    sig: signal.Signals, device: Literal["cpu", "cuda"]
+) -> None:
+    """Two ranks: one request is answered, and one is under way when the other goes."""
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("two ranks have two GPUs")
+    config = structs.replace(
+        CONFIG,
+        model=structs.replace(CONFIG.model, device=device),
+        tensor_parallel_size=2,
+        step_timeout_s=6.0,
+    )
     client = await EngineClient.start(config)
     (rank,) = psutil.Process(client.pid).children()
     try:
