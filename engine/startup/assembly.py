@@ -125,6 +125,8 @@ class Assembly:
         try:
             graphs.capture(pool)
         except RuntimeError as error:  # modelling code that looks at values on the host
+            if not self.sampling_rows.shard.is_whole:
+                raise  # the other ranks would replay graphs, which exchange padded steps
             logger.warning("decode steps run without CUDA graphs: %s", first_line(error))
             return None
         return graphs
