@@ -344,3 +344,15 @@ def test_order_keys_ascend_with_values() -> None:
     assert (keys.diff() > 0).all()
     assert torch.equal(values_of(keys), values)
     assert order_keys(torch.tensor([-0.0])) == order_keys(torch.tensor([0.0]))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_are_made_whole(size: int) -> None:
+    logits = make_logits(3, VOCAB, seed=11)
+
+    def gathered(exchange: RankExchange) -> Tensor:
+        shard = sharded(VOCAB, exchange)
+        return shard.whole_rows(own(logits, shard))
+
+    for whole in on_ranks(size, gathered):
+        assert torch.equal(whole, logits)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.kernels import exchange
 from engine.kernels.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
+from sampling.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 
@@ -97,6 +98,31 @@ def test_letters_follow_each_other(where: str) -> None:
         values = [torch.full((count,), float(rank + turn), device=where) for rank in (1, 2)]
         for out in exchanged(values, boxes, summed=True):
             assert torch.equal(out, values[0] + values[1])
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
+@pytest.mark.parametrize("count", [100, MAX_PACKED + 1], ids=["packed", "told"])
+def test_a_letter_waits_while_the_next_arrives(count: int) -> None:
+    """Rank 0, which has all of letter 1, sends letter 2 before rank 1 has read letter 1."""
+    boxes = make_mailboxes(2, "cpu")
+    first, second = ([torch.full((count,), float(turn + r)) for r in (0, 1)] for turn in (1, 5))
+    outs = [torch.zeros(count) for _ in range(4)]
+
+    def launch(rank: int, values: list[Tensor], out: Tensor, *, sends: bool) -> None:
+        exchange._launch(
+            values[rank], out, boxes[rank], rank, summed=True, sends=sends, receives=not sends
+        )
+
+    launch(0, first, outs[0], sends=True)
+    launch(1, first, outs[1], sends=True)
+    launch(0, first, outs[0], sends=False)
+    launch(0, second, outs[2], sends=True)
+    launch(1, first, outs[1], sends=False)
+    launch(1, second, outs[3], sends=True)
+    launch(0, second, outs[2], sends=False)
+    launch(1, second, outs[3], sends=False)
+    for out, wanted in zip(outs, (3.0, 3.0, 11.0, 11.0), strict=True):
+        assert torch.equal(out, torch.full((count,), wanted))
 
 
 @pytest.mark.gpu

@@ -110,6 +110,15 @@ def test_draws_are_those_of_one_rank(decimals: int | None, where: str) -> None:
     assert len(set((tokens // TILE).tolist())) > 3, "tokens of several shards were drawn"
 
 
+@pytest.mark.parametrize("where", DEVICES)
+def test_of_equal_logits_the_lowest_id_is_greedy(where: str) -> None:
+    logits = make_logits(3, VOCAB, seed=9)
+    for row, ids in enumerate(((40, 3 * TILE), (TILE - 1, TILE), (2 * TILE + 9, VOCAB - 1))):
+        logits[row, list(ids)] = 30.0
+    tokens = assert_alike(logits, where, [{"temperature": 0.0}] * 3)
+    assert tokens.tolist() == [40, TILE - 1, 2 * TILE + 9]
+
+
 @pytest.mark.gpu
 def test_many_draws_are_those_of_one_rank() -> None:
     """Rows enough that a wrong order of ranks or a wrong key would show."""
