@@ -42,6 +42,7 @@ ON_GPU = structs.replace(
     model=structs.replace(CONFIG.model, device="cuda", dtype="float32"),
     cache=CacheConfig(num_blocks=400, memory_utilization=0.4),
     cuda_graphs=True,
+    structured=None,
 )
 
 
