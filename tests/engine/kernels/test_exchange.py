@@ -37,7 +37,7 @@ def exchanged(values: list[Tensor], boxes: list[Mailboxes], *, summed: bool) -> 
     shape = values[0].shape if summed else (len(values), *values[0].shape)
     outs = [torch.empty(shape, dtype=value.dtype, device=value.device) for value in values]
     if values[0].is_cuda:
-        streams = [torch.cuda.Stream() for _ in values]
+        streams = [torch.cuda.Stream() for _ in values]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         for rank, stream in enumerate(streams):
             with torch.cuda.stream(stream):
@@ -147,7 +147,7 @@ def test_gathered_values_are_every_ranks(count: int, where: str) -> None:
 def test_a_graph_replays_exchanges() -> None:
     boxes = make_mailboxes(2, "cuda")
     values = [torch.zeros(8192, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-    streams = [torch.cuda.Stream() for _ in range(2)]
+    streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
     graphs, outs = [], []
 
     def chain(rank: int) -> Tensor:
