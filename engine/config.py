@@ -163,7 +163,7 @@ class StructuredConfig(msgspec.Struct, frozen=True, kw_only=True):
         tokenizer: folder or hub id of the tokenizer.
         revision: branch, tag or commit of a hub id; None is the default branch.
         trust_remote_code: run tokenizer code that comes with it.
-        mask_threads: threads that fill masks; None is four fifths of the CPUs, 32 at most.
+        mask_threads: threads that fill masks; None is all CPUs but one, 32 at most.
         compile_threads: grammars compiled at a time.
         cache_size: compiled grammars that are kept.
         limits: of one grammar.

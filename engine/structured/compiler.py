@@ -22,7 +22,7 @@ from engine.config import StructuredConfig
 from engine.structured.limits import parser_limits
 from engine.structured.matcher import error_of
 
-SHARED = 8
+SHARED = 4
 """Choices of one compile before the next is made."""
 
 

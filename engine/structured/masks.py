@@ -20,8 +20,8 @@ from engine.arrays import Int32Array, Int64Array
 
 
 def default_threads() -> int:
-    """Four fifths of the CPUs that the process may use, from 1 to 32."""
-    return min(max(len(os.sched_getaffinity(0)) * 4 // 5, 1), 32)
+    """All CPUs that the process may use but one, which plans meanwhile; from 1 to 32."""
+    return min(max(len(os.sched_getaffinity(0)) - 1, 1), 32)
 
 
 class _Layout(NamedTuple):
