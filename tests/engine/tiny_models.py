@@ -47,6 +47,14 @@ FUSED: dict[str, dict[str, Any]] = {
     },
     "cohere": {**_SIZES, "logit_scale": 0.7},  # attention beside the MLP, neighbours turned
     "glm4": {**_SIZES, "head_dim": 16},  # norms on both sides, half of each head turned
+    "gpt_oss": {  # attention sinks, mixture of experts, sliding window
+        **_SIZES,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 17,
+        "rope_scaling": None,
+    },
 }
 FALLBACK: dict[str, dict[str, Any]] = {
     "gpt2": {  # learned positions
@@ -70,14 +78,6 @@ FALLBACK: dict[str, dict[str, Any]] = {
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 0,
-    },
-    "gpt_oss": {  # attention sinks, mixture of experts, sliding window
-        **_SIZES,
-        "head_dim": 16,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 17,
-        "rope_scaling": None,
     },
 }
 

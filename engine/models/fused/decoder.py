@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.kernels.rope import Rotation, rope_table, rotation_at
 from engine.models.checkpoint.weights import ReadTwice, WeightSource
-from engine.models.fused.decoder_config import DecoderConfig, attention_specs
+from engine.models.fused.decoder_config import DecoderConfig
 from engine.models.fused.decoder_weights import DecoderWeights
 from engine.models.fused.general_layers import AddNorm, RmsNorm
 from engine.models.fused.general_weights import GeneralWeights
@@ -70,7 +70,7 @@ class Decoder:
         tensors = source if reference is None else ReadTwice(source)
         make = partial(kind, config, tensors, dtype, device, exchange=exchange)
         weights = make(fp8=fp8, quantized=quantized)
-        self.attention_specs: Sequence[AttentionSpec] = attention_specs(weights.config)
+        self.attention_specs: Sequence[AttentionSpec] = weights.attention_specs()
         self._embedding, self._lm_head = weights.embedding_and_lm_head()
         self._final_norm = _final_norm(weights)
         layers: Iterable[AnyLayer] = map(partial(_layer, weights), range(len(config.windows)))

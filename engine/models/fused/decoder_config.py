@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3_text",
     "GlmForCausalLM": "glm",
     "Glm4ForCausalLM": "glm4",
+    "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -78,7 +79,7 @@ class DecoderConfig:
     def is_plain(self) -> bool:
         """Whether the layers are a Llama's but for biases, norms of heads, and experts."""
         options = self.options
-        own = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "clip_qkv")
+        own = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "clip_qkv", "sinks")
         plain = LayerOptions(**{name: getattr(options, name) for name in own})
         return options == plain and self.lane_order is None
 
@@ -177,8 +178,9 @@ def decoder_config(config: Any) -> DecoderConfig:
 
 
 def attention_specs(config: DecoderConfig) -> list[AttentionSpec]:
-    """The attention of each layer."""
+    """The attention of each layer; sinks, which a checkpoint has, are zeros."""
     scale = config.options.attention_scale
+    sinks = torch.zeros(config.num_q_heads) if config.options.sinks else None
     return [
         AttentionSpec(
             num_q_heads=config.num_q_heads,
@@ -187,6 +189,7 @@ def attention_specs(config: DecoderConfig) -> list[AttentionSpec]:
             scale=config.head_dim**-0.5 if scale is None else scale,
             sliding_window=window,
             softcap=config.options.attention_softcap,
+            sinks=sinks,
         )
         for window in config.windows
     ]

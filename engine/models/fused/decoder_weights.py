@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeGuard
 
 import torch
 
-from engine.contracts.attention import LayerAttention
+from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.kernels.activation import silu_and_mul_fp8
 from engine.kernels.experts.layer import Experts
-from engine.kernels.fp8 import quantize_rows
+from engine.kernels.experts.weights import Fp8Experts, Weights
+from engine.kernels.fp8 import FP8, quantize_rows
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear, logits_linear
 from engine.kernels.norm import rms_norm
 from engine.kernels.norm_linear import Fp8NormedProduct, NormedLinear, NormedProduct
 from engine.kernels.rope import Heads, Rotation, rope_and_store
 from engine.models.checkpoint.weights import WeightSource
-from engine.models.fused.decoder_config import DecoderConfig
+from engine.models.fused.decoder_config import DecoderConfig, attention_specs
 from engine.models.fused.experts import products_per_token, read_experts
 from engine.models.fused.shards import ShardedWeights, shard_config
 from engine.models.quantized.parts import DensePart, Fp8Part, Part
@@ -145,6 +147,18 @@ class DecoderWeights:
         lm_head = self._quantized.part("lm_head", vocab.vocab_size, hidden)
         return embedding, logits_linear(lm_head.dequantized().to(self._dtype))
 
+    def attention_specs(self) -> list[AttentionSpec]:
+        """The attention of each layer, sinks read."""
+        specs = attention_specs(self.config)
+        if not self.config.options.sinks:
+            return specs
+        read = []
+        for index, spec in enumerate(specs):
+            sinks = torch.empty(spec.num_q_heads, device=self._device)
+            self._source.fill(sinks, f"model.layers.{index}.self_attn.sinks")
+            read.append(replace(spec, sinks=sinks))
+        return read
+
     def final_norm(self) -> torch.Tensor:
         return self.read((self.config.hidden_size,), "model.norm.weight")
 
@@ -225,6 +239,22 @@ class DecoderWeights:
             return self._quantized.part(module, num_channels, width)
         weight = self.read((num_channels, width), f"{module}.weight")
         return Fp8Part(quantize_rows(weight)) if self._fp8 else DensePart(weight)
+
+    def experts(self, module: str, shape: tuple[int, int, int]) -> Weights:
+        """Read all experts' weights [experts, out, in] of one tensor, quantized likewise.
+
+        Unquantized they are stored as [experts, in, out].
+        """
+        if self._quantized is not None:
+            return self._quantized.experts(module, shape)
+        num_experts, num_channels, width = shape
+        stored = self.read((num_experts, width, num_channels), module)
+        weights = stored.transpose(1, 2).contiguous()
+        if not self._fp8:
+            return weights
+        rows = [quantize_rows(weight) for weight in weights]
+        values = torch.stack([each.values.view(torch.uint8) for each in rows]).view(FP8)
+        return Fp8Experts(values, torch.stack([each.scales for each in rows]))
 
     def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor:
         """Read one module's weight in the model's dtype, whatever the configuration says."""

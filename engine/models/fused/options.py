@@ -53,6 +53,7 @@ class LayerOptions:
         rounds_embedding_scale: the scale is rounded to the model's dtype.
         residual_scale: factor of what attention and MLP add.
         attention_scale: factor of scores; None is head_dim ** -0.5.
+        sinks: each head has one more score in the softmax, without a value.
         logit_scale: factor of logits. logit_softcap: c in c * tanh(logit / c), behind the factor.
     """
 
@@ -74,6 +75,7 @@ class LayerOptions:
     residual_scale: float = 1.0
     attention_scale: float | None = None
     attention_softcap: float | None = None
+    sinks: bool = False
     logit_scale: float = 1.0
     logit_softcap: float | None = None
 
@@ -119,6 +121,10 @@ def _olmoe(config: Any) -> LayerOptions:
 def _olmo2(config: Any) -> LayerOptions:
     names = LayerNames(**SANDWICH | {"attention_norm": None, "mlp_norm": None})
     return LayerOptions(**_biased(config), names=names, qk_norm="whole")
+
+
+def _gpt_oss(config: Any) -> LayerOptions:
+    return LayerOptions(**_biased(config), sinks=True)
 
 
 def _gemma(config: Any) -> LayerOptions:
@@ -242,6 +248,7 @@ OPTIONS: dict[str, Callable[[Any], LayerOptions]] = {
     "gemma3_text": _gemma2,
     "glm": _glm,
     "glm4": _glm,
+    "gpt_oss": _gpt_oss,
     "granite": _granite,
     "olmo2": _olmo2,
     "olmo3": _olmo2,

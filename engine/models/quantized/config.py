@@ -136,6 +136,11 @@ def _fbgemm(fields: _Fields) -> Quantization:
     )
 
 
+def _mxfp4(fields: _Fields) -> Quantization:
+    """Experts alone are in mxfp4, by the names of their tensors."""
+    return Quantization("mxfp4", ())
+
+
 def _everywhere(
     name: str, scheme: Scheme, fields: _Fields, *, quantizes_lm_head: bool = False
 ) -> Quantization:
@@ -213,5 +218,6 @@ METHODS = {
     "fbgemm_fp8": _fbgemm,
     "fp8": _fp8,
     "gptq": _gptq,
+    "mxfp4": _mxfp4,
 }
 """The reader of each method."""

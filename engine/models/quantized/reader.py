@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from engine.errors import ModelError
+from engine.kernels.experts.weights import Int4Experts
 from engine.kernels.fp8 import quantize_rows
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.int4 import MIDDLE, pack
 from engine.models.checkpoint.weights import Checkpoint, WeightSource
+from engine.models.quantized.mxfp4 import read_mxfp4
 from engine.models.quantized.parts import BlockPart, DensePart, Fp8Part, Int4Part, Part, join
 from engine.models.quantized.scheme import Quantization, Scheme
 from engine.models.quantized.unpack import ModuleTensors, unpack
@@ -39,6 +41,7 @@ class QuantizedReader:
         self._source, self._dtype, self._device = source, dtype, device
         self.keeps = False
         self.kept: dict[str, Part] = {}
+        self.kept_experts: dict[str, Int4Experts] = {}
 
     def read(
         self, prefix: str, widths: dict[str, int], fan_in: int, has_bias: bool
@@ -71,6 +74,22 @@ class QuantizedReader:
         """Make the reader of what this one reads from now on, without its quantisation."""
         self.keeps = True
         return DequantizedReader(self)
+
+    def experts(self, module: str, shape: tuple[int, int, int]) -> torch.Tensor | Int4Experts:
+        """Read all experts' weights [experts, out, in] of one tensor, which is in mxfp4.
+
+        Raises:
+            ModelError: a tensor is missing, or is not what the format asks for.
+        """
+        if not isinstance(self._source, Checkpoint):
+            raise ModelError(
+                "config.json: quantization_config (mxfp4) has no random weights; leave it out with "
+                "--load-format dummy"
+            )
+        weights = read_mxfp4(self._source, module, shape, self._device)
+        if self.keeps:
+            self.kept_experts[module] = weights
+        return weights
 
     def _unpacked(self, module: str, num_channels: int, width: int) -> Part:
         scheme, shape = self.quantization.scheme_of(module), (num_channels, width)
@@ -111,6 +130,14 @@ class DequantizedReader(QuantizedReader):
         """The weight of one module [num_channels, width] in the model's dtype."""
         kept = self._reader.kept.pop(module)
         return DensePart(kept.dequantized().to(self._dtype))
+
+    def experts(self, module: str, shape: tuple[int, int, int]) -> torch.Tensor:
+        """All experts' weights [experts, out, in] in the model's dtype."""
+        kept = self._reader.kept_experts.pop(module)
+        weights = torch.empty(shape, dtype=self._dtype, device=self._device)
+        for expert, weight in enumerate(weights):
+            weight.copy_(kept.of(expert))
+        return weights
 
 
 def _stored_as(checkpoint: Checkpoint, module: str) -> str | None:

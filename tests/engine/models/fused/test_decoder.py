@@ -110,6 +110,14 @@ MODELS = {
         **GROUPED, head_dim=16, **rope("yarn", **YARN_FIELDS, partial_rotary_factor=0.5)
     ),
     "glm4": hf.Glm4Config(**GROUPED, head_dim=16),
+    "gpt-oss": hf.GptOssConfig(
+        **GROUPED,
+        **WINDOW,
+        head_dim=8,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        **rope("yarn", **YARN_FIELDS, truncate=False, beta_fast=32.0, beta_slow=1.0),
+    ),
     "granite": hf.GraniteConfig(
         **GROUPED,
         embedding_multiplier=3.0,

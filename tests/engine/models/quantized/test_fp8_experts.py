@@ -56,9 +56,14 @@ def experts_forward(
     out = torch.zeros_like(x, dtype=torch.float64)
     for expert in range(len(module.gate_up_proj)):
         tokens, ranks = (ids == expert).nonzero(as_tuple=True)
-        gate_up = rounding(x[tokens]) @ module.gate_up_proj[expert].double().T
-        gate, up = gate_up.float().chunk(2, dim=-1)
-        inner = rounding(torch.nn.functional.silu(gate) * up) @ module.down_proj[expert].double().T
+        first, second = module.gate_up_proj[expert].double(), module.down_proj[expert].double()
+        if not hasattr(module, "gate_up_proj_bias"):
+            gate, up = (rounding(x[tokens]) @ first.T).float().chunk(2, dim=-1)
+            inner = rounding(torch.nn.functional.silu(gate) * up) @ second.T
+        else:  # gpt-oss
+            gate_up = rounding(x[tokens]) @ first + module.gate_up_proj_bias[expert]
+            inner = rounding(module._apply_gate(gate_up.float())) @ second
+            inner += module.down_proj_bias[expert]
         out.index_add_(0, tokens, shares[tokens, ranks, None].double() * inner)
     return out.to(x.dtype)
 
@@ -106,6 +111,27 @@ def test_rounded_at_load(name: str, tmp_path: Path) -> None:
     reference = write_quantized_experts(tmp_path / "scheme", MODELS[name], {}, by_channel)
     write_tiny(MODELS[name], tmp_path / "model")
     assert_same_as_scheme(tmp_path / "model", reference, by_token, quantization="fp8")
+
+
+def test_joined_experts_rounded_at_load(tmp_path: Path) -> None:
+    model = hf.GptOssConfig(
+        **WIDE,
+        head_dim=16,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=11,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000.0},
+    )
+    reference = write_tiny(model, tmp_path)
+    for layer in reference.model.layers:
+        for name in ("gate_up_proj", "down_proj"):
+            for weight in getattr(layer.mlp.experts, name).data:
+                weight.copy_(by_channel("", weight.T)[1].T)
+        for module in layer.self_attn.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight.data.copy_(by_channel("", module.weight.data)[1])
+    assert_same_as_scheme(tmp_path, reference, by_token, quantization="fp8")
 
 
 CHANNELS = {
