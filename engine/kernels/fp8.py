@@ -70,7 +70,8 @@ def quantize_rows_within(x: torch.Tensor, *, scale: float | None, largest: float
 @jit
 def quantized(values):
     """Quantize a row of float32 values held by one program: e4m3 values and their scale."""
-    scale = tl.maximum(tl.max(tl.abs(values), 0), _TINY) / _LARGEST
+    # Divided to nearest, as on a CPU: in bfloat16 many quotients lie in the middle of two numbers.
+    scale = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 0), _TINY), _LARGEST)
     values = tl.div_rn(values, scale)
     if _INTERPRETED:  # it loses the carry of a mantissa that rounds up to the next power of two
         values = _rounded(values)
@@ -80,7 +81,7 @@ def quantized(values):
 @jit
 def quantized_spans(values):
     """Quantize each row of float32 values [n, k] held by one program: values and scales [n]."""
-    scales = tl.maximum(tl.max(tl.abs(values), 1), _TINY) / _LARGEST
+    scales = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 1), _TINY), _LARGEST)
     values = tl.div_rn(values, tl.broadcast_to(scales[:, None], values.shape))
     if _INTERPRETED:
         values = _rounded(values)

@@ -28,11 +28,9 @@ from sampling.shard import RankExchange
 
 logger = logging.getLogger(__name__)
 
-RUN_ON_CUDA = frozenset(
-    ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
-)
-"""The families whose fused layers, or the kernels of whose experts, were tested on a GPU. The rest
-go on to run on transformers' modules there, unless `--model-impl fused` asks for ours."""
+UNTRIED_ON_CUDA = frozenset(("gpt_oss",))
+"""The families whose fused layers no GPU has run whole. They run on transformers' modules there,
+unless `--model-impl fused` asks for ours or their weights are quantized, which ours alone read."""
 SPARE_POSITIONS = 64
 """Number of rotations past the context: a step in flight when a row ends asks for some of them."""
 
@@ -70,7 +68,8 @@ def load_model(
             f"--model-impl fused: the fused decoder does not run {config.model!r}: {reason}; "
             "--model-impl auto runs it on transformers' modules"
         )
-    if reason is None and _is_to_be_tried(config, hf_config, device):
+    is_untried = quantization is None and _is_to_be_tried(config, hf_config, device)
+    if reason is None and is_untried:
         reason = "its fused layers have not been run on a GPU yet"
     if reason is None and config.model_impl != "transformers":
         _check_quantization(config, quantization, folder, hf_config, device)
@@ -98,7 +97,7 @@ def load_model(
 
 def _is_to_be_tried(config: ModelConfig, hf_config: Any, device: torch.device) -> bool:
     """Whether the fused decoder would run a model where nothing has shown it to be right."""
-    is_new = device.type == "cuda" and hf_config.model_type not in RUN_ON_CUDA
+    is_new = device.type == "cuda" and hf_config.model_type in UNTRIED_ON_CUDA
     return is_new and config.model_impl == "auto"
 
 

@@ -242,9 +242,9 @@ def fp8_tile_of(num_pairs: int, num_experts: int, *, gated: bool, by_spans: bool
     pairs = _expected_pairs(num_pairs, num_experts)
     if by_spans:  # sums of a span and of all take registers
         return Tile(min(pairs, 64), 64, SPAN, 4 if pairs < 64 else 3, 4)
-    if pairs == MAX_PAIRS and not gated:
+    if pairs == MAX_PAIRS and gated:
         return Tile(pairs, 128, SPAN, 3, 8)
-    return Tile(pairs, 64, SPAN, 3, 8) if pairs == MAX_PAIRS else Tile(pairs, 64, SPAN, 4, 4)
+    return Tile(min(pairs, 64), 64, SPAN, 4, 4)
 
 
 @jit

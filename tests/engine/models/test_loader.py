@@ -124,7 +124,7 @@ def test_a_gpu_without_float8_says_so(
 
 def test_families_that_no_gpu_has_run_stay_on_transformers_there() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    old, new = (SimpleNamespace(model_type=name) for name in ("qwen3", "gemma2"))
+    old, new = (SimpleNamespace(model_type=name) for name in ("gemma2", "gpt_oss"))
     auto, fused = ModelConfig(model="m"), ModelConfig(model="m", model_impl="fused")
     assert _is_to_be_tried(auto, new, cuda)
     assert not _is_to_be_tried(auto, old, cuda)
