@@ -264,10 +264,10 @@ def main() -> int:
     try:
         with phase("importing"):
             from engine.startup.device import begin_context  # torch: the parent is followed now
-            from engine.startup.imports import import_config_checks
+            from engine.startup.imports import import_config_class
 
             begin_context(config)
-            import_config_checks()
+            import_config_class(config.model.model)
             from engine.startup.build import build_engine
 
         adopt_library_lines()

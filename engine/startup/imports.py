@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import types
+from collections.abc import Iterator
+from pathlib import Path
 
-ACTIVATIONS, IMAGES = "transformers.activations", "torchvision"
+ACTIVATIONS = "transformers.activations"
+MISSED = ("torchvision", "transformers.models.auto.modeling_auto")
+"""Modules that transformers does without where they cannot be imported."""
 
 
-def import_config_checks() -> None:
-    """Import transformers' checks of configs without its whole inference stack.
+def import_config_class(model: str) -> None:
+    """Import the config class of a model folder without transformers' inference stack.
 
-    They want the names of activations and, where it is installed, torchvision. Both import torch's
-    compiler, and the first its distributed packages: half of all that an engine imports. Where
-    there are no names, transformers checks none. Whoever needs the modules later imports them then,
-    but transformers takes torchvision for missing: no image is served. Call it before configs or
-    tokenizers are read.
+    Checks of configs want the names of activations and, where it is installed, torchvision; their
+    documentation, made at import, wants the names of models. All three import torch's compiler and
+    what generates text: half of all that an engine imports. Where there are no names of
+    activations, transformers checks none. Whoever needs the modules later imports them then, but
+    transformers takes torchvision for missing: no image is served. Call it before anything else
+    reads configs or tokenizers, also those of other models.
+
+    Args:
+        model: as in `ModelConfig`; of a hub id only what all models share is imported.
     """
-    if not {ACTIVATIONS, IMAGES}.isdisjoint(sys.modules):
+    with _without_inference(), contextlib.suppress(Exception):  # whoever reads the config says why
+        import transformers.utils.type_validators  # noqa: F401
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        path = Path(model).expanduser() / "config.json"
+        CONFIG_MAPPING[json.loads(path.read_text(encoding="utf-8"))["model_type"]]
+
+
+@contextlib.contextmanager
+def _without_inference() -> Iterator[None]:
+    if not {ACTIVATIONS, *MISSED}.isdisjoint(sys.modules):
+        yield
         return
     nameless = types.ModuleType(ACTIVATIONS)
     vars(nameless)["ACT2FN"] = {}
     sys.modules[ACTIVATIONS] = nameless
-    sys.modules[IMAGES] = None  # type: ignore[assignment]  # as importlib marks what is missing
+    for name in MISSED:
+        sys.modules[name] = None  # type: ignore[assignment]  # as importlib marks what is missing
     try:
-        with contextlib.suppress(ImportError):  # versions that have no such checks
-            import transformers.utils.type_validators  # noqa: F401
+        yield
     finally:
-        del sys.modules[ACTIVATIONS], sys.modules[IMAGES]
+        for name in (ACTIVATIONS, *MISSED):
+            del sys.modules[name]

@@ -9,8 +9,8 @@ from demo import MODEL_FOLDER
 
 _PROGRAM = f"""
 import sys
-from engine.startup.imports import import_config_checks
-import_config_checks()
+from engine.startup.imports import import_config_class
+import_config_class({str(MODEL_FOLDER)!r})
 import torch
 from engine.config import ModelConfig
 from engine.models.loader import expected_model
@@ -22,6 +22,11 @@ heavy &= set(sys.modules)
 assert not heavy, heavy
 from transformers.activations import ACT2FN
 assert "silu" in ACT2FN
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["llama"] == "LlamaForCausalLM"
+from engine.models.loader import load_model
+on_transformers = ModelConfig(model={str(MODEL_FOLDER)!r}, model_impl="transformers")
+assert load_model(on_transformers, torch.device("cpu")).vocab_size == 8192
 """
 
 
