@@ -22,19 +22,17 @@ from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.pages import (
     LOG2E,
     MIN_DOT,
-    PAIRS_SCALE,
     AttentionShape,
     Rules,
     capped,
     cells_of,
+    in_half,
     load_keys,
     load_value_pairs,
     load_values,
     times_scale,
 )
-from sampling.triton_support import constexpr, jit, tl, triton
-
-_TINY = constexpr(1e-30)
+from sampling.triton_support import jit, tl, triton
 
 
 class _Paged(NamedTuple):
@@ -71,12 +69,7 @@ def _share_of(seq_len, num_shares, rules, shape: tl.constexpr):
 
 @jit
 def _load_tile(q, row, head, seq_len, scales, shape: tl.constexpr):
-    """Load the queries of a row and key head.
-
-    For keys in float8 they become float16, unless they are float32. It has more bits than bfloat16,
-    and keys become it in one instruction and without rounding. A query is divided by a power of two
-    first, its factor, against overflow.
-    """
+    """Load the queries of a row and key head, `in_half` for keys in float8."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     inside = m < shape.query_len * shape.group
     token, heads = m // shape.group, head * shape.group + m % shape.group
@@ -86,12 +79,8 @@ def _load_tile(q, row, head, seq_len, scales, shape: tl.constexpr):
     queries = tl.load(q + at, mask=mask, other=0.0)
     factors = tl.full((shape.padded_queries,), 1.0, tl.float32)
     if scales is not None:
+        queries, factors = in_half(queries)
         factors *= tl.load(scales + head)
-        if queries.dtype != tl.float32:
-            wide = queries.to(tl.float32)
-            powers = tl.exp2(tl.floor(tl.log2(tl.maximum(tl.max(tl.abs(wide), 1), _TINY))))
-            factors *= powers
-            queries = (wide / powers[:, None]).to(tl.float16)
     return _DecodeTile(queries, factors, at, mask, inside, heads, seq_len - shape.query_len + token)
 
 
@@ -163,7 +152,6 @@ def _attend(tile, paged, table, head, start, end, seq_len, rules, shape: tl.cons
         top = higher
     if in_pairs:
         acc = tl.reshape(tl.join(even, odd), (shape.padded_queries, shape.padded_dim))
-        acc *= PAIRS_SCALE
     return top, total, acc
 
 

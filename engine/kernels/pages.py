@@ -13,14 +13,13 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from sampling.triton_support import constexpr, jit, tl
+from sampling.triton_support import INTERPRETED, constexpr, jit, tl
 
 MIN_DOT = 16
 """Smallest dimension that the matrix units multiply."""
 LOG2E = constexpr(1.4426950408889634)
-PAIRS_SCALE = constexpr(256.0)
-"""The factor of what `load_value_pairs` loads."""
-_COLUMNS = constexpr(4)
+_COLUMNS, _INTERPRETED = constexpr(4), constexpr(INTERPRETED)
+_TINY = constexpr(1e-30)
 
 
 class AttentionShape(NamedTuple):
@@ -150,20 +149,51 @@ def load_values(pages, cells, inside, shape: tl.constexpr):
 def load_value_pairs(pages, cells, inside, shape: tl.constexpr):
     """Load values in float8 [N, D] as float16: the even dimensions and the odd ones, [N, D / 2].
 
-    They are `PAIRS_SCALE` times too small. A number of float8 has the sign, four bits of exponent
-    and three behind the leading one; put below a float16's sign, these are the number times
-    2^(7 - 15), the difference of the formats' biases, subnormal numbers included. Pairs of bytes
-    reach the matrix units as float16 does, where single bytes are gathered one by one. NaN becomes
-    480: a row of such values was ended by the step that stored them.
+    Pairs of bytes reach the matrix units as float16 does, where single bytes are gathered one by
+    one. There each half becomes float16, which holds it exactly.
     """
     d = tl.arange(0, shape.padded_dim // 2)
-    mask = inside[:, None] & (2 * d < shape.head_dim)[None, :]
+    # (2 * d < head_dim) would not be seen to be the same for neighbours: loads of two bytes each.
+    mask = inside[:, None] & (d < shape.head_dim // 2)[None, :]
     to_values: tl.constexpr = shape.page * shape.kv_heads * shape.head_dim
     pairs = pages.to(tl.pointer_type(tl.uint16), bitcast=True)
     both = tl.load(pairs + (to_values + cells[:, None]) // 2 + d[None, :], mask=mask, other=0)
-    first = ((both & 0x80) << 8) | ((both & 0x7F) << 7)
-    second = (both & 0x8000) | ((both & 0x7F00) >> 1)
-    return first.to(tl.float16, bitcast=True), second.to(tl.float16, bitcast=True)
+    if _INTERPRETED:
+        first = (both & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        second = (both >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    else:
+        first, second = tl.inline_asm_elementwise(  # two keys at once
+            """{
+            .reg .b16 one, next;
+            .reg .b32 of_one, of_next;
+            mov.b32 {one, next}, $2;
+            cvt.rn.f16x2.e4m3x2 of_one, one;
+            cvt.rn.f16x2.e4m3x2 of_next, next;
+            prmt.b32 $0, of_one, of_next, 0x5410;
+            prmt.b32 $1, of_one, of_next, 0x7632;
+            }""",
+            "=r,=r,r",
+            [both],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
+    return first, second
+
+
+@jit
+def in_half(queries):
+    """Queries [M, D] for keys in float8: as float16, and the factors [M] they were divided by.
+
+    It has more bits than bfloat16, and keys become it in one instruction and without rounding. A
+    query is divided by a power of two, against overflow; float32 stays as it is.
+    """
+    powers = tl.full((queries.shape[0],), 1.0, tl.float32)
+    if queries.dtype != tl.float32:
+        wide = queries.to(tl.float32)
+        powers = tl.exp2(tl.floor(tl.log2(tl.maximum(tl.max(tl.abs(wide), 1), _TINY))))
+        queries = (wide / powers[:, None]).to(tl.float16)
+    return queries, powers
 
 
 @jit

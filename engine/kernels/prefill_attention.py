@@ -29,6 +29,7 @@ from engine.kernels.pages import (
     Rules,
     capped,
     cells_of,
+    in_half,
     load_block_ids,
     load_keys,
     load_tile,
@@ -91,6 +92,7 @@ class _Queries(NamedTuple):
     """The queries of a tile and key head; values within the kernel."""
 
     q: Any  # [M, D]
+    factors: Any  # [M], that scores with keys in float8 are multiplied with
     at: Any  # [M, D], their offsets in q, and those of their outputs in out
     mask: Any  # [M, D], of those there are
     inside: Any  # [M], likewise
@@ -108,25 +110,33 @@ class _Sums(NamedTuple):
 
 @jit
 def _load_queries(q, tile, head, scales, shape: tl.constexpr):
-    """Load the queries of a tile and key head, times the scale of its keys."""
+    """Load the queries of a tile and key head, `in_half` for keys in float8."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     token, heads = m // shape.group, head * shape.group + m % shape.group
     inside = token < tile.num_tokens
     mask = inside[:, None] & (d < shape.head_dim)[None, :]
     at_token = (tile.first_token + token) * (shape.kv_heads * shape.group)
     at = (at_token + heads)[:, None] * shape.head_dim + d[None, :]
-    loaded = times_scale(tl.load(q + at, mask=mask, other=0.0), scales, head)
-    return _Queries(loaded, at, mask, inside, heads, tile.num_before + token)
+    loaded = tl.load(q + at, mask=mask, other=0.0)
+    factors = tl.full((shape.padded_queries,), 1.0, tl.float32)
+    if scales is not None:
+        loaded, factors = in_half(loaded)
+        factors *= tl.load(scales + head)
+    return _Queries(loaded, factors, at, mask, inside, heads, tile.num_before + token)
 
 
 @jit
-def _scores(queries, keys, n, slopes, rules, shape: tl.constexpr, hides: tl.constexpr):
+def _scores(
+    queries, keys, n, slopes, rules, shape: tl.constexpr, hides: tl.constexpr, in_fp8: tl.constexpr
+):
     """Scores of the queries [M, D] and keys [D, N], before the last factor, -inf where hidden.
 
     What is masked and what is not goes through the same roundings: the mask comes before the
     factor, which one instruction applies together with the subtraction of the maximum.
     """
     scores = tl.dot(queries.q, keys, input_precision=shape.precision)
+    if in_fp8:
+        scores *= queries.factors[:, None]
     distance = n[None, :] - queries.positions[:, None]
     if rules.softcap is not None or rules.alibi_slopes is not None:
         scores = capped(scores * rules.scale, rules.softcap)
@@ -161,12 +171,13 @@ def _go_on(
         hides: whether some queries may not see some of these keys.
     """
     top, total, acc = sums.top, sums.total, sums.acc
+    in_fp8: tl.constexpr = pages.dtype.element_ty == tl.float8e4nv
     for at in range(start, end, shape.block):
         n = at + tl.arange(0, shape.block)
         inside = n < tile.end
         cells = cells_of(load_block_ids(tile, n, shape), n, head, shape)
         keys = load_keys(pages, cells, inside, shape).to(queries.q.dtype)
-        scores = _scores(queries, keys, n, slopes, rules, shape, hides)
+        scores = _scores(queries, keys, n, slopes, rules, shape, hides, in_fp8)
         higher = tl.maximum(top, tl.max(scores, 1) * factor)
         base = tl.where(higher == float("-inf"), 0.0, higher)  # no key was seen yet
         weights = tl.exp2(scores * factor - base[:, None])
