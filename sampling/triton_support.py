@@ -52,7 +52,7 @@ def jit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     return triton.jit(function, **options) if function else triton.jit(**options)
 
 
-def constexpr(value: float) -> Any:
+def constexpr(value: object) -> Any:
     """Wrap a global that kernels read as a compile-time constant."""
     return tl.constexpr(value) if HAS_TRITON else value
 

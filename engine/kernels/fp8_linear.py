@@ -4,11 +4,12 @@
     y[t, n] = sx[t] * sw[n] * sum_k x[t, k] * w[n, k]
 
 Up to `FEW` tokens the product is a stream of weights, and cuBLAS reads them no faster than in
-bfloat16 (measured on an H200), so kernels of our own do it: `fp8_skinny` for one, two and four, and
-here one whose tile of the tensor cores has the weight's rows as its wide side and the tokens as its
+bfloat16 (measured on an H200), so kernels of our own do it: `fp8_skinny` for one token, and here
+one whose tile of the tensor cores has the weight's rows as its wide side and the tokens as its
 narrow one. Its order of sums does not depend on the number of tokens: sums of `CHUNK` products in
 the tensor cores, which keep about 14 bits of them (Hopper), then in float32, in `split` parts that
-are added in order. For more tokens the library's product has an order of its own.
+are added in order. A lone token, summed in float32, and more tokens than `FEW`, which the library
+multiplies, have orders of their own.
 """
 
 from __future__ import annotations

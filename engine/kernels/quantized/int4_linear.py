@@ -1,33 +1,32 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Products with weights of 4 bits (`int4`), inputs as they are.
 
-For `NUM_SKINNY` rows a program takes whole channels, unpacks them in registers and sums in float32,
-as `skinny` does. For more rows the differences q - z, exact in bfloat16, go through the tensor
-cores; the sums of each group are scaled and added in float32. Neither order of sums depends on the
-number of rows. Beyond `MANY` rows the weight is dequantized, rounded to the input's type, for the
-library's product.
+The differences q - z, exact in 16 bits, go through the tensor cores; the sums of each group are
+scaled and added in float32. For a few rows `int4_few` does it, for more the kernel here; the order
+of neither's sums depends on the number of rows. Beyond `MANY` rows the weight is dequantized,
+rounded to the input's type, for the library's product.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from engine.kernels.quantized.int4 import MIDDLE, RUN, SPAN, Int4Groups
+from engine.kernels.quantized.int4 import RUN, SPAN, Int4Groups
+from engine.kernels.quantized.int4_few import MAX_ROWS, int4_few_triton
+from engine.kernels.quantized.int4_unpack import dequantize_triton, load_zeros, nibbles
 from engine.kernels.quantized.launch import LaunchShape
 from sampling.triton_support import constexpr, jit, tl, triton
 
-NUM_SKINNY = (1,)
-"""The numbers of rows that are summed without tensor cores."""
-MANY = 256
+MANY = 128
 """Beyond as many rows a weight is dequantized for the library's product (measured on an H200)."""
 MAX_TOKENS = 128
 """Most tokens of a program."""
 
-_RUN, _SPAN, _MIDDLE = constexpr(RUN), constexpr(SPAN), constexpr(MIDDLE)
-_MAGIC, _MAGIC_BITS = constexpr(2.0**23), constexpr(0x4B000000)
-_NIBBLE, _HALF = constexpr(15), constexpr(0.5)
+_RUN, _SPAN = constexpr(RUN), constexpr(SPAN)
 
 
 class Int4Linear:
@@ -51,117 +50,11 @@ class Int4Linear:
         if self._wide_weight is not None:
             out = F.linear(x.float(), self._wide_weight).to(x.dtype)
             return out if self._bias is None else out + self._bias
-        if len(x) in NUM_SKINNY:
-            return int4_skinny_triton(x.contiguous(), self._weight, self._bias)
-        if len(x) > MANY:
+        if len(x) > MANY or x.dtype == torch.float32:
             return F.linear(x, dequantize_triton(self._weight, x.dtype), self._bias)
+        if len(x) <= MAX_ROWS:
+            return int4_few_triton(x.contiguous(), self._weight, self._bias)
         return int4_linear_triton(x.contiguous(), self._weight, self._bias)
-
-
-@jit
-def _nibble(packed, index: tl.constexpr):
-    """A nibble of each word as float32, times a power of two, and what undoes that power.
-
-    Integers are converted at an eighth of the rate of sums (Hopper); here the bits are put where
-    the number 2^23 has its last ones, and 2^23 is subtracted, which is exact.
-    """
-    place: tl.constexpr = 4 * (index % 4)
-    half = packed if index < 4 else packed >> 16
-    bits = (half & (_NIBBLE << place)) | _MAGIC_BITS
-    return bits.to(tl.float32, bitcast=True) - _MAGIC, _HALF**place
-
-
-@jit
-def _int4_skinny_kernel(
-    x,
-    words,
-    scales,
-    zeros,
-    bias,
-    out,
-    num_rows: tl.constexpr,
-    in_features: tl.constexpr,
-    out_features: tl.constexpr,
-    spans: tl.constexpr,
-    group: tl.constexpr,
-    ROWS: tl.constexpr,  # noqa: N803
-    SPANS: tl.constexpr,  # noqa: N803
-    overlap: tl.constexpr,
-):
-    """A program computes ROWS channels of all rows; `spans` of its SPANS are real."""
-    begin_next(overlap)
-    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    span = tl.arange(0, SPANS)
-    here, inside = n < out_features, span < spans
-    both = here[:, None] & inside[None, :]
-    column = span[:, None] * _RUN + tl.arange(0, _RUN)[None, :]
-    address = words + n[:, None, None].to(tl.int64) * (spans * _RUN) + column[None]
-    packed = tl.load(address, mask=both[:, :, None], other=0, eviction_policy="evict_first")
-    num_groups: tl.constexpr = _SPAN // group
-    runs: tl.constexpr = group // _RUN
-    group_at = n[:, None] * (spans * num_groups) + span[None, :] * num_groups
-    wait_for_last(overlap)
-    first = span[:, None] * _SPAN + tl.arange(0, _RUN)[None, :]
-    for row in tl.static_range(num_rows):
-        total = tl.zeros((ROWS, SPANS), tl.float32)
-        for part in tl.static_range(num_groups):
-            products = tl.zeros((ROWS, SPANS, _RUN), tl.float32)
-            inputs = tl.zeros((SPANS, _RUN), tl.float32)
-            for run in tl.static_range(runs):
-                k = first + (part * runs + run) * _RUN
-                value = tl.load(x + row * in_features + k, mask=k < in_features, other=0.0)
-                value = value.to(tl.float32)
-                q, scaled = _nibble(packed, part * runs + run)
-                products += q * (value * scaled)[None]
-                inputs += value
-            sums, shift = tl.sum(products, 2), tl.sum(inputs, 1)[None, :]
-            if zeros is None:
-                sums -= _MIDDLE * shift
-            else:
-                sums -= tl.load(zeros + group_at + part, mask=both, other=0).to(tl.float32) * shift
-            scale = tl.load(scales + group_at + part, mask=both, other=0.0).to(tl.float32)
-            total += sums * scale
-        result = tl.sum(total, 1)
-        if bias is not None:
-            result = result.to(out.dtype.element_ty).to(tl.float32)
-            result += tl.load(bias + n, mask=here, other=0.0).to(tl.float32)
-        tl.store(out + row * out_features + n, result.to(out.dtype.element_ty), mask=here)
-
-
-def int4_skinny_triton(
-    x: torch.Tensor,
-    weight: Int4Groups,
-    bias: torch.Tensor | None,
-    shape: LaunchShape | None = None,
-) -> torch.Tensor:
-    """Multiply a few rows x [T, in], contiguous; arguments as those of `int4_linear_triton`."""
-    num_rows, out_features = len(x), len(weight.words)
-    spans = weight.words.shape[1] // RUN
-    shape = shape or skinny_shape(spans)
-    out = torch.empty((num_rows, out_features), dtype=x.dtype, device=x.device)
-    _int4_skinny_kernel[(triton.cdiv(out_features, shape.rows),)](
-        x,
-        weight.words,
-        weight.scales,
-        weight.zeros,
-        bias,
-        out,
-        num_rows=num_rows,
-        in_features=weight.in_features,
-        out_features=out_features,
-        spans=spans,
-        group=weight.group,
-        ROWS=shape.rows,
-        SPANS=triton.next_power_of_2(spans),
-        num_warps=shape.warps,
-        **overlap_of(x),
-    )
-    return out
-
-
-def skinny_shape(spans: int) -> LaunchShape:
-    """The fast shape of a launch for a few rows of `spans` spans."""
-    return LaunchShape(4, 4) if spans <= 16 else LaunchShape(2, 8)
 
 
 @jit(do_not_specialize=["num_tokens"])
@@ -192,7 +85,7 @@ def _int4_linear_kernel(
     num_groups: tl.constexpr = _SPAN // group
     runs: tl.constexpr = group // _RUN
     even: tl.constexpr = _SPAN * spans == in_features
-    dtype = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty
     w_ptr = words + last_n[:, None].to(tl.int64) * (spans * _RUN) + column[None, :]
     x_ptr = x + last_t[:, None].to(tl.int64) * in_features + column[None, :]
     group_at = last_n * (spans * num_groups)
@@ -200,21 +93,20 @@ def _int4_linear_kernel(
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     for span in tl.range(0, spans, num_stages=stages):
         packed = tl.load(w_ptr + span * _RUN)
+        halves = (nibbles(packed, 0, dtype), nibbles(packed, 1, dtype))
         for part in tl.static_range(num_groups):
-            scale = tl.load(scales + group_at + span * num_groups + part).to(tl.float32)
+            at = group_at + span * num_groups + part
+            zero = load_zeros(zeros, at, None, dtype)
+            scale = tl.load(scales + at).to(tl.float32)
             sums = tl.zeros((ROWS, TOKENS), tl.float32)
-            if zeros is not None:
-                zero = tl.load(zeros + group_at + span * num_groups + part).to(tl.float32)
-            for run in tl.static_range(runs):
-                at = (part * runs + run) * _RUN
-                q, scaled = _nibble(packed, part * runs + run)
-                q = q * scaled - (_MIDDLE if zeros is None else zero[:, None])
+            for run in tl.static_range(part * runs, part * runs + runs):
+                k = span * _SPAN + run * _RUN
                 if even:
-                    tile = tl.load(x_ptr + span * _SPAN + at)
+                    tile = tl.load(x_ptr + k)
                 else:
-                    inside = (column + span * _SPAN + at < in_features)[None, :]
-                    tile = tl.load(x_ptr + span * _SPAN + at, mask=inside, other=0.0)
-                sums = tl.dot(q.to(dtype), tl.trans(tile), sums)
+                    tile = tl.load(x_ptr + k, mask=(column + k < in_features)[None, :], other=0.0)
+                q = halves[run // 4][run % 4] - zero[:, None]
+                sums = tl.dot(q, tl.trans(tile), sums, input_precision="ieee")
             total += sums * scale[:, None]
     total = tl.trans(total)
     if bias is not None:
@@ -238,7 +130,7 @@ def int4_linear_triton(
         shape: shape of the launch; None takes one that was measured to be fast.
     """
     num_tokens, out_features = len(x), len(weight.words)
-    shape = shape or _launch_shape(num_tokens)
+    shape = shape or _launch_shape(num_tokens, x.device)
     out = torch.empty((num_tokens, out_features), dtype=x.dtype, device=x.device)
     grid = (triton.cdiv(num_tokens, shape.tokens), triton.cdiv(out_features, shape.rows))
     _int4_linear_kernel[grid](
@@ -262,58 +154,15 @@ def int4_linear_triton(
     return out
 
 
-def _launch_shape(num_tokens: int) -> LaunchShape:
-    tokens = min(max(triton.next_power_of_2(num_tokens), 16), MAX_TOKENS)
-    if tokens <= 32:
-        return LaunchShape(64, 4, tokens, 4)
-    return LaunchShape(128, 8, tokens, 3)
+def _launch_shape(num_tokens: int, device: torch.device) -> LaunchShape:
+    tokens = max(triton.next_power_of_2(num_tokens), 16)
+    if tokens <= 64 or not _is_hopper(device):
+        tokens = min(tokens, 64)
+        return LaunchShape(64, 4, tokens, 3 if tokens <= 32 else 2)
+    return LaunchShape(128, 8, MAX_TOKENS, 3)
 
 
-@jit
-def _dequantize_kernel(
-    words,
-    scales,
-    zeros,
-    out,
-    in_features: tl.constexpr,
-    spans: tl.constexpr,
-    group: tl.constexpr,
-    SPANS: tl.constexpr,  # noqa: N803
-):
-    """A program writes SPANS spans of a channel."""
-    n = tl.program_id(0).to(tl.int64)
-    span = tl.program_id(1) * SPANS + tl.arange(0, SPANS)
-    inside = span < spans
-    column = tl.arange(0, _RUN)
-    address = words + n * (spans * _RUN) + span[:, None] * _RUN + column[None, :]
-    packed = tl.load(address, mask=inside[:, None], other=0)
-    for index in tl.static_range(_SPAN // _RUN):
-        at = n * (spans * (_SPAN // group)) + (span * _SPAN + index * _RUN) // group
-        scale = tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
-        q, scaled = _nibble(packed, index)
-        if zeros is None:
-            q = q * scaled - _MIDDLE
-        else:
-            q = q * scaled - tl.load(zeros + at, mask=inside, other=0).to(tl.float32)[:, None]
-        k = (span * _SPAN + index * _RUN)[:, None] + column[None, :]
-        value = (q * scale[:, None]).to(out.dtype.element_ty)
-        tl.store(out + n * in_features + k, value, mask=inside[:, None] & (k < in_features))
-
-
-def dequantize_triton(weight: Int4Groups, dtype: torch.dtype) -> torch.Tensor:
-    """The weight's values [out, in], rounded to `dtype` once."""
-    num_channels, spans = len(weight.words), weight.words.shape[1] // RUN
-    out = torch.empty((num_channels, weight.in_features), dtype=dtype, device=weight.words.device)
-    block = min(triton.next_power_of_2(spans), 16)
-    _dequantize_kernel[(num_channels, triton.cdiv(spans, block))](
-        weight.words,
-        weight.scales,
-        weight.zeros,
-        out,
-        in_features=weight.in_features,
-        spans=spans,
-        group=weight.group,
-        SPANS=block,
-        num_warps=4,
-    )
-    return out
+@functools.cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether a program of `MAX_TOKENS` tokens fits: 224 KiB of shared memory."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)

@@ -120,9 +120,10 @@ def _fp8(scheme: Scheme, tensors: ModuleTensors) -> Part:
 
 def nibbles(words: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
     """Unpack int32 [..., w] to uint8 [..., 8 * w]; nibble j of a word goes to place `order[j]`."""
-    places = sorted(range(8), key=lambda nibble: order[nibble])
-    shifts = torch.tensor([4 * nibble for nibble in places], device=words.device)
-    return ((words[..., None] >> shifts) & 15).to(torch.uint8).flatten(-2)
+    out = torch.empty((*words.shape, 8), dtype=torch.uint8, device=words.device)
+    for nibble, place in enumerate(order):  # one by one: eight of them at once are 64 times a word
+        out[..., place] = (words >> 4 * nibble) & 15
+    return out.flatten(-2)
 
 
 def _gptq(scheme: Scheme, tensors: ModuleTensors, group: int) -> Part:

@@ -13,12 +13,9 @@ import pytest
 import torch
 
 from engine.kernels.quantized.int4 import Int4Groups, pack
-from engine.kernels.quantized.int4_linear import (
-    Int4Linear,
-    dequantize_triton,
-    int4_linear_triton,
-    int4_skinny_triton,
-)
+from engine.kernels.quantized.int4_few import int4_few_triton
+from engine.kernels.quantized.int4_linear import Int4Linear, int4_linear_triton
+from engine.kernels.quantized.int4_unpack import dequantize_triton
 from sampling.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
@@ -70,14 +67,14 @@ def test_packing_keeps_the_numbers(num_channels: int, width: int, group: int, ze
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("num_channels", "width", "group"), SHAPES)
-@pytest.mark.parametrize("num_rows", [1, 4])
-def test_skinny(
+@pytest.mark.parametrize("num_rows", [1, 5, 8])
+def test_few_rows(
     num_rows: int, num_channels: int, width: int, group: int, zeros: bool, device: str
 ) -> None:
     weight, wide = some(num_channels, width, group, device, zeros=zeros)
-    x = torch.randn(num_rows, width, device=device).bfloat16()
-    bias = torch.randn(num_channels, device=device).bfloat16() if zeros else None
-    assert_is_product(int4_skinny_triton(x, weight, bias), x, wide, bias)
+    x = torch.randn(num_rows, width, device=device).to(DOT_DTYPE)
+    bias = torch.randn(num_channels, device=device).to(DOT_DTYPE) if zeros else None
+    assert_is_product(int4_few_triton(x, weight, bias), x, wide, bias)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -115,7 +112,8 @@ def test_a_row_s_sums_do_not_depend_on_the_others() -> None:
     weight, _ = some(4096, 4096, 128, "cuda", zeros=True)
     x = torch.randn(300, 4096, device="cuda").bfloat16()
     whole = int4_linear_triton(x, weight, None)
-    for count in (5, 17, 100):
+    for count in (17, 100):
         assert torch.equal(int4_linear_triton(x[:count], weight, None), whole[:count]), count
-    pair = int4_skinny_triton(x[:2], weight, None)
-    assert torch.equal(int4_skinny_triton(x[:1], weight, None), pair[:1])
+    few = int4_few_triton(x[:8], weight, None)
+    for count in (1, 2, 5):
+        assert torch.equal(int4_few_triton(x[:count], weight, None), few[:count]), count
