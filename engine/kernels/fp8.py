@@ -68,11 +68,28 @@ def quantize_rows_within(x: torch.Tensor, *, scale: float | None, largest: float
 
 
 @jit
+def _over(values, scale):
+    """Divide float32 values by scales of their shape, as exactly as e4m3 can tell.
+
+    A division takes some ten instructions and a branch. A reciprocal leaves products that are
+    within 2^-22 of the quotients, and the line behind it within 2^-45 before it rounds. A quotient
+    of two float32 numbers that lies between two neighbours of five bits, where e4m3 rounds up or
+    down, but not in their middle, is 2^-29 or more from it: it is rounded as the quotient would be.
+    """
+    if _INTERPRETED:  # it rounds twice where a GPU rounds once
+        return tl.div_rn(values, tl.broadcast_to(scale, values.shape))
+    reciprocal = tl.broadcast_to(tl.div_rn(1.0, scale), values.shape)
+    quotients = values * reciprocal
+    rest = tl.fma(-quotients, tl.broadcast_to(scale, values.shape), values)
+    return tl.fma(rest, reciprocal, quotients)
+
+
+@jit
 def quantized(values):
     """Quantize a row of float32 values held by one program: e4m3 values and their scale."""
     # Divided to nearest, as on a CPU: in bfloat16 many quotients lie in the middle of two numbers.
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 0), _TINY), _LARGEST)
-    values = tl.div_rn(values, scale)
+    values = _over(values, scale)
     if _INTERPRETED:  # it loses the carry of a mantissa that rounds up to the next power of two
         values = _rounded(values)
     return values.to(tl.float8e4nv), scale
@@ -82,7 +99,7 @@ def quantized(values):
 def quantized_spans(values):
     """Quantize each row of float32 values [n, k] held by one program: values and scales [n]."""
     scales = tl.div_rn(tl.maximum(tl.max(tl.abs(values), 1), _TINY), _LARGEST)
-    values = tl.div_rn(values, tl.broadcast_to(scales[:, None], values.shape))
+    values = _over(values, scales[:, None])
     if _INTERPRETED:
         values = _rounded(values)
     return values.to(tl.float8e4nv), scales

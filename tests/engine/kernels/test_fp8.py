@@ -63,6 +63,16 @@ def test_kernel(num_rows: int, width: int, dtype: torch.dtype, device: str) -> N
     assert_equal_rows(quantize_rows_triton(x), quantize_rows_torch(x))
 
 
+# A reciprocal instead of a division takes one in 2,000 of these the other way.
+@pytest.mark.parametrize("device", DEVICES)
+def test_numbers_in_the_middle_of_two_of_the_format(device: str) -> None:
+    """Every number of 8 bits over every largest one of 8 bits."""
+    largest = torch.arange(1, 256)[:, None]
+    numbers = (torch.arange(256)[:, None] * torch.exp2(-torch.arange(8))).flatten()[None]
+    x = torch.cat([largest, torch.where(numbers <= largest, numbers, 0)], 1).bfloat16()
+    assert_equal_rows(quantize_rows_triton(x.to(device)), quantize_rows_torch(x))
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_the_norm_quantizes_what_it_would_return(has_residual: bool, device: str) -> None:
