@@ -306,7 +306,8 @@ def _check_quantization(
             f"{where}: quantization_config ({quantization.name}) {lack}; give a model in bfloat16 "
             "or 4 bits"
         )
-    if device.type == "cuda":
+    was_tested = all(scheme.is_fp8 for scheme in quantization.schemes) and shape.experts is None
+    if device.type == "cuda" and not was_tested:
         logger.warning(
             "%s: the kernels of quantized checkpoints (%s) were tested in part on a GPU: compare "
             "its logprobs with the unquantized model's",
