@@ -86,7 +86,7 @@ class Node:
         if not begin or self.awaited == "marker" or self.awaited is None:
             return not begin
         is_header = self.awaited == "header"
-        return len(text) <= MAX_FIELD and (is_header or not has_sign(text[:begin]))
+        return begin <= MAX_FIELD and (is_header or not has_sign(text[:begin]))
 
 
 @dataclass(frozen=True)

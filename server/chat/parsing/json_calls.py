@@ -166,9 +166,11 @@ class JsonCallsReader(PhasedReader):
     def _string(self, text: str, at: int) -> tuple[int, str] | None:
         """The end and the value of a string; None where there is none, or none yet."""
         match = _STRING.match(text, at)
+        num_chars = (len(text) if match is None else match.end() - 1) - at - 1
+        if text[at] != '"' or num_chars > MAX_KEY:
+            self._break(at)
+            return None
         if match is None:
-            if text[at] != '"' or len(text) - at > MAX_KEY:
-                self._break(at)
             return None
         try:
             value = orjson.loads(match.group())

@@ -300,9 +300,10 @@ class Machine:
                 return end
             self._fields.add_argument(state)
             at = end
+        if (len(text) if match is None else match.start()) - at > MAX_FIELD:
+            self._break_off()
+            return at
         if match is None or match.lastindex is None:
-            if len(text) - at > MAX_FIELD:
-                self._break_off()
             return at
         begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
         raw = text[at : match.start()]

@@ -14,7 +14,8 @@ from server.chat.parsing.values import python_to_json, quoted
 _NAME = re.compile(r"([A-Za-z_][\w.-]*)[ \t\r\n]*(\(|\Z)")
 _KEY = re.compile(r"([A-Za-z_]\w*)[ \t\r\n]*(?:=(?!=|\Z)|(\Z|=\Z))")
 _ARGUMENT = re.compile(
-    rf"""([A-Za-z_]\w*)=('[^'\\{SENTINELS}]*'|"[^"\\{SENTINELS}]*"|[\w.+-]+)(?:,[ ]?|(?=\)))"""
+    rf"([A-Za-z_]\w{{0,{MAX_KEY - 2}}})="
+    rf"""('[^'\\{SENTINELS}]*'|"[^"\\{SENTINELS}]*"|[\w.+-]+)(?:,[ ]?|(?=\)))"""
 )
 """Most arguments, with what shows that they end: reading them step by step takes three times as
 long."""

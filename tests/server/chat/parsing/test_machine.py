@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from server.chat.parsing.body import MAX_KEY
 from server.chat.parsing.formats.known import REASONING_PARSERS
-from server.chat.parsing.graph import make_graph
+from server.chat.parsing.graph import MAX_FIELD, make_graph
 from server.chat.parsing.machine import MAX_WAITING, Machine
 from server.chat.parsing.output import Event
 from tests.server.chat.parsing.corpus import STYLES
@@ -79,6 +80,29 @@ def test_content_and_calls(
     assert calls_of(events) == calls
     assert spans[-1][0] == len(text)
     assert parse(STYLES[style], text) == (events, spans)
+
+
+DEEPSEEK = (
+    "</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁sep｜>f\n"
+    "```json\n{{}}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+
+
+@pytest.mark.parametrize(
+    ("style", "text", "limit"),
+    [
+        ("hermes", '<tool_call>{{"{}": 1, "name": "f", "arguments": {{}}}}</tool_call>', MAX_KEY),
+        ("deepseek_v3", DEEPSEEK, MAX_FIELD),
+        ("pythonic", "[f({}='a')]", MAX_KEY - 1),
+        ("pythonic", "[f({}=[1])]", MAX_KEY - 1),
+    ],
+)
+def test_what_is_too_long_is_too_long_in_any_chunks(style: str, text: str, limit: int) -> None:
+    for length in (limit, limit + 1):
+        written = text.format("x" * length)
+        whole = parse(STYLES[style], [written])
+        assert parse(STYLES[style], written) == whole
+        assert len(calls_of(whole[0])) == (length == limit)
 
 
 def machine(style: str = "hermes") -> Machine:
