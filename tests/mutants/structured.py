@@ -9,14 +9,14 @@ _STRUCTURED = "tests/engine/structured"
 STRUCTURED = (
     Mutant(
         "choices-that-ended-count-for-their-compile",
-        "engine/structured/grammars.py",
+        "engine/structured/awaited.py",
         "            compiled.num_choices -= 1\n",
         "            pass\n",
         (f"{_STRUCTURED}/test_grammars.py::test_choices_that_ended_leave_their_compile_to_others",),
     ),
     Mutant(
         "who-went-away-during-a-compile-is-waited-for",
-        "engine/structured/grammars.py",
+        "engine/structured/awaited.py",
         "        self._waiting.discard(choice)\n",
         "",
         (
@@ -34,8 +34,8 @@ STRUCTURED = (
     Mutant(
         "masks-behind-a-refused-draft-are-what-was-left-there",
         "engine/structured/masks.py",
-        "counts[i] = 1 + self._num_allowed(slot, drafts)",
-        "counts[i] = 1 + len(drafts)",
+        "counts[place] = 1 + self._num_allowed(slot, drafts)",
+        "counts[place] = 1 + len(drafts)",
         (
             f"{_STRUCTURED}/test_masks.py"
             "::test_masks_behind_drafts_equal_a_plain_loop_and_nothing_is_left_in_the_matchers",
@@ -44,8 +44,8 @@ STRUCTURED = (
     Mutant(
         "a-matcher-keeps-what-was-refused",
         "engine/structured/grammars.py",
-        "state.enter(token_ids[:num_new])",
-        "state.enter(token_ids)",
+        "entered = [ids[:num] for",
+        "entered = [ids for",
         (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
     ),
     Mutant(
@@ -78,8 +78,8 @@ STRUCTURED = (
     Mutant(
         "a-choice-that-ended-is-asked-for-a-mask",
         "engine/structured/grammars.py",
-        "                self._matchers.pop(choice, None)\n                continue\n",
-        "                continue\n",
+        "[~goes_on]]):\n            self._strike(choice)\n",
+        "[~goes_on]]):\n            pass\n",
         (f"{_STRUCTURED}/test_grammars.py::test_a_choice_that_ended_after_its_launch_has_no_mask",),
     ),
     Mutant(

@@ -252,7 +252,7 @@ LENGTH_SERVED = 69
         ({"decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1, got 0"),
         (
             {"num_local_experts": 8},
-            r"has no tensor 'model.layers.0.mlp.experts.7.gate_proj.weight'",
+            r"mlp.gate.weight' has shape \[7, 32\], the config asks for \[8, 32\]",
         ),
         (
             {"num_local_experts": 6},

@@ -125,7 +125,7 @@ def test_layers_that_no_gpu_has_run_are_refused_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One GPU runs them on transformers' modules, which are not divided."""
-    monkeypatch.setattr(loader, "RUN_ON_CUDA", frozenset())
+    monkeypatch.setattr(loader, "UNTRIED_ON_CUDA", frozenset({"llama"}))
     LlamaConfig(**WIDE, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
     config = ModelConfig(model=str(tmp_path))
     check_ranks(config, 2, torch.device("cpu"))
