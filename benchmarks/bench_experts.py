@@ -316,12 +316,16 @@ class Decoding:
         return out
 
 
-def step(gb_per_s: float) -> None:
-    """A decode step of the whole shape with random weights, to its most likely tokens."""
+def step(gb_per_s: float, *, fp8: bool = False) -> None:
+    """A decode step of the whole shape with random weights, to its most likely tokens.
+
+    Args:
+        fp8: weights are in float8, but for the embedding and the head.
+    """
     fields = QWEN3 | EXPERTS[SHAPE]
     config = AutoConfig.for_model(**fields)
     source = DummyWeights(config.initializer_range, DEVICE)
-    model = Decoder(decoder_config(config), source, DTYPE, DEVICE, 4096)
+    model = Decoder(decoder_config(config), source, DTYPE, DEVICE, 4096, fp8=fp8)
     for rows, context in ((1, 256), (2, 256), (8, 256), (64, 192), (256, 192)):
         attention = Decoding.of(model.attention_specs, rows, context)
         ids = torch.randint(0, model.vocab_size, (2, rows), device=DEVICE, dtype=torch.int32)
@@ -336,7 +340,11 @@ def step(gb_per_s: float) -> None:
             return model.logits(model.forward(ids[index], positions, attention)).argmax(-1)
 
         ms = graph_us(call, 2) / 1e3
-        num_bytes = expert_step_bytes(SHAPE, rows) + rows * context * cache_bytes_per_token(SHAPE)
+        num_bytes = expert_step_bytes(SHAPE, rows)
+        if fp8:
+            head = 2 * HIDDEN * model.vocab_size  # which stays in bfloat16
+            num_bytes = (num_bytes - head) / 2 + head
+        num_bytes += rows * context * cache_bytes_per_token(SHAPE)
         bound = num_bytes / gb_per_s / 1e6
         line = ("ms", round(ms, 3), "bound", round(bound, 3), round(ms / bound, 2))
         print("step", rows, "rows", context, "context", *line, flush=True)

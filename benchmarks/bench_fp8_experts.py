@@ -11,7 +11,6 @@ import argparse
 from functools import partial
 
 import torch
-from transformers import AutoConfig
 
 from benchmarks.bench_experts import (
     DEVICE,
@@ -20,23 +19,18 @@ from benchmarks.bench_experts import (
     INNER,
     LAYERS,
     NUM_EXPERTS,
-    SHAPE,
     TOP_K,
-    Decoding,
     graph_us,
     some_routing,
+    step,
 )
 from benchmarks.bench_sampling import copy_gb_per_s
-from benchmarks.shapes import EXPERTS, QWEN3, cache_bytes_per_token, expert_step_bytes
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.gates import SILU
 from engine.kernels.experts.layer import Experts, Router
 from engine.kernels.experts.weights import ExpertWeights, Fp8Experts
 from engine.kernels.fp8 import FP8
 from engine.kernels.quantized.launch import LaunchShape
-from engine.models.checkpoint.weights import DummyWeights
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import decoder_config
 
 EXPERT_BYTES = 3 * HIDDEN * INNER
 
@@ -116,34 +110,6 @@ def whole_layers(gb_per_s: float, *, by_spans: bool) -> None:
         print("layer", by_spans, rows, "rows", *line, flush=True)
 
 
-def step(gb_per_s: float) -> None:
-    """A decode step of the whole shape with random weights, to its most likely tokens."""
-    fields = QWEN3 | EXPERTS[SHAPE]
-    config = AutoConfig.for_model(**fields)
-    source = DummyWeights(config.initializer_range, DEVICE)
-    model = Decoder(decoder_config(config), source, DTYPE, DEVICE, 4096, fp8=True)
-    for rows, context in ((1, 256), (2, 256), (8, 256), (64, 192), (256, 192)):
-        attention = Decoding.of(model.attention_specs, rows, context)
-        ids = torch.randint(0, model.vocab_size, (2, rows), device=DEVICE, dtype=torch.int32)
-        positions = torch.full((rows,), context - 1, device=DEVICE)
-
-        def call(
-            index: int,
-            ids: torch.Tensor = ids,
-            positions: torch.Tensor = positions,
-            attention: Decoding = attention,
-        ) -> torch.Tensor:
-            return model.logits(model.forward(ids[index], positions, attention)).argmax(-1)
-
-        ms = graph_us(call, 2) / 1e3
-        head = 2 * HIDDEN * model.vocab_size  # which stays in bfloat16
-        num_bytes = (expert_step_bytes(SHAPE, rows) - head) / 2 + head
-        num_bytes += rows * context * cache_bytes_per_token(SHAPE)
-        bound = num_bytes / gb_per_s / 1e6
-        line = ("ms", round(ms, 3), "bound", round(bound, 3), round(ms / bound, 2))
-        print("step", rows, "rows", context, "context", *line, flush=True)
-
-
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -156,7 +122,7 @@ def main() -> None:
         "few-spans": partial(few, gb_per_s, by_spans=True),
         "layers": partial(whole_layers, gb_per_s, by_spans=False),
         "layers-spans": partial(whole_layers, gb_per_s, by_spans=True),
-        "step": partial(step, gb_per_s),
+        "step": partial(step, gb_per_s, fp8=True),
     }
     for part in args.parts.split(","):
         with torch.inference_mode():

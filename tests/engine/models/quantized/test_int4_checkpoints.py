@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,11 @@ def packed_scheme(group: int, symmetric: bool) -> Any:
     return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-@pytest.mark.parametrize("group", [32, -1])
-def test_compressed_tensors(symmetric: bool, group: int, tmp_path: Path) -> None:
-    """Packed and unpacked by compressed-tensors."""
+def packed_by(
+    scheme: Any, group: int, symmetric: bool
+) -> Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]:
+    """What rounds a weight to the scheme of `packed_scheme`: its tensors, and their values."""
     from compressed_tensors.compressors import PackedQuantizationCompressor
-    from compressed_tensors.quantization import QuantizationConfig
-
-    scheme = packed_scheme(group, symmetric)
 
     def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         rounded = round_weight(weight, group, symmetric=symmetric)
@@ -114,10 +112,20 @@ def test_compressed_tensors(symmetric: bool, group: int, tmp_path: Path) -> None
         values = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
         return stored, values
 
+    return module
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("group", [32, -1])
+def test_compressed_tensors(symmetric: bool, group: int, tmp_path: Path) -> None:
+    """Packed and unpacked by compressed-tensors."""
+    from compressed_tensors.quantization import QuantizationConfig
+
+    scheme = packed_scheme(group, symmetric)
     config = QuantizationConfig(
         config_groups={"group_0": scheme}, format="pack-quantized", ignore=["lm_head"]
     ).model_dump(mode="json")
-    reference = write_quantized(tmp_path, config, module)
+    reference = write_quantized(tmp_path, config, packed_by(scheme, group, symmetric))
     assert_same_logits(load(tmp_path), reference)
 
 

@@ -21,6 +21,7 @@ from tests.engine.models.quantized.test_int4_checkpoints import (
     AWQ,
     GPTQ,
     activation_order,
+    packed_by,
     packed_scheme,
 )
 from tests.engine.models.serving import assert_same_logits, expected, load, serve, some_ids
@@ -56,26 +57,17 @@ def test_gptq(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_compressed_tensors(symmetric: bool, tmp_path: Path) -> None:
     """Packed and unpacked by compressed-tensors."""
-    from compressed_tensors.compressors import PackedQuantizationCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
     scheme = packed_scheme(-1, symmetric)
-
-    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        rounded = round_weight(weight, -1, symmetric=symmetric)
-        given = {"weight": weight, "weight_scale": torch.from_numpy(rounded.scales).float()}
-        if not symmetric:
-            given["weight_zero_point"] = torch.from_numpy(rounded.zeros - 8).to(torch.int8)
-        stored = PackedQuantizationCompressor.compress(given, scheme)
-        values = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
-        return stored, values
-
     config = QuantizationConfig(
         config_groups={"group_0": scheme},
         format="pack-quantized",
         ignore=["lm_head", r"re:.*mlp\.gate$"],
     ).model_dump(mode="json")
-    reference = write_quantized_experts(tmp_path, MODELS["qwen3-moe"], config, module)
+    reference = write_quantized_experts(
+        tmp_path, MODELS["qwen3-moe"], config, packed_by(scheme, -1, symmetric)
+    )
     assert_same_logits(load(tmp_path), reference)
 
 
