@@ -21,6 +21,7 @@ from transformers import AutoConfig
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.shapes import EXPERTS, QWEN3, cache_bytes_per_token, expert_step_bytes
 from engine.contracts.attention import AttentionSpec, Cells, KVCache
+from engine.contracts.heads import Heads, Rotation
 from engine.kernels.decode_attention import paged_decode
 from engine.kernels.decode_shares import DecodeScratch
 from engine.kernels.experts.few import down_few, gate_up_few, route_few
@@ -36,6 +37,7 @@ from engine.kernels.experts.layer import (
 from engine.kernels.experts.routing import Routing, choose_experts
 from engine.kernels.experts.weights import ExpertWeights
 from engine.kernels.norm import rms_norm_torch
+from engine.kernels.rope import rope_and_store
 from engine.kernels.skinny import NUM_ROWS, Norm
 from engine.models.checkpoint.weights import DummyWeights
 from engine.models.fused.decoder import Decoder
@@ -308,6 +310,11 @@ class Decoding:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.cells(layer).store(k, v)
         return self.attend_stored(layer, q)
+
+    def attend_product(
+        self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
+    ) -> torch.Tensor:
+        return self.attend_stored(layer, rope_and_store(qkv, heads, rotation, self.cells(layer)))
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out, pages = torch.empty_like(q), self.cache.layers[layer]

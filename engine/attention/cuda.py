@@ -22,9 +22,12 @@ from engine.attention.flashinfer import (
 )
 from engine.attention.tiled import TiledPrefill
 from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
+from engine.contracts.heads import Heads, Rotation
 from engine.errors import first_line
-from engine.kernels.decode_attention import paged_decode
+from engine.kernels.decode_attention import paged_decode, paged_decode_product
+from engine.kernels.decode_product import Product
 from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.rope import rope_and_store
 from sampling.compiling import compiling_together
 
 logger = logging.getLogger(__name__)
@@ -58,11 +61,10 @@ class CudaAttention:
                 self._flashinfer.compile()
         self._num_decode = 0  # tokens
         self._inputs: AttentionInputs
-        self._key_rows = torch.empty(0, dtype=torch.int64)
+        self._key_rows: torch.Tensor | None = None  # of the step, once a layer asks for its cells
 
     def begin(self, inputs: AttentionInputs) -> None:
-        self._key_rows = self.key_rows(inputs.slots)
-        self._inputs = inputs
+        self._inputs, self._key_rows = inputs, None
         num_rows = inputs.num_decode_rows
         self._num_decode = num_rows * inputs.decode_len
         if self._num_decode == len(inputs.slots):
@@ -89,6 +91,27 @@ class CudaAttention:
         self.cells(layer).store(k, v)
         return self.attend_stored(layer, q)
 
+    def attend_product(
+        self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
+    ) -> torch.Tensor:
+        inputs, spec, scales = self._inputs, self._specs[layer], self._cache.layer_scales(layer)
+        if scales is not None or inputs.decode_len > 1 or self._num_decode < len(qkv):
+            q = rope_and_store(qkv, heads, rotation, self.cells(layer))
+            return self.attend_stored(layer, q)
+        out = qkv.new_empty((len(qkv), spec.num_q_heads, spec.head_dim))
+        paged_decode_product(
+            spec,
+            Product(qkv, heads.norm, rotation.table, heads.eps),
+            rotation.positions,
+            inputs.slots,
+            self._cache.layers[layer],
+            inputs.block_tables,
+            inputs.seq_lens,
+            out,
+            self._scratch,
+        )
+        return out
+
     def key_rows(self, slots: torch.Tensor) -> torch.Tensor:
         """The `Cells.key_rows` of tokens with slots int64 [T]."""
         block_size = self._cache.block_size
@@ -97,6 +120,9 @@ class CudaAttention:
         return torch.add(slots, blocks, alpha=block_size)
 
     def cells(self, layer: int) -> Cells:
+        """The cells of the step's tokens."""
+        if self._key_rows is None:
+            self._key_rows = self.key_rows(self._inputs.slots)
         return self.cells_at(layer, self._key_rows)
 
     def cells_at(self, layer: int, key_rows: torch.Tensor) -> Cells:
@@ -105,6 +131,7 @@ class CudaAttention:
         return Cells(self._cells[layer], key_rows, self._cache.block_size, scales=scales)
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Attend as `attend` does, where the keys and values are in the layer's cells already."""
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         self.attend_into(layer, q, out)
         return out

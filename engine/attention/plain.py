@@ -19,6 +19,8 @@ from engine.contracts.attention import (
     Cells,
     KVCache,
 )
+from engine.contracts.heads import Heads, Rotation
+from engine.kernels.rope import rope_and_store
 
 
 class PlainAttention:
@@ -53,11 +55,18 @@ class PlainAttention:
         self.cells(layer).store(k, v)
         return self.attend_stored(layer, q)
 
+    def attend_product(
+        self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
+    ) -> torch.Tensor:
+        return self.attend_stored(layer, rope_and_store(qkv, heads, rotation, self.cells(layer)))
+
     def cells(self, layer: int) -> Cells:
+        """The places of the step's keys and values in a layer."""
         scales = self._cache.layer_scales(layer)
         return Cells(self._cells[layer], self._key_rows, self._block_size, scales=scales)
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """Attend as `attend` does, where the keys and values are in the layer's cells already."""
         spec = self._specs[layer]
         if self._one_group:
             group, keys = self._groups[0]

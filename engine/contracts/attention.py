@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.contracts.heads import Heads, Rotation
 from engine.contracts.sharing import Sharing
 
 
@@ -219,12 +220,17 @@ class LayerAttention(Protocol):
         """
         ...
 
-    def cells(self, layer: int) -> Cells:
-        """The places where a kernel that makes the step's keys and values may store them itself."""
-        ...
+    def attend_product(
+        self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
+    ) -> torch.Tensor:
+        """Normalize and rotate the heads of a fused QKV product, store keys and values, attend.
 
-    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """Attend as `attend` does, where the keys and values are in the layer's cells already."""
+        Args:
+            qkv: [T, (num_q + 2 * num_kv) * head_dim], contiguous.
+
+        Returns:
+            [T, num_q_heads, head_dim] in its dtype.
+        """
         ...
 
 

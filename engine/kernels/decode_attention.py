@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.contracts.attention import AttentionSpec
+from engine.kernels.decode_product import Product, see_newest, turned
 from engine.kernels.decode_shares import DecodeScratch, Shared, add_shares, leave, rescale
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.pages import (
@@ -57,26 +58,33 @@ class _DecodeTile(NamedTuple):
 
 
 @jit
-def _share_of(seq_len, num_shares, rules, shape: tl.constexpr):
-    """The first key any query sees, keys a share, and how many shares have any."""
+def _share_of(seq_len, num_keys, num_shares, rules, shape: tl.constexpr):
+    """The first key any query sees, keys a share, and how many shares there are, at least one.
+
+    Of the row's keys the first `num_keys` are shared.
+    """
     first = 0
     if rules.window is not None:
         first = tl.maximum(seq_len - shape.query_len + 1 - rules.window, 0)
         first = first // shape.block * shape.block
-    per_share = tl.cdiv(tl.cdiv(seq_len - first, num_shares), shape.block) * shape.block
-    return first, per_share, tl.cdiv(seq_len - first, per_share)
+    turns = tl.cdiv(tl.cdiv(num_keys - first, num_shares), shape.block)
+    per_share = tl.maximum(turns, 1) * shape.block
+    return first, per_share, tl.maximum(tl.cdiv(num_keys - first, per_share), 1)
 
 
 @jit
-def _load_tile(q, row, head, seq_len, scales, shape: tl.constexpr):
-    """Load the queries of a row and key head, `in_half` for keys in float8."""
+def _load_tile(q, product, positions, row, head, seq_len, scales, shape: tl.constexpr):
+    """Load or make the queries of a row and key head, `in_half` for keys in float8."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     inside = m < shape.query_len * shape.group
     token, heads = m // shape.group, head * shape.group + m % shape.group
     mask = inside[:, None] & (d < shape.head_dim)[None, :]
     at_token = (row * shape.query_len + token) * shape.kv_heads * shape.group
     at = (at_token + heads)[:, None] * shape.head_dim + d[None, :]
-    queries = tl.load(q + at, mask=mask, other=0.0)
+    if positions is None:
+        queries = tl.load(q + at, mask=mask, other=0.0)
+    else:
+        queries = turned(product, tl.load(positions + row), row, heads, mask, shape)
     factors = tl.full((shape.padded_queries,), 1.0, tl.float32)
     if scales is not None:
         queries, factors = in_half(queries)
@@ -114,14 +122,13 @@ def _scores(tile, keys, distance, slopes, rules, scales, shape: tl.constexpr):
 
 
 @jit
-def _attend(tile, paged, table, head, start, end, seq_len, rules, shape: tl.constexpr):
-    """Maxima, sums of weights and weighted values over the keys from start to end."""
+def _attend(
+    top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape: tl.constexpr
+):
+    """Maxima, sums of weights and weighted values, continued over the keys from start to end."""
     slopes = None
     if rules.alibi_slopes is not None:
         slopes = tl.load(rules.alibi_slopes + tile.heads, mask=tile.inside, other=0.0)
-    top = tl.full((shape.padded_queries,), float("-inf"), tl.float32)
-    total = tl.full((shape.padded_queries,), 0.0, tl.float32)
-    acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
     # Values in float8 come in pairs, whose halves have sums of their own.
     in_half: tl.constexpr = paged.scales is not None and tile.queries.dtype == tl.float16
     in_pairs: tl.constexpr = in_half and shape.head_dim % 2 == 0
@@ -164,9 +171,15 @@ def _add_sinks(tile, top, total, acc, sinks):
     return total * shrink + rescale(sink, higher), acc * shrink[:, None]
 
 
-@jit(do_not_specialize=["table_stride", "num_shares"])
+@jit(
+    do_not_specialize=["table_stride", "num_shares"],
+    do_not_specialize_on_alignment=["positions", "slots"],  # a drafter's begin anywhere
+)
 def _decode_kernel(
     q,
+    product,
+    positions,
+    slots,
     out,
     paged,
     table_stride,
@@ -179,16 +192,29 @@ def _decode_kernel(
     begin_next(overlap)
     head, row, share = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     seq_len = tl.load(paged.seq_lens + row)
-    first, per_share, active = _share_of(seq_len, num_shares, rules, shape)
+    # In the cache already. (Triton cannot compare a tuple that holds None.)
+    num_keys = seq_len if positions is None else seq_len - 1
+    first, per_share, active = _share_of(seq_len, num_keys, num_shares, rules, shape)
     wait_for_last(overlap)
     if share >= active:
         return
 
-    tile = _load_tile(q, row, head, seq_len, paged.scales, shape)
+    tile = _load_tile(q, product, positions, row, head, seq_len, paged.scales, shape)
     table = paged.tables + row * table_stride
     start = first + share * per_share
-    end = tl.minimum(start + per_share, seq_len)
-    top, total, acc = _attend(tile, paged, table, head, start, end, seq_len, rules, shape)
+    end = tl.minimum(start + per_share, num_keys)
+    top = tl.full((shape.padded_queries,), float("-inf"), tl.float32)
+    total = tl.full((shape.padded_queries,), 0.0, tl.float32)
+    acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
+    if positions is not None:  # noqa: SIM102  # what is left out is not compiled
+        if share == 0:
+            position, slot = tl.load(positions + row), tl.load(slots + row)
+            top, total, acc = see_newest(
+                product, position, slot, paged.pages, tile, row, head, rules, shape
+            )
+    top, total, acc = _attend(
+        top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape
+    )
 
     is_last = True
     if active > 1:
@@ -232,8 +258,47 @@ def paged_decode(
         scales: `KVCache.layer_scales`.
     """
     assert query_len <= scratch.max_query_len
-    head_dim, num_rows = q.shape[2], q.shape[0] // query_len
-    kv_heads, page = spec.num_kv_heads, pages.shape[2]
+    paged = _Paged(pages, block_tables, seq_lens, scales)
+    _launch(spec, q.contiguous(), out, paged, scratch, query_len)
+
+
+def paged_decode_product(
+    spec: AttentionSpec,
+    product: Product,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    pages: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    scratch: DecodeScratch,
+) -> None:
+    """Turn each row's newest token, store its key and value, and attend from it.
+
+    Args:
+        positions: int64 [R], of the tokens in their rows.
+        slots: int64 [R], block * page + offset where the tokens' keys and values go.
+        pages: one layer of a KVCache that stores keys and values as they are.
+        block_tables, seq_lens, out: as for `paged_decode`, of one token a row.
+    """
+    paged = _Paged(pages, block_tables, seq_lens, None)
+    _launch(spec, product.qkv, out, paged, scratch, 1, product, positions, slots)
+
+
+def _launch(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    paged: _Paged,
+    scratch: DecodeScratch,
+    query_len: int,
+    product: Product | None = None,
+    positions: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+) -> None:
+    """Launch the kernel over queries, or over the product they are made of."""
+    head_dim, num_rows = spec.head_dim, len(out) // query_len
+    kv_heads, page = spec.num_kv_heads, paged.pages.shape[2]
     shares = scratch.num_shares(num_rows, kv_heads)
     group = spec.num_q_heads // kv_heads
     padded_queries = max(MIN_DOT, triton.next_power_of_2(query_len * group))
@@ -251,10 +316,13 @@ def paged_decode(
         precision="ieee" if q.dtype == torch.float32 else "tf32",
     )
     _decode_kernel[(kv_heads, num_rows, shares)](
-        q.contiguous(),
+        q,
+        product,
+        positions,
+        slots,
         out,
-        _Paged(pages, block_tables, seq_lens, scales),
-        block_tables.stride(0),
+        paged,
+        paged.tables.stride(0),
         Shared(scratch.sums, scratch.stats, scratch.arrivals),
         shares,
         Rules.of(spec),

@@ -12,11 +12,10 @@ swap exchanges the halves: one multiplication and one fused multiply-add.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from engine.contracts.attention import Cells
+from engine.contracts.heads import Heads, Rotation
 from engine.kernels.fp8 import stored_fp8
 from engine.kernels.norm import rms_norm
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
@@ -25,26 +24,6 @@ from sampling.triton_support import jit, tl, triton
 HEADS = 8
 """Number of heads that a program takes. With fewer most of its threads are idle; with more, a step
 of one token has too few programs."""
-
-
-class Rotation(NamedTuple):
-    """A step's rotation, one row a token: cos and signed sin, float32 [T, 1, D]."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-
-
-class Heads(NamedTuple):
-    """The attention heads in a fused QKV product's output [T, (num_q + 2 * num_kv) * D].
-
-    Attributes:
-        norm: RMSNorm weights of query and key heads [num_q + num_kv, D], if they are normalized.
-    """
-
-    num_q: int
-    num_kv: int
-    norm: torch.Tensor | None
-    eps: float
 
 
 def rope_table(inv_freq: torch.Tensor, scale: float, num_positions: int) -> torch.Tensor:
@@ -56,12 +35,6 @@ def rope_table(inv_freq: torch.Tensor, scale: float, num_positions: int) -> torc
     angles = positions[:, None] * inv_freq.float()  # [num_positions, D / 2]
     scales = torch.where(inv_freq == 0.0, 1.0, scale)
     return torch.cat([angles.cos() * scales, angles.sin() * scales], dim=-1)
-
-
-def rotation_at(table: torch.Tensor, positions: torch.Tensor) -> Rotation:
-    """The rows of a rope_table for positions int64 [T]."""
-    cos, sin = table.index_select(0, positions)[:, None].chunk(2, dim=-1)
-    return Rotation(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
 
 
 def rope_and_store(
@@ -97,14 +70,15 @@ def rope_and_store_torch(
 def rope(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotate heads x [T, heads, D] by their token's rotation."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return torch.addcmul(x * rotation.cos, swapped, rotation.sin).to(x.dtype)
+    cos, sin = rotation.cos_and_sin
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
-@jit
+@jit(do_not_specialize_on_alignment=["positions_ptr"])  # a drafter's begin anywhere
 def _rope_and_store_kernel(
     qkv_ptr,
-    cos_ptr,
-    sin_ptr,
+    table_ptr,
+    positions_ptr,
     norm_ptr,
     q_ptr,
     cells_ptr,
@@ -144,8 +118,9 @@ def _rope_and_store_kernel(
         scale = tl.rsqrt(tl.sum(x * x + y * y, 1) / (2 * HALF) + eps)[:, None]
         x = ((x * scale).to(dtype).to(tl.float32) * x_weight).to(dtype).to(tl.float32)
         y = ((y * scale).to(dtype).to(tl.float32) * y_weight).to(dtype).to(tl.float32)
-    cos = tl.load(cos_ptr + token * 2 * HALF + lanes, mask=lanes < HALF, other=0.0)
-    sin = tl.load(sin_ptr + token * 2 * HALF + HALF + lanes, mask=lanes < HALF, other=0.0)
+    angles_ptr = table_ptr + tl.load(positions_ptr + token) * 2 * HALF + lanes
+    cos = tl.load(angles_ptr, mask=lanes < HALF, other=0.0)
+    sin = tl.load(angles_ptr + HALF, mask=lanes < HALF, other=0.0)
     new_low = tl.where(is_value, low, (x * cos - y * sin).to(dtype))
     new_high = tl.where(is_value, high, (y * cos + x * sin).to(dtype))
     is_query = inside & (heads < num_q)
@@ -179,8 +154,8 @@ def rope_and_store_triton(
         q = torch.empty((len(qkv), heads.num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
     _rope_and_store_kernel[(len(qkv), triton.cdiv(num_heads, HEADS))](
         qkv,
-        rotation.cos,
-        rotation.sin,
+        rotation.table,
+        rotation.positions,
         qkv if heads.norm is None else heads.norm,
         q,
         cells.tensor,

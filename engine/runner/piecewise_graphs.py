@@ -20,6 +20,8 @@ import torch
 
 from engine.attention.cuda import CudaAttention
 from engine.contracts.attention import Cells
+from engine.contracts.heads import Heads, Rotation
+from engine.kernels.rope import rope_and_store
 from engine.models.fused.decoder import Decoder
 from engine.progress import report
 from engine.runner.decode_graphs import capturing_stream
@@ -100,16 +102,20 @@ class _Cut:
     end_piece: Callable[[int], None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self.cells(layer).store(k, v)
+        self._cells(layer).store(k, v)
         self.queries.copy_(q)
-        return self.attend_stored(layer, self.queries)
-
-    def cells(self, layer: int) -> Cells:
-        return self.attention.cells_at(layer, self.key_rows)._replace(queries=self.queries)
-
-    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         self.end_piece(layer)
         return self.attended
+
+    def attend_product(
+        self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
+    ) -> torch.Tensor:
+        rope_and_store(qkv, heads, rotation, self._cells(layer))
+        self.end_piece(layer)
+        return self.attended
+
+    def _cells(self, layer: int) -> Cells:
+        return self.attention.cells_at(layer, self.key_rows)._replace(queries=self.queries)
 
 
 class PiecewiseGraphs:

@@ -22,7 +22,7 @@ class SingleSteps(NamedTuple):
 def single_steps(step: VerifiedStep, start: int, count: int, block_size: int) -> SingleSteps:
     """Make inputs of `count` forwards: the first at positions[last] + start, each one further.
 
-    A token at its row's limit or beyond is written to the null block and sees the keys below it.
+    A token at its row's limit or beyond is written to the null block and sees keys below the limit.
     """
     num_rows, device = len(step.last), step.last.device
     first = step.positions[step.last] + start

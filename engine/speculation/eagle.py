@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.contracts.drafter import VerifiedStep
-from engine.kernels.rope import Rotation, rotation_at
+from engine.contracts.heads import Rotation
 from engine.speculation.cache import CacheShape, DraftCache
 from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.drafter_inputs import single_steps
@@ -47,7 +47,7 @@ class EagleDrafter:
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         eagle_head, attention = self._eagle_head, self._cache.attention
         attention.begin(step.attention)
-        rotation = rotation_at(self._angles, step.positions)
+        rotation = Rotation(self._angles, step.positions)
         features = eagle_head.features(step)
         outputs = eagle_head.forward(step.next_ids, features, rotation, attention)
         if not len(step.last):
@@ -55,19 +55,12 @@ class EagleDrafter:
         features = outputs[step.last]
         drafts = [self._draw(features, step, 0)]
         singles = single_steps(step, 1, self.num_tokens - 1, self._cache.block_size)
-        rotations = self._rotations(singles.positions)
         for depth, inputs in enumerate(singles.attention, start=1):
             attention.begin(inputs)
-            features = eagle_head.forward(drafts[-1], features, rotations[depth - 1], attention)
+            rotation = Rotation(self._angles, singles.positions[depth - 1])
+            features = eagle_head.forward(drafts[-1], features, rotation, attention)
             drafts.append(self._draw(features, step, depth))
         return torch.stack(drafts, dim=1)
-
-    def _rotations(self, positions: torch.Tensor) -> list[Rotation]:
-        """The rotations of positions int64 [n, L], one for each forward, gathered at once."""
-        together = rotation_at(self._angles, positions.flatten())
-        width = positions.shape[1]
-        split = (torch.split(part, width) for part in together)
-        return [Rotation(cos, sin) for cos, sin in zip(*split, strict=True)]
 
     def _draw(self, features: torch.Tensor, step: VerifiedStep, depth: int) -> torch.Tensor:
         logits = self._eagle_head.logits(features)

@@ -22,10 +22,10 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.drafter import VerifiedStep
+from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
 from engine.kernels.linear import Linear, linear, logits_linear
 from engine.kernels.norm import rms_norm
-from engine.kernels.rope import Rotation
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig, attention_specs
 from engine.models.fused.decoder_weights import DecoderWeights

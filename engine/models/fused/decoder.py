@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
-from engine.kernels.rope import Rotation, rope_table, rotation_at
+from engine.contracts.heads import Rotation
+from engine.kernels.rope import rope_table
 from engine.models.checkpoint.weights import ReadTwice, WeightSource
 from engine.models.fused.decoder_config import DecoderConfig
 from engine.models.fused.decoder_weights import DecoderWeights
@@ -141,7 +142,7 @@ class Decoder:
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
     def _rotations(self, positions: torch.Tensor) -> list[Rotation]:
-        return [rotation_at(table, positions) for table in self._rope_tables]
+        return [Rotation(table, positions) for table in self._rope_tables]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits, options = self._lm_head(hidden), self._options

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeGuard
 import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.contracts.heads import Heads, Rotation
 from engine.kernels.activation import silu_and_mul_fp8
 from engine.kernels.experts.layer import Experts
 from engine.kernels.experts.weights import Fp8Experts, Weights
@@ -18,7 +19,6 @@ from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear, logits_linear
 from engine.kernels.norm import rms_norm
 from engine.kernels.norm_linear import Fp8NormedProduct, NormedLinear, NormedProduct
-from engine.kernels.rope import Heads, Rotation, rope_and_store
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig, attention_specs
 from engine.models.fused.experts import products_per_token, read_experts
@@ -83,8 +83,7 @@ class Body(NamedTuple):
         """
         if self.prepare is not None:
             qkv = self.prepare(qkv)
-        q = rope_and_store(qkv, self.heads, rotation, attention.cells(index))
-        x = self.o(attention.attend_stored(index, q).flatten(1))
+        x = self.o(attention.attend_product(index, qkv, self.heads, rotation).flatten(1))
         return self.mlp(x, residual)
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.contracts.attention import LayerAttention
+from engine.contracts.heads import Heads, Rotation
 from engine.kernels.activation import silu_and_mul
 from engine.kernels.layer_norm import add_layer_norm, layer_norm
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm, rms_norm
-from engine.kernels.rope import Heads, Rotation, rope_and_store
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 
@@ -161,8 +161,7 @@ class SequentialBody(NamedTuple):
         """Run the layer as `Body` does."""
         if self.prepare is not None:
             qkv = self.prepare(qkv)
-        q = rope_and_store(qkv, self.heads, rotation, attention.cells(index))
-        x = self.o(attention.attend_stored(index, q).flatten(1))
+        x = self.o(attention.attend_product(index, qkv, self.heads, rotation).flatten(1))
         if self.after_attention is not None:
             x = self.after_attention(x)
         x, residual = self.gate_up(x, residual)
@@ -193,8 +192,7 @@ class ParallelBody(NamedTuple):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the layer as `Body` does."""
         qkv = product[:, : self.qkv_width].contiguous()
-        q = rope_and_store(qkv, self.heads, rotation, attention.cells(index))
-        x = self.o(attention.attend_stored(index, q).flatten(1))
+        x = self.o(attention.attend_product(index, qkv, self.heads, rotation).flatten(1))
         x += self.down(self.activation(product[:, self.qkv_width :]))
         return x, residual
 

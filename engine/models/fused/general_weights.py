@@ -6,8 +6,8 @@ from functools import partial
 
 import torch
 
+from engine.contracts.heads import Heads
 from engine.kernels.linear import Linear, linear
-from engine.kernels.rope import Heads
 from engine.models.fused.decoder_weights import DecoderWeights, prepare_qkv
 from engine.models.fused.general_layers import (
     Activation,

@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache, LayerAttention
-from engine.kernels.rope import Rotation
+from engine.contracts.heads import Rotation
 from engine.models.fused.decoder_weights import Layer
 from engine.models.fused.general_layers import AddNorm, GeneralLayer
 

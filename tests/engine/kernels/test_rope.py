@@ -4,14 +4,8 @@ import pytest
 import torch
 
 from engine.contracts.attention import FP8_CACHE, Cells
-from engine.kernels.rope import (
-    Heads,
-    rope,
-    rope_and_store_torch,
-    rope_and_store_triton,
-    rope_table,
-    rotation_at,
-)
+from engine.contracts.heads import Heads, Rotation
+from engine.kernels.rope import rope, rope_and_store_torch, rope_and_store_triton, rope_table
 from tests.engine.kernels.where import DEVICES
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 3
@@ -32,7 +26,7 @@ def cells_of(slots: list[int], num_kv: int, head_dim: int, like: torch.Tensor) -
 def test_rope_turns_pairs_as_complex_numbers(head_dim: int) -> None:
     positions = torch.tensor([0, 1, 17, 99])
     x, inv_freq = torch.randn(4, 3, head_dim), inv_freq_of(head_dim)
-    out = rope(x, rotation_at(rope_table(inv_freq, 1.5, 100), positions))
+    out = rope(x, Rotation(rope_table(inv_freq, 1.5, 100), positions))
     low, high = x.double().chunk(2, dim=-1)
     angles = positions[:, None, None].double() * inv_freq.double()
     turned = 1.5 * torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles)
@@ -47,7 +41,7 @@ def test_keys_and_values_land_in_their_cells(has_norm: bool) -> None:
     num_q, num_kv, head_dim, slots = 4, 2, 8, [9, 0, 6]
     qkv = torch.randn(3, (num_q + 2 * num_kv) * head_dim)
     norm = torch.randn(num_q + num_kv, head_dim) if has_norm else None
-    rotation = rotation_at(rope_table(inv_freq_of(head_dim), 1.0, 50), torch.tensor([3, 40, 0]))
+    rotation = Rotation(rope_table(inv_freq_of(head_dim), 1.0, 50), torch.tensor([3, 40, 0]))
     cells = cells_of(slots, num_kv, head_dim, qkv)
     q = rope_and_store_torch(qkv, Heads(num_q, num_kv, norm, 1e-6), rotation, cells)
 
@@ -77,7 +71,7 @@ def test_kernel(
     norm = torch.randn(num_q + num_kv, head_dim, device=device).to(dtype) if has_norm else None
     heads = Heads(num_q, num_kv, norm, 1e-6)
     table = rope_table(inv_freq_of(head_dim).to(device), 1.0, 50)
-    rotation = rotation_at(table, torch.tensor([3, 40, 0], device=device))
+    rotation = Rotation(table, torch.tensor([3, 40, 0], device=device))
     results = []
     for run in (rope_and_store_torch, rope_and_store_triton):
         cells = cells_of([9, 0, 6], num_kv, head_dim, qkv)
@@ -103,7 +97,7 @@ def test_keys_and_values_are_rounded_to_fp8(dtype: torch.dtype, device: str) -> 
     edges = torch.tensor(kept, device=device).to(dtype)
     qkv[1, -len(edges) :] = edges  # of the last value
     table = rope_table(inv_freq_of(head_dim).to(device), 1.0, 50)
-    rotation = rotation_at(table, torch.tensor([3, 40, 0], device=device))
+    rotation = Rotation(table, torch.tensor([3, 40, 0], device=device))
     scales = torch.tensor([[0.5, 0.125], [2.0, 1.0]], device=device)
     stored = []
     for run in (rope_and_store_torch, rope_and_store_triton):
