@@ -34,7 +34,7 @@ from engine.kernels.experts.layer import (
     experts_few,
     experts_triton,
 )
-from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import ExpertWeights
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.rope import rope_and_store
@@ -72,7 +72,7 @@ def some_routing(rows: int, num_experts: int, top_k: int) -> Routing:
     """Random choices; no row takes expert 1."""
     logits = torch.randn((rows, num_experts), device=DEVICE)
     logits[:, 1] = -torch.inf
-    return choose_experts(logits, top_k, over_chosen=True)
+    return choose_experts(logits, RoutingRules(top_k, over_chosen=True))
 
 
 def graph_us(call: Call, count: int = LAYERS) -> float:
@@ -129,8 +129,8 @@ def check_routing() -> None:
     for rows in NUM_ROWS:
         x, residual = torch.randn((2, rows, HIDDEN), device=DEVICE).to(DTYPE)
         norm = Norm(residual, torch.rand(HIDDEN, device=DEVICE).to(DTYPE), 1e-6)
-        got = route_few(x, norm, router, None, TOP_K, arrivals, over_chosen=True)
-        wanted = Router(router, None, TOP_K, over_chosen=True)(got.normed)
+        got = route_few(x, norm, router, None, RoutingRules(TOP_K, over_chosen=True), arrivals)
+        wanted = Router(router, None, RoutingRules(TOP_K, over_chosen=True))(got.normed)
         normed = rms_norm_torch(x + residual, norm.weight, 1e-6)
         ok = (
             torch.equal(got.routing.ids, wanted.ids)
@@ -206,7 +206,9 @@ def _layers(layers: list[ExpertWeights], numbers: tuple[int, ...], gb_per_s: flo
     norm = torch.ones(HIDDEN, dtype=DTYPE, device=DEVICE)
     routers = [torch.randn((NUM_EXPERTS, HIDDEN), device=DEVICE).to(DTYPE) for _ in layers]
     modules = [
-        Experts(norm, 1e-6, Router(router, None, TOP_K, over_chosen=True), weights, None)
+        Experts(
+            norm, 1e-6, Router(router, None, RoutingRules(TOP_K, over_chosen=True)), weights, None
+        )
         for router, weights in zip(routers, layers, strict=True)
     ]
     for rows in numbers:
@@ -271,7 +273,7 @@ def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) ->
     products = torch.empty((rows * TOP_K, HIDDEN), dtype=DTYPE, device=DEVICE)
     logits = torch.randn((rows, NUM_EXPERTS), device=DEVICE)
     around: dict[str, Call] = {
-        "choose": lambda _: choose_experts(logits, TOP_K, over_chosen=True),
+        "choose": lambda _: choose_experts(logits, RoutingRules(TOP_K, over_chosen=True)),
         "group": lambda _: group_pairs(routing.ids, NUM_EXPERTS),
         "sums": lambda _: weighted_sums(products, routing, None),
     }

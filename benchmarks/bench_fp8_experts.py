@@ -28,6 +28,7 @@ from benchmarks.bench_sampling import copy_gb_per_s
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.gates import SILU
 from engine.kernels.experts.layer import Experts, Router
+from engine.kernels.experts.routing import RoutingRules
 from engine.kernels.experts.weights import ExpertWeights, Fp8Experts
 from engine.kernels.fp8 import FP8
 from engine.kernels.quantized.launch import LaunchShape
@@ -92,8 +93,7 @@ def whole_layers(gb_per_s: float, *, by_spans: bool) -> None:
         router = Router(
             torch.randn((NUM_EXPERTS, HIDDEN), device=DEVICE).to(DTYPE),
             None,
-            TOP_K,
-            over_chosen=True,
+            RoutingRules(TOP_K, over_chosen=True),
         )
         modules.append(Experts(norm, 1e-6, router, weights, None))
     for rows in (1, 2, 4, 8, 64, 256, 4096):

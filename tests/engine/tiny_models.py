@@ -47,6 +47,23 @@ FUSED: dict[str, dict[str, Any]] = {
     },
     "cohere": {**_SIZES, "logit_scale": 0.7},  # attention beside the MLP, neighbours turned
     "glm4": {**_SIZES, "head_dim": 16},  # norms on both sides, half of each head turned
+    "deepseek_v2": {  # compressed keys and values, groups of experts
+        **_SIZES,
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 20,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_group": 3,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "routed_scaling_factor": 2.0,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+    },
     "gpt_oss": {  # attention sinks, mixture of experts, sliding window
         **_SIZES,
         "head_dim": 16,

@@ -15,7 +15,7 @@ import torch
 
 from engine.kernels.experts.few_fp8 import store_rounded
 from engine.kernels.experts.gates import join
-from engine.kernels.experts.routing import Routing, choose, empty_routing
+from engine.kernels.experts.routing import Routing, RoutingRules, choose, empty_routing
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
@@ -60,8 +60,7 @@ def _route_kernel(
     features: tl.constexpr,
     num_spans: tl.constexpr,
     num_experts: tl.constexpr,
-    top_k: tl.constexpr,
-    over_chosen: tl.constexpr,
+    rules: tl.constexpr,
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     EXPERTS: tl.constexpr,  # noqa: N803
@@ -93,7 +92,7 @@ def _route_kernel(
     is_last = tl.atomic_add(arrivals, 1, sem="acq_rel") == tl.num_programs(0) - 1
     if is_last:
         for token in tl.static_range(num_tokens):
-            choose(logits, ids, weights, token, num_experts, top_k, over_chosen, EXPERTS, CHOSEN)
+            choose(logits, ids, weights, token, num_experts, rules, EXPERTS, CHOSEN)
         tl.store(arrivals, 0)
 
 
@@ -102,10 +101,8 @@ def route_few(
     norm: Norm,
     router: torch.Tensor,
     bias: torch.Tensor | None,
-    top_k: int,
+    rules: RoutingRules,
     arrivals: torch.Tensor,
-    *,
-    over_chosen: bool,
     rounded: Fp8Rows | Fp8Blocks | None = None,
 ) -> Routed:
     """Norm x [T, hidden] + the norm's residual, which must be there, and choose experts.
@@ -119,7 +116,7 @@ def route_few(
     assert norm.residual is not None
     assert x.is_contiguous()
     assert norm.residual.is_contiguous()
-    routing = empty_routing(num_tokens, top_k, x.device)
+    routing = empty_routing(num_tokens, rules.top_k, x.device)
     logits = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=x.device)
     normed, sums = torch.empty_like(x), torch.empty_like(x)
     num_spans = rounded.scales.shape[1] if isinstance(rounded, Fp8Blocks) else 0
@@ -140,12 +137,11 @@ def route_few(
         features=features,
         num_spans=num_spans,
         num_experts=num_experts,
-        top_k=top_k,
-        over_chosen=over_chosen,
+        rules=rules,
         ROWS=ROUTER_ROWS,
         BLOCK=max(triton.next_power_of_2(features), SPAN if num_spans else 1),
         EXPERTS=padded_lanes(num_experts),
-        CHOSEN=padded_lanes(top_k),
+        CHOSEN=padded_lanes(rules.top_k),
         num_warps=4,
         **overlap_of(x),
     )

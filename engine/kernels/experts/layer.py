@@ -16,7 +16,7 @@ from engine.kernels.experts.gates import join_torch
 from engine.kernels.experts.grouped import grouped_linear, weighted_sums
 from engine.kernels.experts.grouped_int4 import grouped_int4
 from engine.kernels.experts.groups import Groups, group_pairs
-from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import (
     ExpertWeights,
     Fp8Experts,
@@ -37,8 +37,7 @@ class Router(NamedTuple):
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    top_k: int
-    over_chosen: bool
+    rules: RoutingRules
 
     def __call__(self, x: torch.Tensor) -> Routing:
         """Choose experts for x [T, hidden], from logits that are never rounded to its dtype."""
@@ -48,20 +47,20 @@ class Router(NamedTuple):
             logits = F.linear(x.float(), self.weight.float())
         if self.bias is not None:
             logits += self.bias
-        return choose_experts(logits, self.top_k, over_chosen=self.over_chosen)
+        return choose_experts(logits, self.rules)
 
 
 class SharedExpert(NamedTuple):
-    """The expert that every token takes, times the sigmoid of a product [1, hidden]."""
+    """The expert that every token takes, times the sigmoid of a product [1, hidden] if any."""
 
     gate_up: Linear | Fp8Linear
     down: Linear | Fp8Linear
-    scale: torch.Tensor
+    scale: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute its output [T, hidden] of x [T, hidden]."""
         out = self.down(silu_and_mul(self.gate_up(x)))
-        return F.linear(x, self.scale).sigmoid() * out
+        return out if self.scale is None else F.linear(x, self.scale).sigmoid() * out
 
 
 class Experts:
@@ -106,10 +105,9 @@ class Experts:
             Norm(residual, self._norm_weight, self._eps),
             router.weight,
             router.bias,
-            router.top_k,
+            router.rules,
             self._arrivals,
-            over_chosen=router.over_chosen,
-            rounded=rounded,
+            rounded,
         )
         base = self._shared(normed) if self._shared else None
         out = experts_few(normed, routing, weights, base, rounded)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.models.fused.experts import EXPERTS, ExpertsConfig
+from engine.models.fused.experts import BY_GROUP, EXPERTS, GREEDY, ExpertsConfig
+from engine.models.fused.latent import LatentConfig, latent_config
 from engine.models.fused.options import ACTIVATIONS, OPTIONS, LayerOptions, activation_name
 from engine.models.fused.rotation import (
     ROPE_TYPES,
@@ -23,6 +24,7 @@ from engine.models.fused.rotation import (
 ARCHITECTURES = {
     "CohereForCausalLM": "cohere",
     "Cohere2ForCausalLM": "cohere2",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -56,6 +58,7 @@ class DecoderConfig:
         windows: sliding window of each layer, None where a layer sees all.
         rotations: the speeds of which there are. layer_rotations: which of them each layer has.
         lane_order: see `rotation.lane_order`.
+        latent: of attention whose keys and values are compressed; None for others.
     """
 
     vocab_size: int
@@ -74,12 +77,13 @@ class DecoderConfig:
     lane_order: torch.Tensor | None
     options: LayerOptions
     experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the layers are a Llama's but for biases, norms of heads, and experts."""
+        """Whether the layers are a Llama's but for biases, attention, and experts."""
         options = self.options
-        own = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "clip_qkv", "sinks")
+        own = ("qkv_bias", "o_bias", "mlp_bias", "qk_norm", "clip_qkv", "sinks", "attention_scale")
         plain = LayerOptions(**{name: getattr(options, name) for name in own})
         return options == plain and self.lane_order is None
 
@@ -132,6 +136,8 @@ def unfused_layer_reason(config: Any) -> str | None:
     for name in ("use_qk_norm", "qk_layernorm", "use_bidirectional_attention"):
         if getattr(config, name, False):
             return f"{name} true"
+    if (reason := _unread_latent(config)) is not None:
+        return reason
     head_dim = _head_dim(config)
     for layer_type in _layer_types(config):
         rope = rope_parameters(config, layer_type)
@@ -147,8 +153,22 @@ def unfused_layer_reason(config: Any) -> str | None:
 
 SILU_ONLY = frozenset(OPTIONS) - {"gemma", "gemma2", "gemma3_text", "phi", "starcoder2"}
 """Families whose options name no other activation."""
-PLAIN = ("llama", "mistral", "qwen2", "qwen3", *EXPERTS)
-"""Families whose layers are a Llama's, see `DecoderConfig.is_plain`."""
+PLAIN = {"llama", "mistral", "qwen2", "qwen3", *EXPERTS} - {"deepseek_v2"}
+"""Families whose layers are a Llama's, see `DecoderConfig.is_plain`, and turn whole heads."""
+
+
+def _unread_latent(config: Any) -> str | None:
+    """Why compressed attention of a config is not run; None if it is, or there is none."""
+    latent = latent_config(config)
+    if latent is None:
+        return None
+    for name in ("attention_bias", "mlp_bias"):
+        if getattr(config, name, False):
+            return f"{name} true"
+    if latent.value > latent.head_dim:
+        return f"v_head_dim {latent.value} above the {latent.head_dim} of keys"
+    method = getattr(config, "topk_method", GREEDY)
+    return None if method in (GREEDY, BY_GROUP) else f"topk_method {method!r}"
 
 
 def decoder_config(config: Any) -> DecoderConfig:
@@ -157,6 +177,7 @@ def decoder_config(config: Any) -> DecoderConfig:
     rotations, layer_rotations = _rotations(config, head_dim)
     options = OPTIONS[config.model_type](config)
     turned = rotary_dim(config, head_dim, _layer_types(config)[0])
+    latent = latent_config(config)
     return DecoderConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -171,9 +192,12 @@ def decoder_config(config: Any) -> DecoderConfig:
         initializer_range=config.initializer_range,
         rotations=rotations,
         layer_rotations=layer_rotations,
-        lane_order=lane_order(head_dim, turned, interleaved=options.interleaved),
+        lane_order=None
+        if latent is not None
+        else lane_order(head_dim, turned, interleaved=options.interleaved),
         options=options,
         experts=_experts(config),
+        latent=latent,
     )
 
 
@@ -196,6 +220,8 @@ def attention_specs(config: DecoderConfig) -> list[AttentionSpec]:
 
 
 def _head_dim(config: Any) -> int:
+    if (latent := latent_config(config)) is not None:
+        return latent.head_dim
     head_dim: int | None = getattr(config, "head_dim", None)
     return head_dim or int(config.hidden_size // config.num_attention_heads)
 

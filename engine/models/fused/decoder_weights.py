@@ -22,6 +22,7 @@ from engine.kernels.norm_linear import Fp8NormedProduct, NormedLinear, NormedPro
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig, attention_specs
 from engine.models.fused.experts import products_per_token, read_experts
+from engine.models.fused.latent import ValueLanes, first_widths, read_latent_heads
 from engine.models.fused.shards import ShardedWeights, shard_config
 from engine.models.quantized.parts import DensePart, Fp8Part, Part
 from engine.models.quantized.reader import QuantizedReader
@@ -175,19 +176,17 @@ class DecoderWeights:
 
     def _qkv_widths(self) -> dict[str, int]:
         config = self.config
+        if config.latent is not None:
+            return first_widths(config.latent, config.num_q_heads)
         kv_width = config.num_kv_heads * config.head_dim
         q_width = config.num_q_heads * config.head_dim
         return {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
 
     def body(self, prefix: str, *, with_experts: bool = False) -> Body:
         """Read the rest of a layer."""
-        config, attention, hidden = self.config, f"{prefix}.self_attn", self.config.hidden_size
-        q_width = config.num_q_heads * config.head_dim
+        config, attention = self.config, f"{prefix}.self_attn"
         return Body(
-            o=summed(
-                self._linear(*self._part(attention, {"o_proj": hidden}, q_width, config.o_bias)),
-                self._exchange,
-            ),
+            o=self._heads_out(attention),
             mlp=self._experts(prefix) if with_experts else self._mlp(prefix),
             heads=Heads(
                 num_q=config.num_q_heads,
@@ -197,6 +196,16 @@ class DecoderWeights:
             ),
             prepare=self._prepare(attention),
         )
+
+    def _heads_out(self, prefix: str) -> Linear | Fp8Linear:
+        """Read the output product of an attention."""
+        config, latent = self.config, self.config.latent
+        value = config.head_dim if latent is None else latent.value
+        widths, fan_in = {"o_proj": config.hidden_size}, config.num_q_heads * value
+        product = self._linear(*self._part(prefix, widths, fan_in, config.o_bias))
+        if latent is not None:
+            return ValueLanes(product, config.head_dim, value).__call__
+        return summed(product, self._exchange)
 
     def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
         """Read a tensor as it is in the checkpoint, in the model's dtype."""
@@ -215,6 +224,8 @@ class DecoderWeights:
     def _prepare(self, prefix: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """Read what is done with a QKV product before it is turned."""
         config = self.config
+        if config.latent is not None:
+            return read_latent_heads(config.latent, config.num_q_heads, self, prefix).__call__
         if not config.whole_qk_norm and config.clip_qkv is None:
             return None
         norms: tuple[torch.Tensor, ...] = ()

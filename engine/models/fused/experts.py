@@ -11,6 +11,7 @@ import torch
 from engine.errors import ModelError
 from engine.kernels.experts.gates import ALPHA, GPT_OSS, LIMIT, SILU
 from engine.kernels.experts.layer import Experts, Router, SharedExpert
+from engine.kernels.experts.routing import RoutingRules
 from engine.kernels.experts.weights import ExpertWeights, Fp8Experts, Weights
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear
@@ -25,7 +26,7 @@ class ExpertsConfig:
     Attributes:
         layers: whether each layer has experts in place of its MLP.
         inner, shared_inner: sizes of an expert and of the one that all tokens take, 0 for none.
-        over_chosen: the chosen experts' weights sum to one.
+        shared_name: of the latter; shared_gate: it is multiplied by a sigmoid of its own.
         prefix: name of the part of a layer that holds them.
         names: of an expert's gate, up and down products.
         router: name of the product that chooses, and whether it has a bias.
@@ -35,10 +36,11 @@ class ExpertsConfig:
 
     layers: tuple[bool, ...]
     num_experts: int
-    top_k: int
+    rules: RoutingRules
     inner: int
-    over_chosen: bool
     shared_inner: int = 0
+    shared_name: str = "shared_expert"
+    shared_gate: bool = True
     prefix: str = "mlp"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
@@ -47,10 +49,19 @@ class ExpertsConfig:
     joined: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.top_k <= self.num_experts:
+        top_k, _, _, groups, taken = self.rules
+        if not 1 <= top_k <= self.num_experts:
             raise ModelError(
                 f"config.json: num_experts_per_tok must be from 1 to the number of experts "
-                f"({self.num_experts}), got {self.top_k}; give a config as its authors published it"
+                f"({self.num_experts}), got {top_k}; give a config as its authors published it"
+            )
+        if groups > 1 and (
+            self.num_experts % groups or not top_k * groups <= taken * self.num_experts
+        ):
+            raise ModelError(
+                f"config.json: {taken} (topk_group) of {groups} groups (n_group) of "
+                f"{self.num_experts} experts do not hold the {top_k} that a token takes; give a "
+                "config as its authors published it"
             )
 
 
@@ -59,9 +70,8 @@ def mixtral_experts(config: Any) -> ExpertsConfig:
     return ExpertsConfig(
         layers=(True,) * config.num_hidden_layers,
         num_experts=config.num_local_experts,
-        top_k=config.num_experts_per_tok,
+        rules=RoutingRules(config.num_experts_per_tok, over_chosen=True),
         inner=config.intermediate_size,
-        over_chosen=True,
         prefix="block_sparse_moe",
         names=("w1", "w3", "w2"),
     )
@@ -82,10 +92,36 @@ def qwen_experts(config: Any) -> ExpertsConfig:
             for index in range(config.num_hidden_layers)
         ),
         num_experts=config.num_experts,
-        top_k=config.num_experts_per_tok,
+        rules=RoutingRules(config.num_experts_per_tok, over_chosen=config.norm_topk_prob),
         inner=getattr(config, "moe_intermediate_size", config.intermediate_size),
-        over_chosen=config.norm_topk_prob,
         shared_inner=getattr(config, "shared_expert_intermediate_size", 0),
+    )
+
+
+GREEDY, BY_GROUP = "greedy", "group_limited_greedy"
+"""DeepSeek-V2's methods of choosing experts."""
+
+
+def deepseek_experts(config: Any) -> ExpertsConfig:
+    """Read the experts of a DeepSeek-V2 config, by transformers' rules.
+
+    `norm_topk_prob` is not read there either: weights are probabilities over all experts.
+    """
+    rules = RoutingRules(
+        config.num_experts_per_tok or 0, over_chosen=False, scale=config.routed_scaling_factor
+    )
+    if config.topk_method == BY_GROUP:
+        rules = rules._replace(num_groups=config.n_group, top_groups=config.topk_group)
+    return ExpertsConfig(
+        layers=tuple(
+            index >= config.first_k_dense_replace for index in range(config.num_hidden_layers)
+        ),
+        num_experts=config.n_routed_experts,
+        rules=rules,
+        inner=config.moe_intermediate_size,
+        shared_inner=config.moe_intermediate_size * config.n_shared_experts,
+        shared_name="shared_experts",
+        shared_gate=False,
     )
 
 
@@ -100,9 +136,8 @@ def gpt_oss_experts(config: Any) -> ExpertsConfig:
     return ExpertsConfig(
         layers=(True,) * config.num_hidden_layers,
         num_experts=config.num_local_experts,
-        top_k=config.num_experts_per_tok,
+        rules=RoutingRules(config.num_experts_per_tok, over_chosen=True),
         inner=config.intermediate_size,
-        over_chosen=True,
         router="router",
         router_bias=True,
         gate=GPT_OSS,
@@ -111,6 +146,7 @@ def gpt_oss_experts(config: Any) -> ExpertsConfig:
 
 
 EXPERTS: dict[str, Callable[[Any], ExpertsConfig]] = {
+    "deepseek_v2": deepseek_experts,
     "mixtral": mixtral_experts,
     "qwen2_moe": qwen_experts,
     "qwen3_moe": qwen_experts,
@@ -141,12 +177,11 @@ def read_experts(
     router = Router(
         reader.unquantized(router_name, num_experts, hidden),
         reader.read((num_experts,), f"{router_name}.bias") if config.router_bias else None,
-        config.top_k,
-        config.over_chosen,
+        config.rules,
     )
     shared = None
     if config.shared_inner:
-        shared = _read_shared(config.shared_inner, reader, prefix, hidden)
+        shared = _read_shared(config, reader, f"{prefix}.{config.shared_name}", hidden)
     read = _read_joined if config.joined else _read_each
     return Experts(norm, eps, router, read(config, reader, f"{prefix}.experts", hidden), shared)
 
@@ -179,18 +214,18 @@ def _read_joined(config: ExpertsConfig, reader: _Reader, name: str, hidden: int)
     )
 
 
-def _read_shared(inner: int, reader: _Reader, prefix: str, hidden: int) -> SharedExpert:
-    name = f"{prefix}.shared_expert"
+def _read_shared(config: ExpertsConfig, reader: _Reader, name: str, hidden: int) -> SharedExpert:
+    inner = config.shared_inner
     return SharedExpert(
         reader.product(name, {"gate_proj": inner, "up_proj": inner}, hidden),
         reader.product(name, {"down_proj": hidden}, inner),
-        reader.unquantized(f"{name}_gate", 1, hidden),
+        reader.unquantized(f"{name}_gate", 1, hidden) if config.shared_gate else None,
     )
 
 
 def products_per_token(config: ExpertsConfig, hidden: int) -> int:
     """The number of weights that a token multiplies in a layer of experts, but for the shared."""
-    return hidden * (3 * config.top_k * config.inner + config.num_experts)
+    return hidden * (3 * config.rules.top_k * config.inner + config.num_experts)
 
 
 def in_halves(weights: Weights) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +122,14 @@ def _olmoe(config: Any) -> LayerOptions:
 def _olmo2(config: Any) -> LayerOptions:
     names = LayerNames(**SANDWICH | {"attention_norm": None, "mlp_norm": None})
     return LayerOptions(**_biased(config), names=names, qk_norm="whole")
+
+
+def _deepseek(config: Any) -> LayerOptions:
+    scale = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    rope = config.rope_parameters
+    if rope["rope_type"] != "default" and (all_dim := rope.get("mscale_all_dim", 0)):
+        scale *= (0.1 * all_dim * math.log(max(rope["factor"], 1.0)) + 1.0) ** 2
+    return LayerOptions(attention_scale=scale)
 
 
 def _gpt_oss(config: Any) -> LayerOptions:
@@ -243,6 +252,7 @@ OPTIONS: dict[str, Callable[[Any], LayerOptions]] = {
     "olmoe": _olmoe,
     "cohere": _cohere,
     "cohere2": _cohere,
+    "deepseek_v2": _deepseek,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma2,

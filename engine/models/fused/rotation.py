@@ -35,6 +35,8 @@ def rope_parameters(config: Any, layer_type: str | None) -> dict[str, Any]:
 
 def rotary_dim(config: Any, head_dim: int, layer_type: str | None) -> int:
     """The number of a head's lanes that are turned."""
+    if (own := getattr(config, "qk_rope_head_dim", None)) is not None:
+        return int(own)
     return int(head_dim * rope_parameters(config, layer_type).get("partial_rotary_factor", 1.0))
 
 

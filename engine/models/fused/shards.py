@@ -33,6 +33,11 @@ def check_shards(config: DecoderConfig, size: int) -> None:
     Raises:
         ModelError: with the numbers.
     """
+    if config.latent is not None:
+        raise ModelError(
+            f"{FLAG} {size}: attention with compressed keys and values is not divided among ranks; "
+            f"leave {FLAG} out"
+        )
     if config.experts is not None:
         raise ModelError(
             f"{FLAG} {size}: mixtures of experts are not divided among ranks yet; leave {FLAG} out"

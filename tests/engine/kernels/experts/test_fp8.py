@@ -16,7 +16,7 @@ from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.grouped import fp8_tile_of, grouped_linear, weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
-from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import ExpertWeights, Fp8Experts
 from engine.kernels.skinny import Norm
 from sampling.triton_support import INTERPRETED
@@ -66,7 +66,7 @@ def _rounded(x: np.ndarray) -> torch.Tensor:
 def some_routing(num_tokens: int, num_experts: int, top_k: int, device: str) -> Routing:
     logits = torch.randn(num_tokens, num_experts, device=device)
     logits[:, 1] = -torch.inf  # an expert that no token takes
-    return choose_experts(logits, top_k, over_chosen=True)
+    return choose_experts(logits, RoutingRules(top_k, over_chosen=True))
 
 
 def some_bias(num_experts: int, channels: int, device: str, gate: str) -> torch.Tensor | None:
@@ -251,10 +251,9 @@ def test_the_router_rounds_as_others_do(hidden: int, device: str, *, by_spans: b
         Norm(residual, torch.rand(hidden, device=device), 1e-6),
         torch.randn(11, hidden, device=device),
         None,
-        3,
+        RoutingRules(3, over_chosen=True),
         torch.zeros(1, dtype=torch.int32, device=device),
-        over_chosen=True,
-        rounded=room,
+        room,
     )
     wanted = experts.rounded(routed.normed)
     assert torch.equal(room.values.view(torch.uint8), wanted.values.view(torch.uint8))

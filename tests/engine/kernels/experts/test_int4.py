@@ -9,7 +9,7 @@ import torch
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
 from engine.kernels.experts.nibbles import INT4, MXFP4
-from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import ExpertWeights, Int4Experts
 from engine.kernels.quantized.int4 import pack
 from sampling.triton_support import INTERPRETED
@@ -84,7 +84,7 @@ class Case:
         self.wide = wide_gate_up.to(device), wide_down.to(device)
         logits = torch.randn(num_tokens, num_experts, device=device)
         logits[:, 1] = -torch.inf  # an expert that no token takes
-        self.routing: Routing = choose_experts(logits, top_k, over_chosen=True)
+        self.routing: Routing = choose_experts(logits, RoutingRules(top_k, over_chosen=True))
         self.x = torch.randn(num_tokens, hidden, device=device).to(dtype)
 
     def check(self, got: torch.Tensor, *, rounds_weights: bool = False) -> None:

@@ -15,7 +15,7 @@ from engine.kernels.experts.layer import (
     experts_torch,
     experts_triton,
 )
-from engine.kernels.experts.routing import Routing, choose_experts
+from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import Norm
 from sampling.triton_support import INTERPRETED
@@ -32,7 +32,7 @@ DOT_DTYPES = [torch.float32, torch.float16]
 def some_routing(num_tokens: int, num_experts: int, top_k: int, device: str) -> Routing:
     logits = torch.randn(num_tokens, num_experts, device=device)
     logits[:, 1] = -torch.inf  # an expert that no token takes
-    return choose_experts(logits, top_k, over_chosen=True)
+    return choose_experts(logits, RoutingRules(top_k, over_chosen=True))
 
 
 def some_rows(num_tokens: int, hidden: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -150,12 +150,12 @@ def test_route_few(num_tokens: int, dtype: torch.dtype, device: str, *, has_bias
     bias = some_rows(1, num_experts, dtype, device)[0] if has_bias else None
     arrivals = torch.zeros(1, dtype=torch.int32, device=device)
     norm = Norm(residual, norm_weight, 1e-6)
-    routed = route_few(x, norm, weight, bias, top_k, arrivals, over_chosen=False)
+    routed = route_few(x, norm, weight, bias, RoutingRules(top_k, over_chosen=False), arrivals)
     assert torch.equal(routed.sums, x + residual)
     normed = rms_norm_torch(x + residual, norm_weight, 1e-6)
     # A value near the middle of two numbers may round either way.
     torch.testing.assert_close(routed.normed, normed, rtol=torch.finfo(dtype).eps, atol=1e-6)
-    wanted = Router(weight, bias, top_k, over_chosen=False)(routed.normed)
+    wanted = Router(weight, bias, RoutingRules(top_k, over_chosen=False))(routed.normed)
     assert torch.equal(routed.routing.ids, wanted.ids)
     torch.testing.assert_close(routed.routing.weights, wanted.weights, rtol=1e-4, atol=1e-6)
     assert not arrivals.any(), "ready for the next tokens"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.kernels.experts.groups import BLOCK, group_pairs_torch, group_pairs_triton
-from engine.kernels.experts.routing import choose_experts_torch, choose_experts_triton
+from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
 from tests.engine.kernels.where import DEVICES
 
 
@@ -13,7 +13,7 @@ from tests.engine.kernels.where import DEVICES
 @pytest.mark.parametrize(("num_experts", "top_k"), [(4, 2), (60, 4), (128, 8), (5, 5), (8, 1)])
 def test_choices(num_experts: int, top_k: int, *, over_chosen: bool) -> None:
     logits = 3 * torch.randn(50, num_experts)
-    routing = choose_experts_torch(logits, top_k, over_chosen=over_chosen)
+    routing = choose_experts_torch(logits, RoutingRules(top_k, over_chosen=over_chosen))
     wide = logits.double().exp()
     shares = wide / wide.sum(-1, keepdim=True)
     wanted, ids = shares.topk(top_k, dim=-1)
@@ -31,15 +31,57 @@ def test_kernel(num_experts: int, top_k: int, device: str, *, over_chosen: bool)
     logits = 3 * torch.randn(20, num_experts, device=device)
     logits[3] = 0.0
     logits[4, ::2] = logits[4, 1]
-    got = choose_experts_triton(logits, top_k, over_chosen=over_chosen)
-    wanted = choose_experts_torch(logits, top_k, over_chosen=over_chosen)
+    got = choose_experts_triton(logits, RoutingRules(top_k, over_chosen=over_chosen))
+    wanted = choose_experts_torch(logits, RoutingRules(top_k, over_chosen=over_chosen))
+    assert torch.equal(got.ids, wanted.ids)
+    torch.testing.assert_close(got.weights, wanted.weights, rtol=1e-5, atol=1e-7)
+
+
+GROUPED = [
+    RoutingRules(3, over_chosen=False, scale=16.0, num_groups=4, top_groups=2),
+    RoutingRules(6, over_chosen=True, scale=2.5, num_groups=8, top_groups=3),
+    RoutingRules(4, over_chosen=False, num_groups=8, top_groups=4),
+]
+"""For 24 experts."""
+
+
+def test_groups_of_experts() -> None:
+    """DeepSeek-V2's rule by its definition in float64, expert by expert."""
+    logits = 3 * torch.randn(50, 24)
+    for rules in GROUPED:
+        routing = choose_experts_torch(logits, rules)
+        shares = logits.double().softmax(-1)
+        size = 24 // rules.num_groups
+        for token in range(50):
+            best = [max(shares[token, at : at + size]) for at in range(0, 24, size)]
+            order = sorted(range(rules.num_groups), key=lambda group: -best[group])
+            taken = order[: rules.top_groups]
+            rest = [e for e in range(24) if e // size in taken]
+            rest.sort(key=lambda expert: -shares[token, expert])
+            ids = rest[: rules.top_k]
+            assert routing.ids[token].tolist() == ids
+            wanted = shares[token, ids] * rules.scale
+            if rules.over_chosen:
+                wanted = wanted / shares[token, ids].sum()
+            torch.testing.assert_close(routing.weights[token].double(), wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rules", GROUPED)
+def test_kernel_with_groups(rules: RoutingRules, device: str) -> None:
+    logits = 3 * torch.randn(20, 24, device=device)
+    logits[3] = 0.0
+    logits[4, ::2] = logits[4, 1]
+    got, wanted = choose_experts_triton(logits, rules), choose_experts_torch(logits, rules)
     assert torch.equal(got.ids, wanted.ids)
     torch.testing.assert_close(got.weights, wanted.weights, rtol=1e-5, atol=1e-7)
 
 
 def test_of_equal_logits_the_lower_id_is_first() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0]])
-    assert choose_experts_torch(logits, 4, over_chosen=True).ids.tolist() == [[1, 2, 4, 0]]
+    assert choose_experts_torch(logits, RoutingRules(4, over_chosen=True)).ids.tolist() == [
+        [1, 2, 4, 0]
+    ]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -47,7 +89,7 @@ def test_logits_that_are_no_numbers_choose_distinct_experts(device: str) -> None
     logits = torch.full((2, 6), torch.nan, device=device)
     logits[1] = -torch.inf
     with np.errstate(invalid="ignore"):  # the interpreter's arithmetic
-        ids = choose_experts_triton(logits, 4, over_chosen=True).ids
+        ids = choose_experts_triton(logits, RoutingRules(4, over_chosen=True)).ids
     assert ids.tolist() == [[0, 1, 2, 3]] * 2
 
 
@@ -58,7 +100,7 @@ def test_logits_that_are_no_numbers_choose_distinct_experts(device: str) -> None
 def test_groups(num_tokens: int, num_experts: int, top_k: int, device: str) -> None:
     logits = torch.randn(num_tokens, num_experts, device=device)
     logits[:, num_experts // 2] = -torch.inf  # an expert that no token takes
-    ids = choose_experts_torch(logits, top_k, over_chosen=True).ids.contiguous()
+    ids = choose_experts_torch(logits, RoutingRules(top_k, over_chosen=True)).ids.contiguous()
     got, wanted = group_pairs_triton(ids, num_experts), group_pairs_torch(ids, num_experts)
     assert torch.equal(got.order, wanted.order)
     assert torch.equal(got.starts, wanted.starts)

@@ -48,6 +48,17 @@ LONG = rope(
     long_factor=[2.0] * 4,
     original_max_position_embeddings=128,
 )
+LATENT = {
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+}
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
 MODELS = {
     "llama": hf.LlamaConfig(**GROUPED),
@@ -94,6 +105,19 @@ MODELS = {
         **GROUPED, attention_bias=True, tie_word_embeddings=False, logit_scale=1.0
     ),
     "cohere2": hf.Cohere2Config(**GROUPED, **WINDOW, logit_scale=1.0),
+    "deepseek-v2-lite": hf.DeepseekV2Config(**SIZES, **LATENT, first_k_dense_replace=1),
+    "deepseek-dense": hf.DeepseekV2Config(
+        **SIZES, **LATENT | {"q_lora_rank": 16}, first_k_dense_replace=2
+    ),
+    "deepseek-v2": hf.DeepseekV2Config(
+        **SIZES,
+        **LATENT | {"q_lora_rank": 24, "v_head_dim": 20, "topk_method": "group_limited_greedy"},
+        rms_norm_eps=1e-2,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        **rope("yarn", **YARN_FIELDS, mscale=0.8, mscale_all_dim=0.6),
+    ),
     "gemma": hf.GemmaConfig(**GROUPED, head_dim=16),
     "gemma2": hf.Gemma2Config(
         **GROUPED,
@@ -187,7 +211,7 @@ def test_narrow_types_stay_near(name: str, dtype: str, tmp_path: Path) -> None:
     assert error < 30**0.5 * torch.finfo(getattr(torch, dtype)).eps
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "deepseek-dense"])
 def test_fp8_logits_are_those_of_the_scheme(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +310,32 @@ def test_general_layers_are_not_quantized(name: str, tmp_path: Path) -> None:
         load(tmp_path, quantization="fp8")
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"attention_bias": True}, "attention_bias true"),
+        ({"v_head_dim": 24}, "v_head_dim 24 above the 20 of keys"),
+        ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+    ],
+)
+def test_compressed_attention_that_is_not_run(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    hf.DeepseekV2Config(
+        **SIZES, **LATENT | fields, architectures=["DeepseekV2ForCausalLM"]
+    ).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        load(tmp_path, model_impl="fused", load_format="dummy")
+
+
+def test_groups_without_enough_experts_are_refused(tmp_path: Path) -> None:
+    write_tiny(MODELS["deepseek-v2"], tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"topk_group": 1}))
+    with pytest.raises(ModelError, match=r"1 \(topk_group\) of 3 groups .* do not hold the 3"):
+        load(tmp_path)
+
+
 def test_longrope_beyond_its_original_length_is_refused(tmp_path: Path) -> None:
     write_tiny(MODELS["phi3-longrope"], tmp_path)
     with pytest.raises(ModelError, match="set --max-model-len to 128 or less"):
@@ -293,7 +343,7 @@ def test_longrope_beyond_its_original_length_is_refused(tmp_path: Path) -> None:
     assert load(tmp_path, max_model_len=100).max_position == 128
 
 
-@pytest.mark.parametrize("name", ["gemma3", "glm4", "phi3-partial", "cohere2"])
+@pytest.mark.parametrize("name", ["gemma3", "glm4", "phi3-partial", "cohere2", "deepseek-v2"])
 def test_another_rotation_is_noticed(name: str, tmp_path: Path) -> None:
     reference = write_tiny(MODELS[name], tmp_path)
     model, ids = load(tmp_path), some_ids()

@@ -47,14 +47,43 @@ WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_windo
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 
 
+LATENT = {  # DeepSeek-V2-Lite's heads
+    "kv_lora_rank": 64,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+GROUPS = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+
+
 def rope(factor: float) -> dict[str, Any]:
     kind = {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": factor}
     return {"rope_parameters": kind}
 
 
+def yarn(**fields: Any) -> dict[str, Any]:
+    own = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, **fields}
+    return {"rope_parameters": own | {"original_max_position_embeddings": 64}}
+
+
 FAMILIES = {
     "cohere": hf.CohereConfig(**SIZES, logit_scale=0.7),
     "cohere2": hf.Cohere2Config(**SIZES, **WINDOW, logit_scale=1.0, head_dim=128),
+    "deepseek-v2-lite": hf.DeepseekV2Config(
+        **SIZES | {"num_key_value_heads": 4}, **LATENT, **yarn(mscale=0.7, mscale_all_dim=0.7)
+    ),
+    "deepseek-v2": hf.DeepseekV2Config(
+        **SIZES | {"num_key_value_heads": 4},
+        **LATENT | {"q_lora_rank": 96},
+        **GROUPS,
+        routed_scaling_factor=3.0,
+    ),
     "gemma": hf.GemmaConfig(**SIZES, head_dim=256),
     "gemma2": hf.Gemma2Config(
         **SIZES, **WINDOW, head_dim=128, query_pre_attn_scalar=100, attn_logit_softcapping=5.0
@@ -63,6 +92,14 @@ FAMILIES = {
     "gemma3-wide": hf.Gemma3TextConfig(**SIZES, **WINDOW, head_dim=256),
     "glm": hf.GlmConfig(**SIZES, head_dim=128, attention_bias=True),
     "glm4": hf.Glm4Config(**SIZES, head_dim=64),
+    "gpt-oss": hf.GptOssConfig(
+        **SIZES,
+        **WINDOW,
+        head_dim=64,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        **yarn(beta_fast=32.0, beta_slow=1.0, truncate=False),
+    ),
     "granite": hf.GraniteConfig(
         **SIZES,
         embedding_multiplier=3.0,

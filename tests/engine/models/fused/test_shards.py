@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MixtralConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    DeepseekV2Config,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from engine.config import ModelConfig
 from engine.contracts.attention import KVCache
@@ -100,6 +107,11 @@ def test_a_rank_keeps_its_own_keys_only(tmp_path: Path) -> None:
             MixtralConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2),
             2,
             "mixtures of experts are not divided among ranks yet",
+        ),
+        (
+            DeepseekV2Config(**WIDE, num_experts_per_tok=2, first_k_dense_replace=2),
+            2,
+            "compressed keys and values is not divided",
         ),
         (LlamaConfig(**GROUPED), 2, "vocabulary of 97 has 1 tiles of 1024, fewer than ranks"),
     ],

@@ -16,9 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import DeepseekV2Config, PreTrainedConfig, Qwen3MoeConfig
 
 from engine.models.fused.decoder import Decoder
-from tests.engine.models.quantized.packers import Tensors, awq, gptq, round_weight, write_quantized
+from tests.engine.models.quantized.packers import (
+    Tensors,
+    awq,
+    gptq,
+    round_weight,
+    write_quantized,
+    write_quantized_experts,
+)
+from tests.engine.models.quantized.test_mxfp4 import write_gpt_oss
 from tests.engine.models.serving import SIZES, load, serve, some_ids
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +35,7 @@ pytestmark = pytest.mark.gpu
 FP8 = torch.float8_e4m3fn
 EVEN = {**SIZES, "hidden_size": 128, "intermediate_size": 256}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+SYMMETRIC = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True, "sym": False}
 Module = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
 
@@ -38,6 +48,11 @@ def by_awq(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 def by_gptq(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     order = np.random.default_rng(weight.shape[1]).permutation(weight.shape[1])
     made = round_weight(weight, 64, symmetric=False, order=order)
+    return gptq(made), made.values()
+
+
+def by_symmetric_gptq(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    made = round_weight(weight, 32, symmetric=True)
     return gptq(made), made.values()
 
 
@@ -63,6 +78,7 @@ def by_block(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 KINDS: dict[str, tuple[dict[str, Any], Module]] = {
     "awq": (AWQ, by_awq),
+    "gptq, symmetric": (SYMMETRIC, by_symmetric_gptq),
     "gptq in order of activations": (GPTQ, by_gptq),
     "fp8 by tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, by_tensor),
     "fp8 by channel": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 20.0}, by_channel),
@@ -74,11 +90,48 @@ KINDS: dict[str, tuple[dict[str, Any], Module]] = {
 def test_errs_as_bfloat16_does(kind: str, tmp_path: Path) -> None:
     config, module = KINDS[kind]
     write_quantized(tmp_path, config, module, EVEN)
-    wanted = serve(load(tmp_path, dtype="float32"), some_ids())
-    model = load(tmp_path, on="cuda", dtype="bfloat16")
+    assert_errs_as_bfloat16_does(tmp_path)
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+LATENT = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "kv_lora_rank": 64,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "first_k_dense_replace": 1,
+}
+MODELS: dict[str, PreTrainedConfig] = {
+    "qwen3-moe": Qwen3MoeConfig(**EVEN, **EXPERTS, num_key_value_heads=2, head_dim=32),
+    "deepseek-v2": DeepseekV2Config(**EVEN, **LATENT),
+}
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq, symmetric", "fp8 by channel", "fp8 by block"])
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_err_as_bfloat16_does(name: str, kind: str, tmp_path: Path) -> None:
+    config, module = KINDS[kind]
+    config = {name: value for name, value in config.items() if name != "activation_scale_ub"}
+    config |= {"modules_to_not_convert": ["gate"]}
+    write_quantized_experts(tmp_path, MODELS[name], config, module)
+    assert_errs_as_bfloat16_does(tmp_path)
+
+
+def test_mxfp4_errs_as_bfloat16_does(tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path)
+    assert_errs_as_bfloat16_does(tmp_path)
+
+
+def assert_errs_as_bfloat16_does(folder: Path) -> None:
+    wanted = serve(load(folder, dtype="float32"), some_ids())
+    model = load(folder, on="cuda", dtype="bfloat16")
     assert isinstance(model, Decoder)
     found = error(serve(model, some_ids(), on="cuda"), wanted)
-    assert found < 1.5 * error(serve(load(tmp_path, dtype="bfloat16"), some_ids()), wanted)
+    assert found < 1.5 * error(serve(load(folder, dtype="bfloat16"), some_ids()), wanted)
 
 
 def error(logits: torch.Tensor, wanted: torch.Tensor) -> float:
