@@ -8,7 +8,7 @@ from engine.request import ThinkingBudget
 from server.chat.forced_calls import calls_grammar
 from server.chat.parsing.parsers import Parsers
 from server.chat.parsing.reader import ReplyParsing, ThoughtIds
-from server.completions.prepare import Constraints
+from server.completions.prepare import NO_CONSTRAINTS, Constraints
 from server.errors import bad_request
 from server.schema.chat import ChatRequest
 from server.schema.tools import Tool
@@ -31,6 +31,9 @@ async def chat_constraints(
         source: the chat's template.
         tools: those that may be called.
     """
+    asked = body.response_format, body.structured_outputs, body.thinking_token_budget
+    if not tools and asked == (None, None, None):  # most chats
+        return NO_CONSTRAINTS
     thoughts = None if parsing is None else parsing.thoughts
     calls = await calls_grammar(body, tools, parsers.tool_format(source), grammars)
     budget = _budget(body, source, thoughts, parsers, grammars)

@@ -14,6 +14,8 @@ from server.schema.messages import ChatMessage, TextPart, ToolCall
 
 DEVELOPER = "developer"
 """OpenAI's newer name of the system role, which few templates know."""
+_PLAIN_ROLES = frozenset(("system", "user", "assistant"))
+_PLAIN_FIELDS = {"role", "content"}
 
 
 def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Message]:
@@ -26,13 +28,15 @@ def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Mess
     _check_answers(messages)
     knows_developer = DEVELOPER in source
     return [
-        _template_message(message, f"messages[{i}]", knows_developer)
+        _plain_message(message) or _template_message(message, i, knows_developer)
         for i, message in enumerate(messages)
     ]
 
 
 def _check_answers(messages: Sequence[ChatMessage]) -> None:
     """Raise a 400 for a tool's message that answers none of the calls before it."""
+    if not any(message.role == "tool" for message in messages):
+        return
     calls: list[ToolCall] | None = None
     known: dict[str, None] = {}  # in their order
     for i, message in enumerate(messages):
@@ -54,8 +58,16 @@ def _check_answers(messages: Sequence[ChatMessage]) -> None:
             )
 
 
-def _template_message(message: ChatMessage, where: str, knows_developer: bool) -> Message:
-    role: str = message.role
+def _plain_message(message: ChatMessage) -> Message | None:
+    """A message of a role that all templates know and one text; None for any other."""
+    role, content = message.role, message.content
+    if role in _PLAIN_ROLES and type(content) is str and message.model_fields_set == _PLAIN_FIELDS:
+        return {"role": role, "content": content}
+    return None
+
+
+def _template_message(message: ChatMessage, i: int, knows_developer: bool) -> Message:
+    role, where = message.role, f"messages[{i}]"
     if role == DEVELOPER and not knows_developer:
         role = "system"
     found: Message = {"role": role}

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from server.chat.parsing.message import MessageWriter
+from server.chat.parsing.message import MessageWriter, message_of
 from server.chat.parsing.output import Event, EventKind
-from server.chat.parsing.reader import ParsedPiece, PieceReader, ReplyParsing
+from server.chat.parsing.reader import ParsedPiece, PieceReader, ReplyParsing, content_piece
 from server.chat.prepare import PreparedChat, echoed_text
 from server.chat.render import ChatRenderer, Told
 from server.chat.tools import num_calls_shown
@@ -77,7 +77,11 @@ class ParsedChatRenderer(ChatRenderer):
         if isinstance(piece, ParsedPiece):
             return piece
         ends_by_token = piece.finish_reason is not None and self._ends_by_token(piece)
-        parsed = self._reply(index).reader.read(piece, ends_by_token=ends_by_token)
+        parsing = self._parsing
+        if not self._shows_tokens and parsing.is_content(piece, ends_by_token=ends_by_token):
+            parsed = content_piece(piece)
+        else:
+            parsed = self._reply(index).reader.read(piece, ends_by_token=ends_by_token)
         if piece.first and self._prefix:
             parsed.events.insert(0, Event("content", self._prefix))
         return parsed
@@ -136,8 +140,10 @@ class ParsedChatRenderer(ChatRenderer):
     def choice(self, index: int, prompt_idx: int, piece: Piece) -> dict[str, Any]:
         """Make a choice object of a reply or a chunk: a piece after those written ahead."""
         choice = super().choice(index, prompt_idx, self._read(index, piece))
-        if choice["finish_reason"] == "stop" and self._reply(index).writer.num_calls:
-            choice["finish_reason"] = "tool_calls"
+        if choice["finish_reason"] == "stop":
+            reply = self._replies.get(index)
+            if reply is not None and reply.writer.num_calls:
+                choice["finish_reason"] = "tool_calls"
         return choice
 
     def _write(self, index: int, prompt_idx: int, piece: Piece) -> WrittenPiece:
@@ -147,6 +153,8 @@ class ParsedChatRenderer(ChatRenderer):
         if self._form.stream:
             return {"delta": {}}  # `chunks` has it
         events = [e for piece in pieces if isinstance(piece, ParsedPiece) for e in piece.events]
+        if index not in self._replies:  # all of it is content
+            return {"message": message_of("".join(event.text for event in events))}
         return {"message": self._reply(index).writer.message(events)}
 
     def _parts(self, piece: Piece) -> tuple[Sequence[str], Mapping[int, bytes]]:

@@ -10,6 +10,7 @@ import orjson
 
 from server.chat.logprobs import CONTENT, MARKUP, NO_CUTS, ChatLogprobWriter
 from server.chat.parsing.format import Part
+from server.chat.parsing.message import message_of
 from server.chat.parsing.output import Event
 from server.completions.choice import Piece
 from server.completions.logprobs import Columns
@@ -72,7 +73,7 @@ class ChatRenderer(Renderer):
         if first.first:
             text = self._prefix + text
         if not self._form.stream:
-            return {"message": {"role": "assistant", "content": text, "refusal": None}}
+            return {"message": message_of(text)}
         delta = {"role": "assistant", "content": text} if first.first else {"content": text}
         return {"delta": delta if text or first.first else {}}
 

@@ -8,9 +8,9 @@ makes of the same messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
 from engine.arrays import Int32Array
@@ -33,11 +33,13 @@ RESERVED_KWARGS = frozenset(
 )
 """Names that `chat_template_kwargs` may not set: the request has fields for them, or nobody has."""
 
+END_CHARS = 256
+"""Characters of a prompt's end that tell whether it leaves thoughts open."""
+
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """What a template is given.
 
     Attributes:
@@ -53,7 +55,19 @@ class Conversation:
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = {}
+
+
+class RenderedPrompt(NamedTuple):
+    """A conversation as a prompt.
+
+    Attributes:
+        token_ids: int32 [prompt_len].
+        end: the last `END_CHARS` characters of its text.
+    """
+
+    token_ids: Int32Array
+    end: str
 
 
 class ChatTemplate:
@@ -110,20 +124,12 @@ class ChatTemplate:
 
     async def encode(
         self, source: str, conversation: Conversation, tokenizer: Tokenizer
-    ) -> Int32Array:
-        """The prompt's ids, int32 [prompt_len]; raises `ApiError` as `render`."""
-
-        def encoded() -> Int32Array:
-            text = self._render(source, conversation)
-            self._check_length(text)
-            # The template has written the special tokens.
-            token_ids = tokenizer.encode(text, add_special_tokens=False)
-            return np.array(token_ids, dtype=np.int32)
-
-        token_ids = await self._run(encoded)
-        if not len(token_ids):
+    ) -> RenderedPrompt:
+        """The conversation as a prompt; raises `ApiError` as `render`."""
+        prompt = await self._run(self._encode, source, conversation, tokenizer)
+        if not len(prompt.token_ids):
             raise bad_request("messages", "the chat template gave an empty prompt")
-        return token_ids
+        return prompt
 
     async def render(self, source: str, conversation: Conversation) -> str:
         """The prompt's text; raises `ApiError` for what the template refuses."""
@@ -150,6 +156,15 @@ class ChatTemplate:
                 f"the chat template must give at most {self._max_chars} characters, "
                 f"got {len(text)}",
             )
+
+    def _encode(
+        self, source: str, conversation: Conversation, tokenizer: Tokenizer
+    ) -> RenderedPrompt:
+        text = self._render(source, conversation)
+        self._check_length(text)
+        # The template has written the special tokens.
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return RenderedPrompt(np.array(token_ids, dtype=np.int32), text[-END_CHARS:])
 
     def _render(self, source: str, conversation: Conversation) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template

@@ -51,10 +51,12 @@ def shown_tools(body: ChatRequest, source: str, parsers: Parsers, *, excludes: b
         source: the chat's template.
         excludes: with "none" no tools are shown.
     """
+    if not body.tools:
+        return []
     offered = offered_tools(body)
     if offered or excludes or not knows_tools(source):
         return offered
-    return body.tools or [] if parsers.tool_format(source) else []
+    return body.tools if parsers.tool_format(source) else []
 
 
 def num_calls_shown(body: ChatRequest) -> int | None:

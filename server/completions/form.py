@@ -86,11 +86,14 @@ def reply_form(
     stops: StopStrings | None,
     config: ServerConfig,
     info: EngineInfo,
+    *,
+    token_starts: bool = False,
 ) -> ReplyForm:
     """Read the form of the reply off a body; raises `ApiError`.
 
     Args:
         params: made of the same body. stops: the automaton of its stop strings.
+        token_starts: see `ReplyForm`.
     """
     as_ids = body.return_tokens_as_token_ids
     return ReplyForm(
@@ -114,4 +117,5 @@ def reply_form(
         packed=body.logprobs_format == "packed",
         origins=bool(body.return_token_origin),
         silent_ends=frozenset() if body.ignore_eos else frozenset(info.eos_token_ids),
+        token_starts=token_starts,
     )

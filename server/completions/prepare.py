@@ -29,6 +29,7 @@ from server.text.tokenizer import Tokenizer
 
 INLINE_BAD_WORDS, INLINE_IDS, INLINE_STOP_CHARS = 16, 4096, 1024
 NON_STREAM_INTERVAL, STOP_STRING_INTERVAL = 32, 4
+_NO_OPTIONS = StreamOptions()
 
 
 class Constraints(msgspec.Struct, frozen=True):
@@ -100,6 +101,7 @@ async def prepare_request(
     request_id: str | None = None,
     id_prefix: str = "cmpl",
     default_max_tokens: int | None = None,
+    token_starts: bool = False,
 ) -> PreparedRequest:
     """Check and convert a request; raises `ApiError` for what cannot be served.
 
@@ -107,6 +109,7 @@ async def prepare_request(
         request_id: names the reply where the body does not.
         id_prefix: the reply's id begins with it.
         default_max_tokens: of a request without `max_tokens`; None takes the server's default.
+        token_starts: see `ReplyForm`.
     """
     check_model(body.model, config)
     _check_combinations(body, config)
@@ -121,11 +124,12 @@ async def prepare_request(
         budget=constraints.budget,
     )
     params = await asyncio.to_thread(make_params) if _is_long(body) else make_params()
-    form = reply_form(body, params, await _stop_strings(body), config, info)
+    stops = await _stop_strings(body)
+    form = reply_form(body, params, stops, config, info, token_starts=token_starts)
     prompts = await _prompts(body, form, default_max_tokens, config, info, tokenizer)
     n = body.n or 1
     check_reply_size(form, prompts, n, config)
-    options = body.stream_options or StreamOptions()
+    options = body.stream_options or _NO_OPTIONS
     return PreparedRequest(
         reply_id=f"{id_prefix}-{body.request_id or request_id or secrets.token_hex(16)}",
         created=int(time.time()),

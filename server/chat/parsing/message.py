@@ -53,7 +53,7 @@ class MessageWriter:
                     arguments.append([])
                 else:
                     arguments[-1].append(text)
-        message: Json = {"role": "assistant", "content": "".join(content), "refusal": None}
+        message = message_of("".join(content))
         if reasoning and self._reasoning_field is not None:
             message[self._reasoning_field] = "".join(reasoning)
         if calls:
@@ -124,6 +124,11 @@ class MessageWriter:
         self.num_calls += 1
         call_id = draw_call_id(self._id_chars)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+def message_of(content: str) -> Json:
+    """The message of a choice that has content alone."""
+    return {"role": "assistant", "content": content, "refusal": None}
 
 
 def draw_call_id(num_chars: int | None, prefix: str = "call_") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine.arrays import Int32Array
 from server.chat.parsing.format import REASONING, START, ReasoningFormat, ToolFormat
 from server.chat.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
 from server.chat.parsing.graph import Graph, make_graph
@@ -13,8 +12,6 @@ from server.chat.parsing.values import ToolTypes
 from server.text.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"
-_END_TOKENS = 16
-"""Tokens of a prompt's end that tell whether the thoughts are open."""
 
 
 class Parsers:
@@ -33,6 +30,7 @@ class Parsers:
         self._reasoning_parser = reasoning_parser
         self._formats: dict[str, tuple[ToolFormat | None, ReasoningFormat | None]] = {}
         self._graphs: dict[tuple[str, str], Graph] = {}
+        self._without_calls: dict[tuple[str, str, bool], ReplyParsing] = {}
         self._marker_ids: dict[str, tuple[int, ...]] = {}
 
     @property
@@ -66,7 +64,7 @@ class Parsers:
         self,
         source: str,
         types: ToolTypes | None,
-        prompt: Int32Array,
+        prompt_end: str,
         *,
         continued: str = "",
         shows_special: bool = False,
@@ -75,7 +73,7 @@ class Parsers:
 
         Args:
             types: what the tools' schemas say of arguments; None where no calls are looked for.
-            prompt: int32 [prompt_len].
+            prompt_end: the prompt's last characters.
             continued: the text of the message that the reply goes on with; empty for none.
             shows_special: special tokens that are no markers are text.
         """
@@ -85,14 +83,24 @@ class Parsers:
         if tools is None and reasoning is None:
             return None
         graph = self._graph(tools, reasoning)
-        end = self._tokenizer.decode(prompt[-_END_TOKENS:].tolist(), skip_special_tokens=False)
+        state = graph.first_state(prompt_end, continued)
+        if tools is not None or reasoning is None:
+            return self._made(graph, types or {}, state, shows_special)
+        key = (reasoning.names[0], state, shows_special)  # what chats without tools share
+        if key not in self._without_calls:
+            self._without_calls[key] = self._made(graph, {}, state, shows_special)
+        return self._without_calls[key]
+
+    def _made(
+        self, graph: Graph, types: ToolTypes, state: str, shows_special: bool
+    ) -> ReplyParsing:
         return ReplyParsing(
             graph=graph,
             vocabulary=self._vocabulary,
-            types=types or {},
-            state=(state := graph.first_state(end, continued)),
+            types=types,
+            state=state,
             shows_special=shows_special,
-            thoughts=self._thoughts(reasoning, state),
+            thoughts=self._thoughts(graph.reasoning, state),
         )
 
     def _thoughts(self, reasoning: ReasoningFormat | None, state: str) -> ThoughtIds | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from server.chat.parsing.format import Part
-from server.chat.parsing.graph import Graph
+from server.chat.parsing.format import CONTENT, Part, Start
+from server.chat.parsing.graph import Find, Graph
 from server.chat.parsing.machine import Flow, Machine
 from server.chat.parsing.output import Event
 from server.chat.parsing.tokens import TokenParts, Vocabulary
@@ -72,9 +72,52 @@ class ReplyParsing:
         hidden = () if self.shows_special else words.special.values()
         return words.silent.union(self.graph.sentinels, hidden)
 
+    @cached_property
+    def _finds(self) -> tuple[Find, ...] | None:
+        """What finds nothing in a reply that is all content; None where such a reply cannot be
+        told without a machine."""
+        node, content = self.graph.nodes[self.state], self.graph.nodes[CONTENT]
+        if node is content:
+            return (content.find,)
+        state = node.state
+        is_first = isinstance(state, Start) and state.otherwise == CONTENT
+        return (node.find, content.find) if is_first else None
+
+    def is_content(self, piece: Piece, *, ends_by_token: bool) -> bool:
+        """Whether a piece is a whole reply and all of it is content, as machines would find.
+
+        Args:
+            ends_by_token: as for `PieceReader.read`.
+        """
+        if not piece.first or piece.finish_reason is None or self._finds is None:
+            return False
+        token_ids = piece.token_ids[:-1] if ends_by_token else piece.token_ids
+        text = piece.text
+        if not text or text[0].isspace() or not self.apart.isdisjoint(token_ids):
+            return False
+        return all(find(text, 0) is None for find in self._finds)
+
     def reader(self) -> PieceReader:
         """A reader for one more choice."""
         return PieceReader(self)
+
+
+def content_piece(piece: Piece) -> ParsedPiece:
+    """A whole reply that is content, where the parts of its tokens are not told."""
+    return ParsedPiece(
+        first=piece.first,
+        text="",
+        token_ids=piece.token_ids,
+        origins=piece.origins,
+        starts=piece.starts,
+        logprobs=piece.logprobs,
+        prompt_logprobs=piece.prompt_logprobs,
+        finish_reason=piece.finish_reason,
+        stop_reason=piece.stop_reason,
+        events=[Event("content", piece.text)],
+        parts=[],
+        cuts={},
+    )
 
 
 class PieceReader:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from server.chat.parsing.parsers import Parsers
@@ -16,10 +15,6 @@ def parsers(tools: str = "auto", reasoning: str = "auto") -> Parsers:
     tokenizer = byte_tokenizer()
     tokenizer.reserve(264)
     return Parsers(tokenizer, tools, reasoning)
-
-
-def prompt(text: str) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
 
 def test_formats_by_template_and_by_flag() -> None:
@@ -38,9 +33,9 @@ def test_formats_by_template_and_by_flag() -> None:
 
 
 def test_nothing_to_look_for() -> None:
-    assert parsers().parsing("plain", None, prompt("x")) is None
-    assert parsers(reasoning="none").parsing(QWEN, None, prompt("x")) is None
-    assert parsers(reasoning="none").parsing(QWEN, {}, prompt("x")) is not None
+    assert parsers().parsing("plain", None, "x") is None
+    assert parsers(reasoning="none").parsing(QWEN, None, "x") is None
+    assert parsers(reasoning="none").parsing(QWEN, {}, "x") is not None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +50,7 @@ def test_nothing_to_look_for() -> None:
 def test_where_a_reply_begins(
     end: str, continued: str, state: str, may_come: bool, may_be_skipped: bool
 ) -> None:
-    found = parsers().parsing(QWEN, None, prompt(f"hello {end}"), continued=continued)
+    found = parsers().parsing(QWEN, None, f"hello {end}", continued=continued)
     assert found is not None
     assert found.state == state
     assert found.thoughts == ThoughtIds(
@@ -69,7 +64,7 @@ def test_where_a_reply_begins(
 
 
 def test_channels_wait_for_their_answer() -> None:
-    found = parsers().parsing("<|channel|> <|message|>", None, prompt("<|start|>assistant"))
+    found = parsers().parsing("<|channel|> <|message|>", None, "<|start|>assistant")
     assert found is not None
     assert found.thoughts is not None
     assert found.thoughts.end == tuple(b"<|end|>")
@@ -79,7 +74,7 @@ def test_channels_wait_for_their_answer() -> None:
 
 def test_one_graph_for_all_requests() -> None:
     own = parsers()
-    first, second = (own.parsing(QWEN, {}, prompt("x")) for _ in range(2))
+    first, second = (own.parsing(QWEN, {}, "x") for _ in range(2))
     assert first is not None
     assert second is not None
     assert first.graph is second.graph

@@ -5,21 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from engine.request import Finish
 from server.chat.parsing.graph import Graph, make_graph
 from server.chat.parsing.output import Event
-from server.chat.parsing.reader import ParsedPiece, PieceReader, ReplyParsing
+from server.chat.parsing.reader import ParsedPiece, PieceReader, ReplyParsing, content_piece
 from server.chat.parsing.tokens import make_vocabulary
 from server.chat.translated import merged
 from server.completions.choice import Piece, ReplyChoice
 from server.text.detokenize import ByteDetokenizer
-from tests.server.chat.parsing.corpus import STYLES, Style, corpus, markers_of
+from tests.server.chat.parsing.corpus import STYLES, WORDS, Style, corpus, markers_of
 from tests.server.completions.pieces import entry, form, values
 
 
@@ -68,12 +70,18 @@ class Read(NamedTuple):
     origins: list[int]
 
 
-def make_reader(style: Style, written: Written, shows_special: bool = False) -> PieceReader:
+def parsing_of(
+    style: Style, written: Written, shows_special: bool = False, state: str | None = None
+) -> ReplyParsing:
     texts = [raw.decode(errors="replace") for raw in written.raw]
     words = make_vocabulary(texts, written.raw, written.special)
     graph = graph_of(style, tuple(written.special.items()))
-    state = graph.first_state("", "")
-    return ReplyParsing(graph, words, {}, state, shows_special, None).reader()
+    state = graph.first_state("", "") if state is None else state
+    return ReplyParsing(graph, words, {}, state, shows_special, None)
+
+
+def make_reader(style: Style, written: Written, shows_special: bool = False) -> PieceReader:
+    return parsing_of(style, written, shows_special).reader()
 
 
 def pieces_of(written: Written, counts: list[int]) -> Iterator[Piece]:
@@ -155,6 +163,37 @@ def test_every_chunking_is_the_same(name: str, are_special: bool) -> None:
         assert read(style, written, several if i % 3 else [1]) == whole
         words = (whole.events, whole.parts.count("reasoning"))
         assert read_words(style, written, [1] if i % 3 else several) == words
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_what_is_content_from_end_to_end_needs_no_machine(name: str) -> None:
+    """A whole reply that is told without a machine is what the machine makes of it."""
+    draw, style, told = random.Random(name), STYLES[name], 0
+    special = [m for m in markers_of(style) if m != "functools["]
+    pads = ["", " ", "\n\n", "<", "\ud55c "]
+    texts = [reply.text for reply in corpus(name)[::4]] + [f"{pad}{WORDS[0]}{pad}" for pad in pads]
+    for text, own, state in product(texts, ([], special), ("start", "answer", "content")):
+        written = write(text, draw, own)
+        parsing = parsing_of(style, written, state=state)
+        if state not in parsing.graph.nodes:
+            continue
+        [piece] = pieces_of(written, [len(written.token_ids) + 1])
+        parsed = parsing.reader().read(piece)
+        if parsing.is_content(piece, ends_by_token=False):
+            assert parsed.events == content_piece(piece).events
+            assert "reasoning" not in parsed.parts
+            told += 1
+        assert not parsing.is_content(replace(piece, finish_reason=None), ends_by_token=False)
+    assert told or parsing_of(style, write("", draw, [])).state not in ("start", "content")
+
+
+def test_a_token_that_ends_a_reply_is_no_marker_in_it() -> None:
+    style = STYLES["hermes"]
+    written = Written([1, 0], [b"<|im_end|>", b"a"], {"<|im_end|>": 0})
+    parsing = parsing_of(style, written)
+    [piece] = pieces_of(written, [2])
+    assert not parsing.is_content(piece, ends_by_token=False)
+    assert parsing.is_content(replace(piece, text="a"), ends_by_token=True)
 
 
 def test_special_tokens_say_what_markers_in_text_say() -> None:

@@ -1,0 +1,83 @@
+"""Calls on a thread of their own: in order, each answered, and ended where they take too long."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import threading
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from server.http.bounded import BoundedThread
+
+
+@pytest.fixture
+async def thread() -> AsyncIterator[BoundedThread]:
+    thread = BoundedThread("bounded")
+    yield thread
+    thread.close()
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+async def test_calls_are_answered_in_their_order(thread: BoundedThread) -> None:
+    ran: list[int] = []
+    calls = [thread.run(10.0, ran.append, i) for i in range(100)]
+    await asyncio.gather(*calls)
+    assert ran == list(range(100))
+
+
+async def test_what_a_call_raises_is_raised(thread: BoundedThread) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        await thread.run(10.0, int, "x")
+    assert await thread.run(10.0, int, "7") == 7
+
+
+async def test_more_calls_than_a_pipe_holds(thread: BoundedThread) -> None:
+    """Each call writes a byte that wakes the thread; who waits must not wait for room."""
+    gate = threading.Event()
+    first = asyncio.create_task(thread.run(60.0, gate.wait))
+    await asyncio.sleep(0)
+    size = fcntl.fcntl(thread._wake, fcntl.F_SETPIPE_SZ, 4096)
+    calls = [asyncio.create_task(thread.run(60.0, abs, -i)) for i in range(size + 1000)]
+    await asyncio.sleep(0)
+    gate.set()
+    assert await first
+    assert await asyncio.gather(*calls) == list(range(size + 1000))
+
+
+async def test_one_that_takes_too_long_is_ended(thread: BoundedThread) -> None:
+    with pytest.raises(TimeoutError):
+        await thread.run(0.1, endless)
+    assert await thread.run(5.0, int, "7") == 7
+
+
+async def test_one_that_nobody_waits_for_any_more_is_ended(thread: BoundedThread) -> None:
+    task = asyncio.create_task(thread.run(60.0, endless))
+    await thread_is_busy(task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await thread.run(5.0, int, "7") == 7
+
+
+async def thread_is_busy(task: asyncio.Task[None]) -> None:
+    await asyncio.sleep(0.1)
+    assert not task.done()
+
+
+async def test_the_end_comes_behind_the_calls_that_wait() -> None:
+    thread = BoundedThread("closing")
+    calls = [asyncio.create_task(thread.run(10.0, abs, -i)) for i in range(3)]
+    await asyncio.sleep(0)
+    thread.close()
+    assert await asyncio.gather(*calls) == [0, 1, 2]
+    limit = time.monotonic() + 5.0
+    while any(each.name == "closing" for each in threading.enumerate()):
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.01)
