@@ -225,3 +225,29 @@ def test_processed_and_kept_are_the_model_s_own_logprob(speculation: str) -> Non
     np.testing.assert_array_equal(kept[0], kept[1])
     np.testing.assert_array_equal(free.kept, np.zeros(5, dtype=np.float32))
     assert not raw.kept.any(), "it did not ask"
+
+
+@pytest.mark.parametrize("speculation", ["none", "ngram", "eagle gumbel"])
+def test_ids_that_the_grammar_forbids_are_reported(speculation: str) -> None:
+    """Processed they are -inf; raw they have the values that a request without grammar shows."""
+    inside, outside = (TOKENIZER.encode(text)[0] for text in ("7", "x"))
+    asked: dict[str, Any] = {"max_tokens": 4, "logprob_token_ids": (inside, outside), "seed": 2}
+    reader = Reader(make(speculation=SPECULATIONS[speculation]))
+    reader.run(
+        request(0, of_regex("[0-9]{4}"), logprobs_mode="processed_logprobs", **asked),
+        request(1, of_regex("[0-9]{4}"), logprobs_mode="raw_logprobs", **asked),
+    )
+    processed, raw = (LogprobArrays.concat(reader.logprobs[h, 0]).explicit for h in range(2))
+    digits = reader.tokens[0, 0]
+    assert reader.tokens[1, 0] == digits
+    assert len(processed) == len(raw) == len(digits) > 1
+    assert np.isfinite(processed[0, 0])
+    assert (processed[:, 1] == -np.inf).all()
+    assert np.isfinite(raw).all()
+    # The same tokens again, as a prompt: what is raw knows no grammar.
+    free = Reader(make())
+    for i in range(len(digits)):
+        own = asked | {"max_tokens": 1, "logprobs_mode": "raw_logprobs"}
+        free.run(request(i, None, TOKENIZER.encode(PROMPTS[0]) + digits[:i], **own))
+    values = np.concatenate([free.logprobs[i, 0][0].explicit for i in range(len(digits))])
+    np.testing.assert_allclose(raw, values, atol=1e-4)

@@ -271,16 +271,6 @@ class TestRefusals:
             ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
             ({"messages": [{"role": "user"}]}, "messages[0].content", "got null"),
             ({"messages": [{"role": "user", "content": "x", "nome": "y"}]}, None, "nome"),
-            (
-                {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-                "messages[0].content",
-                "image_url",
-            ),
-            (
-                {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-                "messages[0].content",
-                "input_audio",
-            ),
             ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
             ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "equal"),
@@ -327,6 +317,40 @@ class TestRefusals:
             assert param is None or error["param"] == param
             assert words in error["message"]
             assert not site.engine.requests
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        "part",
+        [
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+            {"type": "input_image", "image_url": "https://example.org/a.png"},
+            {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+            {"type": "video_url", "video_url": {"url": "https://example.org/a.mp4"}},
+            {"type": "file", "file": {"file_id": "file-1"}},
+            {"type": "image_url"},
+        ],
+        ids=lambda part: part["type"],
+    )
+    async def test_parts_that_are_no_text(self, part: dict[str, Any], stream: bool) -> None:
+        """The field is named, also behind text in a later message; others are served meanwhile."""
+        async with in_process(chat_template=TEMPLATE) as site:
+            content = [{"type": "text", "text": "What is this?"}, part]
+            messages = [*HELLO, {"role": "user", "content": content}]
+            error = await chat(site, 400, messages=messages, stream=stream)
+            assert error["param"] == "messages[1].content"
+            assert part["type"] in error["message"]
+            assert "only text is served" in error["message"]
+            assert not site.engine.requests
+            await chat(site, max_tokens=1)
+
+    async def test_too_long_a_template(self) -> None:
+        longest = "{# " + "x" * (2**20 - 6) + " #}"
+        async with in_process(chat_template=TEMPLATE) as site:
+            error = await chat(site, 400, chat_template=longest + "x")
+            assert error["param"] == "chat_template"
+            assert "at most 1048576" in error["message"]
+            error = await chat(site, 400, chat_template=longest)
+            assert "--trust-request-chat-template" in error["message"]
 
     async def test_too_long_a_conversation(self) -> None:
         async with in_process(chat_template=TEMPLATE) as site:

@@ -173,6 +173,19 @@ class TestRefusals:
             assert words in error["message"]
             assert not site.engine.requests
 
+    @pytest.mark.parametrize("kind", ["regex", "grammar"])
+    async def test_sources_have_65536_characters_at_most(self, kind: str) -> None:
+        begin, pad = {"regex": ("x", "x"), "grammar": ('root ::= "x"\n#', "-")}[kind]
+        longest = begin + pad * (2**16 - len(begin))
+        async with in_process(engine(), chat_template=TEMPLATE) as site:
+            wish: dict[str, Any] = {"structured_outputs": {kind: longest + pad}}
+            for error in (await site.refused(prompt="x", **wish), await chat(site, 400, **wish)):
+                assert error["param"] == f"structured_outputs.{kind}"
+                assert "too long: at most 65536" in error["message"]
+            assert not site.engine.requests
+            reply = await site.complete(prompt="x", structured_outputs={kind: longest})
+            assert reply["choices"][0]["text"].startswith("x")
+
     async def test_an_end_that_min_tokens_masks(self) -> None:
         wish: dict[str, Any] = {"structured_outputs": {"choice": [""]}, "min_tokens": 1}
         async with in_process(engine()) as site:
