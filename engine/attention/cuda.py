@@ -20,7 +20,7 @@ from engine.attention.flashinfer import (
     is_expressible,
     is_installed,
 )
-from engine.attention.tiled import TiledPrefill
+from engine.attention.tiled import TiledPrefill, one_of_each
 from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
 from engine.contracts.heads import Heads, Rotation
 from engine.errors import first_line
@@ -57,11 +57,25 @@ class CudaAttention:
         self._by_flashinfer: set[int] = set()  # layers, once it is loaded
         with compiling_together():
             self._tiled.compile()
+            self._compile_decode()
             if self._flashinfer is not None:
                 self._flashinfer.compile()
         self._num_decode = 0  # tokens
         self._inputs: AttentionInputs
         self._key_rows: torch.Tensor | None = None  # of the step, once a layer asks for its cells
+
+    def _compile_decode(self) -> None:
+        """Launch the kernel that mixed steps decode with, on one token of the null block.
+
+        Steps of nothing but decoding rows are warmed up when their graphs are captured.
+        """
+        device, dtype = self._cache.layers[0].device, self._cache.dtype
+        table = torch.zeros((1, 1), dtype=torch.int32, device=device)
+        for layer in one_of_each(self._specs):
+            spec, scales = self._specs[layer], self._cache.layer_scales(layer)
+            q = torch.zeros((1, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
+            out, pages = torch.empty_like(q), self._cache.layers[layer]
+            paged_decode(spec, q, pages, table, table[0] + 1, out, self._scratch, scales=scales)
 
     def begin(self, inputs: AttentionInputs) -> None:
         self._inputs, self._key_rows = inputs, None

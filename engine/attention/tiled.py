@@ -72,13 +72,13 @@ class TiledPrefill:
             ),
             0,
         )
-        for layer in _one_of_each(self._specs):
+        for layer in one_of_each(self._specs):
             spec = self._specs[layer]
             q = torch.zeros((1, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
             self.attend(layer, q, torch.empty_like(q))
 
 
-def _one_of_each(specs: Sequence[AttentionSpec]) -> list[int]:
+def one_of_each(specs: Sequence[AttentionSpec]) -> list[int]:
     """A layer of each kind that is compiled apart."""
     kinds = {
         (
