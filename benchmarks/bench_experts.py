@@ -20,9 +20,10 @@ from transformers import AutoConfig
 
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.shapes import EXPERTS, QWEN3, cache_bytes_per_token, expert_step_bytes
-from engine.contracts.attention import AttentionSpec, Cells, KVCache
+from engine.contracts.attention import AttentionSpec, KVCache
 from engine.contracts.heads import Heads, Rotation
-from engine.kernels.decode_attention import paged_decode
+from engine.kernels.decode_attention import paged_decode_product
+from engine.kernels.decode_product import Product
 from engine.kernels.decode_shares import DecodeScratch
 from engine.kernels.experts.few import down_few, gate_up_few, route_few
 from engine.kernels.experts.gates import SILU
@@ -37,7 +38,6 @@ from engine.kernels.experts.layer import (
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import ExpertWeights
 from engine.kernels.norm import rms_norm_torch
-from engine.kernels.rope import rope_and_store
 from engine.kernels.skinny import NUM_ROWS, Norm
 from engine.models.checkpoint.weights import DummyWeights
 from engine.models.fused.decoder import Decoder
@@ -291,7 +291,7 @@ class Decoding:
     cache: KVCache
     tables: torch.Tensor
     seq_lens: torch.Tensor
-    key_rows: torch.Tensor
+    slots: torch.Tensor
     scratch: DecodeScratch
 
     @classmethod
@@ -301,27 +301,30 @@ class Decoding:
         cache = KVCache(specs, rows * width + 1, BLOCK_SIZE, DTYPE, DEVICE)
         tables = 1 + torch.arange(rows * width, device=DEVICE).view(rows, width)
         offset = (context - 1) % BLOCK_SIZE
-        key_rows = tables[:, -1] * 2 * BLOCK_SIZE + offset
+        slots = tables[:, -1] * BLOCK_SIZE + offset
         seq_lens = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
         scratch = DecodeScratch(list(specs), rows, DEVICE)
-        return cls(specs, cache, tables.int(), seq_lens, key_rows, scratch)
-
-    def cells(self, layer: int) -> Cells:
-        return Cells(self.cache.layers[layer].flatten(0, 2), self.key_rows, BLOCK_SIZE)
+        return cls(specs, cache, tables.int(), seq_lens, slots, scratch)
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self.cells(layer).store(k, v)
-        return self.attend_stored(layer, q)
+        raise NotImplementedError("fused layers give their product")
 
     def attend_product(
         self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
     ) -> torch.Tensor:
-        return self.attend_stored(layer, rope_and_store(qkv, heads, rotation, self.cells(layer)))
-
-    def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        out, pages = torch.empty_like(q), self.cache.layers[layer]
         spec = self.specs[layer]
-        paged_decode(spec, q, pages, self.tables, self.seq_lens, out, self.scratch)
+        out = qkv.new_empty((len(qkv), spec.num_q_heads, spec.head_dim))
+        paged_decode_product(
+            spec,
+            Product(qkv, heads.norm, rotation.table, heads.eps),
+            rotation.positions,
+            self.slots,
+            self.cache.layers[layer],
+            self.tables,
+            self.seq_lens,
+            out,
+            self.scratch,
+        )
         return out
 
 
