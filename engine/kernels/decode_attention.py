@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.decode_product import Product, see_newest, turned
+from engine.kernels.decode_product import Product, load_newest, see_newest, turned
 from engine.kernels.decode_shares import DecodeScratch, Shared, add_shares, leave, rescale
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.pages import (
@@ -73,7 +73,7 @@ def _share_of(seq_len, num_keys, num_shares, rules, shape: tl.constexpr):
 
 
 @jit
-def _load_tile(q, product, positions, row, head, seq_len, scales, shape: tl.constexpr):
+def _load_tile(q, product, newest, row, head, seq_len, scales, shape: tl.constexpr):
     """Load or make the queries of a row and key head, `in_half` for keys in float8."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     inside = m < shape.query_len * shape.group
@@ -81,10 +81,10 @@ def _load_tile(q, product, positions, row, head, seq_len, scales, shape: tl.cons
     mask = inside[:, None] & (d < shape.head_dim)[None, :]
     at_token = (row * shape.query_len + token) * shape.kv_heads * shape.group
     at = (at_token + heads)[:, None] * shape.head_dim + d[None, :]
-    if positions is None:
+    if newest is None:
         queries = tl.load(q + at, mask=mask, other=0.0)
     else:
-        queries = turned(product, tl.load(positions + row), row, heads, mask, shape)
+        queries = turned(product, newest.queries, row, heads, mask, shape)
     factors = tl.full((shape.padded_queries,), 1.0, tl.float32)
     if scales is not None:
         queries, factors = in_half(queries)
@@ -195,11 +195,14 @@ def _decode_kernel(
     # In the cache already. (Triton cannot compare a tuple that holds None.)
     num_keys = seq_len if positions is None else seq_len - 1
     first, per_share, active = _share_of(seq_len, num_keys, num_shares, rules, shape)
+    newest = None
+    if positions is not None:
+        newest = load_newest(product, positions, slots, row, head, shape)
     wait_for_last(overlap)
     if share >= active:
         return
 
-    tile = _load_tile(q, product, positions, row, head, seq_len, paged.scales, shape)
+    tile = _load_tile(q, product, newest, row, head, seq_len, paged.scales, shape)
     table = paged.tables + row * table_stride
     start = first + share * per_share
     end = tl.minimum(start + per_share, num_keys)
@@ -208,10 +211,8 @@ def _decode_kernel(
     acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
     if positions is not None:  # noqa: SIM102  # what is left out is not compiled
         if share == 0:
-            position, slot = tl.load(positions + row), tl.load(slots + row)
-            top, total, acc = see_newest(
-                product, position, slot, paged.pages, tile, row, head, rules, shape
-            )
+            pages = paged.pages
+            top, total, acc = see_newest(product, newest, pages, tile, row, head, rules, shape)
     top, total, acc = _attend(
         top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape
     )

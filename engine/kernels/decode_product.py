@@ -10,7 +10,7 @@ Letters in comments as in `decode_attention`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,34 +31,81 @@ class Product(NamedTuple):
     eps: float
 
 
+class _Turn(NamedTuple):
+    """What heads are turned with; values within the kernel."""
+
+    cos: Any  # [1, D]
+    sin: Any  # [1, D], negative in the lower half
+    weight: Any  # [M, D], of the norm
+    partner_weight: Any  # [M, D], of the lane that each is paired with
+
+
+class _Newest(NamedTuple):
+    """How the newest token's heads are turned, and its slot; values within the kernel."""
+
+    queries: Any
+    key: Any
+    slot: Any
+
+
 @jit
-def turned(product, position, row, heads, mask, shape: tl.constexpr):
-    """Load heads [M] of a row's product, normalize and rotate them: [M, D]."""
-    d = tl.arange(0, shape.padded_dim)
+def load_newest(product, positions, slots, row, head, shape: tl.constexpr):
+    """Load what a row's queries and key are turned with and where the key goes.
+
+    No kernel in flight writes any of it.
+    """
+    position = tl.load(positions + row)
+    heads = head * shape.group + tl.arange(0, shape.padded_queries)
+    is_query = tl.arange(0, shape.padded_queries) < shape.group
+    inside = tl.arange(0, shape.padded_dim) < shape.head_dim
+    mask = is_query[:, None] & inside[None, :]
+    queries = _load_turn(product, position, heads, mask, shape)
+    heads = tl.arange(0, 1) + shape.group * shape.kv_heads + head
+    key = _load_turn(product, position, heads, inside[None, :], shape)
+    return _Newest(queries, key, tl.load(slots + row))
+
+
+@jit
+def _load_turn(product, position, heads, mask, shape: tl.constexpr):
+    """Load what heads [M] at a position are turned with."""
+    d = tl.arange(0, shape.padded_dim)[None, :]
     half: tl.constexpr = shape.head_dim // 2
-    partner = tl.where(d < half, d + half, d - half)
-    first = (row * (shape.group + 2) * shape.kv_heads + heads)[:, None] * shape.head_dim
-    x = tl.load(product.qkv + first + d[None, :], mask=mask, other=0.0)
-    dtype = x.dtype
-    x = x.to(tl.float32)
-    y = tl.load(product.qkv + first + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    if product.norm is not None:
-        scale = tl.rsqrt(tl.sum(x * x, 1) / shape.head_dim + product.eps)[:, None]
-        weights = product.norm + heads[:, None] * shape.head_dim
-        x_weight = tl.load(weights + d[None, :], mask=mask, other=0.0).to(tl.float32)
-        y_weight = tl.load(weights + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-        x = ((x * scale).to(dtype).to(tl.float32) * x_weight).to(dtype).to(tl.float32)
-        y = ((y * scale).to(dtype).to(tl.float32) * y_weight).to(dtype).to(tl.float32)
-    angles = product.table + position * shape.head_dim
-    angles += tl.where(d < half, d, d - half)
+    angles = product.table + position * shape.head_dim + d % half
     cos = tl.load(angles, mask=d < shape.head_dim, other=0.0)
     sin = tl.load(angles + half, mask=d < shape.head_dim, other=0.0)
-    sin = tl.where(d < half, -sin, sin)
-    return (x * cos[None, :] + y * sin[None, :]).to(dtype)
+    weight, partner_weight = cos, sin  # of nobody's
+    if product.norm is not None:
+        weights = product.norm + heads[:, None] * shape.head_dim
+        weight = tl.load(weights + d, mask=mask, other=0.0).to(tl.float32)
+        partner = _partner(d, shape)
+        partner_weight = tl.load(weights + partner, mask=mask, other=0.0).to(tl.float32)
+    return _Turn(cos, tl.where(d < half, -sin, sin), weight, partner_weight)
 
 
 @jit
-def see_newest(product, position, slot, pages, tile, row, head, rules, shape: tl.constexpr):
+def _partner(d, shape: tl.constexpr):
+    """The lanes that are paired with lanes d; written so that they are loaded side by side."""
+    return (d + shape.head_dim // 2) % shape.head_dim
+
+
+@jit
+def turned(product, turn, row, heads, mask, shape: tl.constexpr):
+    """Load heads [M] of a row's product, normalize and rotate them: [M, D]."""
+    d = tl.arange(0, shape.padded_dim)[None, :]
+    first = (row * (shape.group + 2) * shape.kv_heads + heads)[:, None] * shape.head_dim
+    x = tl.load(product.qkv + first + d, mask=mask, other=0.0)
+    y = tl.load(product.qkv + first + _partner(d, shape), mask=mask, other=0.0).to(tl.float32)
+    dtype = x.dtype
+    x = x.to(tl.float32)
+    if product.norm is not None:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / shape.head_dim + product.eps)[:, None]
+        x = ((x * scale).to(dtype).to(tl.float32) * turn.weight).to(dtype).to(tl.float32)
+        y = ((y * scale).to(dtype).to(tl.float32) * turn.partner_weight).to(dtype).to(tl.float32)
+    return (x * turn.cos + y * turn.sin).to(dtype)
+
+
+@jit
+def see_newest(product, newest, pages, tile, row, head, rules, shape: tl.constexpr):
     """Store the row's newest key and value, and begin the softmax with them.
 
     Returns:
@@ -67,11 +114,11 @@ def see_newest(product, position, slot, pages, tile, row, head, rules, shape: tl
     d = tl.arange(0, shape.padded_dim)
     mask = (d < shape.head_dim)[None, :]
     heads = tl.arange(0, 1) + shape.group * shape.kv_heads + head
-    key = turned(product, position, row, heads, mask, shape)
+    key = turned(product, newest.key, row, heads, mask, shape)
     first = (row * (shape.group + 2) + shape.group + 1) * shape.kv_heads + head
     value = tl.load(product.qkv + first * shape.head_dim + d[None, :], mask=mask, other=0.0)
 
-    block_id, offset = slot // shape.page, slot % shape.page
+    block_id, offset = newest.slot // shape.page, newest.slot % shape.page
     cell = ((2 * block_id * shape.page + offset) * shape.kv_heads + head) * shape.head_dim
     to_values: tl.constexpr = shape.page * shape.kv_heads * shape.head_dim
     tl.store(pages + cell + d[None, :], key, mask=mask)
