@@ -28,7 +28,7 @@ from sampling.shard import RankExchange
 
 logger = logging.getLogger(__name__)
 
-UNTRIED_ON_CUDA = frozenset(("deepseek_v2", "gpt_oss"))
+UNTRIED_ON_CUDA = frozenset(("deepseek_v2", "deepseek_v3", "gpt_oss"))
 """The families whose fused layers no GPU has run whole. They run on transformers' modules there,
 unless `--model-impl fused` asks for ours or their weights are quantized, which ours alone read."""
 SPARE_POSITIONS = 64

@@ -47,6 +47,7 @@ def _route_kernel(
     norm_weight,
     router,
     bias,
+    correction,
     logits,
     ids,
     weights,
@@ -92,7 +93,7 @@ def _route_kernel(
     is_last = tl.atomic_add(arrivals, 1, sem="acq_rel") == tl.num_programs(0) - 1
     if is_last:
         for token in tl.static_range(num_tokens):
-            choose(logits, ids, weights, token, num_experts, rules, EXPERTS, CHOSEN)
+            choose(logits, correction, ids, weights, token, num_experts, rules, EXPERTS, CHOSEN)
         tl.store(arrivals, 0)
 
 
@@ -104,6 +105,7 @@ def route_few(
     rules: RoutingRules,
     arrivals: torch.Tensor,
     rounded: Fp8Rows | Fp8Blocks | None = None,
+    correction: torch.Tensor | None = None,
 ) -> Routed:
     """Norm x [T, hidden] + the norm's residual, which must be there, and choose experts.
 
@@ -111,6 +113,7 @@ def route_few(
         router: [experts, hidden]. bias: [experts].
         arrivals: int32 [1], zero, and zero again afterwards.
         rounded: [T, hidden], where the normed rows go in float8 too.
+        correction: as of `choose_experts`.
     """
     (num_tokens, features), num_experts = x.shape, len(router)
     assert norm.residual is not None
@@ -126,6 +129,7 @@ def route_few(
         norm.weight,
         router,
         bias,
+        correction,
         logits,
         *routing,
         normed,

@@ -33,11 +33,15 @@ from engine.kernels.skinny import NUM_ROWS, Norm
 
 
 class Router(NamedTuple):
-    """The product that chooses experts: weight [experts, hidden], bias [experts], and its rules."""
+    """The product that chooses experts: weight [experts, hidden], bias [experts], and its rules.
+
+    `correction` is as of `choose_experts`.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     rules: RoutingRules
+    correction: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> Routing:
         """Choose experts for x [T, hidden], from logits that are never rounded to its dtype."""
@@ -47,7 +51,7 @@ class Router(NamedTuple):
             logits = F.linear(x.float(), self.weight.float())
         if self.bias is not None:
             logits += self.bias
-        return choose_experts(logits, self.rules)
+        return choose_experts(logits, self.rules, self.correction)
 
 
 class SharedExpert(NamedTuple):
@@ -108,6 +112,7 @@ class Experts:
             router.rules,
             self._arrivals,
             rounded,
+            router.correction,
         )
         base = self._shared(normed) if self._shared else None
         out = experts_few(normed, routing, weights, base, rounded)

@@ -5,6 +5,10 @@ A token takes the `top_k` experts of highest logit, in that order; of equal ones
 Their weights are softmax probabilities, over all experts or over those chosen (which is the same as
 dividing the former by their sum). Where experts are in groups, a token first takes the groups whose
 best experts are best, and only experts of these (DeepSeek-V2, arXiv 2405.04434, section 2.2.2).
+
+By the rules of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) an expert's score is the sigmoid of
+its logit; what is compared is the score plus the expert's correction, and of a group the sum of its
+two best. Weights are scores without corrections, divided by their sum or not.
 """
 
 from __future__ import annotations
@@ -14,7 +18,11 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, padded_lanes, tl
+from sampling.triton_support import constexpr, jit, padded_lanes, tl
+
+LEAST_SUM = 1e-20
+"""Added to a sum of scores that is divided by."""
+_LEAST_SUM = constexpr(LEAST_SUM)
 
 
 class Routing(NamedTuple):
@@ -28,37 +36,56 @@ class RoutingRules(NamedTuple):
     """How experts are chosen and weighted.
 
     Attributes:
-        over_chosen: the weights of the chosen sum to `scale`, else those of all experts would.
+        over_chosen: the weights of the chosen sum to `scale`; else probabilities of all experts
+            would.
+        sigmoid: DeepSeek-V3's rules.
         num_groups: of experts, equally many each, side by side. top_groups: how many a token takes.
     """
 
     top_k: int
     over_chosen: bool
     scale: float = 1.0
+    sigmoid: bool = False
     num_groups: int = 1
     top_groups: int = 1
 
 
-def choose_experts(logits: torch.Tensor, rules: RoutingRules) -> Routing:
-    """Choose each token's experts by float32 logits [T, experts]."""
+def choose_experts(
+    logits: torch.Tensor, rules: RoutingRules, correction: torch.Tensor | None = None
+) -> Routing:
+    """Choose each token's experts by float32 logits [T, experts].
+
+    Args:
+        correction: float32 [experts], by DeepSeek-V3's rules.
+    """
     if logits.is_cuda:
-        return choose_experts_triton(logits, rules)
-    return choose_experts_torch(logits, rules)
+        return choose_experts_triton(logits, rules, correction)
+    return choose_experts_torch(logits, rules, correction)
 
 
-def choose_experts_torch(logits: torch.Tensor, rules: RoutingRules) -> Routing:
-    free, top_k = logits, rules.top_k
+def choose_experts_torch(
+    logits: torch.Tensor, rules: RoutingRules, correction: torch.Tensor | None = None
+) -> Routing:
+    scores = logits.sigmoid() if rules.sigmoid else logits
+    free, top_k = scores if correction is None else scores + correction, rules.top_k
     if rules.num_groups > 1:
-        groups = logits.view(len(logits), rules.num_groups, -1)
-        best = groups.amax(-1).sort(dim=-1, descending=True, stable=True).indices
+        groups = free.view(len(logits), rules.num_groups, -1)
+        of_group = groups.topk(2, dim=-1).values.sum(-1) if rules.sigmoid else groups.amax(-1)
+        best = of_group.sort(dim=-1, descending=True, stable=True).indices
         is_left = torch.ones(groups.shape[:2], dtype=torch.bool, device=logits.device)
         is_left.scatter_(1, best[:, : rules.top_groups], False)
         free = groups.masked_fill(is_left[..., None], -torch.inf).flatten(1)
     ordered, ids = free.sort(dim=-1, descending=True, stable=True)
-    shares = ordered[:, :top_k].softmax(dim=-1)
-    if not rules.over_chosen:
-        shares = logits.softmax(dim=-1).gather(1, ids[:, :top_k])
-    return Routing(ids[:, :top_k].int(), shares * rules.scale)
+    ordered, ids = ordered[:, :top_k], ids[:, :top_k]
+    if rules.sigmoid:
+        shares = scores.gather(1, ids)
+        if rules.over_chosen:
+            shares = shares / (shares.sum(-1, keepdim=True) + LEAST_SUM)
+    elif rules.over_chosen:
+        shares = ordered.softmax(dim=-1)
+    else:
+        shares = logits.softmax(dim=-1).gather(1, ids)
+    return Routing(ids.int(), shares * rules.scale)
 
 
 @jit
@@ -80,8 +107,15 @@ def _in_top_groups(
     """Whether an expert is in one of the groups that the token takes."""
     size: tl.constexpr = num_experts // rules.num_groups
     taken = e < 0
+    of_group = value
+    if rules.sigmoid:
+        for group in tl.static_range(rules.num_groups):
+            own = e // size == group
+            top, first = _best(value, e, own, EXPERTS)
+            second, _ = _best(value, e, own & (e != first), EXPERTS)
+            of_group = tl.where(own, top + second, of_group)
     for _ in tl.static_range(rules.top_groups):
-        _, first = _best(value, e, is_free & ~taken, EXPERTS)
+        _, first = _best(of_group, e, is_free & ~taken, EXPERTS)
         taken |= e // size == first // size
     return is_free & taken
 
@@ -89,6 +123,7 @@ def _in_top_groups(
 @jit
 def choose(
     logits,
+    correction,
     ids,
     weights,
     token,
@@ -101,20 +136,28 @@ def choose(
     e, j = tl.arange(0, EXPERTS), tl.arange(0, CHOSEN)
     value = tl.load(logits + token * num_experts + e, mask=e < num_experts, other=float("-inf"))
     value = tl.where(value == value, value, float("-inf"))
-    highest = tl.max(value, 0)
-    total = tl.sum(tl.exp(value - highest), 0)
     is_free = e < num_experts
+    if rules.sigmoid:
+        share = 1.0 / (1.0 + tl.exp(-value))
+        total, value = 1.0, share
+    else:
+        share = tl.exp(value - tl.max(value, 0))
+        total = tl.sum(share, 0)
+    if correction is not None:
+        value += tl.load(correction + e, mask=is_free, other=0.0)
     if rules.num_groups > 1:
         is_free = _in_top_groups(value, e, is_free, num_experts, rules, EXPERTS)
     chosen = tl.zeros((CHOSEN,), tl.int32)
     weight = tl.zeros((CHOSEN,), tl.float32)
     for rank in tl.static_range(rules.top_k):
-        top, first = _best(value, e, is_free, EXPERTS)
+        _, first = _best(value, e, is_free, EXPERTS)
         is_free &= e != first
         chosen = tl.where(j == rank, first, chosen)
-        weight = tl.where(j == rank, tl.exp(top - highest), weight)
+        weight = tl.where(j == rank, tl.sum(tl.where(e == first, share, 0.0), 0), weight)
     if rules.over_chosen:
         total = tl.sum(weight, 0)
+        if rules.sigmoid:
+            total += _LEAST_SUM
     at = token * rules.top_k + j
     tl.store(ids + at, chosen, mask=j < rules.top_k)
     tl.store(weights + at, weight / total * rules.scale, mask=j < rules.top_k)
@@ -123,6 +166,7 @@ def choose(
 @jit
 def _choose_kernel(
     logits,
+    correction,
     ids,
     weights,
     num_experts: tl.constexpr,
@@ -135,7 +179,7 @@ def _choose_kernel(
     begin_next(overlap)
     wait_for_last(overlap)
     token = tl.program_id(0).to(tl.int64)
-    choose(logits, ids, weights, token, num_experts, rules, EXPERTS, CHOSEN)
+    choose(logits, correction, ids, weights, token, num_experts, rules, EXPERTS, CHOSEN)
 
 
 def empty_routing(num_tokens: int, top_k: int, device: torch.device) -> Routing:
@@ -144,7 +188,9 @@ def empty_routing(num_tokens: int, top_k: int, device: torch.device) -> Routing:
     return Routing(ids, torch.empty((num_tokens, top_k), dtype=torch.float32, device=device))
 
 
-def choose_experts_triton(logits: torch.Tensor, rules: RoutingRules) -> Routing:
+def choose_experts_triton(
+    logits: torch.Tensor, rules: RoutingRules, correction: torch.Tensor | None = None
+) -> Routing:
     """Compute `choose_experts` in a kernel; logits contiguous."""
     num_tokens, num_experts = logits.shape
     assert logits.is_contiguous()
@@ -152,6 +198,7 @@ def choose_experts_triton(logits: torch.Tensor, rules: RoutingRules) -> Routing:
     routing = empty_routing(num_tokens, rules.top_k, logits.device)
     _choose_kernel[(num_tokens,)](
         logits,
+        correction,
         *routing,
         num_experts=num_experts,
         rules=rules,

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "CohereForCausalLM": "cohere",
     "Cohere2ForCausalLM": "cohere2",
     "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
@@ -153,7 +154,7 @@ def unfused_layer_reason(config: Any) -> str | None:
 
 SILU_ONLY = frozenset(OPTIONS) - {"gemma", "gemma2", "gemma3_text", "phi", "starcoder2"}
 """Families whose options name no other activation."""
-PLAIN = {"llama", "mistral", "qwen2", "qwen3", *EXPERTS} - {"deepseek_v2"}
+PLAIN = {"llama", "mistral", "qwen2", "qwen3", *EXPERTS} - {"deepseek_v2", "deepseek_v3"}
 """Families whose layers are a Llama's, see `DecoderConfig.is_plain`, and turn whole heads."""
 
 
@@ -167,7 +168,7 @@ def _unread_latent(config: Any) -> str | None:
             return f"{name} true"
     if latent.value > latent.head_dim:
         return f"v_head_dim {latent.value} above the {latent.head_dim} of keys"
-    method = getattr(config, "topk_method", GREEDY)
+    method = config.topk_method if config.model_type == "deepseek_v2" else GREEDY
     return None if method in (GREEDY, BY_GROUP) else f"topk_method {method!r}"
 
 

@@ -154,8 +154,8 @@ class DecoderWeights:
             return specs
         read = []
         for index, spec in enumerate(specs):
-            sinks = torch.empty(spec.num_q_heads, device=self._device)
-            self._source.fill(sinks, f"model.layers.{index}.self_attn.sinks")
+            name = f"model.layers.{index}.self_attn.sinks"
+            sinks = self.read_float32((spec.num_q_heads,), name)
             read.append(replace(spec, sinks=sinks))
         return read
 
@@ -210,6 +210,12 @@ class DecoderWeights:
     def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
         """Read a tensor as it is in the checkpoint, in the model's dtype."""
         target = self._empty(shape)
+        self._source.fill(target, name)
+        return target
+
+    def read_float32(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
+        """Read a tensor in float32, whatever the model's dtype."""
+        target = torch.empty(shape, device=self._device)
         self._source.fill(target, name)
         return target
 

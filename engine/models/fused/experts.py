@@ -49,7 +49,7 @@ class ExpertsConfig:
     joined: bool = False
 
     def __post_init__(self) -> None:
-        top_k, _, _, groups, taken = self.rules
+        top_k, groups, taken = self.rules.top_k, self.rules.num_groups, self.rules.top_groups
         if not 1 <= top_k <= self.num_experts:
             raise ModelError(
                 f"config.json: num_experts_per_tok must be from 1 to the number of experts "
@@ -103,14 +103,18 @@ GREEDY, BY_GROUP = "greedy", "group_limited_greedy"
 
 
 def deepseek_experts(config: Any) -> ExpertsConfig:
-    """Read the experts of a DeepSeek-V2 config, by transformers' rules.
+    """Read the experts of a DeepSeek-V2 or V3 config, by transformers' rules.
 
-    `norm_topk_prob` is not read there either: weights are probabilities over all experts.
+    Of V2 `norm_topk_prob` is not read there either: weights are probabilities over all experts.
     """
+    is_third = config.model_type == "deepseek_v3"
     rules = RoutingRules(
-        config.num_experts_per_tok or 0, over_chosen=False, scale=config.routed_scaling_factor
+        config.num_experts_per_tok or 0,
+        over_chosen=is_third and config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        sigmoid=is_third,
     )
-    if config.topk_method == BY_GROUP:
+    if is_third or config.topk_method == BY_GROUP:
         rules = rules._replace(num_groups=config.n_group, top_groups=config.topk_group)
     return ExpertsConfig(
         layers=tuple(
@@ -147,6 +151,7 @@ def gpt_oss_experts(config: Any) -> ExpertsConfig:
 
 EXPERTS: dict[str, Callable[[Any], ExpertsConfig]] = {
     "deepseek_v2": deepseek_experts,
+    "deepseek_v3": deepseek_experts,
     "mixtral": mixtral_experts,
     "qwen2_moe": qwen_experts,
     "qwen3_moe": qwen_experts,
@@ -158,6 +163,7 @@ EXPERTS: dict[str, Callable[[Any], ExpertsConfig]] = {
 
 class _Reader(Protocol):
     def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
+    def read_float32(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
     def experts(self, module: str, shape: tuple[int, int, int]) -> Weights: ...
     def part(self, module: str, num_channels: int, width: int) -> Part: ...
     def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor: ...
@@ -178,6 +184,9 @@ def read_experts(
         reader.unquantized(router_name, num_experts, hidden),
         reader.read((num_experts,), f"{router_name}.bias") if config.router_bias else None,
         config.rules,
+        reader.read_float32((num_experts,), f"{router_name}.e_score_correction_bias")
+        if config.rules.sigmoid
+        else None,
     )
     shared = None
     if config.shared_inner:

@@ -253,6 +253,7 @@ OPTIONS: dict[str, Callable[[Any], LayerOptions]] = {
     "cohere": _cohere,
     "cohere2": _cohere,
     "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma2,

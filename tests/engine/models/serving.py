@@ -56,6 +56,9 @@ def write_tiny(config: PreTrainedConfig, folder: Path, *, spread: float = 0.25, 
             noise = torch.randn_like(parameter)
             is_scale = parameter.dim() == 1 and name.endswith("weight")
             parameter.copy_(1.0 + 0.2 * noise if is_scale else spread * noise)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zeros in a new model
+                buffer.copy_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder, **save)
     return model
 

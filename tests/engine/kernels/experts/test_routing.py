@@ -77,6 +77,47 @@ def test_kernel_with_groups(rules: RoutingRules, device: str) -> None:
     torch.testing.assert_close(got.weights, wanted.weights, rtol=1e-5, atol=1e-7)
 
 
+SIGMOID = [
+    RoutingRules(6, over_chosen=True, scale=2.5, sigmoid=True, num_groups=8, top_groups=3),
+    RoutingRules(4, over_chosen=False, scale=1.5, sigmoid=True, num_groups=4, top_groups=2),
+    RoutingRules(3, over_chosen=True, sigmoid=True),
+]
+"""For 24 experts."""
+
+
+@pytest.mark.parametrize("rules", SIGMOID)
+def test_sigmoid_scores(rules: RoutingRules) -> None:
+    """DeepSeek-V3's rule by its definition in float64, expert by expert."""
+    logits, correction = 2 * torch.randn(50, 24), 0.5 * torch.randn(24)
+    routing = choose_experts_torch(logits, rules, correction)
+    scores, size = logits.double().sigmoid(), 24 // rules.num_groups
+    compared = (scores + correction.double()).tolist()
+    for token in range(50):
+        own = compared[token]
+        of_group = [sum(sorted(own[at : at + size])[-2:]) for at in range(0, 24, size)]
+        order = sorted(range(rules.num_groups), key=lambda group: -of_group[group])
+        taken = order[: rules.top_groups]
+        rest = [e for e in range(24) if e // size in taken]
+        rest.sort(key=lambda expert: -own[expert])
+        ids = rest[: rules.top_k]
+        assert routing.ids[token].tolist() == ids
+        wanted = scores[token, ids] * rules.scale
+        if rules.over_chosen:
+            wanted = wanted / scores[token, ids].sum()
+        torch.testing.assert_close(routing.weights[token].double(), wanted, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rules", SIGMOID)
+def test_kernel_with_sigmoid_scores(rules: RoutingRules, device: str) -> None:
+    logits, correction = 2 * torch.randn(20, 24, device=device), torch.randn(24, device=device)
+    logits[3] = 0.0
+    got = choose_experts_triton(logits, rules, correction)
+    wanted = choose_experts_torch(logits, rules, correction)
+    assert torch.equal(got.ids, wanted.ids)
+    torch.testing.assert_close(got.weights, wanted.weights, rtol=1e-5, atol=1e-7)
+
+
 def test_of_equal_logits_the_lower_id_is_first() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0]])
     assert choose_experts_torch(logits, RoutingRules(4, over_chosen=True)).ids.tolist() == [

@@ -84,6 +84,12 @@ FAMILIES = {
         **GROUPS,
         routed_scaling_factor=3.0,
     ),
+    "deepseek-v3": hf.DeepseekV3Config(
+        **SIZES | {"num_key_value_heads": 4},
+        **LATENT | {"q_lora_rank": 96},
+        n_group=4,
+        topk_group=2,
+    ),
     "gemma": hf.GemmaConfig(**SIZES, head_dim=256),
     "gemma2": hf.Gemma2Config(
         **SIZES, **WINDOW, head_dim=128, query_pre_attn_scalar=100, attn_logit_softcapping=5.0
