@@ -105,16 +105,18 @@ def _in_top_groups(
     EXPERTS: tl.constexpr,  # noqa: N803
 ):
     """Whether an expert is in one of the groups that the token takes."""
-    size: tl.constexpr = num_experts // rules.num_groups
+    num_groups: tl.constexpr = rules.num_groups
+    top_groups: tl.constexpr = rules.top_groups
+    size: tl.constexpr = num_experts // num_groups
     taken = e < 0
     of_group = value
     if rules.sigmoid:
-        for group in tl.static_range(rules.num_groups):
+        for group in tl.static_range(num_groups):
             own = e // size == group
             top, first = _best(value, e, own, EXPERTS)
             second, _ = _best(value, e, own & (e != first), EXPERTS)
             of_group = tl.where(own, top + second, of_group)
-    for _ in tl.static_range(rules.top_groups):
+    for _ in tl.static_range(top_groups):
         _, first = _best(of_group, e, is_free & ~taken, EXPERTS)
         taken |= e // size == first // size
     return is_free & taken
@@ -133,6 +135,7 @@ def choose(
     CHOSEN: tl.constexpr,  # noqa: N803
 ):
     """Choose a token's experts; distinct ones also where logits are not numbers."""
+    top_k: tl.constexpr = rules.top_k  # a range takes no field of a tuple
     e, j = tl.arange(0, EXPERTS), tl.arange(0, CHOSEN)
     value = tl.load(logits + token * num_experts + e, mask=e < num_experts, other=float("-inf"))
     value = tl.where(value == value, value, float("-inf"))
@@ -149,7 +152,7 @@ def choose(
         is_free = _in_top_groups(value, e, is_free, num_experts, rules, EXPERTS)
     chosen = tl.zeros((CHOSEN,), tl.int32)
     weight = tl.zeros((CHOSEN,), tl.float32)
-    for rank in tl.static_range(rules.top_k):
+    for rank in tl.static_range(top_k):
         _, first = _best(value, e, is_free, EXPERTS)
         is_free &= e != first
         chosen = tl.where(j == rank, first, chosen)
@@ -158,9 +161,9 @@ def choose(
         total = tl.sum(weight, 0)
         if rules.sigmoid:
             total += _LEAST_SUM
-    at = token * rules.top_k + j
-    tl.store(ids + at, chosen, mask=j < rules.top_k)
-    tl.store(weights + at, weight / total * rules.scale, mask=j < rules.top_k)
+    at = token * top_k + j
+    tl.store(ids + at, chosen, mask=j < top_k)
+    tl.store(weights + at, weight / total * rules.scale, mask=j < top_k)
 
 
 @jit
