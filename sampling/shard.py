@@ -11,7 +11,9 @@ exchange are statistics of tiles, keys, counts and values of few ids, never rows
     top lists    8 bytes an entry; values of ids come from their owners, ranks by a sum of counts
     filters      the highest values of each rank, and sums of integers, which no order can change
 
-Kernels on CUDA that are not divided yet take `VocabShard.whole_rows` instead: the logits, gathered.
+On CUDA ranks tell each other the statistics of tiles first, and what `sampling.filters.divided`
+lists. Only drafters that draw from the target's own LM head take `VocabShard.whole_rows`: logits,
+gathered.
 
 Every rank ends with the same numbers, because all compute them from the same gathered tensors.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -45,6 +47,22 @@ class RankExchange(Protocol):
 
         All ranks call it alike: in the same order, with the same shapes and dtypes.
         """
+        ...
+
+
+class RaggedRows(NamedTuple):
+    """Rows of every rank, of each as many words as that rank had to tell."""
+
+    words: Tensor  # int32 [size, n, width], defined as far as told
+    counts: Tensor  # int32 [size, n], how many were to be told; negative where nothing was
+
+
+@runtime_checkable
+class RaggedExchange(Protocol):
+    """An exchange that tells no more of each row than it must."""
+
+    def gather_rows(self, words: Tensor, counts: Tensor, width: int) -> RaggedRows:
+        """Every rank's rows; arguments as for `VocabShard.gather_rows`."""
         ...
 
 
@@ -124,6 +142,16 @@ class VocabShard:
         return torch.arange(self.first, self.first + self.width)
 
     @property
+    def num_tiles(self) -> int:
+        """Tiles of all ranks."""
+        return -(-self.vocab_size // TILE)
+
+    @property
+    def most_tiles(self) -> int:
+        """The tiles of the rank that holds the most."""
+        return -(-max(self.widths) // TILE)
+
+    @property
     def first_tile(self) -> int:
         """The number of this rank's first tile."""
         return self.first // TILE
@@ -144,6 +172,20 @@ class VocabShard:
     def total(self, counts: Tensor) -> Tensor:
         """The sum over all ranks of integers, elementwise."""
         return self.exchange.all_gather(counts).sum(0, dtype=counts.dtype)
+
+    def gather_rows(self, words: Tensor, counts: Tensor, width: int) -> RaggedRows:
+        """Every rank's rows, as far as there is something to tell of them.
+
+        Args:
+            words: int32 [n, at most `width`], any row stride.
+            counts: int32 [n], how many words of each row are told, no more than there are;
+                negative, on all ranks or on none, where the row is left out.
+            width: the same on every rank.
+        """
+        if isinstance(self.exchange, RaggedExchange):
+            return self.exchange.gather_rows(words, counts, width)
+        gather = self.exchange.all_gather
+        return RaggedRows(gather(F.pad(words, (0, width - words.shape[1]))), gather(counts))
 
     def whole_rows(self, logits: Tensor) -> Tensor:
         """Rows of logits of the whole vocabulary, [n, vocab_size], from this rank's [n, width].

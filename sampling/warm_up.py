@@ -34,7 +34,6 @@ from sampling.rows import (
     SamplingRows,
     rounded_top,
 )
-from sampling.shard import VocabShard
 from sampling.speculative import triton_verification
 
 
@@ -64,11 +63,20 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
         max_top: top tokens a request may ask for.
     """
     batch, rows = _batch(1, SamplingParams(), like)
-    logits = torch.zeros(1, like.vocab_size, dtype=dtype, device=like.device)
+    logits = torch.zeros(1, like.shard.width, dtype=dtype, device=like.device)
     for needs in _needs_of_kernels(like, max_top):
         triton_path.draw(logits, _needing(batch, needs), rows)
-    if not like.shard.is_whole:
-        _compile_divided(like, logits, batch, rows)
+    for num_top in _tops(like, max_top):
+        target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
+        prompt_kernels(logits, target_ids, num_top, None, normalized=True, shard=like.shard)
+    if like.shard.is_whole:
+        _compile_scaling(like, logits, batch, rows)
+
+
+def _compile_scaling(
+    like: SamplingRows, logits: Tensor, batch: SamplingBatch, rows: SamplingRows
+) -> None:
+    """Launch the kernels that make what FlashInfer draws from."""
     source = Source.of(logits, batch, rows)
     stats = tile_pass(source, edited=False, peaked=False, reported=False)
     for edited in (False, True):
@@ -76,21 +84,6 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
     if _has_masks(like):  # rows of grammars may stand beside those that FlashInfer draws
         masked = source._replace(mask_slots=torch.full_like(batch.rows, -1))
         scaled_logits(masked, stats, batch.positions, edited=True)
-    for num_top in _tops(like, max_top):
-        target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
-        prompt_kernels(logits, target_ids, num_top, None, normalized=True)
-
-
-def _compile_divided(
-    like: SamplingRows, logits: Tensor, batch: SamplingBatch, rows: SamplingRows
-) -> None:
-    """Launch every kernel of draws that ranks do each from its own part of the logits."""
-    rows.shard = like.shard
-    own = logits[:, : like.shard.width].contiguous()
-    for needs in _needs_of_kernels(like, 0):
-        if triton_path.is_divided(needs):
-            triton_path.draw(own, _needing(batch, needs), rows)
-    rows.shard = VocabShard.whole(like.vocab_size)
 
 
 def compile_verification(
@@ -112,7 +105,7 @@ def compile_verification(
     width, device = 1 + num_drafts, like.device
     batch, rows = _batch(width, SamplingParams(), like)
     batch = dataclasses.replace(batch, depths=torch.zeros_like(batch.rows))
-    logits = torch.zeros(width, like.vocab_size, dtype=dtype, device=device)
+    logits = torch.zeros(width, like.shard.width, dtype=dtype, device=device)
     one = torch.ones(1, dtype=torch.int32, device=device)
     drafts = Drafts(
         starts=torch.zeros(1, dtype=torch.int64, device=device),
@@ -186,7 +179,7 @@ def _batch(
     """Make logit rows that share one request, in tables whose strides are those of `like`."""
     device = like.device
     history = torch.zeros((1, like.history.shape[1]), dtype=torch.int32, device=device)
-    rows = SamplingRows(1, like.vocab_size, device, history=history)
+    rows = SamplingRows(1, like.vocab_size, device, history=history, shard=like.shard)
     rows.add(0, params, seed=0, choice=0, prompt_len=0, num_tokens=0)
     rows.flush()
     rows_np = np.zeros(num_rows, dtype=np.int32)

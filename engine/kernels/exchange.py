@@ -70,14 +70,14 @@ def letter_bytes(num_ranks: int) -> int:
 
 
 @jit
-def _place(number, sender, steps, step, num_ranks: tl.constexpr, width: tl.constexpr):
+def place_of(number, sender, steps, step, num_ranks: tl.constexpr, width: tl.constexpr):
     """Where in a mailbox a step of this program's letter lies, in elements of `width` bytes."""
     place = ((number & 1) * num_ranks + sender) * _NUM_PROGRAMS + tl.program_id(0)
     return place.to(tl.int64) * (_LETTER_BYTES // width) + step
 
 
 @jit
-def _tell(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
+def tell(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
     """Tell all others that the letter of this number is in their mailboxes."""
     tl.debug_barrier()  # all of the program's threads have written
     at = tl.program_id(0) * num_ranks + rank
@@ -87,7 +87,7 @@ def _tell(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
 
 
 @jit
-def _wait(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
+def wait_for_others(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
     """Wait until all others have told of the letter of this number, or of a later one."""
     for other in tl.static_range(num_ranks):
         if other != rank:
@@ -130,11 +130,11 @@ def _exchange_kernel(
                 own = tl.load(values + at, mask=at < count)
                 for other in tl.static_range(num_ranks):
                     if other != rank:
-                        place = _place(number, rank, steps, step, num_ranks, width)
+                        place = place_of(number, rank, steps, step, num_ranks, width)
                         tl.store(mailboxes.letters[other] + place + lanes, own, mask=at < count)
-            _tell(mailboxes, number, rank, num_ranks)
+            tell(mailboxes, number, rank, num_ranks)
         if receives:
-            _wait(mailboxes, number, rank, num_ranks)
+            wait_for_others(mailboxes, number, rank, num_ranks)
             for step in range(0, steps * block, block):
                 at = first + step + lanes
                 total = tl.zeros((block,), tl.float32)
@@ -142,7 +142,7 @@ def _exchange_kernel(
                     if sender == rank:
                         part = tl.load(values + at, mask=at < count)
                     else:
-                        place = _place(number, sender, steps, step, num_ranks, width)
+                        place = place_of(number, sender, steps, step, num_ranks, width)
                         letter = mailboxes.letters[rank] + place + lanes
                         part = tl.load(letter, mask=at < count, cache_modifier=".cg")
                     if not summed:

@@ -26,7 +26,9 @@ from engine.kernels.exchange import (
     letter_bytes,
     sum_ranks,
 )
+from engine.kernels.row_exchange import gather_rows
 from engine.parallel.collectives import GlooExchange, ordered_sum
+from sampling.shard import RaggedRows
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,10 @@ class Link(Protocol):
 
     def rank_sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' `values`, added in float32 from rank 0 on, in their dtype."""
+        ...
+
+    def gather_rows(self, words: torch.Tensor, counts: torch.Tensor, width: int) -> RaggedRows:
+        """Every rank's rows; see `VocabShard.gather_rows`."""
         ...
 
 
@@ -76,6 +82,10 @@ class DeviceExchange(GlooExchange):
         if values.is_cuda:
             return self._link.all_gather(values)
         return super().all_gather(values)
+
+    def gather_rows(self, words: torch.Tensor, counts: torch.Tensor, width: int) -> RaggedRows:
+        """Every rank's rows; see `VocabShard.gather_rows`. The tensors lie on the device."""
+        return self._link.gather_rows(words, counts, width)
 
     def rank_sum(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' `values`, added in float32 from rank 0 on, in their dtype."""
@@ -129,6 +139,9 @@ class _MailboxLink:
     def rank_sum(self, values: torch.Tensor) -> torch.Tensor:
         return sum_ranks(values, self._mailboxes, self._rank)
 
+    def gather_rows(self, words: torch.Tensor, counts: torch.Tensor, width: int) -> RaggedRows:
+        return gather_rows(words, counts, width, self._mailboxes, self._rank)
+
 
 class _NcclLink:
     """The `Link` of NCCL's all-gather."""
@@ -146,6 +159,10 @@ class _NcclLink:
 
     def rank_sum(self, values: torch.Tensor) -> torch.Tensor:
         return ordered_sum(self.all_gather(values))
+
+    def gather_rows(self, words: torch.Tensor, counts: torch.Tensor, width: int) -> RaggedRows:
+        padded = torch.nn.functional.pad(words, (0, width - words.shape[1]))
+        return RaggedRows(self.all_gather(padded), self.all_gather(counts))
 
 
 def _meet(path: str, rank: int, size: int) -> None:

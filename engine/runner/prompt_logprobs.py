@@ -8,7 +8,7 @@ from engine.arrays import Int32Array
 from engine.batch import RequestRows
 from engine.contracts.model import CausalLM
 from engine.plan import PromptSpan, StepPlan
-from engine.runner.logit_chunks import ids_to_read, logit_chunks, rows_to_read
+from engine.runner.logit_chunks import logit_chunks
 from sampling.batch import LogprobsOutput
 from sampling.paths.prompt_logprobs import PromptReporter
 from sampling.shard import VocabShard
@@ -32,19 +32,18 @@ def span_logprobs(
     """
     wanted = span.choice.request.prompt_logprobs
     assert wanted is not None, "a span is of a request that asks for prompt logprobs"
-    ids = ids_to_read(shard, hidden.device)
     report = PromptReporter(
         span.choice.request.params,
         wanted.mode,
         wanted.num_top,
         wanted.token_ids,
-        shard=ids,
+        shard=shard,
         history=rows.token_ids[int(plan.rows[span.row_idx])],
     )
     start = int(query_starts[span.row_idx])
     computed = int(plan.starts[span.row_idx])  # position of the row's first query token
     outputs = []
-    for tokens in logit_chunks(start + span.first, start + span.last, ids.width):
+    for tokens in logit_chunks(start + span.first, start + span.last, max(shard.widths)):
         position = computed + tokens.start - start + 1  # of the token after the chunk's first
-        outputs.append(report(rows_to_read(model.logits(hidden[tokens]), shard), position))
+        outputs.append(report(model.logits(hidden[tokens]), position))
     return LogprobsOutput.concat(outputs)

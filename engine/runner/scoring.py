@@ -10,7 +10,7 @@ from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringPlan
 from engine.runner.forward import Forward
-from engine.runner.logit_chunks import ids_to_read, logit_chunks, rows_to_read
+from engine.runner.logit_chunks import logit_chunks
 from sampling.mirror import to_device
 from sampling.paths.logprobs import listed_logprobs
 from sampling.shard import VocabShard
@@ -46,8 +46,7 @@ def issue_scoring(
     id_lists = to_device(plan.id_lists, device)
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
     others = torch.empty(len(read), dtype=torch.float32, device=device)
-    ids = ids_to_read(shard, device)
-    for chunk in logit_chunks(0, len(read), ids.width):
-        logits = rows_to_read(model.logits(read[chunk]), shard)
-        values[chunk], others[chunk] = listed_logprobs(logits, id_lists[chunk], ids)
+    for chunk in logit_chunks(0, len(read), max(shard.widths)):
+        logits = model.logits(read[chunk])
+        values[chunk], others[chunk] = listed_logprobs(logits, id_lists[chunk], shard)
     return HostCopy({"values": values, "others": others})

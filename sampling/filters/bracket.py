@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from sampling.filters.cut_state import (
     DECIDED,
@@ -50,6 +51,7 @@ def _bracket_kernel(
     cuts,
     scratch,
     brackets,
+    samples,
     num_tiles,
     turn,
     padded_tiles: tl.constexpr,
@@ -59,6 +61,7 @@ def _bracket_kernel(
     i = tl.program_id(0).to(tl.int64)
     state = tl.load(scratch.states + i)
     if state == DECIDED:
+        tl.store(brackets.num_noted + i, -1)
         return
     row = sampling_row(source, i)
     temperature, top_k, top_p = load_filters(source, row)
@@ -80,7 +83,7 @@ def _bracket_kernel(
     if (top_p < 1.0) | (by_mass == 0):
         hidden = tl.where((state == FIRST) & by_mass, 1.0 - top_p, 0.0)
         low, high, tied = _bracket(
-            source, i, wanted, hidden, top, temperature, num_tiles, turn, complete, edited
+            source, samples, i, wanted, hidden, top, temperature, num_tiles, turn, complete, edited
         )
     tl.store(brackets.low + i, low)
     tl.store(brackets.high + i, high)
@@ -89,7 +92,7 @@ def _bracket_kernel(
 
 
 @jit
-def _sample(source, i, num_tiles, turn, complete: tl.constexpr, edited: tl.constexpr):
+def sample(source, i, num_tiles, turn, complete: tl.constexpr, edited: tl.constexpr):
     """Load the orders of `SAMPLED` tokens, a group from each stretch of the row.
 
     Each turn looks elsewhere in the stretches.
@@ -110,6 +113,7 @@ def _sample(source, i, num_tiles, turn, complete: tl.constexpr, edited: tl.const
 @jit
 def _bracket(
     source,
+    samples,
     i,
     wanted,
     hidden,
@@ -127,7 +131,10 @@ def _bracket(
     bracket cannot hold too many values, and where the logits have few different ones it holds
     only those between its ends.
     """
-    orders = _sample(source, i, num_tiles, turn, complete, edited)
+    if samples is None:
+        orders = sample(source, i, num_tiles, turn, complete, edited)
+    else:
+        orders = tl.load(samples + i * _SAMPLED + tl.arange(0, _SAMPLED))
     scale = scale_of(temperature)
     weights = tl.where(wanted.by_mass, tl.exp2((value_of(orders) - top) * scale), 1.0)
     rate = 1.0
@@ -219,6 +226,7 @@ def bracket(
     *,
     turn: int,
     edited: bool,
+    samples: Tensor | None = None,
 ) -> Brackets:
     """Bracket the cuts of undecided rows; other rows' brackets are left undefined.
 
@@ -227,6 +235,7 @@ def bracket(
         brackets: of the last turn, None in the first; brought up to date in place.
         turn: how many turns there were before.
         edited: as for `tile_pass`.
+        samples: int32 [n, SAMPLED], of all ranks; None takes them from the source's logits.
     """
     num_rows, num_tiles = stats.maxima.shape
     if brackets is None:
@@ -241,6 +250,7 @@ def bracket(
         cuts,
         scratch,
         brackets,
+        samples,
         num_tiles,
         turn,
         padded_tiles=padded_lanes(num_tiles),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sampling.kernels.logits import TILE, load_raw, processed
-from sampling.kernels.order import order, rank_key, value_of
+from sampling.kernels.order import key_id, order, rank_key, value_of
 from sampling.kernels.tile_pass import PEAK
 from sampling.triton_support import constexpr, jit, tl
 
@@ -19,7 +19,7 @@ MAX_CANDIDATES = 256
 _BLOCK = constexpr(PEAK)
 _BLOCKS, _CANDIDATES = constexpr(MAX_BLOCKS), constexpr(MAX_CANDIDATES)
 _GROUP = constexpr(8)  # blocks read at once
-_LOWEST_KEY, HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
+LOWEST_KEY, HIGHEST_KEY = constexpr(-(2**63)), constexpr(2**63 - 1)
 
 
 @jit
@@ -50,8 +50,8 @@ def collect(source, scratch, i, threshold, floor, num_blocks, num_tiles, edited:
         begins = tl.cumsum(in_block, 0) - in_block + count
         slot = begins[:, None] + tl.cumsum(kept, 1) - 1
         inside = (kept != 0) & (slot < _CANDIDATES)
-        tl.store(scratch.orders + i * _CANDIDATES + slot, order(values), mask=inside)
-        tl.store(scratch.token_ids + i * _CANDIDATES + slot, token_ids, mask=inside)
+        keys = rank_key(order(values), token_ids)
+        tl.store(scratch.keys + i * _CANDIDATES + slot, keys, mask=inside)
         count += tl.sum(in_block, 0)
     return count
 
@@ -61,8 +61,7 @@ class _Candidates(NamedTuple):
 
     some: Any  # whether there is one in this place
     token_ids: Any
-    next_ids: Any  # -1 behind the last
-    orders: Any
+    next_ids: Any
     keys: Any  # `rank_key`, the lowest int64 where there is none
 
 
@@ -70,12 +69,16 @@ class _Candidates(NamedTuple):
 def load_candidates(scratch, i, count):
     """The `count` candidates that `collect` wrote for logit row i."""
     slot = tl.arange(0, _CANDIDATES)
-    at, some = i * _CANDIDATES + slot, slot < count
-    orders = tl.load(scratch.orders + at, mask=some, other=0)
-    token_ids = tl.load(scratch.token_ids + at, mask=some, other=0)
-    next_ids = tl.load(scratch.token_ids + at + 1, mask=slot + 1 < count, other=-1)
-    keys = tl.where(some, rank_key(orders, token_ids), _LOWEST_KEY)
-    return _Candidates(some, token_ids, next_ids, orders, keys)
+    at = scratch.keys + i * _CANDIDATES + slot
+    keys = tl.load(at, mask=slot < count, other=LOWEST_KEY)
+    next_keys = tl.load(at + 1, mask=slot + 1 < count, other=LOWEST_KEY)
+    return candidates_of(keys, next_keys)
+
+
+@jit
+def candidates_of(keys, next_keys):
+    """The `_Candidates` of these keys, and of those in the places behind them."""
+    return _Candidates(keys != LOWEST_KEY, key_id(keys), key_id(next_keys), keys)
 
 
 @jit
@@ -112,7 +115,8 @@ def store_masses(stats, i, found, count, cut, temperature, num_tiles):
     next_tile = tl.where(slot + 1 < count, found.next_ids // TILE, -1)
     next_tile = tl.where(found.some, next_tile, tile)
     maxima = tl.load(stats.maxima + i * num_tiles + tile)
-    weights = tl.exp((value_of(found.orders) - maxima).to(tl.float64) / temperature)
+    values = value_of((found.keys >> 32).to(tl.int32))
+    weights = tl.exp((values - maxima).to(tl.float64) / temperature)
     weights = tl.where(found.keys >= cut, weights, 0.0)
     sums, _tiles = tl.associative_scan((weights, tile), 0, _same_tile_sum)
     at = stats.masses + i * num_tiles + tile

@@ -24,7 +24,7 @@ from sampling.filters.cut_state import (
     under_min_p,
 )
 from sampling.filters.masses import kept_masses, load_scanned_tiles, store_cut
-from sampling.filters.scan import scan
+from sampling.filters.scan import Scan
 from sampling.filters.shortlist import Scratch
 from sampling.kernels.logits import Source
 from sampling.kernels.order import order, value_of
@@ -196,18 +196,19 @@ def cut_within(
     cuts: Cut,
     scratch: Scratch,
     brackets: Brackets,
+    found: Scan,
     *,
     edited: bool,
 ) -> None:
-    """Scan the bracketed rows and find their cuts, in place, with the masses of what they keep.
+    """Find the cuts of the bracketed rows, in place, with the masses of what they keep.
 
     Args:
         source, stats, cuts, scratch: as `shortlist` took and gave them.
         brackets: as `bracket` gave them; narrowed in place for rows that stay undecided.
+        found: as `scan` gave it, of all tiles.
         edited: as for `bracket`.
     """
     num_rows, num_tiles = stats.maxima.shape
-    found = scan(source, stats, scratch, brackets, edited=edited)
     _finish_kernel[(num_rows,)](
         source,
         stats,

@@ -84,7 +84,7 @@ class Brackets(NamedTuple):
     floor: Tensor  # int32 [n], the cut is proved not to be lower
     ceiling: Tensor  # int32 [n], the cut is proved not to be higher
     from_above: Tensor  # int32 [n], 1: `left` counts from the ceiling, 0: from the floor
-    num_noted: Tensor  # int32 [n], counted up by the scan
+    num_noted: Tensor  # int32 [n], counted up by the scan; -1 of rows that are decided
     left: Tensor  # float64 [n], measure between the cut and the ceiling or the floor
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sampling.filters.cut_state import LAST_ID, first_inside, last_inside
-from sampling.kernels.logits import TILE, load_raw, processed
+from sampling.kernels.logits import TILE, is_held, load_raw, processed
 from sampling.kernels.order import order, value_of
 from sampling.triton_support import constexpr, jit, tl
 
@@ -104,14 +104,15 @@ def _kept_equal(
 
 @jit
 def _equal_id(source, i, tile, cut, rank, edited: tl.constexpr):
-    """The id of a tile's `rank`-th token equal to the cut."""
+    """The id of a tile's `rank`-th token equal to the cut; its last id where it is not held."""
     token_ids = tl.arange(0, TILE) + tile * TILE
     values = load_raw(source, i, token_ids, token_ids >= 0)
     if edited:
         values = processed(values, token_ids, source, i, tile, tile + 1)
     equal = order(values) == cut
     found = equal & (tl.cumsum(equal.to(tl.int32), 0) == rank.to(tl.int32))
-    return tl.min(tl.where(found, token_ids, LAST_ID), 0)
+    found_id = tl.min(tl.where(found, token_ids, LAST_ID), 0)
+    return tl.where(is_held(source, tile), found_id, tile * TILE + TILE - 1)
 
 
 @jit

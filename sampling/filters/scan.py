@@ -25,7 +25,7 @@ from sampling.filters.cut_state import (
     under_min_p,
 )
 from sampling.filters.shortlist import Scratch
-from sampling.kernels.logits import TILE, Source, load_raw, processed
+from sampling.kernels.logits import TILE, Source, global_tile, load_raw, processed
 from sampling.kernels.order import value_of
 from sampling.kernels.tile_pass import TileStats, scale_of
 from sampling.triton_support import jit, padded_lanes, tl, triton
@@ -35,7 +35,10 @@ PROGRAMS = 8192
 
 
 class Scan(NamedTuple):
-    """The measures of each tile and the values noted; masses are relative to the tile's maximum."""
+    """The measures of each tile and the values noted; masses are relative to the tile's maximum.
+
+    Those of one rank's tiles may have any row stride.
+    """
 
     mass_above: Tensor  # float32 [n, tiles]
     num_above: Tensor  # int32 [n, tiles], of rows cut by count
@@ -55,12 +58,15 @@ def _scan_kernel(
     brackets,
     scan,
     num_tiles,
+    own_tiles,
+    tile_stride,
+    noted_stride,
     share,
     room: tl.constexpr,
     in_a_row: tl.constexpr,
     edited: tl.constexpr,
 ):
-    programs = tl.cdiv(num_tiles, share)  # a row
+    programs = tl.cdiv(own_tiles, share)  # a row
     i = (tl.program_id(0) // programs).to(tl.int64)
     state = tl.load(scratch.states + i)
     if state == DECIDED:
@@ -68,13 +74,14 @@ def _scan_kernel(
     row = load_row(source, brackets, i, state)
     scale = scale_of(row.temperature)
     first = tl.program_id(0) % programs * share
-    for tile in range(first, tl.minimum(first + share, num_tiles)):
+    for own_tile in range(first, tl.minimum(first + share, own_tiles)):
+        tile = global_tile(source, own_tile)
         token_ids = tl.arange(0, TILE) + tile * TILE
         values = load_raw(source, i, token_ids, token_ids < source.vocab_size)
         if edited:
             values = processed(values, token_ids, source, i, tile, tile + 1)
-        at = i * num_tiles + tile
-        top = tl.load(stats.maxima + at)
+        top = tl.load(stats.maxima + i * num_tiles + tile)
+        at = i * tile_stride + own_tile
         if row.limit_id != LAST_ID:  # of the tokens equal to the limit, some are out
             allowed = (values != value_of(row.limit)) | (token_ids <= row.limit_id)
             values = tl.where(allowed, values, float("-inf"))
@@ -88,7 +95,7 @@ def _scan_kernel(
                 start = tl.atomic_add(brackets.num_noted + i, total, sem="relaxed")
                 tl.store(scan.starts + at, start)
                 slot = tl.cumsum(count, 0) - count + start
-                to = scan.noted + i * room
+                to = scan.noted + i * noted_stride
                 _note(source, i, tile, words, slot, to, room, in_a_row, edited)
 
 
@@ -177,6 +184,7 @@ def scan(
     brackets: Brackets,
     *,
     edited: bool,
+    found: Scan | None = None,
 ) -> Scan:
     """Measure the bracketed rows and note the values inside; other rows are left undefined.
 
@@ -187,33 +195,24 @@ def scan(
         source, stats, scratch: as `shortlist` took and gave them.
         brackets: as `bracket` gave them.
         edited: as for `tile_pass`.
+        found: what the measures of the source's tiles are written to; None allocates it.
     """
     num_rows, num_tiles = stats.maxima.shape
-
-    def buffer(dtype: torch.dtype, columns: int = num_tiles) -> Tensor:
-        return torch.empty((num_rows, columns), dtype=dtype, device=stats.maxima.device)
-
-    room = min(NOTED, padded_lanes(num_tiles) * noise.TILE)
-    found = Scan(
-        mass_above=buffer(torch.float32),
-        num_above=buffer(torch.int32),
-        mass_allowed=buffer(torch.float32),
-        num_high=buffer(torch.int32),
-        num_low=buffer(torch.int32),
-        num_inside=buffer(torch.int32),
-        starts=buffer(torch.int32),
-        noted=buffer(torch.float32, room),
-    )
-    share = triton.cdiv(num_tiles, max(1, PROGRAMS // num_rows))  # tiles a program
-    _scan_kernel[(triton.cdiv(num_tiles, share) * num_rows,)](
+    own_tiles = source.num_tiles
+    found = found or empty_scan(stats)
+    share = triton.cdiv(own_tiles, max(1, PROGRAMS // num_rows))  # tiles a program
+    _scan_kernel[(triton.cdiv(own_tiles, share) * num_rows,)](
         source,
         stats,
         scratch,
         brackets,
         found,
         num_tiles,
+        own_tiles,
+        found.starts.stride(0),
+        found.noted.stride(0),
         share,
-        room=room,
+        room=found.noted.shape[1],
         in_a_row=16 // source.logits.element_size(),  # a lane's share of one load
         edited=edited,
         num_warps=1,
@@ -221,3 +220,27 @@ def scan(
         enable_fp_fusion=False,
     )
     return found
+
+
+def empty_scan(stats: TileStats) -> Scan:
+    """Allocate what a scan of all tiles of `stats` finds."""
+    num_rows, num_tiles = stats.maxima.shape
+
+    def buffer(dtype: torch.dtype, columns: int = num_tiles) -> Tensor:
+        return torch.empty((num_rows, columns), dtype=dtype, device=stats.maxima.device)
+
+    return Scan(
+        mass_above=buffer(torch.float32),
+        num_above=buffer(torch.int32),
+        mass_allowed=buffer(torch.float32),
+        num_high=buffer(torch.int32),
+        num_low=buffer(torch.int32),
+        num_inside=buffer(torch.int32),
+        starts=buffer(torch.int32),
+        noted=buffer(torch.float32, noted_room(num_tiles)),
+    )
+
+
+def noted_room(num_tiles: int) -> int:
+    """How many values are noted of a row of so many tiles."""
+    return min(NOTED, padded_lanes(num_tiles) * noise.TILE)

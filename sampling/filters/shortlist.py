@@ -27,7 +27,7 @@ from sampling.filters.candidates import (
 )
 from sampling.filters.cut_state import DECIDED, FIRST, LAST_ID
 from sampling.kernels.logits import Source
-from sampling.kernels.order import order, value_of
+from sampling.kernels.order import key_id, order, value_of
 from sampling.kernels.row_params import (
     FILTERED,
     load_filters,
@@ -53,8 +53,11 @@ class Scratch(NamedTuple):
 
     states: Tensor  # int32 [n], a `CutState`
     blocks: Tensor  # int32 [n, MAX_BLOCKS], the blocks selected
-    orders: Tensor  # int32 [n, MAX_CANDIDATES], `order` of the candidates' logits
-    token_ids: Tensor  # int32 [n, MAX_CANDIDATES]
+    keys: Tensor  # int64 [n, MAX_CANDIDATES], `rank_key` of the candidates
+    # Where ranks gather candidates: int32 [n], twice how many, -1 of rows without; and float64
+    # [n], the mass that `last_kept` takes.
+    counts: Tensor | None = None
+    masses: Tensor | None = None
 
 
 @jit
@@ -85,7 +88,7 @@ class _Filters(NamedTuple):
 
 
 @jit
-def _load_filters(source, row, top):
+def load_row_filters(source, row, top):
     """The `_Filters` of a sampling row whose highest logit is `top`."""
     given = load_filters(source, row)
     top_k = tl.where(given.top_k == 0, source.vocab_size, given.top_k)
@@ -168,6 +171,8 @@ def _shortlist_kernel(
     edited: tl.constexpr,
 ):
     i = tl.program_id(0).to(tl.int64)
+    if scratch.counts is not None:
+        tl.store(scratch.counts + i, -1)
     tile_ids = tl.arange(0, padded_tiles)
     at = i * num_tiles + tile_ids
     maxima = tl.load(stats.maxima + at, mask=tile_ids < num_tiles, other=float("-inf"))
@@ -180,7 +185,7 @@ def _shortlist_kernel(
     flags = load_flags(source, row)
     if broken | ((flags & FILTERED) == 0) | ((flags & elsewhere) != 0):
         return  # a bad row keeps the masses that say so
-    filters = _load_filters(source, row, top)
+    filters = load_row_filters(source, row, top)
     peaks = _load_peaks(stats, i, num_tiles, padded_tiles)
     tl.store(scratch.states + i, FIRST)
     weights = masses * tl.exp((maxima - top).to(tl.float64) / filters.temperature)
@@ -196,22 +201,54 @@ def _shortlist_kernel(
         return
     tl.debug_barrier()  # blocks were written by other threads
     count = collect(source, scratch, i, threshold, filters.floor, num_blocks, num_tiles, edited)
-    if count > _CANDIDATES:
-        return
-    tl.debug_barrier()
-    found = load_candidates(scratch, i, count)
-    cut = last_kept(found.keys, count, top, filters, tl.where(closed, -1.0, all_mass))
-    if cut == HIGHEST_KEY:
-        return
-    last_id = 0x7FFFFFFF - (cut & 0x7FFFFFFF).to(tl.int32)
-    _store_cut(cuts, scratch, i, value_of((cut >> 32).to(tl.int32)), last_id)
-    tl.store(stats.masses + at, tl.zeros_like(masses), mask=tile_ids < num_tiles)
-    tl.debug_barrier()
-    store_masses(stats, i, found, count, cut, filters.temperature, num_tiles)
+    all_mass = tl.where(closed, -1.0, all_mass)
+    if scratch.counts is not None:
+        tl.debug_barrier()  # another thread may have stored -1
+        tl.store(scratch.counts + i, 2 * count)
+        tl.store(scratch.masses + i, all_mass)
+    else:
+        if count > _CANDIDATES:
+            return
+        tl.debug_barrier()
+        found = load_candidates(scratch, i, count)
+        decide_among(
+            stats, cuts, scratch, i, found, count, top, filters, all_mass, num_tiles, padded_tiles
+        )
+
+
+@jit
+def decide_among(
+    stats,
+    cuts,
+    scratch,
+    i,
+    found,
+    count,
+    top,
+    filters,
+    all_mass,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+):
+    """Cut logit row i among all its candidates, if they reach what is wanted."""
+    cut = last_kept(found.keys, count, top, filters, all_mass)
+    if cut != HIGHEST_KEY:
+        _store_cut(cuts, scratch, i, value_of((cut >> 32).to(tl.int32)), key_id(cut))
+        tile_ids = tl.arange(0, padded_tiles)
+        nothing = tl.zeros((padded_tiles,), tl.float32)
+        tl.store(stats.masses + i * num_tiles + tile_ids, nothing, mask=tile_ids < num_tiles)
+        tl.debug_barrier()
+        store_masses(stats, i, found, count, cut, filters.temperature, num_tiles)
 
 
 def shortlist(
-    source: Source, stats: TileStats, *, edited: bool, elsewhere: int = 0, num_warps: int = 4
+    source: Source,
+    stats: TileStats,
+    *,
+    edited: bool,
+    elsewhere: int = 0,
+    divided: bool = False,
+    num_warps: int = 4,
 ) -> tuple[Cut, Scratch]:
     """Cut the rows that few candidates decide; the first stage of the filters.
 
@@ -219,6 +256,7 @@ def shortlist(
         source, stats: as `tile_pass` took and gave them, with peaks.
         edited: as for `tile_pass`.
         elsewhere: FLAGS bits of the rows that another sampler filters.
+        divided: only find the candidates of the source's rank; `divided.decide_shortlist` cuts.
         num_warps: of no consequence for the result.
 
     Returns:
@@ -235,8 +273,9 @@ def shortlist(
     scratch = Scratch(
         buffer(num_rows),
         buffer(num_rows, MAX_BLOCKS),
-        buffer(num_rows, MAX_CANDIDATES),
-        buffer(num_rows, MAX_CANDIDATES),
+        buffer(num_rows, MAX_CANDIDATES, dtype=torch.int64),
+        buffer(num_rows) if divided else None,
+        buffer(num_rows, dtype=torch.float64) if divided else None,
     )
     _shortlist_kernel[(num_rows,)](
         source,

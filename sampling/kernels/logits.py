@@ -66,6 +66,9 @@ class Source(NamedTuple):
     mask_slots: Tensor | None  # int32 [n]; None, where no row has a grammar, costs nothing
     first_tile: int | None = None  # of the ids that a rank holds; None, for all, costs nothing
     end_id: int | None = None  # the first id behind them
+    # Logits of all ranks one after another: from one rank's to the next one's, and of how many.
+    part_stride: int | None = None
+    num_parts: int | None = None
 
     @classmethod
     def of(
@@ -120,7 +123,13 @@ class Source(NamedTuple):
 def load_raw(source, i, token_ids, mask):
     """Load logits of logit row i (int64) as float32; -inf outside the mask or what is held."""
     pointers = source.logits + i * source.logits_stride + token_ids
-    if source.first_tile is None:
+    if source.part_stride is not None:
+        mask = mask & (token_ids < source.vocab_size)
+        num_tiles = (source.vocab_size + TILE - 1) // TILE
+        part = ((token_ids // TILE + 1) * source.num_parts - 1) // num_tiles
+        first = part * num_tiles // source.num_parts * TILE
+        pointers += part.to(tl.int64) * source.part_stride - first
+    elif source.first_tile is None:
         mask = mask & (token_ids < source.vocab_size)
     else:
         first = source.first_tile * TILE
@@ -135,6 +144,15 @@ def global_tile(source, tile):
     if source.first_tile is not None:
         tile += source.first_tile
     return tile
+
+
+@jit
+def is_held(source, tile):
+    """Whether a tile, by its number in the vocabulary, is among those that are held."""
+    held = tile >= 0
+    if source.first_tile is not None:
+        held = (tile >= source.first_tile) & (tile * TILE < source.end_id)
+    return held
 
 
 @jit

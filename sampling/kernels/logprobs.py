@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput
-from sampling.kernels.logits import TILE, Source
-from sampling.kernels.order import order, rank_key, value_of
+from sampling.kernels.logits import TILE, Source, global_tile, is_held
+from sampling.kernels.order import key_id, order, rank_key, value_of
 from sampling.kernels.report import flags_of, is_wanted, reported_values, scaled, tile_maxima
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import TILE as TILE_WIDTH
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from sampling.race import Cut
+from sampling.shard import VocabShard
 from sampling.triton_support import constexpr, jit, tl, triton
 
 MAX_TOP = 128  # longer top lists are left to `sampling.paths.logprobs`
@@ -52,18 +53,19 @@ class _Work(NamedTuple):
     threshold: Tensor  # float32 [n], the chosen token's value before scaling; inf: no report
     slots: Tensor  # int32 [n, tiles], which of the k chosen tiles it is; k if none
     chunk_maxima: Tensor  # float32 [n, k, TILE / CHUNK]
-
-
-@jit
-def _key_id(key):
-    """The id that a `rank_key` holds, int32."""
-    return ((key & 0x7FFFFFFF) ^ 0x7FFFFFFF).to(tl.int32)  # LAST_ID - the low half
+    keys: Tensor | None  # int64 [n, k], the top lists of one rank of several
 
 
 @jit
 def _first(values, ids, some, k, size: tl.constexpr, padded_k: tl.constexpr):
     """Select the first k of `size` values of different ids: keys, best first, int64 [padded_k]."""
-    keys = tl.reshape(tl.where(some, rank_key(order(values), ids), _NOTHING), (size,))
+    keys = tl.where(some, rank_key(order(values), ids), _NOTHING)
+    return _first_keys(tl.reshape(keys, (size,)), k, padded_k)
+
+
+@jit
+def _first_keys(keys, k, padded_k: tl.constexpr):
+    """The k highest of different keys, best first, int64 [padded_k]."""
     lanes = tl.arange(0, padded_k)
     found = tl.full((padded_k,), _NOTHING, tl.int64)
     for j in range(0, k):
@@ -116,10 +118,11 @@ def _given_kernel(
 
 
 @jit(do_not_specialize=["k"])
-def _tile_kernel(source, work, k, edited: tl.constexpr):
+def _tile_kernel(source, work, k, own_tiles, edited: tl.constexpr):
     """Count a tile's tokens that come before the chosen one; store the maxima of its chunks."""
     num_tiles = tl.cdiv(source.vocab_size, TILE)
-    i, tile = (tl.program_id(0) // num_tiles).to(tl.int64), tl.program_id(0) % num_tiles
+    i = (tl.program_id(0) // own_tiles).to(tl.int64)
+    tile = global_tile(source, tl.program_id(0) % own_tiles)
     flags, at = flags_of(source, i), i * num_tiles + tile
     slot = tl.load(work.slots + at)
     threshold = tl.load(work.threshold + i)
@@ -156,30 +159,84 @@ def _top_kernel(
         lane = tl.arange(0, padded_k)[:, None]
         tiles = tl.max(tl.where((slots[None, :] == lane) & (lane < k), tile[None, :], -1), 1)
         chunk = tl.arange(0, _CHUNKS)[None, :]
-        some = (tiles[:, None] >= 0) & (chunk >= 0)
+        some = (tiles[:, None] >= 0) & (chunk >= 0) & is_held(source, tiles)[:, None]
         at = work.chunk_maxima + (i * k + lane) * _CHUNKS + chunk
         maxima = tl.load(at, mask=some, other=float("-inf"))
         chunk = tiles[:, None] * _CHUNKS + chunk
         chunks = _first(maxima, chunk, some, k, padded_k * _CHUNKS, padded_k)[:, None]
 
         # A chunk's pieces likewise, then their tokens: two short searches beat a long one.
-        ids = _key_id(chunks) * _CHUNK + tl.arange(0, _CHUNK)[None, :]
+        ids = key_id(chunks) * _CHUNK + tl.arange(0, _CHUNK)[None, :]
         some = (chunks != _NOTHING) & (ids < source.vocab_size)
         values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
         maxima = tl.max(tl.reshape(values, (padded_k, _PIECES, _PIECE)), 2)
-        piece = _key_id(chunks) * _PIECES + tl.arange(0, _PIECES)[None, :]
+        piece = key_id(chunks) * _PIECES + tl.arange(0, _PIECES)[None, :]
         some = (chunks != _NOTHING) & (piece * _PIECE < source.vocab_size)
         pieces = _first(maxima, piece, some, k, padded_k * _PIECES, padded_k)[:, None]
 
-        ids = _key_id(pieces) * _PIECE + tl.arange(0, _PIECE)[None, :]
+        ids = key_id(pieces) * _PIECE + tl.arange(0, _PIECE)[None, :]
         some = (pieces != _NOTHING) & (ids < source.vocab_size)
         values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
         top = _first(values, ids, some, k, padded_k * _PIECE, padded_k)
-        ids, values = _key_id(top), value_of((top >> 32).to(tl.int32))
-        values = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
-        lane = tl.arange(0, padded_k)
-        tl.store(work.out.top_ids + i * k + lane, ids, mask=lane < k)
-        tl.store(work.out.top_logprobs + i * k + lane, values, mask=lane < k)
+        if work.keys is None:
+            _store_top(source, work, i, top, flags, k, filtered, padded_k, padded_tiles)
+        else:
+            lane = tl.arange(0, padded_k)
+            tl.store(work.keys + i * k + lane, top, mask=lane < k)
+
+
+@jit
+def _store_top(
+    source,
+    work,
+    i,
+    top,
+    flags,
+    k,
+    filtered,
+    padded_k: tl.constexpr,
+    padded_tiles: tl.constexpr,
+):
+    """Store a row's top list, given the keys of its tokens."""
+    ids, values = key_id(top), value_of((top >> 32).to(tl.int32))
+    values = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
+    lane = tl.arange(0, padded_k)
+    tl.store(work.out.top_ids + i * k + lane, ids, mask=lane < k)
+    tl.store(work.out.top_logprobs + i * k + lane, values, mask=lane < k)
+
+
+@jit(do_not_specialize=["num_rows", "k", "filtered"])
+def _merge_kernel(
+    source,
+    work,
+    ranks,
+    keys,
+    num_rows,
+    k,
+    filtered,
+    num_ranks: tl.constexpr,
+    padded_ranks: tl.constexpr,
+    padded_k: tl.constexpr,
+    padded_tiles: tl.constexpr,
+):
+    """Make a row's rank and top list of what all ranks tell of it.
+
+    Args:
+        ranks: int32 [num_ranks, n], one more than each counted before the chosen token.
+        keys: int64 [num_ranks, n, k], each one's top list.
+    """
+    i = tl.program_id(0).to(tl.int64)
+    flags = flags_of(source, i)
+    sender = tl.arange(0, padded_ranks)
+    before = tl.load(ranks + sender * num_rows + i, mask=sender < num_ranks, other=1) - 1
+    tl.store(work.out.ranks + i, 1 + tl.sum(before, 0))
+    if is_wanted(work, i, flags):
+        lane = tl.arange(0, padded_k)[None, :]
+        at = keys + (sender[:, None].to(tl.int64) * num_rows + i) * k + lane
+        some = (sender[:, None] < num_ranks) & (lane < k)
+        told = tl.reshape(tl.load(at, mask=some, other=_NOTHING), (padded_ranks * padded_k,))
+        top = _first_keys(told, k, padded_k)
+        _store_top(source, work, i, top, flags, k, filtered, padded_k, padded_tiles)
 
 
 def gather_logprobs(
@@ -193,6 +250,7 @@ def gather_logprobs(
     num_top: int,
     explicit_ids: Tensor | None,
     edited: bool,
+    shard: VocabShard,
 ) -> LogprobsOutput:
     """The logprobs of the rows whose flags ask for them; the other rows' are undefined.
 
@@ -204,9 +262,11 @@ def gather_logprobs(
         num_top: at most `MAX_TOP`.
         explicit_ids: int32 or int64 [n, J].
         edited: whether any row has masks, bias or penalties.
+        shard: of the source; `stats` are those of all tiles.
     """
     k = min(num_top, source.vocab_size)
-    work = _work(stats, cuts, offsets, kept, token_ids, explicit_ids, k)
+    divided = not shard.is_whole
+    work = _work(stats, cuts, offsets, kept, token_ids, explicit_ids, k, divided=divided)
     n, num_tiles, num_given = *stats.maxima.shape, work.out.explicit.shape[1]
     filtered = int(cuts is not None)
     # Lengths are rounded up here, so that few kernels serve all of them.
@@ -225,11 +285,42 @@ def gather_logprobs(
         num_warps=2,
         **report,
     )
-    _tile_kernel[(num_tiles * n,)](source, work, k, num_warps=2, **shared)
+    if divided:
+        work = _of_holders(work, shard)
+    own_tiles = source.num_tiles
+    _tile_kernel[(own_tiles * n,)](source, work, k, own_tiles, num_warps=2, **shared)
+    warps = 2 if padded_k <= 32 else 4
     if k:
-        warps = 2 if padded_k <= 32 else 4
         _top_kernel[(n,)](source, work, k, filtered, padded_k=padded_k, num_warps=warps, **report)
+    if divided:
+        assert work.keys is not None
+        size, ranks = shard.exchange.size, shard.exchange.all_gather(work.out.ranks)
+        _merge_kernel[(n,)](
+            source,
+            work,
+            ranks,
+            shard.exchange.all_gather(work.keys) if k else work.keys,
+            n,
+            k,
+            filtered,
+            num_ranks=size,
+            padded_ranks=triton.next_power_of_2(size),
+            padded_k=padded_k,
+            num_warps=warps,
+            enable_fp_fusion=False,
+            padded_tiles=report["padded_tiles"],
+        )
     return work.out
+
+
+def _of_holders(work: _Work, shard: VocabShard) -> _Work:
+    """The work with the given ids' values from the ranks that hold them; others have -inf."""
+    out = work.out
+    parts = (work.threshold, out.chosen, out.explicit.view(-1))
+    told = shard.exchange.all_gather(torch.cat(parts)).amax(0)
+    threshold, chosen, explicit = torch.split(told, [len(part) for part in parts])
+    out = out._replace(chosen=chosen, explicit=explicit.view_as(out.explicit))
+    return work._replace(out=out, threshold=threshold)
 
 
 def _work(
@@ -240,6 +331,8 @@ def _work(
     token_ids: Tensor,
     explicit_ids: Tensor | None,
     k: int,
+    *,
+    divided: bool,
 ) -> _Work:
     """Buffers for `gather_logprobs`; where nothing is cut, its columns may be any tensor."""
     n, num_tiles = stats.maxima.shape
@@ -267,4 +360,5 @@ def _work(
         threshold=buffer(torch.float32),
         slots=buffer(torch.int32, num_tiles),
         chunk_maxima=buffer(torch.float32, k, TILE_WIDTH // CHUNK),
+        keys=buffer(torch.int64, k) if divided else None,
     )

@@ -29,6 +29,12 @@ def rank_key(orders, token_ids):
 
 
 @jit
+def key_id(key):
+    """The id that a `rank_key` holds, int32."""
+    return ((key & 0x7FFFFFFF) ^ 0x7FFFFFFF).to(tl.int32)
+
+
+@jit
 def is_kept(values, token_ids, threshold, last_id):
     """Whether a `race.Cut` keeps tokens: higher values, and equal ones up to an id.
 

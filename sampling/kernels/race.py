@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sampling import noise, rows
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
-from sampling.kernels.logits import TILE, Source, load_raw, processed
+from sampling.kernels.logits import TILE, Source, is_held, load_raw, processed
 from sampling.kernels.order import is_kept
 from sampling.kernels.row_params import (
     NORMALIZED,
@@ -102,7 +102,10 @@ def draw_token(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """Draw the target's token at logit row i from its `RowTiles`; any token where bad."""
+    """Draw the target's token at logit row i from its `RowTiles`; any token where bad.
+
+    It is -1 where its tile is not held.
+    """
     rate = 1.0 / load_temperature(source, i)
     rate = tl.minimum(rate, 1.7976931348623157e308)  # finite, for gaps of zero
     seed, choice, position = noise_key(source, i)
@@ -199,7 +202,7 @@ def _race(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """Race a tile's tokens at rate = 1 / T and return the winner."""
+    """Race a tile's tokens at rate = 1 / T; return the winner, -1 where they are not held."""
     token_ids = tile * TILE + tl.arange(0, TILE)
     values = load_raw(source, i, token_ids, token_ids >= 0)
     keys = exponential_range(tile * TILE, position, choice, _TOKEN_STREAM, seed, TILE // 2)
@@ -211,19 +214,21 @@ def _race(
         last = tl.load(cuts.last_ids + i)
         kept = is_kept(values, token_ids, cut, last)
         keys = tl.where(kept, keys, float("inf"))
-    return tl.minimum(_first(keys == tl.min(keys, 0), token_ids, 0), source.vocab_size - 1)
+    token = tl.minimum(_first(keys == tl.min(keys, 0), token_ids, 0), source.vocab_size - 1)
+    return tl.where(is_held(source, tile), token, -1)
 
 
 @jit
 def highest_token(source, tiles, i, edited: tl.constexpr):
-    """The lowest id among the highest logits."""
+    """The lowest id among the highest logits, -1 where it is not held."""
     tile = _first(tiles.maxima == tiles.top, tl.arange(0, tiles.maxima.shape[0]), 0)
     tile = tl.minimum(tile, tl.cdiv(source.vocab_size, TILE) - 1)
     token_ids = tile * TILE + tl.arange(0, TILE)
     values = load_raw(source, i, token_ids, token_ids >= 0)
     if edited:
         values = processed(values, token_ids, source, i, tile, tile + 1)
-    return tl.minimum(_first(values == tiles.top, token_ids, 0), source.vocab_size - 1)
+    token = tl.minimum(_first(values == tiles.top, token_ids, 0), source.vocab_size - 1)
+    return tl.where(is_held(source, tile), token, -1)
 
 
 def pick(

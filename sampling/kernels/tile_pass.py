@@ -184,6 +184,8 @@ def _measure_unmasked(stats, values, i, tile, scale, num_tiles, tiles: tl.conste
 
 def tile_pass(
     source: Source,
+    stats: TileStats | None = None,
+    /,
     *,
     edited: bool,
     masked: bool = False,
@@ -198,6 +200,7 @@ def tile_pass(
 
     Args:
         source: logits [n, width] and the parameters of their rows.
+        stats: what is written to; None allocates it.
         edited: whether any row has masks, bias or penalties.
         masked: whether these are grammars' masks alone, which takes less time.
         peaked: whether any row is filtered and `peaks` are needed.
@@ -217,7 +220,8 @@ def tile_pass(
     tiles = tiles or (2 if with_edits or (narrow and masked) else 4 if narrow else 1)
     steps = steps or (4 if edited and num_rows * num_tiles >= MANY_TILES else 1)
     num_warps = num_warps or (2 if edited and not with_edits else 1)
-    stats = _empty_stats(source, num_tiles, peaked=peaked, reported=reported, kept=kept)
+    if stats is None:
+        stats = empty_stats(source, num_tiles, peaked=peaked, reported=reported, kept=kept)
     _tile_pass_kernel[(triton.cdiv(num_tiles, tiles * steps) * num_rows,)](
         source,
         stats,
@@ -235,10 +239,13 @@ def tile_pass(
     return stats
 
 
-def tile_pass_for(source: Source, needs: rows.SamplingNeeds) -> TileStats:
+def tile_pass_for(
+    source: Source, needs: rows.SamplingNeeds, stats: TileStats | None = None
+) -> TileStats:
     """Make the tile pass that a draw or a verification of rows with these needs begins with."""
     return tile_pass(
         source,
+        stats,
         edited=needs.edited,
         masked=needs.only_grammars,
         peaked=needs.filtered,
@@ -247,7 +254,7 @@ def tile_pass_for(source: Source, needs: rows.SamplingNeeds) -> TileStats:
     )
 
 
-def _empty_stats(
+def empty_stats(
     source: Source, num_tiles: int, *, peaked: bool, reported: bool, kept: bool
 ) -> TileStats:
     """Allocate what the pass writes; what is not wanted is empty."""

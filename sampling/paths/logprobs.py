@@ -22,9 +22,10 @@ from sampling.kernels import logprobs as logprob_kernels
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.kernels.race import pick
-from sampling.kernels.tile_pass import tile_pass
+from sampling.kernels.shard_tiles import whole_tiles
+from sampling.kernels.tile_pass import TileStats, tile_pass_for
 from sampling.race import all_masses, log_sum_exp, tile_masses
-from sampling.rows import LOGPROBS, NORMALIZED, NUM_FLOATS, NUM_INTS
+from sampling.rows import LOGPROBS, NORMALIZED, NUM_FLOATS, NUM_INTS, SamplingNeeds
 from sampling.shard import VocabShard
 from sampling.triton_support import HAS_TRITON
 
@@ -96,9 +97,9 @@ def prompt_logprobs(
     """
     if explicit_ids is not None:
         explicit_ids = explicit_ids.expand(len(logits), -1)
-    if logits.is_cuda and HAS_TRITON and num_top <= MAX_TOP:
-        return prompt_kernels(logits, target_ids, num_top, explicit_ids, normalized)
     shard = shard or VocabShard.whole(logits.shape[1])
+    if logits.is_cuda and HAS_TRITON and num_top <= MAX_TOP:
+        return prompt_kernels(logits, target_ids, num_top, explicit_ids, normalized, shard)
     logits = logits[:, : shard.width].float()
     offsets = _offsets(logits, shard) if normalized else logits.new_zeros(len(logits)).double()
     return gather_logprobs(
@@ -137,8 +138,7 @@ def listed_logprobs(
 def _offsets(logits: Tensor, shard: VocabShard) -> Tensor:
     """The log-sum-exp of rows float32 [N, width] as every path computes it, float64 [N]."""
     if logits.is_cuda and HAS_TRITON:
-        source = _plain_source(logits, LOGPROBS | NORMALIZED)
-        stats = tile_pass(source, edited=False, peaked=False, reported=True)
+        source, stats = _plain_tiles(logits, LOGPROBS | NORMALIZED, shard)
         return pick(source, stats, None, edited=False, reported=True).offsets
     neutral = torch.ones_like(logits[:, 0], dtype=torch.float64)
     return log_sum_exp(all_masses(tile_masses(logits, neutral), shard), neutral)
@@ -150,11 +150,11 @@ def prompt_kernels(
     num_top: int,
     explicit_ids: Tensor | None,
     normalized: bool,
+    shard: VocabShard | None = None,
 ) -> LogprobsOutput:
     """`prompt_logprobs` by the kernels that serve decoding, so that values are bit-equal."""
-    flags = LOGPROBS | NORMALIZED * normalized
-    source = _plain_source(logits, flags)
-    stats = tile_pass(source, edited=False, peaked=False, reported=True)
+    shard = shard or VocabShard.whole(logits.shape[1])
+    source, stats = _plain_tiles(logits, LOGPROBS | NORMALIZED * normalized, shard)
     picked = pick(source, stats, None, edited=False, reported=True)
     return logprob_kernels.gather_logprobs(
         source,
@@ -166,17 +166,27 @@ def prompt_kernels(
         num_top=num_top,
         explicit_ids=explicit_ids,
         edited=False,
+        shard=shard,
     )
 
 
-def _plain_source(logits: Tensor, flags: int) -> Source:
+def _plain_tiles(logits: Tensor, flags: int, shard: VocabShard) -> tuple[Source, TileStats]:
+    """The source of rows [n, width] that nothing processes, and the statistics of all tiles."""
+    source = _plain_source(logits, flags, shard)
+    needs = SamplingNeeds(flags, greedy=True, num_top=0, num_explicit=0)
+    if shard.is_whole:
+        return source, tile_pass_for(source, needs)
+    return source, whole_tiles(source, needs, shard)
+
+
+def _plain_source(logits: Tensor, flags: int, shard: VocabShard) -> Source:
     """A kernel's source for greedy rows that nothing processes; they share row 0 of new tables."""
-    n, width = logits.shape
+    n = len(logits)
     zeros = torch.zeros(n, dtype=torch.int64, device=logits.device)
     return Source(
         logits=logits,
         logits_stride=logits.stride(0),
-        vocab_size=width,
+        vocab_size=shard.vocab_size,
         rows=zeros.int(),
         positions=zeros,
         # Every column holds the flags: those of a greedy row are the only ones read.
@@ -193,6 +203,8 @@ def _plain_source(logits: Tensor, flags: int) -> Source:
         depths=None,
         grammar_masks=zeros,
         mask_slots=None,
+        first_tile=None if shard.is_whole else shard.first_tile,
+        end_id=None if shard.is_whole else shard.first + shard.width,
     )
 
 

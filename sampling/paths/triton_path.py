@@ -8,16 +8,25 @@ from sampling.batch import LogprobsOutput, SamplerOutput, SamplingBatch
 from sampling.filters.bisection import bisect
 from sampling.filters.bracket import bracket
 from sampling.filters.cut import cut_within
+from sampling.filters.divided import (
+    decide_shortlist,
+    gather_samples,
+    gather_scan,
+    gather_undecided,
+)
+from sampling.filters.scan import scan
 from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import gather_logprobs
 from sampling.kernels.penalties import count_tokens
 from sampling.kernels.race import pick
 from sampling.kernels.shard_race import candidates, decide
+from sampling.kernels.shard_tiles import settle, whole_tiles
 from sampling.kernels.tile_pass import TileStats, tile_pass_for
 from sampling.paths.flashinfer import FlashInfer
 from sampling.race import Cut
 from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
+from sampling.shard import VocabShard
 
 # Turns of bracket, scan and cut: one decides almost every row, the next what its sample misjudged.
 TURNS = 2
@@ -39,14 +48,12 @@ def draw(
         flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host and
             takes a copy of their logits.
     """
-    if not rows.shard.is_whole and reported_ids is None and is_divided(batch.needs):
-        return _draw_divided(logits, batch, rows)
-    logits = rows.shard.whole_rows(logits)
-    needs, edited = batch.needs, batch.needs.edited
+    shard, needs, edited = rows.shard, batch.needs, batch.needs.edited
+    if not shard.is_whole and not (needs.filtered or needs.logprobs):
+        return _draw_alone(logits, batch, rows)
     elsewhere = 0 if flashinfer is None else FLASHINFER
-    source = Source.of(logits, batch, rows)
-    stats = tile_pass_for(source, needs)
-    cuts = cut(source, stats, needs, elsewhere) if needs.filtered else None
+    source, stats = measure(logits, batch, rows)
+    cuts = cut(source, stats, needs, shard, elsewhere) if needs.filtered else None
     picked = pick(
         source,
         stats,
@@ -56,6 +63,8 @@ def draw(
         kept=needs.kept,
         elsewhere=elsewhere,
     )
+    if not shard.is_whole:
+        settle(picked.token_ids, cuts, shard)
     if flashinfer is not None:
         flashinfer.redraw(source, stats, batch, rows, picked, edited=edited)
     logprobs = None
@@ -69,13 +78,17 @@ def draw(
     return SamplerOutput(picked.token_ids, picked.bad, logprobs)
 
 
-def is_divided(needs: SamplingNeeds) -> bool:
-    """Whether ranks draw for such needs each from its part of the logits, none gathering rows."""
-    return not (needs.filtered or needs.logprobs)
+def measure(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> tuple[Source, TileStats]:
+    """The source of a rank's logits, and the statistics of the tiles of all ranks."""
+    if rows.shard.is_whole:
+        source = Source.of(logits, batch, rows)
+        return source, tile_pass_for(source, batch.needs)
+    source = Source.of(logits, batch, rows, rows.shard)
+    return source, whole_tiles(source, batch.needs, rows.shard)
 
 
-def _draw_divided(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> SamplerOutput:
-    """Draw for `is_divided` needs: each rank from its own tiles, and all decide alike."""
+def _draw_alone(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> SamplerOutput:
+    """Draw without filters and logprobs: each rank from its own tiles, and all decide alike."""
     source, edited = Source.of(logits, batch, rows, rows.shard), batch.needs.edited
     stats = tile_pass_for(source, batch.needs)
     own = candidates(source, stats, edited=edited)
@@ -110,16 +123,39 @@ def report(
         num_top=needs.num_top,
         explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
         edited=needs.edited,
+        shard=rows.shard,
     )
 
 
-def cut(source: Source, stats: TileStats, needs: SamplingNeeds, elsewhere: int = 0) -> Cut:
-    """Find where the filters cut; each stage does the rows that those before left undecided."""
-    edited = needs.edited
-    cuts, scratch = shortlist(source, stats, edited=edited, elsewhere=elsewhere)
-    brackets = None
+def cut(
+    source: Source,
+    stats: TileStats,
+    needs: SamplingNeeds,
+    shard: VocabShard,
+    elsewhere: int = 0,
+) -> Cut:
+    """Find where the filters cut; each stage does the rows that those before left undecided.
+
+    Args:
+        source: of the shard. stats: of all tiles.
+        elsewhere: FLAGS bits of the rows that another sampler filters.
+    """
+    edited, divided = needs.edited, not shard.is_whole
+    cuts, scratch = shortlist(source, stats, edited=edited, elsewhere=elsewhere, divided=divided)
+    if divided:
+        decide_shortlist(source, stats, cuts, scratch, shard)
+    brackets, samples = None, None
     for turn in range(TURNS + needs.twice_filtered):
-        brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=edited)
-        cut_within(source, stats, cuts, scratch, brackets, edited=edited)
-    bisect(source, stats, cuts, scratch, edited=edited)
+        if divided:
+            samples = gather_samples(source, scratch, shard, turn=turn, edited=edited)
+        brackets = bracket(
+            source, stats, cuts, scratch, brackets, turn=turn, edited=edited, samples=samples
+        )
+        if divided:
+            found = gather_scan(source, stats, scratch, brackets, shard, edited=edited)
+        else:
+            found = scan(source, stats, scratch, brackets, edited=edited)
+        cut_within(source, stats, cuts, scratch, brackets, found, edited=edited)
+    whole = gather_undecided(source, scratch, shard) if divided else source
+    bisect(whole, stats, cuts, scratch, edited=edited)
     return cuts

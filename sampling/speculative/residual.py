@@ -19,12 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling.kernels.logits import TILE, Source
+from sampling.kernels.logits import TILE, Source, global_tile, is_held
 from sampling.kernels.race import draw_token, load_tiles, winner
 from sampling.kernels.row_params import is_random, load_temperature, noise_key
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
 from sampling.race import Cut
+from sampling.shard import VocabShard
 from sampling.speculative.ratio import (
     draft_logits,
     draft_slot,
@@ -70,7 +71,8 @@ def _residual_kernel(
     filtered: tl.constexpr,
 ):
     """Measure max(p - q, 0) in one tile of a row whose token must be recovered."""
-    tile, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    own_tile, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    tile = global_tile(source, own_tile)
     depth, verdict = _last_verdict(work, r, lanes)
     if verdict == RECOVER:
         i = tl.load(work.starts + r).to(tl.int64) + depth
@@ -81,7 +83,44 @@ def _residual_kernel(
         log_p, gap = log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
         weights = tl.exp(log_p.to(tl.float32)) * minus_expm1_f32(gap.to(tl.float32))
         mass = tl.sum(tl.where(gap < 0.0, weights, 0.0), 0)
-        tl.store(masses + r * num_tiles + tile, mass)
+        tl.store(masses + r * num_tiles + own_tile, mass)
+
+
+@jit
+def _one_hot_kernel(
+    source,
+    stats,
+    cuts,
+    work,
+    rests,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    lanes: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """Measure the tile of a refused one-hot draft without it; -1 where it is not held."""
+    r = tl.program_id(0).to(tl.int64)
+    depth, verdict = _last_verdict(work, r, lanes)
+    rest = tl.full((), -1.0, tl.float64)
+    if verdict == RECOVER:
+        i = tl.load(work.starts + r).to(tl.int64) + depth
+        x = tl.load(work.token_ids + r * work.k + depth).to(tl.int32)
+        top = load_tiles(stats, i, num_tiles, padded_tiles).top.to(tl.float64)
+        own = _rest_of_tile(source, cuts, i, x, top, load_temperature(source, i), edited, filtered)
+        rest = tl.where(is_held(source, x // TILE), own, -1.0)
+    tl.store(rests + r, rest)
+
+
+@jit
+def _rest_of_tile(
+    source, cuts, i, x, top, temperature, edited: tl.constexpr, filtered: tl.constexpr
+):
+    """The mass of a token's tile without the token, summed afresh, float64."""
+    tile = x // TILE
+    ids = tile * TILE + tl.arange(0, TILE)
+    values = target_logits(source, cuts, i, ids, tile, tile + 1, edited, filtered)
+    return tl.sum(tl.where(ids == x, 0.0, tl.exp((values - top) / temperature)), 0)
 
 
 @jit
@@ -92,6 +131,7 @@ def _last_token_kernel(
     draft,
     work,
     masses,
+    rests,
     verified,
     num_tiles,
     padded_tiles: tl.constexpr,
@@ -113,8 +153,8 @@ def _last_token_kernel(
             )  # fmt: skip
         else:
             token = _recovered(
-                source, cuts, draft, work, masses, r, i, depth, tiles, num_tiles, padded_tiles,
-                has_draft_logits, edited, filtered,
+                source, cuts, draft, work, masses, rests, r, i, depth, tiles, num_tiles,
+                padded_tiles, has_draft_logits, edited, filtered,
             )  # fmt: skip
     _store_tokens(verified, work, r, start, depth, verdict, token, lanes)
 
@@ -141,6 +181,7 @@ def _recovered(
     draft,
     work,
     masses,
+    rests,
     r,
     i,
     depth,
@@ -151,7 +192,7 @@ def _recovered(
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """Draw the token in place of a refused draft of a random row."""
+    """Draw the token in place of a refused draft of a random row; -1 where it is not held."""
     temperature = load_temperature(source, i)
     inverse, top = 1.0 / temperature, tiles.top.to(tl.float64)
     tile = tl.arange(0, padded_tiles)
@@ -162,11 +203,11 @@ def _recovered(
         at = masses + r * num_tiles + tile
         residual = tl.load(at, mask=tile < num_tiles, other=0.0).to(tl.float64)
     else:
-        own = x // TILE  # its mass without x, summed afresh
-        ids = own * TILE + tl.arange(0, TILE)
-        values = target_logits(source, cuts, i, ids, own, own + 1, edited, filtered)
-        weights = tl.where(ids == x, 0.0, tl.exp((values - top) / temperature))
-        residual = tl.where(tile == own, tl.sum(weights, 0), target_masses)
+        if rests is None:
+            rest = _rest_of_tile(source, cuts, i, x, top, temperature, edited, filtered)
+        else:
+            rest = tl.load(rests + r)
+        residual = tl.where(tile == x // TILE, rest, target_masses)
     # As in `draws.recovered_draw`: where rounding left no residual, the token comes from p.
     nothing = tl.max(residual, 0) <= 0.0
     residual = tl.where(nothing, target_masses, residual)
@@ -185,7 +226,8 @@ def _recovered(
         weights = tl.exp((values - top) / temperature)
         weights = tl.where((ids == x) & (nothing == 0), 0.0, weights)
     noise = exponential_range(won * TILE, position, choice, _RESIDUAL_TOKEN, seed, TILE // 2)
-    return tl.minimum(winner(noise, weights, ids), source.vocab_size - 1)
+    token = tl.minimum(winner(noise, weights, ids), source.vocab_size - 1)
+    return tl.where(is_held(source, won), token, -1)
 
 
 class VerifiedTokens(NamedTuple):
@@ -204,6 +246,7 @@ def draw_last_tokens(
     cuts: Cut | None,
     work: Verdicts,
     draft: DraftTiles | None,
+    shard: VocabShard,
     *,
     edited: bool,
 ) -> VerifiedTokens:
@@ -212,6 +255,7 @@ def draw_last_tokens(
     Args:
         source, stats, cuts, edited: as for `verdict.decide`.
         work, draft: what `decide` returned.
+        shard: as for `decide`.
     """
     (num_rows, k), num_tiles = work.token_ids.shape, stats.maxima.shape[1]
     device = stats.maxima.device
@@ -229,12 +273,22 @@ def draw_last_tokens(
     shared = {"edited": edited, "filtered": cuts is not None, "enable_fp_fusion": False}
     lanes = padded_lanes(1 + k)
     cuts = cuts or Cut(stats.maxima, verified.num_new)
-    masses = stats.masses
+    padded_tiles, divided = padded_lanes(num_tiles), not shard.is_whole
+    masses, rests = stats.masses, None
     if draft is not None:
-        masses = buffer(num_rows, num_tiles, dtype=torch.float32)
-        _residual_kernel[(num_rows, num_tiles)](
-            source, cuts, draft, work, masses, num_tiles, lanes=lanes, **shared
+        own = source.num_tiles
+        masses = buffer(num_rows, own, dtype=torch.float32)
+        _residual_kernel[(num_rows, own)](
+            source, cuts, draft, work, masses, own, lanes=lanes, **shared
         )
+        if divided:
+            masses = shard.all_tiles(masses)
+    elif divided:
+        rests = buffer(num_rows, dtype=torch.float64)
+        _one_hot_kernel[(num_rows,)](
+            source, stats, cuts, work, rests, num_tiles, padded_tiles, lanes=lanes, **shared
+        )
+        rests = shard.highest(rests)
     _last_token_kernel[(num_rows,)](
         source,
         stats,
@@ -242,11 +296,20 @@ def draw_last_tokens(
         draft or stats,
         work,
         masses,
+        rests,
         verified,
         num_tiles,
-        padded_tiles=padded_lanes(num_tiles),
+        padded_tiles=padded_tiles,
         lanes=lanes,
         has_draft_logits=draft is not None,
         **shared,
     )
-    return verified
+    return _of_holders(verified, shard) if divided else verified
+
+
+def _of_holders(verified: VerifiedTokens, shard: VocabShard) -> VerifiedTokens:
+    """The tokens as the ranks that hold them drew them; they are -1 on the others."""
+    token_ids, chosen = verified.token_ids, verified.chosen
+    told = shard.highest(torch.cat((token_ids.view(-1), chosen)))
+    token_ids, chosen = told[: token_ids.numel()].view_as(token_ids), told[token_ids.numel() :]
+    return verified._replace(token_ids=token_ids, chosen=chosen)

@@ -8,10 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch, Verification
-from sampling.kernels.logits import Source
 from sampling.kernels.penalties import count_tokens
-from sampling.kernels.tile_pass import tile_pass_for
-from sampling.paths.triton_path import cut, report
+from sampling.paths.triton_path import cut, measure, report
 from sampling.rows import SamplingRows
 from sampling.speculative.residual import draw_last_tokens
 from sampling.speculative.verdict import decide
@@ -26,11 +24,12 @@ def verify(
     rates: Tensor | None,
 ) -> Verification:
     """Verify a step's drafts; arguments as for `verification.verify`."""
-    needs, edited = batch.needs, batch.needs.edited
+    needs, edited, shard = batch.needs, batch.needs.edited, rows.shard
     coupled = method == "coupled"
-    source = Source.of(logits, batch, rows)
-    stats = tile_pass_for(source, needs)
-    cuts = cut(source, stats, needs) if needs.filtered else None
+    source, stats = measure(logits, batch, rows)
+    cuts = cut(source, stats, needs, shard) if needs.filtered else None
+    if cuts is not None and needs.logprobs:  # top lists hold ids of all ranks
+        cuts = cuts._replace(last_ids=-shard.highest(-cuts.last_ids))
     verdicts, draft = decide(
         source,
         stats,
@@ -42,8 +41,9 @@ def verify(
         edited=edited,
         reported=needs.logprobs,
         kept=needs.kept,
+        shard=shard,
     )
-    tokens = draw_last_tokens(source, stats, cuts, verdicts, draft, edited=edited)
+    tokens = draw_last_tokens(source, stats, cuts, verdicts, draft, shard, edited=edited)
     logprobs = None
     if needs.logprobs:
         logprobs = report(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Drafts
-from sampling.kernels.logits import TILE, Source
+from sampling.kernels.logits import TILE, Source, is_held
 from sampling.kernels.race import (
     draw_token,
     highest_token,
@@ -28,6 +28,7 @@ from sampling.kernels.row_params import is_random, load_temperature, noise_key
 from sampling.kernels.tile_pass import LOG2_E, TileStats, block_mass
 from sampling.noise import Purpose, philox_words, stream, uniform_from_words
 from sampling.race import Cut
+from sampling.shard import VocabShard
 from sampling.speculative.ratio import draft_logits, draft_slot, target_logits
 from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
@@ -41,9 +42,11 @@ class Verdict(IntEnum):
     STOP = 3  # behind the row's drafts or its room
     UNUSABLE = STOP + UNUSABLE_LOGITS  # the logits are bad, with this code
     EMPTY = STOP + NOTHING_ALLOWED
+    ELSEWHERE = -1  # another rank holds what decides
 
 
 ACCEPT, RECOVER, DRAW, STOP = (constexpr(int(verdict)) for verdict in list(Verdict)[:4])
+_ELSEWHERE = constexpr(int(Verdict.ELSEWHERE))
 
 _ACCEPT_STREAM = constexpr(stream(Purpose.ACCEPT))
 _DEPTH_SHIFT = constexpr(stream(Purpose.TARGET, depth=1).bit_length() - 1)
@@ -168,7 +171,7 @@ def _verdict(
         token = draw_token(
             source, cuts, at.i, tiles, random, num_tiles, padded_tiles, edited, filtered
         )
-        verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
+        verdict = _verdict_of(at, token)
     elif random:
         ratio = _log_ratio(
             source, cuts, draft, work, at, tiles, num_tiles, padded_tiles, has_draft_logits,
@@ -179,13 +182,21 @@ def _verdict(
         else:
             accepted = _is_below(source, at, tl.exp(ratio))
         verdict = tl.where(accepted, ACCEPT, RECOVER)
+        if not synthetic:
+            verdict = tl.where(is_held(source, at.token_id // TILE), verdict, _ELSEWHERE)
     elif synthetic:
         accepted = _is_below(source, at, tl.load(rates + at.depth))
         verdict = tl.where(accepted, ACCEPT, DRAW)
     else:
-        token = highest_token(source, tiles, at.i, edited)
-        verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
+        verdict = _verdict_of(at, highest_token(source, tiles, at.i, edited))
     return verdict
+
+
+@jit
+def _verdict_of(at, token):
+    """Accept a `_Draft` that is the target's own token; that is -1 where it is not held."""
+    verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
+    return tl.where(token < 0, _ELSEWHERE, verdict)
 
 
 @jit
@@ -245,6 +256,7 @@ def decide(
     edited: bool,
     reported: bool,
     kept: bool = False,
+    shard: VocabShard,
 ) -> tuple[Verdicts, DraftTiles | None]:
     """Decide every draft by itself, whatever became of those before it.
 
@@ -255,6 +267,7 @@ def decide(
         coupled: compare with the target's draw instead.
         has_draft_logits: whether q is `drafts.logits`; else drafts are one-hot.
         edited, reported, kept: as for `tile_pass`.
+        shard: of the source; `stats` are those of all tiles.
 
     Returns:
         The verdicts, and q's tiles where `has_draft_logits`.
@@ -281,6 +294,8 @@ def decide(
         kept=kept,
         enable_fp_fusion=False,
     )
+    if not shard.is_whole:
+        work = work._replace(verdicts=shard.highest(work.verdicts))
     return work, draft
 
 

@@ -58,8 +58,7 @@ def verify(
         rates: float64 [k] on the device, `conditional_rates`; for synthetic only.
     """
     if kernels_run_on(logits.device):
-        whole = rows.shard.whole_rows(logits)
-        return triton_verification.verify(whole, batch, rows, drafts, method, rates)
+        return triton_verification.verify(logits, batch, rows, drafts, method, rates)
     return torch_verification.verify(logits, batch, rows, drafts, method, rates)
 
 

@@ -1,20 +1,27 @@
-"""Ranks of one engine played by threads of one process, which count what they tell each other."""
+"""Ranks of one engine played by threads of one process, which count what they tell each other.
+
+They run one at a time, changing places where they exchange: Triton's interpreter is not made for
+threads that launch kernels side by side.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from sampling.shard import RankExchange
+from sampling.shard import RaggedRows, RankExchange
 
 T = TypeVar("T")
 
+POISON = 2**31 - 7
+"""In the place of words that are not told."""
 TIMEOUT_S = 60.0
 """Seconds after which ranks that do not exchange alike are found out."""
 
@@ -26,10 +33,30 @@ class Board:
     size: int
     places: list[Tensor] = field(init=False)
     barrier: threading.Barrier = field(init=False)
+    baton: threading.Lock = field(default_factory=threading.Lock)
+    holder: int = 0
 
     def __post_init__(self) -> None:
         self.places = [torch.empty(0)] * self.size
         self.barrier = threading.Barrier(self.size, timeout=TIMEOUT_S)
+
+    @contextmanager
+    def set_down(self) -> Iterator[None]:
+        """Let another thread run; one that works without the baton is not kept by it."""
+        held = self.baton.locked() and self.holder == threading.get_ident()
+        if not held:
+            yield
+            return
+        self.baton.release()
+        try:
+            yield
+        finally:
+            self.take()
+
+    def take(self) -> None:
+        """Wait for the baton."""
+        self.baton.acquire()
+        self.holder = threading.get_ident()
 
 
 class ThreadRank:
@@ -46,10 +73,25 @@ class ThreadRank:
 
     def all_gather(self, values: Tensor) -> Tensor:
         self.sent.append(values.nbytes)
-        self._board.places[self.rank] = values
-        self._board.barrier.wait()
-        gathered = torch.stack(self._board.places)  # raises where shapes differ
-        self._board.barrier.wait()
+        return self._gather(values)
+
+    def gather_rows(self, words: Tensor, counts: Tensor, width: int) -> RaggedRows:
+        self.sent.append(4 * int(counts.clamp(min=0).sum()))
+        told = torch.full((len(words), width), POISON, dtype=torch.int32, device=words.device)
+        for row, count in enumerate(counts.tolist()):
+            told[row, : max(count, 0)] = words[row, : max(count, 0)]
+        gathered, all_counts = self._gather(told), self._gather(counts)
+        assert ((all_counts < 0) == (all_counts[0] < 0)).all(), "all ranks tell of the same rows"
+        return RaggedRows(gathered, all_counts)
+
+    def _gather(self, values: Tensor) -> Tensor:
+        board = self._board
+        board.places[self.rank] = values
+        with board.set_down():
+            board.barrier.wait()
+        gathered = torch.stack(board.places)  # raises where shapes differ
+        with board.set_down():
+            board.barrier.wait()
         return gathered
 
     def leave(self) -> None:
@@ -68,11 +110,14 @@ def on_counting_ranks(size: int, work: Callable[[RankExchange], T]) -> list[tupl
 
     def run(rank: int) -> tuple[T, list[int]]:
         exchange = ThreadRank(board, rank)
+        board.take()
         try:
             return work(exchange), exchange.sent
         except BaseException:
             board.barrier.abort()
             raise
+        finally:
+            board.baton.release()
 
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(run, rank) for rank in range(size)]

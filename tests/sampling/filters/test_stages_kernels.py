@@ -20,6 +20,7 @@ from sampling.filters.bracket import bracket
 from sampling.filters.cut import cut_within
 from sampling.filters.cut_state import Brackets
 from sampling.filters.plain import cut
+from sampling.filters.scan import scan
 from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source
 from sampling.kernels.tile_pass import tile_pass
@@ -153,7 +154,8 @@ def check(
         brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=True)
         if mislead is not None:
             mislead(turn, brackets)
-        cut_within(source, stats, cuts, scratch, brackets, edited=True)
+        found = scan(source, stats, scratch, brackets, edited=True)
+        cut_within(source, stats, cuts, scratch, brackets, found, edited=True)
     left = int(scratch.states.count_nonzero())
     bisect(source, stats, cuts, scratch, edited=True)
     ours = Cut(cuts.thresholds.cpu(), cuts.last_ids.cpu().long())

@@ -18,6 +18,7 @@ from sampling.paths import torch_path
 from sampling.paths.logprobs import gather_logprobs, prompt_kernels, prompt_logprobs
 from sampling.race import Cut
 from sampling.rows import SamplingRows
+from sampling.shard import VocabShard
 from sampling.triton_support import INTERPRETED
 
 INF = float("inf")
@@ -176,4 +177,5 @@ def on_kernels(
         num_top=7,
         explicit_ids=ids.to(device),
         edited=True,
+        shard=VocabShard.whole(x.shape[1]),
     )

@@ -13,6 +13,7 @@ from sampling.kernels.tile_pass import tile_pass
 from sampling.params import LogprobsMode, SamplingParams
 from sampling.race import Cut
 from sampling.rows import SamplingRows
+from sampling.shard import VocabShard
 from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
 
 LOGITS = [3.0, 5.0, 3.0, 3.0, 1.0, 3.0]
@@ -46,6 +47,7 @@ def test_tokens_that_equal_the_last_one_kept_are_not_shown(mode: LogprobsMode, d
         num_top=5,
         explicit_ids=torch.arange(len(LOGITS), device=where)[None],
         edited=False,
+        shard=VocabShard.whole(len(LOGITS)),
     )
     # (value - maximum) / T as a logprob before its offset, value / T as a logit: exact.
     base = 5.0 if mode.endswith("logprobs") else 0.0

@@ -1,0 +1,148 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Rows of which ranks tell each other as much as they must: none of some, more of others.
+
+The mailboxes, letters and numbers are those of `engine.kernels.exchange`. A program handles one row
+after another, a letter at a time: how many words there are, then the words. Which rows are left out
+all ranks know alike, on the device; they cost nothing but the look at their count.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.exchange import (
+    LETTER_BYTES,
+    NUM_PROGRAMS,
+    Mailboxes,
+    place_of,
+    tell,
+    wait_for_others,
+)
+from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from sampling.shard import RaggedRows
+from sampling.triton_support import constexpr, jit, tl
+
+HEAD = 16
+"""Words in front of a letter's own; the first says how many there are to tell in all."""
+LETTER_WORDS = LETTER_BYTES // 4 - HEAD
+BLOCK = 2048
+"""Words that a program handles at once."""
+
+_HEAD, _LETTER_WORDS, _BLOCK = constexpr(HEAD), constexpr(LETTER_WORDS), constexpr(BLOCK)
+
+
+@jit(do_not_specialize=["num_rows"])
+def _rows_kernel(
+    words,
+    counts,
+    out,
+    all_counts,
+    mailboxes,
+    num_rows,
+    stride,
+    width,
+    rank: tl.constexpr,
+    num_ranks: tl.constexpr,
+    sends: tl.constexpr,
+    receives: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    """Gather rows of `width` words, `counts` of them, as [ranks, n, width] and [ranks, n]."""
+    begin_next(overlap)
+    wait_for_last(overlap)
+    number = tl.load(mailboxes.sent + tl.program_id(0))
+    for i in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+        count = tl.load(counts + i)
+        if count < 0:
+            if receives:
+                for sender in tl.static_range(num_ranks):
+                    tl.store(all_counts + sender * num_rows + i, count)
+        else:
+            own = words + tl.cast(i, tl.int64) * stride
+            for start in range(0, width, _LETTER_WORDS):
+                number += 1
+                if sends:
+                    for other in tl.static_range(num_ranks):
+                        if other != rank:
+                            place = place_of(number, rank, 1, 0, num_ranks, 4)
+                            letter = mailboxes.letters[other] + place
+                            tl.store(letter, count)
+                            _copy(own + start, letter + _HEAD, count - start)
+                    tell(mailboxes, number, rank, num_ranks)
+                if receives:
+                    wait_for_others(mailboxes, number, rank, num_ranks)
+                    for sender in tl.static_range(num_ranks):
+                        row = sender * num_rows + i
+                        to = out + tl.cast(row, tl.int64) * width + start
+                        if sender == rank:
+                            tl.store(all_counts + row, count)
+                            _copy(own + start, to, count - start)
+                        else:
+                            place = place_of(number, sender, 1, 0, num_ranks, 4)
+                            letter = mailboxes.letters[rank] + place
+                            told = tl.load(letter, cache_modifier=".cg")
+                            tl.store(all_counts + row, told)
+                            _copy(letter + _HEAD, to, told - start)
+    if receives:
+        tl.store(mailboxes.sent + tl.program_id(0), number)
+
+
+@jit
+def _copy(source, to, count):
+    """Copy a letter's share of `count` words."""
+    count = tl.minimum(count, _LETTER_WORDS)
+    lanes = tl.arange(0, _BLOCK)
+    for start in range(0, count, _BLOCK):
+        at = start + lanes
+        words = tl.load(source + at, mask=at < count, cache_modifier=".cg")
+        tl.store(to + at, words, mask=at < count)
+
+
+def gather_rows(
+    words: Tensor,
+    counts: Tensor,
+    width: int,
+    mailboxes: Mailboxes,
+    rank: int,
+) -> RaggedRows:
+    """Every rank's rows; arguments as for `sampling.shard.VocabShard.gather_rows`."""
+    num_rows, num_ranks = len(counts), len(mailboxes.letters)
+    told = RaggedRows(
+        torch.empty((num_ranks, num_rows, width), dtype=torch.int32, device=words.device),
+        torch.empty((num_ranks, num_rows), dtype=torch.int32, device=words.device),
+    )
+    launch(words, counts, told, mailboxes, rank)
+    return told
+
+
+def launch(
+    words: Tensor,
+    counts: Tensor,
+    told: RaggedRows,
+    mailboxes: Mailboxes,
+    rank: int,
+    *,
+    sends: bool = True,
+    receives: bool = True,
+) -> None:
+    """Launch the kernel; tests of one thread send for all ranks, then receive for all."""
+    num_ranks, num_rows, width = told.words.shape
+    if not num_rows:
+        return
+    _rows_kernel[(min(num_rows, NUM_PROGRAMS),)](
+        words,
+        counts,
+        told.words,
+        told.counts,
+        mailboxes,
+        num_rows,
+        words.stride(0),
+        width,
+        rank=rank,
+        num_ranks=num_ranks,
+        sends=sends,
+        receives=receives,
+        num_warps=8,
+        **overlap_of(words),
+    )

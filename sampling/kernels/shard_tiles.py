@@ -1,0 +1,131 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""The statistics of all tiles on every rank: each measures its own, and all are told.
+
+With them every rank chooses tiles, takes sums and finds cuts as one rank alone does, by the same
+kernels and to the same bit; only what lies in tokens of other ranks is told afterwards.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sampling import noise
+from sampling.kernels.logits import Source
+from sampling.kernels.tile_pass import PEAK, TileStats, empty_stats, tile_pass_for
+from sampling.race import Cut
+from sampling.rows import SamplingNeeds
+from sampling.shard import VocabShard
+from sampling.triton_support import constexpr, jit, padded_lanes, tl, triton
+
+UNIT = 64  # words that fields begin at multiples of, so that all are aligned alike
+PEAKS = noise.TILE // PEAK
+NUM_ROWS = 128  # that a program settles
+
+_UNIT, _ROWS = constexpr(UNIT), constexpr(NUM_ROWS)
+
+
+@jit(do_not_specialize=["num_rows", "rank_words"])
+def _merge_kernel(
+    told,
+    whole,
+    num_rows,
+    rank_words,
+    num_tiles,
+    most_tiles,
+    num_ranks: tl.constexpr,
+    sizes: tl.constexpr,
+    padded_tiles: tl.constexpr,
+):
+    """Put a row's statistics of all ranks, told [ranks, words], side by side."""
+    i = tl.program_id(0).to(tl.int64)
+    field = 0
+    for f in tl.static_range(7):
+        if sizes[f]:
+            lane = tl.arange(0, padded_tiles * sizes[f])
+            for rank in tl.static_range(num_ranks):
+                first = rank * num_tiles // num_ranks
+                count = ((rank + 1) * num_tiles // num_ranks - first) * sizes[f]
+                own = told + rank * rank_words + field + i * count + lane
+                values = tl.load(own, mask=lane < count)
+                at = (i * num_tiles + first) * sizes[f] + lane
+                tl.store(whole[f] + at, values, mask=lane < count)
+            field += tl.cdiv(num_rows * most_tiles * sizes[f], _UNIT) * _UNIT
+
+
+def whole_tiles(source: Source, needs: SamplingNeeds, shard: VocabShard) -> TileStats:
+    """Make the tile pass over a rank's logits, and gather the statistics of all.
+
+    Args:
+        source: of the shard.
+        needs: as for `tile_pass_for`.
+
+    Returns:
+        The statistics of all tiles, the same on every rank.
+    """
+    num_rows, most, device = len(source.rows), shard.most_tiles, source.logits.device
+    peaks, raw, kept = PEAKS * needs.filtered, int(needs.logprobs), int(needs.kept)
+    sizes = (1, 1, peaks, raw, raw, kept, kept)  # words a tile of each field
+    words = [-(-num_rows * most * size // UNIT) * UNIT for size in sizes]
+    told = torch.empty(sum(words), dtype=torch.float32, device=device)
+    own = source.num_tiles
+    fields = [
+        field[: num_rows * own * size].view(num_rows, own * size) if size else field
+        for field, size in zip(torch.split(told, words), sizes, strict=True)
+    ]
+    tile_pass_for(source, needs, TileStats(*fields))
+    num_tiles = shard.num_tiles
+    whole = empty_stats(
+        source, num_tiles, peaked=needs.filtered, reported=needs.logprobs, kept=needs.kept
+    )
+    _merge_kernel[(num_rows,)](
+        shard.exchange.all_gather(told),
+        whole,
+        num_rows,
+        len(told),
+        num_tiles,
+        most,
+        num_ranks=shard.exchange.size,
+        sizes=sizes,
+        padded_tiles=padded_lanes(most),
+        num_warps=4,
+    )
+    return whole
+
+
+@jit(do_not_specialize=["num_rows"])
+def _settle_kernel(told, token_ids, last_ids, num_rows, num_ranks: tl.constexpr):
+    """The highest of all ranks' tokens and, if there are any, the lowest of their last ids."""
+    i = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
+    inside = i < num_rows
+    width: tl.constexpr = 1 if last_ids is None else 2
+    token = tl.full((_ROWS,), -1, tl.int32)
+    last = tl.full((_ROWS,), 2147483647, tl.int32)
+    for rank in tl.static_range(num_ranks):
+        at = told + rank * width * num_rows + i
+        token = tl.maximum(token, tl.load(at, mask=inside, other=-1))
+        if last_ids is not None:
+            last = tl.minimum(last, tl.load(at + num_rows, mask=inside, other=2147483647))
+    tl.store(token_ids + i, token, mask=inside)
+    if last_ids is not None:
+        tl.store(last_ids + i, last, mask=inside)
+
+
+def settle(token_ids: Tensor, cuts: Cut | None, shard: VocabShard) -> None:
+    """Let every rank know, in place, what the rank that holds it found.
+
+    Args:
+        token_ids: int32 [n], drawn tokens; -1 on the ranks that do not hold them.
+        cuts: their last ids, which are right for a rank's own ids, become right for all.
+    """
+    own = token_ids[None] if cuts is None else torch.stack((token_ids, cuts.last_ids))
+    told = shard.exchange.all_gather(own)
+    num_rows = len(token_ids)
+    _settle_kernel[(triton.cdiv(num_rows, NUM_ROWS),)](
+        told,
+        token_ids,
+        None if cuts is None else cuts.last_ids,
+        num_rows,
+        num_ranks=len(told),
+        num_warps=1,
+    )
