@@ -44,9 +44,8 @@ WORKLOADS = {
 """Workloads of `server.bench.workloads`, and how many rows their full steps have."""
 
 
-def measure(size: int, folder: str, workloads: list[str], repeat: int) -> dict[str, Any]:
-    """The figures of an engine of `size` GPUs."""
-    started = time.perf_counter()
+def make_engine(size: int, folder: str) -> Engine:
+    """An engine over `size` GPUs, with random weights of the shape in `folder`."""
     config = EngineConfig(
         model=ModelConfig(
             model=folder, dtype="bfloat16", load_format="dummy", max_model_len=4096, device="cuda"
@@ -56,7 +55,13 @@ def measure(size: int, folder: str, workloads: list[str], repeat: int) -> dict[s
         sampling=SamplingConfig(flashinfer="never"),  # it draws no rows of several ranks
         tensor_parallel_size=size,
     )
-    engine = build_engine(config)
+    return build_engine(config)
+
+
+def measure(size: int, folder: str, workloads: list[str], repeat: int) -> dict[str, Any]:
+    """The figures of an engine of `size` GPUs."""
+    started = time.perf_counter()
+    engine = make_engine(size, folder)
     row: dict[str, Any] = {
         "size": size,
         "start_s": round(time.perf_counter() - started, 1),

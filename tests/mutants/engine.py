@@ -217,8 +217,8 @@ RUNNER = (
     Mutant(
         "a-scored-position-stands-still-across-chunks",
         "engine/runner/scoring.py",
-        "id_lists[chunk], ids)",
-        "id_lists[: chunk.stop - chunk.start], ids)",
+        "id_lists[chunk], shard)",
+        "id_lists[: chunk.stop - chunk.start], shard)",
         ("tests/engine/runner/test_scoring.py::test_values_of_several_chunks_of_the_lm_head",),
     ),
     Mutant(
