@@ -150,7 +150,9 @@ class _Measuring:
         requests = [
             config.target.post(made.path, body | {"model": config.model}) for body in bodies
         ]
-        arrivals = _arrivals(len(requests), config.rate, self._seed) if made.arrives else None
+        arrivals = None
+        if made.arrives:
+            arrivals = _arrivals(len(requests), made.num_first, config.rate, self._seed)
         return [
             Share(
                 target=config.target,
@@ -170,10 +172,11 @@ def _without(body: dict[str, object], fields: Sequence[str]) -> dict[str, object
     return {name: value for name, value in body.items() if name not in fields}
 
 
-def _arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """When each request is sent, in seconds: intervals are exponential, the first comes at once."""
+def _arrivals(count: int, num_first: int, rate: float, seed: int) -> list[float]:
+    """When each request is sent, in seconds: intervals are exponential, the first come at once."""
     rng = random.Random(seed)
-    return list(accumulate((rng.expovariate(rate) for _ in range(count - 1)), initial=0.0))
+    later = (rng.expovariate(rate) for _ in range(count - num_first))
+    return [0.0] * (num_first - 1) + list(accumulate(later, initial=0.0))
 
 
 def _merit(one: Pass, arrives: bool) -> tuple[int, float]:

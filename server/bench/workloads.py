@@ -28,8 +28,10 @@ _GENERATED: dict[str, tuple[int, int, int, Body]] = {
     "long": (32, 7900, 256, {"temperature": 0.8}),
 }
 """Requests, tokens in and out of each, and what else their bodies say."""
-NAMES = (*_GENERATED, "mixed", "score", "score-lp", "score-prefix", "gscore")
-STREAMED = ("single", "stream", "stream-lp", "poisson")
+BESIDE = (256, 64, 1024), (80, 512, 1)
+"""Streams of `stream-beside` and what arrives beside them: requests, tokens in and out of each."""
+NAMES = (*_GENERATED, "stream-beside", "mixed", "score", "score-lp", "score-prefix", "gscore")
+STREAMED = ("single", "stream", "stream-lp", "stream-beside", "poisson")
 """Every token is read as it comes; the others' replies come in one piece."""
 
 _COMMON = (
@@ -52,6 +54,7 @@ class Workload:
         path: where they are posted to.
         is_streamed: replies are streams of events.
         arrives: requests come at a rate, whether or not those before have been answered.
+        num_first: requests that are sent before those that come at a rate.
         num_counted: what a request counts as in requests a second: the items of a scoring request.
     """
 
@@ -60,6 +63,7 @@ class Workload:
     path: str = "/v1/completions"
     is_streamed: bool = False
     arrives: bool = False
+    num_first: int = 1
     num_counted: int = 1
 
 
@@ -82,9 +86,12 @@ def workload(name: str, vocab_size: int, seed: int, lengths: Lengths) -> Workloa
     bodies = make_workload(name, vocab_size, seed, lengths)
     streamed = {"stream": True, "stream_options": {"include_usage": True}}
     if name in STREAMED:
-        arrives = name == "poisson"
+        arrives = name in ("poisson", "stream-beside")
+        first = (lengths.size or BESIDE[0][0]) if name == "stream-beside" else 1
         bodies = [body | streamed for body in bodies]
-        return Workload(name=name, bodies=bodies, is_streamed=True, arrives=arrives)
+        return Workload(
+            name=name, bodies=bodies, is_streamed=True, arrives=arrives, num_first=first
+        )
     if name == "gscore":
         path, items = "/generative_scoring", len(bodies[0]["items"])
         return Workload(name=name, bodies=bodies, path=path, num_counted=items)
@@ -96,7 +103,8 @@ def make_workload(
 ) -> list[Body]:
     """Bodies of a workload's requests.
 
-    sampled: with a seed each. mixed: 256 of 100-1024 in and out. poisson: arrives at a rate.
+    stream-beside: streams, then prompts that arrive beside them, whose lengths stand. sampled: with
+    a seed each. mixed: 256 of 100-1024 in and out. poisson: arrives at a rate.
     score, score-lp: 2000 prompts of 200, 1 out, with logprobs of two ids and without; score-prefix:
     the same over a prefix of 1024 and 32 of their own; gscore: as many items in one request. chat
     is for a machine without a GPU.
@@ -109,6 +117,12 @@ def make_workload(
         return made.mixed(256, 100, 1024, temperature=0.6)
     if name not in NAMES:
         raise ValueError(f"no workload named {name}")
+    if name == "stream-beside":
+        (count, num_in, num_out), beside = BESIDE
+        streams = made.many(count, num_in, num_out, temperature=0.8)
+        return streams + _Bodies(random.Random(f"beside/{seed}"), vocab_size, Lengths()).many(
+            *beside, temperature=0.8
+        )
     if name not in _GENERATED:
         return made.scored(name)
     count, num_in, num_out, fields = _GENERATED[name]

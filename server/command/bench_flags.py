@@ -33,7 +33,9 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _flag(what, "--workloads", "single,stream", words, metavar="NAME,NAME")
     words = "Requests under way at once; each workload is measured at each number."
     _flag(what, "--concurrency", "1024", words, metavar="N,N")
-    _flag(what, "--rate", 50.0, "Requests a second of the workload `poisson`.", type=_positive)
+    _flag(
+        what, "--rate", 50.0, "Requests a second of `poisson` and `stream-beside`.", type=_positive
+    )
     _flag(what, "--repeat", 2, "Passes, each on fresh prompts; the best counts.", type=_count)
     _flag(what, "--num-requests", None, "In place of each workload's own number.", type=_count)
     _flag(what, "--input-tokens", None, "In place of each workload's own lengths.", type=_count)
