@@ -112,8 +112,12 @@ def test_float32(name: str, spec: AttentionSpec, device: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", STEPS)
-def test_bfloat16_through_flashinfer(name: str, head_dim: int) -> None:
+@pytest.mark.parametrize("unplanned", [0, 1 << 38])
+def test_bfloat16_through_flashinfer_and_without(
+    monkeypatch: pytest.MonkeyPatch, name: str, head_dim: int, unplanned: int
+) -> None:
     pytest.importorskip("flashinfer")
+    monkeypatch.setattr(cuda, "UNPLANNED_FLOPS", unplanned)
     spec = replace(SPEC, head_dim=head_dim)
     step = Step(spec, STEPS[name], torch.bfloat16, "cuda")
     wanted = step.twin()
@@ -141,6 +145,11 @@ def test_shared_blocks_are_read_once_and_change_nothing(window: int | None) -> N
     wanted = step.twin()
     # The two parts are rounded before they are joined.
     torch.testing.assert_close(step.attend().float(), wanted, rtol=2**-6, atol=2**-6)
+
+
+PAIRS = 16 * 16 + 33 * 90 + 5 * 40
+"""Of queries and keys of the rows of the step `mixed` that prefill."""
+PLANNED = [(PAIRS, False, False), (PAIRS - 1, False, True), (PAIRS, True, True)]
 
 
 class LateFlashInfer:
@@ -173,6 +182,7 @@ def test_flashinfer_takes_over_between_two_steps(
 ) -> None:
     late = LateFlashInfer()
     monkeypatch.setattr(cuda, "_flashinfer_prefill", lambda specs, cache: late)
+    monkeypatch.setattr(cuda, "UNPLANNED_FLOPS", 0)
     step = Step(SPEC, STEPS["mixed"], torch.float32, device)
     backend, wanted = step.backend(), step.twin()
     backend.begin(step.inputs)
@@ -182,6 +192,28 @@ def test_flashinfer_takes_over_between_two_steps(
     taken = step.attend_by(backend)
     torch.testing.assert_close(taken[:2], wanted[:2], rtol=1e-4, atol=1e-5)  # rows that decode
     assert (taken[2:] == 1.0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("num_pairs", "shared", "is_planned"), PLANNED)
+def test_only_long_steps_and_shared_blocks_pay_for_a_plan(
+    num_pairs: int, shared: bool, is_planned: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = LateFlashInfer()
+    late.loaded = True
+    monkeypatch.setattr(cuda, "_flashinfer_prefill", lambda specs, cache: late)
+    # A query and a key take a multiplication and an addition for each of D, and so do the values.
+    monkeypatch.setattr(cuda, "UNPLANNED_FLOPS", num_pairs * 4 * SPEC.num_q_heads * SPEC.head_dim)
+    step = Step(SPEC, STEPS["mixed"], torch.float32, device)
+    if shared:
+        sharing = Sharing(np.array([5, 5]), np.array([0], dtype=np.int32))
+        step.inputs = replace(step.inputs, sharing=sharing)
+    wanted = step.twin()
+    found = step.attend_by(step.backend())[2:]  # behind the rows that decode
+    if is_planned:
+        assert (found == 1.0).all()
+    else:
+        torch.testing.assert_close(found, wanted[2:], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
