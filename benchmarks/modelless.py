@@ -98,7 +98,7 @@ def _logprobs(count: int, num_top: int, num_explicit: int) -> LogprobArrays:
     )
 
 
-def _engine(config: EngineConfig) -> Engine:
+def _engine(config: EngineConfig, *_: object) -> Engine:
     fields = read_json(model_folder(config.model.model) / "config.json")
     info = EngineInfo(
         vocab_size=fields["vocab_size"],

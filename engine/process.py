@@ -34,6 +34,8 @@ from engine.logs import adopt_library_lines, configure_logging
 from engine.planning.outputs import empty_output
 from engine.progress import on_progress, phase
 from engine.request import StepOutput
+from engine.startup.early import begin_early
+from sampling.compile_workers import end_workers
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -261,6 +263,7 @@ def main() -> int:
     configure_logging(config.log_level, config.log_format, "engine", "sampling")
     threading.Thread(target=_follow_parent, args=(address,), daemon=True).start()
     on_progress(lambda phase, done, total: status.send(Progress(phase, done, total)))
+    tokenizer = begin_early(config)
     try:
         with phase("importing"):
             from engine.startup.device import begin_context  # torch: the parent is followed now
@@ -275,7 +278,9 @@ def main() -> int:
         def on_rank_lost(reason: str) -> None:
             _exit(_give_up(status, EXIT_FATAL, reason))
 
-        loop = EngineLoop(config, address, engine := build_engine(config, on_rank_lost))
+        engine = build_engine(config, on_rank_lost, tokenizer)
+        loop = EngineLoop(config, address, engine)
+        end_workers()
     except ConfigError as error:
         status.send(Failed(str(error)))
         return EXIT_CONFIG

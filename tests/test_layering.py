@@ -14,7 +14,8 @@ PACKAGES = ("sampling", "engine", "server")
 
 CONTRACTS = {
     "sampling": {
-        *("batch", "compiling", "edits", "mirror", "noise", "params", "penalties", "race"),
+        *("batch", "compile_workers", "compiling", "edits", "mirror", "noise", "params"),
+        *("penalties", "race"),
         *("reference", "rows", "shard", "triton_support"),
     },
     "engine": {

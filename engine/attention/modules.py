@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
@@ -81,7 +84,7 @@ def loading(module: Module) -> Loading:
     future: Future[None] = Future()
     try:
         # Imported here: two threads that import one another's halves can break both.
-        import flashinfer.prefill
+        prefill = _import_prefill()
         from flashinfer.jit.attention.modules import gen_batch_prefill_module
 
         spec = gen_batch_prefill_module(*module.arguments)
@@ -89,10 +92,25 @@ def loading(module: Module) -> Loading:
         future.set_exception(error)
         return Loading(future, was_built=False)
     was_built: bool = spec.is_compiled
-    _start(
-        _load, spec, partial(flashinfer.prefill.get_batch_prefill_module, *module.arguments), future
-    )
+    _start(_load, spec, partial(prefill.get_batch_prefill_module, *module.arguments), future)
     return Loading(future, was_built)
+
+
+def _import_prefill() -> Any:
+    """FlashInfer's module of prefill, without all else that its package imports: for seconds.
+
+    A module that needs more than it names gets the whole package.
+    """
+    package = "flashinfer"
+    spec = None if package in sys.modules else importlib.util.find_spec(package)
+    if spec is not None:
+        sys.modules[package] = importlib.util.module_from_spec(spec)
+        try:
+            return importlib.import_module(f"{package}.prefill")
+        except (ImportError, AttributeError):
+            for name in [name for name in sys.modules if f"{name}.".startswith(f"{package}.")]:
+                del sys.modules[name]
+    return importlib.import_module(f"{package}.prefill")
 
 
 def wait_for_modules(modules: Iterable[Module], *, builds: bool = True) -> None:

@@ -49,19 +49,23 @@ logger = logging.getLogger(__name__)
 
 
 def build_engine(
-    config: EngineConfig, on_rank_lost: Callable[[str], None] = lambda reason: None
+    config: EngineConfig,
+    on_rank_lost: Callable[[str], None] = lambda reason: None,
+    tokenizer: TokenizerReader | None = None,
 ) -> Engine:
     """Load the model and assemble an engine that is ready to step.
 
     Args:
         on_rank_lost: called on another thread, with the reason, when another rank is lost. The
             engine cannot go on then.
+        tokenizer: that of `config.structured`, if it is on its way already.
 
     Raises:
         ConfigError: a setting that does not fit, with the numbers.
         ModelError: a model folder that cannot be served.
     """
-    tokenizer = None if config.structured is None else TokenizerReader(config.structured)
+    if tokenizer is None and config.structured is not None:
+        tokenizer = TokenizerReader(config.structured)
     device = _prepare(config)
     if config.tensor_parallel_size == 1:
         begun, measure = begin_compiling(config, device), ErrorMeasure(config, tokenizer)

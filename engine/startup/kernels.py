@@ -18,7 +18,7 @@ from engine.models.loader import expected_model
 from engine.planning.drafting import draft_rules
 from engine.progress import phase
 from sampling import warm_up
-from sampling.compiling import Compilation
+from sampling.compiling import Compilation, begin_reading_triton
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths import flashinfer
 from sampling.triton_support import kernels_run_on
@@ -33,6 +33,7 @@ def begin_loading(config: EngineConfig, device: torch.device) -> None:
     if device.type != "cuda":
         return
     with phase("beginning kernels"):
+        begin_reading_triton()
         model = expected_model(config.model, device)
         for module in modules_of(model.attention_specs, _stored(config, model.dtype), device):
             loading(module)

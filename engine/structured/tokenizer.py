@@ -1,15 +1,20 @@
-"""The model's tokens as llguidance knows them, read on a thread while the engine starts."""
+"""The model's tokens as llguidance knows them, read by another process while the engine starts."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
+import msgspec
 from llguidance import LLTokenizer
+from tokenizers import Tokenizer
 
 from engine.config import StructuredConfig
 from engine.errors import first_line
+from engine.parallel.programs import command_of
+from engine.structured.tokenizer_program import OK, serialized
 
 _TEXT = '[^"\\\\\\x00-\\x1F\\x7F]'
 SLICES = (
@@ -33,8 +38,7 @@ class TokenizerReader:
     def __init__(self, config: StructuredConfig) -> None:
         self._name = config.tokenizer
         thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        self._loaded: Future[Any] = thread.submit(_load, config)
-        self._serialized: Future[str] = thread.submit(_serialize, self._loaded)
+        self._serialized: Future[str] = thread.submit(_read, config)
         thread.shutdown(wait=False)
 
     def token_ids(self, text: str) -> list[int]:
@@ -44,7 +48,7 @@ class TokenizerReader:
             TokenizerError: it cannot be read.
         """
         try:
-            ids: list[int] = self._loaded.result().encode(text)
+            ids: list[int] = Tokenizer.from_str(self._serialized.result()).encode(text).ids
         except Exception as error:
             raise TokenizerError(
                 f"the tokenizer of {self._name} cannot be read: {first_line(error)}"
@@ -73,21 +77,14 @@ class TokenizerReader:
             ) from error
 
 
-def _load(config: StructuredConfig) -> Any:
-    from transformers import AutoTokenizer  # seconds to import
-
-    return AutoTokenizer.from_pretrained(
-        config.tokenizer, revision=config.revision, trust_remote_code=config.trust_remote_code
-    )
-
-
-def _serialize(loading: Future[Any]) -> str:
-    """The tokenizer as the JSON of the library tokenizers, with the tokens added to it."""
-    loaded = loading.result()
-    if not loaded.is_fast:
-        raise ValueError(f"{type(loaded).__name__} is not one of the library tokenizers")
-    backend: Any = loaded.backend_tokenizer
-    backend.no_padding()
-    backend.no_truncation()
-    serialized: str = backend.to_str()
-    return serialized
+def _read(config: StructuredConfig) -> str:
+    """The tokenizer as JSON, read by a process of its own if this one would have to import much."""
+    if "transformers.models.auto.tokenization_auto" in sys.modules:
+        return serialized(config)
+    program = command_of("engine.structured.tokenizer_program")
+    sent = msgspec.json.encode(config)
+    output = subprocess.run(program, input=sent, stdout=subprocess.PIPE, check=True).stdout
+    head, _, text = output.partition(b"\n")
+    if head != OK:
+        raise ValueError(text.decode())
+    return text.decode()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -99,3 +101,33 @@ def test_arguments_are_those_of_flashinfer() -> None:
     assert windowed.arguments == (
         "fa3", bf16, bf16, bf16, torch.int32, 128, 128, 0, True, False, False
     )  # fmt: skip
+
+
+def write_package(folder: Path, prefill: str) -> None:
+    """A package that says when all of it is imported, whose module of prefill is as given."""
+    package = folder / "flashinfer"
+    package.mkdir()
+    (package / "__init__.py").write_text("whole = True\n")
+    (package / "prefill.py").write_text(prefill)
+
+
+@pytest.mark.parametrize(
+    ("prefill", "is_whole"),
+    [("value = 5\n", False), ("from flashinfer import whole\nvalue = 5\n", True)],
+)
+def test_the_package_is_imported_whole_only_where_prefill_needs_it(
+    prefill: str, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package(tmp_path, prefill)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = dict(sys.modules)
+    for name in [name for name in sys.modules if name.startswith("flashinfer")]:
+        del sys.modules[name]
+    try:
+        assert modules._import_prefill().value == 5
+        assert hasattr(sys.modules["flashinfer"], "whole") == is_whole
+        assert importlib.util.find_spec("flashinfer") is not None, "asked for later"
+    finally:
+        for name in [name for name in sys.modules if name.startswith("flashinfer")]:
+            del sys.modules[name]
+        sys.modules.update({k: v for k, v in before.items() if k.startswith("flashinfer")})

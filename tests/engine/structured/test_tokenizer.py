@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from demo import MODEL_FOLDER
 from engine.config import StructuredConfig
+from engine.parallel.programs import command_of
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
+from engine.structured.tokenizer_program import serialized
 from tests.engine.structured.constrained import EOS, TOKENIZER, Reader, make, of_schema, request
 
 
@@ -35,6 +40,29 @@ def test_a_tokenizer_that_does_not_fit_the_model(
 ) -> None:
     with pytest.raises(TokenizerError, match=words):
         reader(MODEL_FOLDER).result(vocab_size, eos)
+
+
+def program(config: StructuredConfig) -> bytes:
+    """What the program that reads tokenizers writes."""
+    command = command_of("engine.structured.tokenizer_program")
+    sent = msgspec.json.encode(config)
+    return subprocess.run(command, input=sent, stdout=subprocess.PIPE, check=True).stdout
+
+
+def test_a_process_reads_what_this_one_would(tmp_path: Path) -> None:
+    config = StructuredConfig(tokenizer=str(MODEL_FOLDER))
+    assert program(config) == b"ok\n" + serialized(config).encode()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": None}))
+    assert program(StructuredConfig(tokenizer=str(tmp_path))).startswith(b"failed\n")
+
+
+def test_a_process_is_asked_where_this_one_would_import_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "transformers.models.auto.tokenization_auto", raising=False)
+    tokenizer = reader(MODEL_FOLDER)
+    assert tokenizer.token_ids("x = 1") == TOKENIZER.encode("x = 1")
+    assert tokenizer.result(9000, [EOS]).vocab_size == 9000
 
 
 def test_an_engine_without_a_readable_tokenizer_serves_all_but_grammars(

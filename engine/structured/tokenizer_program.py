@@ -1,0 +1,53 @@
+"""Reads a tokenizer in a process of its own: `python -m engine.structured.tokenizer_program`.
+
+With the configuration on standard input it writes the tokenizer to standard output, as JSON of the
+library tokenizers behind a line that says "ok", or behind a line that says "failed" the reason.
+What transformers imports for it keeps an interpreter busy for seconds, which an engine that starts
+has a better use for; here it does without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from engine.config import StructuredConfig
+from engine.errors import first_line
+
+OK, FAILED = b"ok", b"failed"
+
+
+def main() -> None:
+    """Read the configuration, and answer."""
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=StructuredConfig)
+    if not config.trust_remote_code:  # such code may want torch
+        sys.modules["torch"] = None  # type: ignore[assignment]  # as importlib marks what is missing
+    try:
+        head, text = OK, serialized(config)
+    except Exception as error:
+        head, text = FAILED, first_line(error)
+    sys.stdout.buffer.write(head + b"\n" + text.encode())
+
+
+def serialized(config: StructuredConfig) -> str:
+    """The tokenizer as the JSON of the library tokenizers, with the tokens added to it."""
+    from transformers import AutoTokenizer  # seconds to import
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # the server reads it too, and says what there is to say
+    loaded = AutoTokenizer.from_pretrained(
+        config.tokenizer, revision=config.revision, trust_remote_code=config.trust_remote_code
+    )
+    if not loaded.is_fast:
+        raise ValueError(f"{type(loaded).__name__} is not one of the library tokenizers")
+    backend: Any = loaded.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    text: str = backend.to_str()
+    return text
+
+
+if __name__ == "__main__":
+    main()

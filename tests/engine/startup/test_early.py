@@ -1,0 +1,82 @@
+"""What a start begins before torch is imported."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from demo import MODEL_FOLDER
+from engine.config import EngineConfig, ModelConfig, StructuredConfig
+from engine.startup import early
+
+GPU = EngineConfig(model=ModelConfig(model=str(MODEL_FOLDER)))
+
+
+class Driver:
+    """A driver's library with one GPU, or one that fails."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.called: list[str] = []
+        self.retained = threading.Event()
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        self.called.append("init")
+        return self.status
+
+    def cuDeviceGet(self, device: object, index: int) -> int:  # noqa: N802
+        self.called.append(f"device {index}")
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: object, device: object) -> int:  # noqa: N802
+        self.called.append("context")
+        self.retained.set()
+        return 0
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What workers were begun with."""
+    modules: list[str] = []
+    monkeypatch.setattr(early, "begin_workers", modules.append)
+    monkeypatch.setattr(early, "is_cache_empty", lambda: True)
+    return modules
+
+
+def test_a_machine_without_a_driver_begins_nothing(
+    begun: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early, "_driver", lambda: None)
+    assert early.begin_early(GPU) is None
+    assert not begun
+
+
+def test_a_gpu_gets_its_context_and_an_empty_cache_its_workers(
+    begun: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(0)
+    monkeypatch.setattr(early, "_driver", lambda: driver)
+    early.begin_early(GPU)
+    assert driver.retained.wait(10)
+    assert driver.called == ["init", "device 0", "context"]
+    assert begun == ["sampling.sampler"]
+    monkeypatch.setattr(early, "is_cache_empty", lambda: False)
+    early.begin_early(GPU)
+    assert len(begun) == 1
+
+
+def test_a_driver_that_fails_is_left_to_torch() -> None:
+    driver = Driver(100)
+    early._make_context(driver)  # type: ignore[arg-type]
+    assert driver.called == ["init"]
+
+
+def test_the_tokenizer_is_begun_on_any_machine() -> None:
+    structured = StructuredConfig(tokenizer=str(MODEL_FOLDER))
+    config = EngineConfig(
+        model=ModelConfig(model=str(MODEL_FOLDER), device="cpu"), structured=structured
+    )
+    reader = early.begin_early(config)
+    assert reader is not None
+    assert reader.result(8192, [0]).vocab_size == 8192
