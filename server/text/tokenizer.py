@@ -132,10 +132,12 @@ class FastTokenizer:
         max_tokens: int | None = None,
         truncation_side: Side = "left",
     ) -> list[int]:
-        """See `Tokenizer.encode`. Releases Python's lock, as only the batch call does."""
+        """See `Tokenizer.encode`. Releases Python's lock, as only calls of batches do; the fast one
+        keeps no offsets, which takes a fifth of the time."""
         backend = self._backend
         whole = max_tokens is None
-        encoding = backend.encode_batch([text], add_special_tokens=add_special_tokens and whole)[0]
+        special = add_special_tokens and whole
+        encoding = backend.encode_batch_fast([text], add_special_tokens=special)[0]
         if max_tokens is not None:
             num_added = backend.num_special_tokens_to_add(False) if add_special_tokens else 0
             room = max(max_tokens - num_added, 0)
