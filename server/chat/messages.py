@@ -27,15 +27,20 @@ def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Mess
     """
     _check_answers(messages)
     knows_developer = DEVELOPER in source
-    return [
-        _plain_message(message) or _template_message(message, i, knows_developer)
-        for i, message in enumerate(messages)
-    ]
+    found = []
+    for i, message in enumerate(messages):
+        if message.__pydantic_fields_set__ == _PLAIN_FIELDS:
+            role, content = message.role, message.content
+            if role in _PLAIN_ROLES and type(content) is str:  # most messages
+                found.append({"role": role, "content": content})
+                continue
+        found.append(_template_message(message, i, knows_developer))
+    return found
 
 
 def _check_answers(messages: Sequence[ChatMessage]) -> None:
     """Raise a 400 for a tool's message that answers none of the calls before it."""
-    if not any(message.role == "tool" for message in messages):
+    if "tool" not in [message.role for message in messages]:
         return
     calls: list[ToolCall] | None = None
     known: dict[str, None] = {}  # in their order
@@ -56,14 +61,6 @@ def _check_answers(messages: Sequence[ChatMessage]) -> None:
             raise bad_request(
                 field, f"{field} must be the id of a call before it ({ids}), got {given}"
             )
-
-
-def _plain_message(message: ChatMessage) -> Message | None:
-    """A message of a role that all templates know and one text; None for any other."""
-    role, content = message.role, message.content
-    if role in _PLAIN_ROLES and type(content) is str and message.model_fields_set == _PLAIN_FIELDS:
-        return {"role": role, "content": content}
-    return None
 
 
 def _template_message(message: ChatMessage, i: int, knows_developer: bool) -> Message:

@@ -21,7 +21,13 @@ class InterruptedCallError(BaseException):
 
 
 class _Call:
-    """One call on its way through the thread."""
+    """One call on its way through the thread.
+
+    Attributes:
+        may_be_interrupted: who interrupts it looks whether it still runs, or has found that.
+    """
+
+    __slots__ = ("args", "function", "future", "loop", "may_be_interrupted")
 
     def __init__(
         self,
@@ -33,22 +39,31 @@ class _Call:
         self.args = args
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
-        self.interrupted = False
+        self.may_be_interrupted = False
+
+    def answer(self, result: Any, error: Exception | None) -> None:
+        """Tell who waits, if somebody still does; on the event loop."""
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
 
 
 class BoundedThread:
     """Runs calls one after another on one thread, and interrupts those that take too long.
 
     Python can only interrupt Python code: one long operation of a C function is waited for. Short
-    calls are many, so the way there and back is short: a pipe wakes the thread in half the time
-    that a queue takes, and calls that came meanwhile need no waking.
+    calls are many, so the way there and back is short: little is touched on it, since what one
+    thread has touched is slow for another.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._calls: deque[_Call] = deque()
-        self._lock = threading.Lock()
-        self._running: tuple[_Call, int] | None = None
+        self._running: _Call | None = None
+        self._thread_id = 0
         self._wake = -1  # the writing end of the pipe; none before the first call and after `close`
 
     async def run(self, timeout_s: float, function: Callable[..., T], *args: Any) -> T:
@@ -61,7 +76,7 @@ class BoundedThread:
             self._start()
         loop = asyncio.get_running_loop()
         call = _Call(function, args, loop)
-        timer = loop.call_later(timeout_s, _answer, call.future, None, TimeoutError())
+        timer = loop.call_later(timeout_s, call.answer, None, TimeoutError())
         self._calls.append(call)
         with contextlib.suppress(BlockingIOError):  # it has been woken often enough
             os.write(self._wake, b"\0")
@@ -88,63 +103,39 @@ class BoundedThread:
 
     def _work(self, woken: int) -> None:
         """Run calls as they come; `woken` is the pipe's reading end."""
+        self._thread_id = threading.get_ident()
         while os.read(woken, _PIPE_BYTES):
             while self._calls:
-                call = self._calls.popleft()
-                if not call.future.done():  # somebody waits for it
-                    self._answer(call)
+                self._execute(self._calls.popleft())
         os.close(woken)
 
-    def _answer(self, call: _Call) -> None:
+    def _execute(self, call: _Call) -> None:
+        """Run a call; what interrupts it is raised between the two times that `_running` is set,
+        or in the loop behind."""
         result, error = None, None
         try:
-            result = self._execute(call)
-        except Exception as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            call.loop.call_soon_threadsafe(_answer, call.future, result, error)
-
-    def _execute(self, call: _Call) -> Any:
-        """Run a call; the exception that interrupts it is raised between here and the end."""
-        try:
-            with self._lock:
-                self._running = (call, threading.get_ident())
-            try:
-                result = call.function(*call.args)
-            except Exception:
-                self._leave(call)
-                raise
-            self._leave(call)
-        except InterruptedCallError:
-            with self._lock:
-                self._running = None
-            return None
-        return result
-
-    def _leave(self, call: _Call) -> None:
-        """Let nobody interrupt the call any more, and wait for the exception if somebody has."""
-        with self._lock:
+            self._running = call
+            if not call.future.done():  # somebody waits for it
+                try:
+                    result = call.function(*call.args)
+                except Exception as raised:
+                    error = raised
             self._running = None
-        while call.interrupted:
-            pass
+            while call.may_be_interrupted:
+                pass
+        except InterruptedCallError:
+            self._running = None
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            call.loop.call_soon_threadsafe(call.answer, result, error)
 
     def _interrupt(self, call: _Call) -> None:
         """Let Python raise in the thread if it is at this call."""
-        with self._lock:
-            if self._running is None or self._running[0] is not call:
-                return
-            call.interrupted = True
-            thread_id = ctypes.c_ulong(self._running[1])
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                thread_id, ctypes.py_object(InterruptedCallError)
-            )
-
-
-def _answer(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    """Tell who waits, if somebody still does."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+        call.may_be_interrupted = True  # from here on the thread does not leave it
+        if self._running is not call:
+            call.may_be_interrupted = False
+            return
+        thread_id = ctypes.c_ulong(self._thread_id)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            thread_id, ctypes.py_object(InterruptedCallError)
+        )
