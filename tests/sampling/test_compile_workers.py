@@ -17,8 +17,9 @@ from sampling import compiling as compiling_module
 from sampling.compile_workers import Job, Workers, begin_workers, end_workers, is_cache_empty
 from sampling.compiling import compiling_together
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+from tests.no_gpu import NoGPU
 from tests.sampling import test_compiling
-from tests.sampling.test_compiling import _NoGPU, _one_kernel
+from tests.sampling.test_compiling import _one_kernel
 
 pytestmark = pytest.mark.skipif(
     not HAS_TRITON or INTERPRETED or torch.cuda.is_available(),
@@ -33,7 +34,7 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Workers
     monkeypatch.setattr(compiling_module, "_load", lambda kernel: None)
     monkeypatch.setattr(compiling_module, "_make_launchers", lambda *kernels: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    triton.runtime.driver.set_active(_NoGPU())
+    triton.runtime.driver.set_active(NoGPU())
     yield begin_workers("sampling.triton_support")
     end_workers()
     triton.runtime.driver.set_active(None)

@@ -1,6 +1,6 @@
 """Every kernel of the sampler compiles for a Hopper GPU, on a machine that has none.
 
-Triton brings its own assembler. A compiler may refuse what the interpreter accepts: types that
+A compiler may refuse what the interpreter accepts: types that
 differ between branches, constants that are not, shapes that are no powers of two.
 """
 
@@ -21,35 +21,17 @@ from sampling.compiling import compiling, compiling_together, on_compilation
 from sampling.rows import EDITED, RANDOM, SamplingNeeds, SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.speculative import drafting, verification
-from sampling.triton_support import HAS_TRITON, INTERPRETED, jit, tl, triton
+from sampling.triton_support import jit, tl, triton
+from tests.no_gpu import NoGPU, compiled_only, needs_compiler
 from tests.sampling import test_sampler_kernels
 from tests.sampling.speculative import test_drafting
 from tests.sampling.speculative.speculated_steps import random_step
 
-pytestmark = pytest.mark.skipif(
-    not HAS_TRITON or INTERPRETED or torch.cuda.is_available(),
-    reason="needs Triton's compiler, and no GPU",
-)
+pytestmark = needs_compiler
 VOCAB_SIZE = 151_936
 EDITS = test_sampler_kernels.EDITS
 FILTERS = {"top_k": 600, "top_p": 0.9, "min_p": 0.01}
 REPORT = {"logprobs": 20, "logprob_token_ids": (1, 2), "logprobs_mode": "processed_logprobs"}
-
-
-class _NoGPU:
-    """A driver that answers the questions Triton has before it compiles."""
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return triton.backends.compiler.GPUTarget("cuda", 90, 32)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
 
 
 @jit
@@ -62,29 +44,19 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Kernels that were loaded, as far as a machine without a GPU can."""
     kernels: list[Any] = []
     monkeypatch.setattr(compiling_module, "_load", kernels.append)
-    triton.runtime.driver.set_active(_NoGPU())
+    triton.runtime.driver.set_active(NoGPU())
     yield kernels
     triton.runtime.driver.set_active(None)
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """Compile kernels in place of launching them; collects their names."""
-    names: set[str] = set()
-    run = triton.runtime.JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        kernel = run(self, *args, grid=grid, warmup=True, **options)
-        assert kernel.asm["cubin"]
-        names.add(self.__name__)
-
-    monkeypatch.setattr(triton.runtime.JITFunction, "run", compile_only)
+    """Names of kernels that were compiled in place of being launched."""
     for module in (sampler_module, drafting, verification):
         monkeypatch.setattr(module, "kernels_run_on", lambda device: True)
     monkeypatch.setattr(test_sampler_kernels, "config_on", lambda device: SamplerConfig())
-    triton.runtime.driver.set_active(_NoGPU())
-    yield names
-    triton.runtime.driver.set_active(None)
+    with compiled_only(monkeypatch) as names:
+        yield names
 
 
 def test_the_sampler(compiled: set[str]) -> None:
@@ -194,7 +166,7 @@ def test_launchers_are_made_once_a_signature_and_not_loaded(
         module = triton.runtime.build._load_module_from_path("__triton_launcher", "none")
         made.append((src.signature, module.launch))
 
-    monkeypatch.setattr(_NoGPU, "launcher_cls", staticmethod(make), raising=False)
+    monkeypatch.setattr(NoGPU, "launcher_cls", staticmethod(make), raising=False)
     nvidia = triton.backends.nvidia.driver
     monkeypatch.setattr(nvidia, "make_launcher", lambda: "", raising=False)  # as in Triton 3.6
     with compiling_together():

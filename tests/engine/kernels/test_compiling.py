@@ -1,0 +1,89 @@
+"""Kernels that models ask for compile for a Hopper GPU, on a machine that has none.
+
+The interpreter accepts what the compiler does not, a range over what is no constant for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from engine.contracts.attention import AttentionSpec, KVCache
+from engine.kernels.decode_attention import paged_decode, paged_decode_product
+from engine.kernels.decode_product import Product
+from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.experts.few import route_few
+from engine.kernels.experts.gates import GPT_OSS, SILU
+from engine.kernels.experts.groups import group_pairs_triton
+from engine.kernels.experts.layer import experts_few
+from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
+from engine.kernels.norm import rms_norm_triton
+from engine.kernels.prefill_attention import prefill_attention, prefill_tiles, tiling_of
+from engine.kernels.skinny import Norm
+from tests.engine.kernels.experts.reference import random_weights
+from tests.no_gpu import compiled_only, needs_compiler
+
+pytestmark = needs_compiler
+CPU = torch.device("cpu")
+ROUTING = [
+    RoutingRules(8, over_chosen=True),
+    RoutingRules(6, over_chosen=False, scale=16.0, num_groups=8, top_groups=3),
+    RoutingRules(8, over_chosen=True, scale=2.5, sigmoid=True, num_groups=8, top_groups=4),
+]
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    with compiled_only(monkeypatch) as names:
+        yield names
+
+
+@pytest.mark.parametrize("rules", ROUTING)
+def test_routing(rules: RoutingRules, compiled: set[str]) -> None:
+    correction = torch.zeros(64) if rules.sigmoid else None
+    choose_experts_triton(torch.zeros(3, 64), rules, correction)
+    x, residual = torch.zeros((2, 1, 256), dtype=torch.bfloat16)
+    router, arrivals = x.expand(64, 256).contiguous(), torch.zeros(1, dtype=torch.int32)
+    norm = Norm(residual, x[0], 1e-6)
+    route_few(x, norm, router, None, rules, arrivals, correction=correction)
+    assert compiled == {"_choose_kernel", "_route_kernel"}
+
+
+@pytest.mark.parametrize("gate", [SILU, GPT_OSS])
+def test_few_experts(gate: str, compiled: set[str]) -> None:
+    weights = random_weights(8, 64, 96, torch.bfloat16, "cpu", has_bias=gate == GPT_OSS, gate=gate)
+    routing = choose_experts_torch(torch.zeros(2, 8), RoutingRules(3, over_chosen=True))
+    experts_few(torch.zeros((2, 64), dtype=torch.bfloat16), routing, weights, None)
+    group_pairs_triton(routing.ids, 8)
+    assert {"_gate_up_kernel", "_down_kernel"} <= compiled
+
+
+SPECS = {
+    "keys wider than values": AttentionSpec(4, 4, 192, 0.1),
+    "sinks in a window": AttentionSpec(8, 2, 64, 0.1, sliding_window=37, sinks=torch.zeros(8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SPECS)
+def test_attention(name: str, dtype: torch.dtype, compiled: set[str]) -> None:
+    spec = SPECS[name]
+    pages = KVCache([spec], 3, 16, dtype, CPU).layers[0]
+    q = torch.zeros((2, spec.num_q_heads, spec.head_dim), dtype=dtype)
+    tables, lengths = torch.ones((2, 1), dtype=torch.int32), torch.full((2,), 9, dtype=torch.int32)
+    scratch = DecodeScratch([spec], 2, CPU)
+    paged_decode(spec, q, pages, tables, lengths, q, scratch)
+    width = (spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    positions = torch.full((2,), 8)
+    product = Product(torch.zeros((2, width), dtype=dtype), None, torch.zeros(16, q.shape[2]), 1e-6)
+    paged_decode_product(spec, product, positions, positions, pages, tables, lengths, q, scratch)
+    group = spec.num_q_heads // spec.num_kv_heads
+    tiling = tiling_of(spec.head_dim, dtype, CPU)
+    starts = np.arange(3, dtype=np.int32)
+    tiles = torch.from_numpy(prefill_tiles(starts, lengths.numpy(), 1, group, tiling))
+    prefill_attention(spec, q, pages, tables, tiles, torch.empty_like(q), tiling)
+    rms_norm_triton(q.flatten(1)[:, 8:], torch.ones(q[0].numel() - 8, dtype=dtype), 1e-6)
+    assert compiled == {"_decode_kernel", "_prefill_kernel", "_rms_norm_kernel"}
