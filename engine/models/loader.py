@@ -109,12 +109,6 @@ def check_ranks(config: ModelConfig, size: int, device: torch.device) -> None:
     """
     folder = model_folder(config.model, config.revision, weights=False)
     hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
-    path = folder / "config.json"
-    if (quantization := quantization_of(read_json(path), path)) is not None:
-        raise ModelError(
-            f"{FLAG} {size}: the quantized weights of {config.model!r} ({quantization.name}) are "
-            f"not divided among ranks yet; give the unquantized model as MODEL or leave {FLAG} out"
-        )
     reason = unfused_reason(hf_config)
     if reason is None and _is_to_be_tried(config, hf_config, device):
         reason = "its fused layers have not been run on a GPU yet"
@@ -124,11 +118,6 @@ def check_ranks(config: ModelConfig, size: int, device: torch.device) -> None:
         raise ModelError(
             f"{FLAG} {size}: only the fused decoder is divided among ranks, and it does not run "
             f"{config.model!r} here: {reason}; leave {FLAG} out"
-        )
-    if config.quantization is not None:
-        raise ModelError(
-            f"{FLAG} {size}: --quantization {config.quantization} is not divided among ranks yet; "
-            "leave one of them out"
         )
     check_shards(decoder_config(hf_config), size)
 

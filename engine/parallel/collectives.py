@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from sampling.shard import RankExchange
 
+Input = TypeVar("Input")
 LOCALHOST = "127.0.0.1"
 FOREVER = timedelta(days=365)
 
@@ -77,8 +78,8 @@ def ordered_sum(parts: torch.Tensor) -> torch.Tensor:
 
 
 def summed(
-    product: Callable[[torch.Tensor], torch.Tensor], exchange: RankExchange
-) -> Callable[[torch.Tensor], torch.Tensor]:
+    product: Callable[[Input], torch.Tensor], exchange: RankExchange
+) -> Callable[[Input], torch.Tensor]:
     """A product of which each rank computes a part, as the sum of the parts."""
     if exchange.size == 1:
         return product

@@ -93,8 +93,3 @@ def _check_config(config: EngineConfig, device: torch.device) -> None:
             f"{asked}: --max-logprobs must be from 0 to {MAX_TOP}, "
             f"got {config.sampling.max_logprobs}"
         )
-    if config.cache.dtype != "auto":
-        raise ConfigError(
-            f"{asked}: --kv-cache-dtype {config.cache.dtype} is not divided among ranks yet; leave "
-            "one of them out"
-        )

@@ -40,11 +40,15 @@ class Int4Groups(NamedTuple):
     group: int
     in_features: int
 
-    def dequantized(self) -> torch.Tensor:
-        """The weight's values as float32 [out, in_features]."""
+    def numbers(self) -> torch.Tensor:
+        """The numbers q, uint8 [out, padded]."""
         shifts = torch.arange(0, 32, 4, device=self.words.device, dtype=torch.int32)
         words = self.words.view(len(self.words), -1, 1, RUN)
-        q = ((words >> shifts[:, None]) & 15).reshape(len(self.words), -1, self.group)
+        return ((words >> shifts[:, None]) & 15).to(torch.uint8).flatten(1)
+
+    def dequantized(self) -> torch.Tensor:
+        """The weight's values as float32 [out, in_features]."""
+        q = self.numbers().view(len(self.words), -1, self.group)
         zeros = MIDDLE if self.zeros is None else self.zeros[..., None].float()
         wide = (q.float() - zeros) * self.scales[..., None].float()
         return wide.flatten(1)[:, : self.in_features]

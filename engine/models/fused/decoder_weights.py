@@ -14,7 +14,7 @@ from engine.contracts.heads import Heads, Rotation
 from engine.kernels.activation import silu_and_mul_fp8
 from engine.kernels.experts.layer import Experts
 from engine.kernels.experts.weights import Fp8Experts, Weights
-from engine.kernels.fp8 import FP8, quantize_rows
+from engine.kernels.fp8 import FP8, Fp8Rows, quantize_rows
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear, logits_linear
 from engine.kernels.norm import rms_norm
@@ -26,7 +26,7 @@ from engine.models.fused.latent import ValueLanes, first_widths, read_latent_hea
 from engine.models.fused.shards import ShardedWeights, shard_config
 from engine.models.quantized.parts import DensePart, Fp8Part, Part
 from engine.models.quantized.reader import QuantizedReader
-from engine.parallel.collectives import summed
+from engine.parallel.collectives import rank_sum, summed
 from sampling.shard import LoneRank, RankExchange, VocabShard
 
 
@@ -48,7 +48,7 @@ class Fp8Mlp(NamedTuple):
     """An `Mlp` of float8 products; the activation quantizes for the one behind it."""
 
     gate_up: Fp8NormedProduct
-    down: Fp8Linear
+    down: Callable[[Fp8Rows], torch.Tensor]
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor
@@ -58,6 +58,20 @@ class Fp8Mlp(NamedTuple):
         return self.down(silu_and_mul_fp8(gate_up)), residual
 
 
+class DividedExperts(NamedTuple):
+    """Experts of each of which a rank has some inner columns: their outputs are summed."""
+
+    experts: Experts
+    exchange: RankExchange
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run them as `Mlp` does."""
+        out, residual = self.experts(x, residual)
+        return rank_sum(out, self.exchange), residual
+
+
 class Body(NamedTuple):
     """A layer without its QKV product: rotation, attention, output product, MLP.
 
@@ -65,7 +79,7 @@ class Body(NamedTuple):
     """
 
     o: Linear | Fp8Linear
-    mlp: Mlp | Fp8Mlp | Experts
+    mlp: Mlp | Fp8Mlp | Experts | DividedExperts
     heads: Heads
     prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -128,7 +142,9 @@ class DecoderWeights:
         self.config = shard_config(config, self._exchange.size)
         self._source = source
         if self._exchange.size > 1:
-            self._source = ShardedWeights(source, config, self._exchange)
+            self._source = shards = ShardedWeights(source, config, self._exchange)
+            if quantized is not None:
+                quantized.shards = shards
         self._dtype = dtype
         self._device = device
         self._fp8 = fp8
@@ -143,9 +159,10 @@ class DecoderWeights:
             return embedding, logits_linear(embedding[vocab.first : vocab.first + vocab.width])
         if self._quantized is None:
             return embedding, logits_linear(self.read((vocab.width, hidden), "lm_head.weight"))
-        # Few are quantised: as what they say. The reader does not shard, nor is it asked to.
-        lm_head = self._quantized.part("lm_head", vocab.vocab_size, hidden)
-        return embedding, logits_linear(lm_head.dequantized().to(self._dtype))
+        # Few are quantised: as what they say.
+        lm_head = self._quantized.part("lm_head", vocab.vocab_size, hidden).dequantized()
+        own = lm_head[vocab.first : vocab.first + vocab.width]
+        return embedding, logits_linear(own.to(self._dtype))
 
     def attention_specs(self) -> list[AttentionSpec]:
         """The attention of each layer, sinks read."""
@@ -241,13 +258,14 @@ class DecoderWeights:
             norms = tuple(self.read((w,), name) for w, name in zip(widths, names, strict=True))
         return partial(prepare_qkv, norms, config.norm_eps, config.clip_qkv)
 
-    def _experts(self, prefix: str) -> Experts:
+    def _experts(self, prefix: str) -> Experts | DividedExperts:
         """Read a layer's experts and the norm in front of them."""
         config, experts = self.config, self.config.experts
         assert experts is not None
         norm = self.read((config.hidden_size,), f"{prefix}.post_attention_layernorm.weight")
         self.num_in_layers += products_per_token(experts, config.hidden_size)
-        return read_experts(experts, self, prefix, norm, config.norm_eps)
+        read = read_experts(experts, self, prefix, norm, config.norm_eps)
+        return read if self._exchange.size == 1 else DividedExperts(read, self._exchange)
 
     def part(self, module: str, num_channels: int, width: int) -> Part:
         """Read one module's weight, quantized as the checkpoint or the configuration says."""
@@ -332,7 +350,8 @@ class DecoderWeights:
         down, down_bias = self._part(mlp, {"down_proj": hidden}, inner, has_bias)
         if _rounds_behind_norms(gate_up) and _rounds_behind_norms(down):
             first = Fp8NormedProduct(norm, config.norm_eps, gate_up.rows, bias)
-            return Fp8Mlp(first, Fp8Linear(down.rows, down_bias, self._dtype))
+            last = Fp8Linear(down.rows, down_bias, self._dtype)
+            return Fp8Mlp(first, summed(last, self._exchange))
         gated = self._normed(norm, gate_up, bias, gated=True)
         assert not isinstance(gated, Fp8NormedProduct)
         return Mlp(gated, summed(self._linear(down, down_bias), self._exchange))

@@ -1,7 +1,8 @@
 """One rank's part of a fused decoder: which heads, columns and rows of its tensors.
 
 QKV and gate-up products are divided by their outputs, heads being whole; the output and down
-products by their inputs, so that their results are parts of a sum over ranks. Where there are more
+products by their inputs, so that their results are parts of a sum over ranks. Every expert is
+divided as an MLP is. Where there are more
 ranks than key heads, ranks share one. The LM head is divided by tiles (`sampling.shard`); norms and
 the embedding are on every rank.
 """
@@ -16,13 +17,14 @@ import torch
 from engine.errors import ModelError
 from engine.models.checkpoint.weights import WeightSource
 from engine.models.fused.decoder_config import DecoderConfig
+from engine.models.quantized.reader import Place
 from sampling.noise import TILE
 from sampling.shard import RankExchange, VocabShard
 
 FLAG = "--tensor-parallel-size"
 
-_BY_OUTPUT = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj)\.(weight|bias)$")
-_BY_INPUT = re.compile(r"\.(o_proj|down_proj)\.weight$")
+_BY_OUTPUT = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj|w1|w3)\.(weight|bias)$")
+_BY_INPUT = re.compile(r"\.(o_proj|down_proj|w2)\.weight$")
 _OF_SUMS = re.compile(r"\.(o_proj|down_proj)\.bias$")
 _OF_KEYS = re.compile(r"\.[kv]_proj\.")
 
@@ -38,13 +40,11 @@ def check_shards(config: DecoderConfig, size: int) -> None:
             f"{FLAG} {size}: attention with compressed keys and values is not divided among ranks; "
             f"leave {FLAG} out"
         )
-    if config.experts is not None:
+    experts = config.experts
+    if not config.is_plain or config.options.sinks or (experts is not None and experts.joined):
         raise ModelError(
-            f"{FLAG} {size}: mixtures of experts are not divided among ranks yet; leave {FLAG} out"
-        )
-    if not config.is_plain:
-        raise ModelError(
-            f"{FLAG} {size}: only layers like Llama's are divided among ranks; leave {FLAG} out"
+            f"{FLAG} {size}: only layers like Llama's, with experts or without, are divided among "
+            f"ranks; leave {FLAG} out"
         )
     heads, keys = config.num_q_heads, config.num_kv_heads
     if heads % size:
@@ -58,6 +58,11 @@ def check_shards(config: DecoderConfig, size: int) -> None:
             f"{FLAG} {size}: the model's intermediate_size {config.intermediate_size} does not "
             "divide by it"
         )
+    if experts is not None and (experts.inner % size or experts.shared_inner % size):
+        raise ModelError(
+            f"{FLAG} {size}: the experts' inner size {experts.inner} (shared: "
+            f"{experts.shared_inner}) does not divide by it"
+        )
     num_tiles = -(-config.vocab_size // TILE)
     if num_tiles < size:
         raise ModelError(
@@ -68,8 +73,13 @@ def check_shards(config: DecoderConfig, size: int) -> None:
 
 def shard_config(config: DecoderConfig, size: int) -> DecoderConfig:
     """The sizes of each rank's layers; all but heads and the MLP's width stay."""
+    experts = config.experts
+    if experts is not None:
+        inner, shared = experts.inner // size, experts.shared_inner // size
+        experts = replace(experts, inner=inner, shared_inner=shared)
     return replace(
         config,
+        experts=experts,
         num_q_heads=config.num_q_heads // size,
         num_kv_heads=max(config.num_kv_heads // size, 1),
         intermediate_size=config.intermediate_size // size,
@@ -109,6 +119,15 @@ class ShardedWeights:
             return
         self._source.fill(whole, name)
         target.copy_(whole[first : first + len(target)])
+
+    def place(self, module: str) -> Place | None:
+        """Which part of a module's weight is this rank's; None where every rank has all of it."""
+        name = f"{module}.weight"
+        if _BY_INPUT.search(name):
+            return Place(False, self._rank, self._size)
+        if _BY_OUTPUT.search(name):
+            return Place(True, *self._part(name))
+        return None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         return self._source.shape(name)

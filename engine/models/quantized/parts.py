@@ -3,6 +3,9 @@
 Projections of the same input become one product. Each keeps the scales it came with: float8 weights
 have theirs by channel already, 4-bit ones by channel and group. Parts that cannot be multiplied in
 one kernel (other schemes, other scales of the input) are multiplied one after the other.
+
+A rank's part of a weight is some of its `channels`, or of its `inputs`, with the scales they have
+in the whole.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from engine.kernels.fp8 import Fp8Rows, quantize_rows, quantize_rows_within
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear, linear
 from engine.kernels.quantized.fp8_block_linear import Fp8BlockLinear
-from engine.kernels.quantized.fp8_blocks import Fp8Blocks
-from engine.kernels.quantized.int4 import MIDDLE, Int4Groups
+from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
+from engine.kernels.quantized.int4 import MIDDLE, Int4Groups, pack
 from engine.kernels.quantized.int4_linear import Int4Linear
 
 
@@ -26,6 +29,12 @@ class DensePart(NamedTuple):
     """A weight [out, in] that is not quantised."""
 
     weight: torch.Tensor
+
+    def channels(self, own: slice) -> DensePart:
+        return DensePart(self.weight[own])
+
+    def inputs(self, own: slice) -> DensePart:
+        return DensePart(self.weight[:, own].contiguous())
 
     def dequantized(self) -> torch.Tensor:
         return self.weight.float()
@@ -51,6 +60,15 @@ class Fp8Part(NamedTuple):
         """Whether inputs are rounded as the kernels of norms and activations round."""
         return self.input_scale is None and self.largest_input is None
 
+    def channels(self, own: slice) -> Fp8Part:
+        values, scales = self.rows
+        return self._replace(rows=Fp8Rows(_bytes(values)[own].view(values.dtype), scales[own]))
+
+    def inputs(self, own: slice) -> Fp8Part:
+        values, scales = self.rows
+        part = _bytes(values)[:, own].contiguous().view(values.dtype)
+        return self._replace(rows=Fp8Rows(part, scales))
+
     def dequantized(self) -> torch.Tensor:
         return self.rows.dequantized()
 
@@ -68,6 +86,16 @@ class BlockPart(NamedTuple):
 
     blocks: Fp8Blocks
 
+    def channels(self, own: slice) -> BlockPart:
+        values, scales = self.blocks
+        return BlockPart(Fp8Blocks(_bytes(values)[own].view(values.dtype), scales[own]))
+
+    def inputs(self, own: slice) -> BlockPart:
+        values, scales = self.blocks
+        spans = _groups_of(own, SPAN, values.shape[1])
+        part = _bytes(values)[:, own].contiguous().view(values.dtype)
+        return BlockPart(Fp8Blocks(part, scales[:, spans].contiguous()))
+
     def dequantized(self) -> torch.Tensor:
         return self.blocks.dequantized()
 
@@ -80,6 +108,22 @@ class Int4Part(NamedTuple):
 
     groups: Int4Groups
     order: torch.Tensor | None = None
+
+    def channels(self, own: slice) -> Int4Part:
+        words, scales, zeros = self.groups[:3]
+        part = self.groups._replace(
+            words=words[own], scales=scales[own], zeros=None if zeros is None else zeros[own]
+        )
+        return Int4Part(part, self.order)
+
+    def inputs(self, own: slice) -> Int4Part:
+        if self.order is not None:
+            raise ValueError("their groups are not of neighbouring inputs (desc_act)")
+        kept = _groups_of(own, self.groups.group, self.groups.in_features)
+        _, scales, zeros, group, _ = self.groups
+        zeros = None if zeros is None else zeros[:, kept].contiguous()
+        numbers = self.groups.numbers()[:, own]
+        return Int4Part(pack(numbers, scales[:, kept].contiguous(), zeros, group))
 
     def dequantized(self) -> torch.Tensor:
         wide = self.groups.dequantized()
@@ -106,6 +150,22 @@ class SeparateParts(NamedTuple):
         pairs = zip(self.parts, biases, strict=True)
         products = [part.product(own, dtype) for part, own in pairs]
         return lambda x: torch.cat([product(x) for product in products], dim=1)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """Float8 numbers as bytes, which can be sliced and copied everywhere."""
+    return values.view(torch.uint8)
+
+
+def _groups_of(own: slice, size: int, width: int) -> slice:
+    """The groups of `size` inputs that some inputs of `width` make up.
+
+    Raises:
+        ValueError: they begin or end inside a group.
+    """
+    if own.start % size or (own.stop % size and own.stop != width):
+        raise ValueError(f"inputs {own.start} to {own.stop} are not whole groups of {size}")
+    return slice(own.start // size, -(-own.stop // size))
 
 
 Part = DensePart | Fp8Part | BlockPart | Int4Part | SeparateParts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, Protocol
+
 import torch
 
 from engine.errors import ModelError
@@ -11,13 +13,41 @@ from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.int4 import MIDDLE, pack
 from engine.models.checkpoint.weights import Checkpoint, WeightSource
 from engine.models.quantized.mxfp4 import read_mxfp4
-from engine.models.quantized.parts import BlockPart, DensePart, Fp8Part, Int4Part, Part, join
+from engine.models.quantized.parts import (
+    BlockPart,
+    DensePart,
+    Fp8Part,
+    Int4Part,
+    Part,
+    SeparateParts,
+    join,
+)
 from engine.models.quantized.scheme import Quantization, Scheme
 from engine.models.quantized.unpack import ModuleTensors, unpack
 
 PACKED = ("qweight", "weight_packed")
 PLAIN = ("BF16", "F16", "F32")
 """How weights are stored that a tool left as they were."""
+
+
+class Place(NamedTuple):
+    """Which part of a weight is one rank's."""
+
+    by_output: bool
+    number: int
+    num_parts: int
+
+
+class Shards(Protocol):
+    """How ranks divide a checkpoint's tensors."""
+
+    def place(self, module: str) -> Place | None:
+        """The part of a module's weight; None where every rank has all of it."""
+        ...
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        """Write this rank's part of a tensor that is stored as it is."""
+        ...
 
 
 class QuantizedReader:
@@ -28,6 +58,8 @@ class QuantizedReader:
 
     Attributes:
         kept: weights as they were unpacked, by module, where `keeps` is set.
+        shards: gives the parts of one rank; None where one rank has all. Sizes that are asked for
+            are those of the part.
     """
 
     def __init__(
@@ -39,6 +71,7 @@ class QuantizedReader:
     ) -> None:
         self.quantization = quantization
         self._source, self._dtype, self._device = source, dtype, device
+        self.shards: Shards | None = None
         self.keeps = False
         self.kept: dict[str, Part] = {}
         self.kept_experts: dict[str, Int4Experts] = {}
@@ -65,7 +98,11 @@ class QuantizedReader:
 
     def part(self, module: str, num_channels: int, width: int) -> Part:
         """Read the weight of one module."""
-        part = self._unpacked(module, num_channels, width)
+        place = None if self.shards is None else self.shards.place(module)
+        if place is None:
+            part = self._unpacked(module, num_channels, width)
+        else:
+            part = self._part_of(module, num_channels, width, place)
         if self.keeps:
             self.kept[module] = part
         return part
@@ -91,6 +128,24 @@ class QuantizedReader:
             self.kept_experts[module] = weights
         return weights
 
+    def _part_of(self, module: str, num_channels: int, width: int, place: Place) -> Part:
+        """Unpack the whole of a weight, and keep a rank's part of it."""
+        if place.by_output:
+            whole = self._unpacked(module, place.num_parts * num_channels, width)
+            assert not isinstance(whole, SeparateParts), "one module is one part"
+            first = place.number * num_channels
+            return whole.channels(slice(first, first + num_channels))
+        whole = self._unpacked(module, num_channels, place.num_parts * width)
+        assert not isinstance(whole, SeparateParts), "one module is one part"
+        first = place.number * width
+        try:
+            return whole.inputs(slice(first, first + width))
+        except ValueError as error:
+            raise ModelError(
+                f"--tensor-parallel-size {place.num_parts}: the quantized weights of {module!r} "
+                f"are not divided: {error}; give the unquantized model as MODEL"
+            ) from error
+
     def _unpacked(self, module: str, num_channels: int, width: int) -> Part:
         scheme, shape = self.quantization.scheme_of(module), (num_channels, width)
         if not isinstance(self._source, Checkpoint):
@@ -110,7 +165,9 @@ class QuantizedReader:
     def _bias(self, module: str, width: int, has_bias: bool) -> torch.Tensor:
         name = f"{module}.bias"
         if has_bias or self._source.shape(name) is not None:
-            return self._fill(name, (width,))
+            bias = torch.empty(width, dtype=self._dtype, device=self._device)
+            (self.shards or self._source).fill(bias, name)
+            return bias
         return torch.zeros(width, dtype=self._dtype, device=self._device)
 
     def _fill(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:

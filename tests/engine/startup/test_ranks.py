@@ -9,7 +9,7 @@ import torch
 from msgspec import structs
 
 from demo import MODEL_FOLDER
-from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SamplingConfig
+from engine.config import ConfigError, EngineConfig, ModelConfig, SamplingConfig
 from engine.startup import ranks
 from engine.startup.ranks import start_ranks, visible_gpus
 
@@ -32,7 +32,6 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"sampling": SamplingConfig(flashinfer="always")}, "FLASHINFER_SAMPLER=1 asks for it"),
         ({"sampling": SamplingConfig(max_logprobs=129)}, "--max-logprobs must be from 0 to 128"),
         ({"sampling": SamplingConfig(max_logprobs=-1)}, "--max-logprobs must be .*, got -1"),
-        ({"cache": CacheConfig(dtype="fp8")}, "--kv-cache-dtype fp8 is not divided"),
     ],
 )
 def test_settings_that_ranks_do_not_serve_are_refused(fields: dict[str, Any], message: str) -> None:
