@@ -54,14 +54,17 @@ class Checkpoint:
         self._unread = {n for n in self._where if n not in ignore and not IGNORED.search(n)}
 
     def fill(self, target: torch.Tensor, name: str) -> None:
-        self._check_exists(name)
-        path, shape = self._where[name], self.shape(name)
-        if shape != tuple(target.shape):
-            raise ModelError(
-                f"{path}: tensor {name!r} has shape {list(shape or ())}, "
-                f"the config asks for {list(target.shape)}"
-            )
+        self._check_shape(name, tuple(target.shape))
         target.copy_(self.stored(name))
+
+    def fill_part(
+        self, target: torch.Tensor, name: str, shape: tuple[int, ...], part: tuple[slice, ...]
+    ) -> None:
+        """Write part of tensor `name`, of the shape that the whole must have; read no more."""
+        self._check_shape(name, shape)
+        target.copy_(self._open(self._where[name]).get_slice(name)[part])
+        self._unread.discard(name)
+        report(len(self._where) - len(self._unread), len(self._where))
 
     def stored(self, name: str) -> torch.Tensor:
         """Read a tensor as it is stored, on the CPU."""
@@ -92,6 +95,14 @@ class Checkpoint:
             others = f" and {len(self._unread) - 1} others" if len(self._unread) > 1 else ""
             raise ModelError(
                 f"{self._where[name]}: tensor {name!r}{others} has no place in this architecture"
+            )
+
+    def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
+        self._check_exists(name)
+        if (shape := self.shape(name)) != wanted:
+            raise ModelError(
+                f"{self._where[name]}: tensor {name!r} has shape {list(shape or ())}, "
+                f"the config asks for {list(wanted)}"
             )
 
     def _check_exists(self, name: str) -> None:

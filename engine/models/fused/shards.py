@@ -15,9 +15,9 @@ from dataclasses import replace
 import torch
 
 from engine.errors import ModelError
-from engine.models.checkpoint.weights import WeightSource
+from engine.models.checkpoint.weights import Checkpoint, WeightSource
 from engine.models.fused.decoder_config import DecoderConfig
-from engine.models.quantized.reader import Place
+from engine.models.quantized.reader import OwnedPart
 from sampling.noise import TILE
 from sampling.shard import RankExchange, VocabShard
 
@@ -103,30 +103,25 @@ class ShardedWeights:
 
     def fill(self, target: torch.Tensor, name: str) -> None:
         if name == "lm_head.weight":
-            whole = target.new_empty((self._vocab.vocab_size, *target.shape[1:]))
-            first = self._vocab.first
+            self._fill_part(target, name, 0, self._vocab.vocab_size, self._vocab.first)
         elif _BY_OUTPUT.search(name):
             part, count = self._part(name)
-            whole = target.new_empty((count * len(target), *target.shape[1:]))
-            first = part * len(target)
+            self._fill_part(target, name, 0, count * len(target), part * len(target))
         elif _BY_INPUT.search(name):
-            self._fill_columns(target, name)
-            return
+            width = target.shape[1]
+            self._fill_part(target, name, 1, self._size * width, self._rank * width)
         else:
             self._source.fill(target, name)
             if _OF_SUMS.search(name) and self._rank > 0:
                 target.zero_()  # a bias is added once
-            return
-        self._source.fill(whole, name)
-        target.copy_(whole[first : first + len(target)])
 
-    def place(self, module: str) -> Place | None:
+    def place(self, module: str) -> OwnedPart | None:
         """Which part of a module's weight is this rank's; None where every rank has all of it."""
         name = f"{module}.weight"
         if _BY_INPUT.search(name):
-            return Place(False, self._rank, self._size)
+            return OwnedPart(False, self._rank, self._size)
         if _BY_OUTPUT.search(name):
-            return Place(True, *self._part(name))
+            return OwnedPart(True, *self._part(name))
         return None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -135,11 +130,18 @@ class ShardedWeights:
     def finish(self) -> None:
         self._source.finish()
 
-    def _fill_columns(self, target: torch.Tensor, name: str) -> None:
-        width = target.shape[1]
-        whole = target.new_empty((len(target), self._size * width))
+    def _fill_part(self, target: torch.Tensor, name: str, dim: int, size: int, first: int) -> None:
+        """Fill in what a tensor of `size` in a dimension has there from `first` on."""
+        shape = list(target.shape)
+        shape[dim] = size
+        part = [slice(None)] * len(shape)
+        part[dim] = slice(first, first + target.shape[dim])
+        if isinstance(self._source, Checkpoint):
+            self._source.fill_part(target, name, tuple(shape), tuple(part))
+            return
+        whole = target.new_empty(shape)  # random numbers are those of one rank
         self._source.fill(whole, name)
-        target.copy_(whole[:, self._rank * width : (self._rank + 1) * width])
+        target.copy_(whole[tuple(part)])
 
     def _part(self, name: str) -> tuple[int, int]:
         """Which part of a tensor divided by its outputs is this rank's, and of how many."""

@@ -30,7 +30,7 @@ PLAIN = ("BF16", "F16", "F32")
 """How weights are stored that a tool left as they were."""
 
 
-class Place(NamedTuple):
+class OwnedPart(NamedTuple):
     """Which part of a weight is one rank's."""
 
     by_output: bool
@@ -41,7 +41,7 @@ class Place(NamedTuple):
 class Shards(Protocol):
     """How ranks divide a checkpoint's tensors."""
 
-    def place(self, module: str) -> Place | None:
+    def place(self, module: str) -> OwnedPart | None:
         """The part of a module's weight; None where every rank has all of it."""
         ...
 
@@ -128,7 +128,7 @@ class QuantizedReader:
             self.kept_experts[module] = weights
         return weights
 
-    def _part_of(self, module: str, num_channels: int, width: int, place: Place) -> Part:
+    def _part_of(self, module: str, num_channels: int, width: int, place: OwnedPart) -> Part:
         """Unpack the whole of a weight, and keep a rank's part of it."""
         if place.by_output:
             whole = self._unpacked(module, place.num_parts * num_channels, width)

@@ -26,9 +26,11 @@ from engine.kernels.fp8 import quantize_rows
 from engine.kernels.quantized.fp8_blocks import quantize_spans_torch
 from engine.kernels.quantized.int4 import pack
 from engine.models import loader
+from engine.models.checkpoint.weights import Checkpoint
 from engine.models.loader import check_ranks, load_model
 from engine.models.quantized.parts import BlockPart, DensePart, Fp8Part, Int4Part
 from engine.parallel.collectives import summed
+from engine.startup.kv_scales import kv_scales
 from sampling.noise import TILE
 from sampling.shard import LoneRank, RankExchange
 from tests.engine.models.quantized.packers import Tensors, awq, gptq, round_weight, write_quantized
@@ -108,6 +110,34 @@ def test_a_rank_keeps_its_own_keys_only(tmp_path: Path) -> None:
     alone = work(LoneRank())
     assert on_ranks(2, work) == [alone // 2] * 2
     assert on_ranks(4, work) == [alone // 2] * 4, "two ranks a key head"
+
+
+def test_a_rank_reads_its_parts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole are the embedding and the norms."""
+    write_tiny(MODELS["llama"], tmp_path)
+    whole: list[str] = []
+    stored = Checkpoint.stored
+
+    def reading(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        whole.append(name)
+        return stored(checkpoint, name)
+
+    monkeypatch.setattr(Checkpoint, "stored", reading)
+    on_ranks(2, lambda exchange: load_model(ModelConfig(model=str(tmp_path)), CPU, exchange))
+    assert whole
+    assert all("norm" in name or "embed" in name for name in whole)
+
+
+def test_scales_of_keys_are_those_of_one_rank(tmp_path: Path) -> None:
+    write_tiny(MODELS["llama"], tmp_path)
+
+    def work(exchange: RankExchange) -> list[torch.Tensor]:
+        model = load_model(ModelConfig(model=str(tmp_path)), CPU, exchange)
+        return list(kv_scales(model, CPU, 16, 128))
+
+    parts = on_ranks(2, work)
+    for layer, alone in enumerate(work(LoneRank())):
+        assert torch.equal(torch.cat([part[layer] for part in parts], dim=1), alone)
 
 
 @pytest.mark.parametrize(
@@ -231,11 +261,12 @@ def test_a_divided_float8_product_is_the_sum_of_its_parts() -> None:
     x = torch.randn(7, 96, generator=generator) * torch.logspace(-2, 2, 96)
     part = Fp8Part(quantize_rows(torch.randn(40, 96, generator=generator)))
     own = [slice(0, 48), slice(48, 96)]
-    wanted = sum(
+    terms = [
         quantize_rows(x[:, each].contiguous()).dequantized().double()
         @ part.dequantized()[:, each].double().T
         for each in own
-    )
+    ]
+    wanted = torch.stack(terms).sum(0)
 
     def work(exchange: RankExchange) -> torch.Tensor:
         each = own[exchange.rank]
