@@ -209,7 +209,11 @@ def _fused_decoder(
         source = DummyWeights(shape.initializer_range, device)
     else:
         # Some tied checkpoints hold the LM head as well.
-        source = Checkpoint(folder, frozenset({"lm_head.weight"} if shape.tied else ()))
+        source = Checkpoint(
+            folder,
+            frozenset({"lm_head.weight"} if shape.tied else ()),
+            len(shape.windows) if getattr(hf_config, "num_nextn_predict_layers", 0) else None,
+        )
     with torch.no_grad():
         quantized = None
         if quantization is not None:

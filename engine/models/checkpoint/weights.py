@@ -21,6 +21,7 @@ IGNORED = re.compile(
 quantised checkpoints have beside their weights; scales of keys and values belong to a cache in
 float8."""
 
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
 DUMMY_SEED = 0
 
 
@@ -43,15 +44,26 @@ class WeightSource(Protocol):
 class Checkpoint:
     """Reads the tensors of a folder's safetensors files and converts them as they are filled.
 
+    Args:
+        ignore: names that need not be asked for.
+        num_layers: layers from this one on need not be, which draft further tokens; None: all must.
+
     Raises:
         ModelError: a file or tensor is missing, has another shape, or was never asked for.
     """
 
-    def __init__(self, folder: Path, ignore: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, folder: Path, ignore: frozenset[str] = frozenset(), num_layers: int | None = None
+    ) -> None:
         self._folder = folder
         self._files: dict[Path, Any] = {}
         self._where = {name: path for path in weight_files(folder) for name in self._names(path)}
         self._unread = {n for n in self._where if n not in ignore and not IGNORED.search(n)}
+        if num_layers is not None:
+            drafting = {
+                n for n in self._unread if (m := LAYER.match(n)) and int(m[1]) >= num_layers
+            }
+            self._unread -= drafting
 
     def fill(self, target: torch.Tensor, name: str) -> None:
         self._check_shape(name, tuple(target.shape))

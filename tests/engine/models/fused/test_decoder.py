@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 from engine.errors import ModelError
 from engine.models.fused.decoder import Decoder
@@ -351,6 +352,17 @@ def test_groups_without_enough_experts_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"topk_group": 1}))
     with pytest.raises(ModelError, match=r"1 \(topk_group\) of 3 groups .* do not hold the 3"):
+        load(tmp_path)
+
+
+def test_layers_that_draft_further_tokens_are_left_out(tmp_path: Path) -> None:
+    reference = write_tiny(MODELS["deepseek-v3"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {"model.layers.2.enorm.weight": torch.ones(32)}, path)
+    assert_same_logits(load(tmp_path), reference)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelError, match=r"enorm.weight' has no place in this architecture"):
         load(tmp_path)
 
 
