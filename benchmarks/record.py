@@ -19,7 +19,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import bench_logprobs, bench_speculation, bench_structured, bench_verification
+from benchmarks import (
+    bench_logprobs,
+    bench_quantized,
+    bench_speculation,
+    bench_structured,
+    bench_verification,
+)
 from benchmarks.figures import Figure, engine_figures, serving_figures
 from benchmarks.sampling_figures import sampling_figures
 from benchmarks.scoring_figures import scoring_figures
@@ -30,6 +36,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "sampling": sampling_figures,
     "verification": bench_verification.figures,
     "logprobs": bench_logprobs.figures,
+    "quantized": partial(bench_quantized.figures, BIG),
     "speculation": partial(bench_speculation.figures, BIG),
     **{shape: partial(engine_figures, shape) for shape in SHAPES},
     **{f"serving:{shape}": partial(serving_figures, shape) for shape in SHAPES},

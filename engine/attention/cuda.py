@@ -97,8 +97,10 @@ class CudaAttention:
             self._take_flashinfer(self._flashinfer)
         self._planned = set()
         if self._flashinfer is not None and self._pays_to_plan(inputs, num_rows):
-            self._flashinfer.begin(inputs.after(num_rows))
-            self._planned = self._by_flashinfer
+            after = inputs.after(num_rows)
+            if self._flashinfer.has_room(after):
+                self._flashinfer.begin(after)
+                self._planned = self._by_flashinfer
         if len(self._planned) < len(self._specs):
             self._tiled.begin(inputs, num_rows)
 
@@ -194,7 +196,7 @@ class CudaAttention:
 
 
 def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> FlashInferPrefill | None:
-    dtype, device = cache.layers[0].dtype, cache.layers[0].device
+    dtype, device = cache.dtype, cache.layers[0].device
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] < MIN_CAPABILITY:
         return None
     if not any(is_expressible(spec, dtype) for spec in specs):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.modules import Module, backend_of, loading
+from engine.attention.widened import WidenedPages
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.contracts.sharing import Sharing
 from engine.kernels.item_attention import item_attention, item_tiles
@@ -95,16 +96,18 @@ def modules_of(
 class FlashInferPrefill:
     """Attends from rows that prefill, in the layers FlashInfer can express.
 
-    Begins to load its modules when it is made; it attends once `is_loaded`.
+    Begins to load its modules when it is made; it attends once `is_loaded`. Of a cache in float8 it
+    reads widened pages, and does not read blocks once that rows share.
 
     Attributes:
         layers: indices of those layers.
     """
 
     def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
-        dtype, device = cache.layers[0].dtype, cache.layers[0].device
+        dtype, device = cache.dtype, cache.layers[0].device
         self.layers = {i for i, spec in enumerate(specs) if is_expressible(spec, dtype)}
         self._cache = cache
+        self._widened = None if cache.scales is None else WidenedPages(specs, cache)
         self._kinds = [Kind.of(spec) for spec in specs]
         self._step = 0
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
@@ -112,7 +115,9 @@ class FlashInferPrefill:
         backend = backend_of(device)
         self._wrappers = {kind: _wrappers(workspace, backend) for kind in kinds}
         # For rows that share blocks; a query of a layer with a window may see only some of these.
-        shareable = {kind for kind in kinds if kind.sliding_window is None}
+        shareable = {
+            kind for kind in kinds if kind.sliding_window is None and self._widened is None
+        }
         self._shared = {kind: _wrappers(workspace, backend) for kind in shareable}
         self._num_alone = 0  # tokens of the rows that share nothing
         self._tables: torch.Tensor
@@ -132,12 +137,25 @@ class FlashInferPrefill:
         return len(done) == len(self._modules)
 
     def compile(self) -> None:
-        """Launch the kernel behind shared blocks once for each kind of layer."""
+        """Launch the kernels around FlashInfer's once for each kind of layer."""
+        if self._widened is not None:
+            self._widened.begin(
+                torch.zeros(1, dtype=torch.int32, device=self._cache.layers[0].device)
+            )
+            for kind in self._wrappers:
+                self._widened.of_layer(self._kinds.index(kind))
         for kind in self._shared:
             _compile_items(kind, self._cache.layers[self._kinds.index(kind)])
 
+    def has_room(self, inputs: AttentionInputs) -> bool:
+        """Whether it can attend in a step of these rows; their `seq_lens_np` must be exact."""
+        if self._widened is None:
+            return True
+        num_blocks = -(-inputs.seq_lens_np // self._cache.block_size)
+        return int(num_blocks.sum()) <= self._widened.capacity
+
     def begin(self, inputs: AttentionInputs) -> None:
-        """Plan for the step's rows; their `seq_lens_np` must be exact."""
+        """Plan for the step's rows, which it has room for; their `seq_lens_np` must be exact."""
         self._step = (self._step + 1) % IN_FLIGHT
         num_rows, sharing = len(inputs.seq_lens_np), inputs.sharing
         num_alone = num_rows if sharing is None else int(sharing.starts[0])
@@ -145,6 +163,8 @@ class FlashInferPrefill:
         counts = {kind: num_alone if kind in self._shared else num_rows for kind in self._wrappers}
         if most := max(counts.values()):
             pages = self._pages(inputs.block_tables, np.arange(most), inputs.seq_lens_np[:most])
+            if self._widened is not None:
+                pages = pages._replace(blocks=self._widened.begin(pages.blocks))
         for kind, count in counts.items():
             if count:
                 query_starts = inputs.query_starts_np[: count + 1]
@@ -211,13 +231,14 @@ class FlashInferPrefill:
             sm_scale=kind.scale,
             window_left=-1 if window is None else window - 1,
             logits_soft_cap=kind.softcap,
-            q_data_type=self._cache.layers[0].dtype,
+            q_data_type=self._cache.dtype,
             max_token_per_sequence=longest,
         )
 
     def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
         """Attend from q [T, num_q_heads, D] to stored keys, into `out` of the same shape."""
-        kind, cache, step = self._kinds[layer], self._cache.layers[layer], self._step
+        kind, step = self._kinds[layer], self._step
+        cache = self._widened.of_layer(layer) if self._widened else self._cache.layers[layer]
         alone = self._num_alone if kind in self._shared else len(q)
         if alone:
             self._wrappers[kind][step].run(q[:alone], cache, out=out[:alone])

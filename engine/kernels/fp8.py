@@ -47,8 +47,17 @@ def quantize_rows(x: torch.Tensor) -> Fp8Rows:
 
 def quantize_rows_torch(x: torch.Tensor) -> Fp8Rows:
     wide = x.float()
-    scales = wide.abs().amax(-1).clamp(min=TINY) / LARGEST
+    scales = over_largest(wide.abs().amax(-1))
     return Fp8Rows((wide / scales[:, None]).to(FP8), scales)
+
+
+def over_largest(maxima: torch.Tensor) -> torch.Tensor:
+    """The scales of rows with these largest magnitudes.
+
+    torch divides by a tensor: by a plain number it multiplies with its reciprocal on CUDA, which
+    is another number now and then.
+    """
+    return maxima.clamp(min=TINY) / torch.full_like(maxima, LARGEST)
 
 
 def quantize_rows_within(x: torch.Tensor, *, scale: float | None, largest: float | None) -> Fp8Rows:
@@ -63,8 +72,9 @@ def quantize_rows_within(x: torch.Tensor, *, scale: float | None, largest: float
     if scale is None:
         wide = wide if largest is None else wide.clamp(-largest, largest)
         return quantize_rows(wide)
-    values = (wide / scale).clamp(-LARGEST, LARGEST).to(FP8)
-    return Fp8Rows(values, torch.full((len(x),), scale, device=x.device))
+    scales = torch.full((len(x),), scale, device=x.device)
+    values = (wide / scales[:, None]).clamp(-LARGEST, LARGEST).to(FP8)
+    return Fp8Rows(values, scales)
 
 
 @jit

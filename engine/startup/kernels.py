@@ -12,7 +12,6 @@ from engine.attention.flashinfer import modules_of
 from engine.attention.modules import loading, wait_for_modules
 from engine.batch import history_width
 from engine.config import EngineConfig
-from engine.contracts.attention import FP8_CACHE
 from engine.contracts.model import CausalLM
 from engine.models.loader import expected_model
 from engine.planning.drafting import draft_rules
@@ -35,7 +34,7 @@ def begin_loading(config: EngineConfig, device: torch.device) -> None:
     with phase("beginning kernels"):
         begin_reading_triton()
         model = expected_model(config.model, device)
-        for module in modules_of(model.attention_specs, _stored(config, model.dtype), device):
+        for module in modules_of(model.attention_specs, model.dtype, device):
             loading(module)
         if config.tensor_parallel_size > 1:  # FlashInfer draws no rows of several ranks
             return
@@ -73,11 +72,5 @@ def wait_for_kernels(config: EngineConfig, model: CausalLM, device: torch.device
     is_repeated = speculation is not None and config.tensor_parallel_size > 1
     if device.type == "cuda":
         with phase("waiting for kernels"):
-            dtype = _stored(config, model.dtype)
-            modules = modules_of(model.attention_specs, dtype, device)
+            modules = modules_of(model.attention_specs, model.dtype, device)
             wait_for_modules(modules, builds=config.wait_for_kernels or is_coupled or is_repeated)
-
-
-def _stored(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the cache of a model whose own is `dtype`."""
-    return FP8_CACHE if config.cache.dtype == "fp8" else dtype

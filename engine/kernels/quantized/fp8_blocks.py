@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.fp8 import FP8, LARGEST, TINY, quantized_spans
+from engine.kernels.fp8 import FP8, over_largest, quantized_spans
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from sampling.triton_support import jit, tl, triton
 
@@ -45,7 +45,7 @@ def quantize_spans(x: torch.Tensor) -> Fp8Blocks:
 def quantize_spans_torch(x: torch.Tensor) -> Fp8Blocks:
     num_rows, width = x.shape
     wide = F.pad(x.float(), (0, -width % SPAN)).view(num_rows, -1, SPAN)
-    scales = wide.abs().amax(-1).clamp(min=TINY) / LARGEST
+    scales = over_largest(wide.abs().amax(-1))
     values = (wide / scales[..., None]).to(FP8).view(num_rows, -1)[:, :width]
     return Fp8Blocks(values.contiguous(), scales)
 

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import cuda
+from engine.attention import cuda, widened
 from engine.attention.cuda import CudaAttention
 from engine.attention.flashinfer import modules_of
 from engine.attention.modules import wait_for_modules
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.contracts.sharing import Sharing
+from tests.engine.attention.float8 import in_float8
 from tests.engine.kernels.where import DEVICES
 
 BLOCK_SIZE = 16
@@ -125,6 +126,28 @@ def test_bfloat16_through_flashinfer_and_without(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("has_room", [True, False])
+@pytest.mark.parametrize("name", ["prefill", "chunks", "mixed"])
+def test_float8_keys_through_flashinfer(
+    name: str, has_room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("flashinfer")
+    monkeypatch.setattr(cuda, "UNPLANNED_FLOPS", 0)
+    if not has_room:
+        monkeypatch.setattr(widened, "NUM_BYTES", 1)
+    step = Step(replace(SPEC, head_dim=128), STEPS[name], torch.bfloat16, "cuda")
+    step.cache = in_float8(step.cache, [step.spec])
+    plain = PlainAttention([step.spec], step.cache)
+    plain.begin(step.inputs)
+    wanted = plain.attend(0, step.q, step.k, step.v)
+    wait_for_modules(modules_of([step.spec], torch.bfloat16, step.q.device))
+    backend = step.backend()
+    out = step.attend_by(backend)
+    assert backend._planned == ({0} if has_room else set())
+    torch.testing.assert_close(out, wanted, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.gpu
 def test_layers_flashinfer_cannot_express_are_tiled() -> None:
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0], device="cuda")
     step = Step(replace(SPEC, sinks=sinks), STEPS["mixed"], torch.bfloat16, "cuda")
@@ -168,6 +191,9 @@ class LateFlashInfer:
 
     def compile(self) -> None:
         """Nothing."""
+
+    def has_room(self, inputs: AttentionInputs) -> bool:
+        return True
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Nothing."""

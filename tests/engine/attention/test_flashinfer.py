@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import cuda, flashinfer
+from engine.attention import cuda, flashinfer, widened
 from engine.attention.cuda import CudaAttention
 from engine.attention.modules import wait_for_modules
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec, KVCache
 from engine.contracts.sharing import Sharing
+from tests.engine.attention.float8 import in_float8
 
 BLOCK_SIZE = 16
 SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=64, scale=0.125)
@@ -229,6 +230,40 @@ def test_plans(monkeypatch: pytest.MonkeyPatch, name: str, layer: int) -> None:
     shared = [w for wrappers in backend._shared.values() for w in wrappers if hasattr(w, "rows")]
     groups = STEPS[name][1]
     assert [len(wrapper.rows) for wrapper in shared] == ([len(groups)] if groups else [])
+
+
+def widen_pages(
+    pages: torch.Tensor, blocks: torch.Tensor, scales: torch.Tensor, out: torch.Tensor
+) -> None:
+    """`engine.kernels.quantized.widen.widen_pages`."""
+    taken = pages.view(torch.uint8)[blocks.long()].view(FP8_CACHE).float()
+    out.copy_(taken * scales[None, :, None, :, None])
+
+
+@pytest.mark.parametrize("layer", range(len(SPECS)))
+@pytest.mark.parametrize("name", STEPS)
+def test_pages_in_float8_are_widened(
+    monkeypatch: pytest.MonkeyPatch, name: str, layer: int
+) -> None:
+    made = flashinfer.IN_FLIGHT
+    monkeypatch.setattr(flashinfer, "_wrappers", lambda *args: [Wrapper() for _ in range(made)])
+    monkeypatch.setattr(flashinfer, "backend_of", lambda device: "fa3")
+    monkeypatch.setattr(flashinfer, "modules_of", lambda *args: set())
+    monkeypatch.setattr(widened, "widen_pages", widen_pages)
+    step = Step(name, "cpu")
+    step.cache = in_float8(step.cache, step.specs)
+    plain = PlainAttention(step.specs, step.cache)
+    plain.begin(step.inputs)
+    wanted = plain.attend(layer, step.q, step.k, step.v)
+    backend = flashinfer.FlashInferPrefill(step.specs, step.cache)
+    assert backend.has_room(step.inputs)
+    backend.begin(step.inputs)
+    out = torch.full_like(step.q, torch.nan)
+    backend.attend(layer, step.q, out)
+    torch.testing.assert_close(out, wanted, rtol=CLOSE, atol=CLOSE)
+    num_blocks = int((-(-step.inputs.seq_lens_np // BLOCK_SIZE)).sum())
+    monkeypatch.setattr(backend._widened, "capacity", num_blocks - 1)
+    assert not backend.has_room(step.inputs)
 
 
 @pytest.mark.gpu
