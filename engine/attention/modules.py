@@ -24,6 +24,9 @@ from engine.contracts.attention import AttentionSpec
 
 BUILD_NICE = 10
 """How far the compilers step back behind the engine's own threads."""
+LOAD_S = 5.0
+"""Seconds in which a built module is loaded. One that takes longer is built again: a cache that was
+copied into another folder names files that are not there."""
 
 
 class Module(NamedTuple):
@@ -117,10 +120,13 @@ def wait_for_modules(modules: Iterable[Module], *, builds: bool = True) -> None:
     """Wait until modules are loaded or have failed to load.
 
     Args:
-        builds: wait for those too that are not built yet.
+        builds: wait for those too that are not built yet, or are built again.
     """
     begun = [loading(module) for module in modules]
-    wait([each.future for each in begun if builds or each.was_built])
+    if builds:
+        wait([each.future for each in begun])
+    else:
+        wait([each.future for each in begun if each.was_built], timeout=LOAD_S)
 
 
 def _start(target: Any, *args: Any) -> threading.Thread:

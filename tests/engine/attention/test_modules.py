@@ -84,6 +84,20 @@ def test_what_is_built_is_only_loaded(builds: Builds) -> None:
     assert not builds.nice
 
 
+def test_nobody_waits_for_what_is_built_again(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "LOAD_S", 0.05)
+    builds.is_compiled, stale = True, threading.Event()
+    monkeypatch.setattr(builds, "load", lambda *arguments: stale.wait(10))
+    sys.modules["flashinfer.prefill"].get_batch_prefill_module = builds.load  # type: ignore[attr-defined]
+    wait_for_modules([MODULE], builds=False)
+    assert not loading(MODULE).future.done()
+    stale.set()
+    wait_for_modules([MODULE])
+    assert loading(MODULE).future.done()
+
+
 def test_a_failed_build_is_told_and_ends_the_waiting(builds: Builds) -> None:
     builds.error = RuntimeError("Ninja build failed.")
     builds.allowed.set()
