@@ -156,6 +156,7 @@ def cut(
         else:
             found = scan(source, stats, scratch, brackets, edited=edited)
         cut_within(source, stats, cuts, scratch, brackets, found, edited=edited)
+        del found  # the next turn's takes its room
     whole = gather_undecided(source, scratch, shard) if divided else source
     bisect(whole, stats, cuts, scratch, edited=edited)
     return cuts
