@@ -26,6 +26,8 @@ MIDDLE = 8
 class Int4Groups(NamedTuple):
     """A weight [out, in] in 4 bits; `in` is padded to whole spans, whose scales are 0.
 
+    All tensors are contiguous.
+
     Attributes:
         words: int32 [out, padded / 8].
         scales: [out, padded / group], float32, bfloat16 or float16.
@@ -68,7 +70,7 @@ def pack(
     kept = group if group in GROUPS else GROUPS[-1]
     padded = -(-in_features // SPAN) * SPAN
     q = F.pad(q, (0, padded - in_features)).view(len(q), -1, SPAN // RUN, RUN).to(torch.int32)
-    words = torch.zeros_like(q[:, :, 0])
+    words = torch.zeros(q[:, :, 0].shape, dtype=torch.int32, device=q.device)
     for nibble in range(SPAN // RUN):
         words |= q[:, :, nibble] << (4 * nibble)
     return Int4Groups(

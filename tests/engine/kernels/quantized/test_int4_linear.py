@@ -64,6 +64,17 @@ def test_packing_keeps_the_numbers(num_channels: int, width: int, group: int, ze
     torch.testing.assert_close(weight.dequantized().double(), wide, rtol=2**-23, atol=0)
 
 
+@pytest.mark.parametrize("width", [128, 256, 512])
+def test_packed_tensors_are_contiguous(width: int) -> None:
+    """AWQ's numbers come inputs first, and kernels know no strides."""
+    q = torch.randint(0, 16, (width, 24), dtype=torch.uint8)
+    scales = torch.rand(width // 32, 24)
+    packed = pack(q.t(), scales.t(), scales.t().to(torch.uint8), 32)
+    assert packed.zeros is not None
+    assert all(each.is_contiguous() for each in (packed.words, packed.scales, packed.zeros))
+    assert torch.equal(packed.numbers()[:, :width], q.t())
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("num_channels", "width", "group"), SHAPES)
