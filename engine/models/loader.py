@@ -299,7 +299,10 @@ def _check_quantization(
             f"{where}: quantization_config ({quantization.name}) {lack}; give a model in bfloat16 "
             "or 4 bits"
         )
-    was_tested = all(scheme.is_fp8 for scheme in quantization.schemes) and shape.experts is None
+    was_tested = hf_config.model_type not in UNTRIED_ON_CUDA and all(
+        scheme.is_fp8 or (scheme.storage == "gptq" and shape.experts is None)
+        for scheme in quantization.schemes
+    )
     if device.type == "cuda" and not was_tested:
         logger.warning(
             "%s: the kernels of quantized checkpoints (%s) were tested in part on a GPU: compare "
