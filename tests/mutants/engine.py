@@ -260,4 +260,25 @@ RUNNER = (
             "::test_what_earlier_owners_of_a_block_left_does_not_matter",
         ),
     ),
+    Mutant(
+        "tokens-take-experts-of-every-group",
+        "engine/kernels/experts/routing.py",
+        "free = groups.masked_fill(is_left[..., None], -torch.inf).flatten(1)",
+        "free = groups.flatten(1)",
+        ("tests/engine/models/fused/test_decoder.py::test_logits",),
+    ),
+    Mutant(
+        "corrections-of-experts-weigh-them-too",
+        "engine/kernels/experts/routing.py",
+        "shares = scores.gather(1, ids)",
+        "shares = ordered",
+        ("tests/engine/kernels/experts/test_routing.py::test_sigmoid_scores",),
+    ),
+    Mutant(
+        "packed-words-keep-the-strides-of-their-numbers",
+        "engine/kernels/quantized/int4.py",
+        "words = torch.zeros(q[:, :, 0].shape, dtype=torch.int32, device=q.device)",
+        "words = torch.zeros_like(q[:, :, 0])",
+        ("tests/engine/kernels/quantized/test_int4_linear.py::test_packed_tensors_are_contiguous",),
+    ),
 )
