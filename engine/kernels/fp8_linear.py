@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import FP8, Fp8Rows, quantize_rows
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from engine.kernels.quantized.fp8_skinny import NUM_ROWS, fp8_skinny_linear
+from engine.kernels.overlap import begin_next, overlap_of, prefetch, wait_for_last
+from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
+from engine.kernels.skinny import Norm
 from sampling.triton_support import constexpr, jit, tl, triton
 
 FEW = 128
@@ -65,16 +66,28 @@ class Fp8Linear:
 
     def __call__(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
         """Multiply; rows that are quantized already are taken as they are."""
+        if isinstance(x, torch.Tensor) and self.takes_lone(x):
+            return self.lone(x)[0]
         rows = x if isinstance(x, Fp8Rows) else self._rounding(x)
         if rows.values.device.type == "cpu":
             out = self._on_cpu(rows)
         elif self._is_wide and len(rows.values) > FEW:
             out = self._by_library(rows)
-        elif len(rows.values) in NUM_ROWS:
-            return fp8_skinny_linear(rows, self._weight, self._bias, self._dtype)
+        elif is_skinny(rows.values):
+            return fp8_skinny_linear(rows, self._weight, self._bias, self._dtype)[0]
         else:
             return fp8_linear_triton(rows, self._weight, self._arrivals, self._bias, self._dtype)
         return out if self._bias is None else out + self._bias
+
+    def takes_lone(self, x: torch.Tensor) -> bool:
+        """Whether `lone` multiplies x [T, in]: a lone row on a GPU, rounded as norms round."""
+        return self._rounding is quantize_rows and is_skinny(x)
+
+    def lone(
+        self, x: torch.Tensor, norm: Norm | None = None, *, gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Multiply a row as `fp8_skinny_linear` does, with what surrounds the product."""
+        return fp8_skinny_linear(x, self._weight, self._bias, self._dtype, norm=norm, gated=gated)
 
     def _on_cpu(self, rows: Fp8Rows) -> torch.Tensor:
         out = F.linear(rows.values.float(), self._wide_weight)
@@ -94,19 +107,6 @@ def _library_can(weight: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the library multiplies by this weight with scales by row: bfloat16, sizes by 16."""
     sizes = all(size % 16 == 0 for size in weight.shape)
     return weight.is_cuda and weight.dtype == FP8 and dtype == torch.bfloat16 and sizes
-
-
-@jit
-def _prefetch(pointers):
-    """Ask for the lines at `pointers` to be brought to the L2 cache."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @jit(do_not_specialize=["num_tokens"])
@@ -142,7 +142,7 @@ def _fp8_linear_kernel(
     x_ptr = x + last_t[:, None].to(tl.int64) * in_features + k[None, :]
     if overlap:
         lines = tl.program_id(1) * steps * DEPTH + tl.arange(0, DEPTH // 128) * 128
-        _prefetch(weight + last_n[:, None].to(tl.int64) * in_features + lines[None, :])
+        prefetch(weight + last_n[:, None].to(tl.int64) * in_features + lines[None, :])
     scales = tl.load(weight_scales + n, mask=here, other=0.0)
     wait_for_last(overlap)
     total = tl.zeros((ROWS, TOKENS), tl.float32)

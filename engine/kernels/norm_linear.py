@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.activation import silu_and_mul
+from engine.kernels.activation import silu_and_mul, silu_and_mul_fp8
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear, linear
 from engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_fp8
+from engine.kernels.quantized.fp8_block_linear import Fp8BlockLinear
+from engine.kernels.quantized.int4_linear import Int4Linear
 from engine.kernels.skinny import MAX_NORMED, Norm, is_skinny, skinny_linear
+
+_TAKES_LONE = (Fp8Linear, Fp8BlockLinear, Int4Linear)
+"""Products that take the norm and the gate of a lone row along."""
 
 
 class NormedProduct:
@@ -60,7 +65,7 @@ class NormedProduct:
 
 
 class Fp8NormedProduct:
-    """A `NormedProduct` with a float8 weight, not gated.
+    """A `NormedProduct` with a float8 weight.
 
     Args:
         norm_weight: [in_features], of the dtype of inputs and result.
@@ -78,8 +83,20 @@ class Fp8NormedProduct:
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add, normalize, quantize, multiply; arguments as those of `NormedProduct`."""
+        if self._product.takes_lone(x):
+            return self._product.lone(x, Norm(residual, self._norm_weight, self._eps))
         rows = rms_norm_fp8(x, self._norm_weight, self._eps, residual)
         return self._product(rows), x if residual is None else residual
+
+    def gated(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor | Fp8Rows, torch.Tensor]:
+        """Compute silu(first half) * second half of the product, a lone row's not yet rounded."""
+        if self._product.takes_lone(x):
+            norm = Norm(residual, self._norm_weight, self._eps)
+            return self._product.lone(x, norm, gated=True)
+        gate_up, residual = self(x, residual)
+        return silu_and_mul_fp8(gate_up), residual
 
 
 class NormedLinear:
@@ -100,6 +117,10 @@ class NormedLinear:
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add, normalize, multiply; arguments as those of `NormedProduct`."""
+        product = self._product
+        if isinstance(product, _TAKES_LONE) and product.takes_lone(x):
+            norm = Norm(residual, self._norm_weight, self._eps)
+            return product.lone(x, norm, gated=self._gated)
         x, residual = _normed(x, residual, self._norm_weight, self._eps)
         out = self._product(x)
         return (silu_and_mul(out) if self._gated else out), residual

@@ -31,6 +31,19 @@ def wait_for_last(overlap: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
+@jit
+def prefetch(pointers):
+    """Ask for the lines at `pointers` to be brought to the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+        "=r,l",
+        [pointers],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 @functools.cache
 def _can_overlap(device: torch.device) -> bool:
     if INTERPRETED or device.type != "cuda":

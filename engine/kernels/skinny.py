@@ -72,6 +72,14 @@ def normed_input(x, residual, norm_weight, sums, k, inside, eps, features, first
 
 
 @jit
+def gated_with(gate, up):
+    """silu(gate) * up in the dtype of both; silu is rounded to it before it multiplies."""
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    return (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+
+
+@jit
 def _skinny_kernel(
     x,
     residual,
@@ -123,9 +131,7 @@ def _skinny_kernel(
             up = tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
             if bias is not None:
                 up += tl.load(bias + out_features + n, mask=here, other=0.0).to(tl.float32)
-            wide = result.to(dtype).to(tl.float32)
-            silu = (wide / (1.0 + tl.exp(-wide))).to(dtype)
-            result = silu.to(tl.float32) * up.to(dtype).to(tl.float32)
+            result = gated_with(result.to(dtype), up.to(dtype))
         tl.store(out + row * out_features + n, result.to(dtype), mask=here)
 
 

@@ -4,7 +4,7 @@
     y[t, n] = sum_b sx[t, b] * sw[n, b] * sum_{k in span b} x[t, k] * w[n, k]
 
 The sum of a span is made in the tensor cores, which keep about 14 bits of it (Hopper), the rest in
-float32 and in the order of the spans, whatever the number of tokens beyond `NUM_ROWS`.
+float32 and in the order of the spans, whatever the number of tokens beyond one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks, quantize_spans
-from engine.kernels.quantized.fp8_skinny import NUM_ROWS, fp8_skinny_linear
+from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
 from engine.kernels.quantized.launch import LaunchShape
+from engine.kernels.skinny import Norm
 from sampling.triton_support import jit, tl, triton
 
 MAX_TOKENS = 128
@@ -44,13 +45,23 @@ class Fp8BlockLinear:
         if self._block_scales is not None and len(x) > FEW:
             out = _by_library(x, self._weight.values, self._block_scales)
             return out if self._bias is None else out + self._bias
+        if self.takes_lone(x):
+            return self.lone(x)[0]
         rows = quantize_spans(x.contiguous())
         if self._wide_weight is not None:
             out = F.linear(rows.dequantized(), self._wide_weight).to(self._dtype)
             return out if self._bias is None else out + self._bias
-        if len(x) in NUM_ROWS:
-            return fp8_skinny_linear(rows, self._weight, self._bias, self._dtype)
         return fp8_block_linear_triton(rows, self._weight, self._bias, self._dtype)
+
+    def takes_lone(self, x: torch.Tensor) -> bool:
+        """Whether `lone` multiplies x [T, in]: a lone row on a GPU."""
+        return is_skinny(x)
+
+    def lone(
+        self, x: torch.Tensor, norm: Norm | None = None, *, gated: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Multiply a row as `fp8_skinny_linear` does, with what surrounds the product."""
+        return fp8_skinny_linear(x, self._weight, self._bias, self._dtype, norm=norm, gated=gated)
 
 
 def _block_scales(weight: Fp8Blocks, dtype: torch.dtype) -> torch.Tensor | None:

@@ -3,7 +3,8 @@
 
 The differences q - z, exact in 16 bits, go through the tensor cores; the sums of each group are
 scaled and added in float32. For a few rows `int4_few` does it, for more the kernel here; the order
-of neither's sums depends on the number of rows. Beyond `MANY` rows the weight is dequantized,
+of neither's sums depends on the number of rows. A lone row is multiplied by `int4_skinny`, in an
+order of its own. Beyond `MANY` rows the weight is dequantized,
 rounded to the input's type, for the library's product.
 """
 
@@ -17,8 +18,10 @@ import torch.nn.functional as F  # noqa: N812
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import RUN, SPAN, Int4Groups
 from engine.kernels.quantized.int4_few import MAX_ROWS, int4_few_triton
+from engine.kernels.quantized.int4_skinny import int4_skinny_linear
 from engine.kernels.quantized.int4_unpack import dequantize_triton, load_zeros, nibbles
 from engine.kernels.quantized.launch import LaunchShape
+from engine.kernels.skinny import Norm
 from sampling.triton_support import constexpr, jit, tl, triton
 
 MANY = 128
@@ -52,9 +55,21 @@ class Int4Linear:
             return out if self._bias is None else out + self._bias
         if len(x) > MANY or x.dtype == torch.float32:
             return F.linear(x, dequantize_triton(self._weight, x.dtype), self._bias)
+        if len(x) == 1:
+            return int4_skinny_linear(x.contiguous(), self._weight, self._bias)[0]
         if len(x) <= MAX_ROWS:
             return int4_few_triton(x.contiguous(), self._weight, self._bias)
         return int4_linear_triton(x.contiguous(), self._weight, self._bias)
+
+    def takes_lone(self, x: torch.Tensor) -> bool:
+        """Whether `lone` multiplies x [T, in]: a lone row of 16 bits on a GPU, in its order."""
+        return x.is_cuda and len(x) == 1 and x.dtype.itemsize == 2 and self._order is None
+
+    def lone(
+        self, x: torch.Tensor, norm: Norm | None, *, gated: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Multiply a row as `int4_skinny_linear` does, with what surrounds the product."""
+        return int4_skinny_linear(x, self._weight, self._bias, norm=norm, gated=gated)
 
 
 @jit(do_not_specialize=["num_tokens"])

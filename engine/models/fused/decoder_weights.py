@@ -11,7 +11,6 @@ import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.heads import Heads, Rotation
-from engine.kernels.activation import silu_and_mul_fp8
 from engine.kernels.experts.layer import Experts
 from engine.kernels.experts.weights import Fp8Experts, Weights
 from engine.kernels.fp8 import FP8, Fp8Rows, quantize_rows
@@ -45,7 +44,7 @@ class Mlp(NamedTuple):
 
 
 class Fp8Mlp(NamedTuple):
-    """An `Mlp` of float8 products; the activation quantizes for the one behind it."""
+    """An `Mlp` of float8 products, the second's input rounded by the activation or by itself."""
 
     gate_up: Fp8NormedProduct
     down: Callable[[Fp8Rows], torch.Tensor]
@@ -54,8 +53,8 @@ class Fp8Mlp(NamedTuple):
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run it as `Mlp` does."""
-        gate_up, residual = self.gate_up(x, residual)
-        return self.down(silu_and_mul_fp8(gate_up)), residual
+        inner, residual = self.gate_up.gated(x, residual)
+        return self.down(inner), residual
 
 
 class DividedExperts(NamedTuple):

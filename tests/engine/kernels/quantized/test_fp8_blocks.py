@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.fp8 import FP8, Fp8Rows, quantize_rows
+from engine.kernels.fp8 import FP8, Fp8Rows
 from engine.kernels.quantized.fp8_block_linear import (
     FEW,
     Fp8BlockLinear,
@@ -18,7 +18,6 @@ from engine.kernels.quantized.fp8_blocks import (
     quantize_spans_torch,
     quantize_spans_triton,
 )
-from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear
 from sampling.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
@@ -98,19 +97,6 @@ def test_kernel(num_rows: int, num_channels: int, width: int, device: str) -> No
     bias = torch.randn(num_channels, device=device)
     out = fp8_block_linear_triton(x, weight, bias, torch.float32)
     assert_is_product(out, x, weight, bias, exact=INTERPRETED)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("num_channels", "width"), SHAPES)
-@pytest.mark.parametrize("num_rows", [1, 4])
-@pytest.mark.parametrize("by_span", [False, True])
-def test_skinny(by_span: bool, num_rows: int, num_channels: int, width: int, device: str) -> None:
-    make = quantize_spans if by_span else quantize_rows
-    x = make(torch.randn(num_rows, width, device=device).bfloat16())
-    weight = make(torch.randn(num_channels, width, device=device).bfloat16())
-    bias = torch.randn(num_channels, device=device)
-    out = fp8_skinny_linear(x, weight, bias, torch.float32)
-    assert_is_product(out, x, weight, bias, exact=True)  # float32, also on a GPU
 
 
 @pytest.mark.gpu
