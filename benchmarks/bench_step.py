@@ -1,6 +1,7 @@
 """The kernels of one decode step, replayed from its graphs: how many, how long, from end to end.
 
     python -m benchmarks.bench_step --shape qwen3-8b --rows 256 --context 192
+    python -m benchmarks.bench_step --shape qwen3-8b --rows 1 --context 256 --quantization fp8
     python -m benchmarks.bench_step --model FOLDER --rows 1
 
 A kernel's time is counted from the end of the one before it, so that the column adds up to the
@@ -49,9 +50,17 @@ class Kernel(NamedTuple):
     end: float
 
 
-def decode_step(folder: str, num_rows: int, context: int) -> DecodeStep:
+def decode_step(
+    folder: str, num_rows: int, context: int, quantization: str | None = None
+) -> DecodeStep:
     """A decode step of rows whose next token sees `context` keys, over blocks in random order."""
-    config = ModelConfig(model=folder, dtype="bfloat16", load_format="dummy", max_model_len=4096)
+    config = ModelConfig(
+        model=folder,
+        dtype="bfloat16",
+        load_format="dummy",
+        max_model_len=4096,
+        quantization=quantization,
+    )
     model = load_model(config, DEVICE)
     rows = RequestRows(num_rows, 4097, BLOCK_SIZE, DEVICE)
     each = -(-(context + REPLAYS) // BLOCK_SIZE)
@@ -146,12 +155,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--model", help="a model's folder, in place of a shape")
+    parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--rows", type=int, default=256)
     parser.add_argument("--context", type=int, default=192)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = args.model or str(write_shape(args.shape, Path(folder)))
-        step = decode_step(model, args.rows, args.context)
+        step = decode_step(model, args.rows, args.context, args.quantization)
     result: dict[str, Any] = {"model": args.model or args.shape, "rows": args.rows}
     print(f"{result['model']}, {args.rows} rows of {args.context} keys")
     for name, graph in captured(step, args.rows).items():

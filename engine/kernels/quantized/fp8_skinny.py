@@ -286,5 +286,5 @@ def fp8_skinny_linear(
 
 def launch_shape(block: int, *, gated: bool) -> LoneShape:
     """The fast shape of a launch for `block` input features, a power of two."""
-    rows = min(max((1 << 16) // block, 4), 16)
-    return LoneShape(rows // 2 if gated else rows, 8, 264)
+    rows, registers = max((1 << 15) // block, 4), 96 if block <= 1 << 13 else 128
+    return LoneShape(rows // 2 if gated else rows, 8, 264, registers)
