@@ -19,7 +19,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
 
 
 def decode_step(
-    folder: str, num_rows: int, context: int, quantization: str | None = None
+    folder: str, num_rows: int, context: int, quantization: Literal["fp8"] | None = None
 ) -> DecodeStep:
     """A decode step of rows whose next token sees `context` keys, over blocks in random order."""
     config = ModelConfig(

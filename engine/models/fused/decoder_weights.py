@@ -47,7 +47,7 @@ class Fp8Mlp(NamedTuple):
     """An `Mlp` of float8 products, the second's input rounded by the activation or by itself."""
 
     gate_up: Fp8NormedProduct
-    down: Callable[[Fp8Rows], torch.Tensor]
+    down: Callable[[torch.Tensor | Fp8Rows], torch.Tensor]
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor
