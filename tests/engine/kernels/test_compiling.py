@@ -6,6 +6,7 @@ The interpreter accepts what the compiler does not, a range over what is no cons
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,13 @@ from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.groups import group_pairs_triton
 from engine.kernels.experts.layer import experts_few
 from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
+from engine.kernels.fp8 import quantize_rows_torch
 from engine.kernels.norm import rms_norm_triton
 from engine.kernels.prefill_attention import prefill_attention, prefill_tiles, tiling_of
+from engine.kernels.quantized.fp8_blocks import quantize_spans_torch
+from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear
+from engine.kernels.quantized.int4 import pack
+from engine.kernels.quantized.int4_skinny import int4_skinny_linear
 from engine.kernels.skinny import Norm
 from tests.engine.kernels.experts.reference import random_weights
 from tests.no_gpu import compiled_only, needs_compiler
@@ -59,6 +65,21 @@ def test_few_experts(gate: str, compiled: set[str]) -> None:
     experts_few(torch.zeros((2, 64), dtype=torch.bfloat16), routing, weights, None)
     group_pairs_triton(routing.ids, 8)
     assert {"_gate_up_kernel", "_down_kernel"} <= compiled
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("quantize", [quantize_rows_torch, quantize_spans_torch])
+def test_lone_quantised_rows(quantize: Any, gated: bool, compiled: set[str]) -> None:
+    x, residual = torch.zeros((2, 1, 1536), dtype=torch.bfloat16)
+    norm = Norm(residual, x[0], 1e-6)
+    weight = quantize(torch.ones(36, 1536))
+    fp8_skinny_linear(x, weight, None, x.dtype, norm=norm, gated=gated)
+    fp8_skinny_linear(quantize(x), weight, x[0, :36], x.dtype, gated=gated)
+    numbers, scales = torch.ones((36, 1536), dtype=torch.uint8), torch.ones(36, 12)
+    for zeros in (None, scales.byte()):
+        packed = pack(numbers, scales.bfloat16(), zeros, 128)
+        int4_skinny_linear(x, packed, None, norm=norm, gated=gated)
+    assert compiled == {"_fp8_skinny_kernel", "_int4_skinny_kernel"}
 
 
 SPECS = {
