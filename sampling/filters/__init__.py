@@ -27,5 +27,6 @@ takes the others:
 
 A *turn* is one bracket, scan and cut. `cut_state` has the states a row goes through and the bounds
 of its cut that are passed from turn to turn; `masses` has what a cut keeps of each tile, which the
-race of `kernels.race` needs. Read `plain`, then `cut_state`, then the stages in their order.
+race of `kernels.race` needs. Read `plain`, then `cut_state`, then the stages in their order. Where
+ranks divide the vocabulary, `divided` says what each stage tells the others.
 """

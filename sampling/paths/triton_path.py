@@ -11,9 +11,9 @@ from sampling.filters.cut import cut_within
 from sampling.filters.divided import (
     decide_shortlist,
     gather_samples,
-    gather_scan,
     gather_undecided,
 )
+from sampling.filters.divided_scan import gather_scan
 from sampling.filters.scan import scan
 from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source

@@ -200,6 +200,16 @@ SCORING = (
 
 RUNNER = (
     Mutant(
+        "a-float8-down-product-is-not-summed-over-ranks",
+        "engine/models/fused/decoder_weights.py",
+        "return Fp8Mlp(first, summed(last, self._exchange))",
+        "return Fp8Mlp(first, last)",
+        (
+            "tests/engine/models/fused/test_shards.py"
+            "::test_weights_rounded_at_load_err_as_on_one_rank",
+        ),
+    ),
+    Mutant(
         "a-split-sum-is-not-ready-for-the-next",
         "engine/kernels/fp8_linear.py",
         "            tl.store(counter, 0)\n",

@@ -35,6 +35,22 @@ SAMPLING = (
         interpreted=True,
     ),
     Mutant(
+        "ranks-behind-the-last-tie-keep-theirs",
+        "sampling/filters/masses.py",
+        "tl.where(is_held(source, tile), found_id, tile * TILE + TILE - 1)",
+        "found_id",
+        ("tests/sampling/kernels/test_shard_kernels.py::test_cuts_are_those_of_one_rank",),
+        interpreted=True,
+    ),
+    Mutant(
+        "notes-of-a-later-rank-begin-where-the-first-one-s-do",
+        "sampling/filters/divided_scan.py",
+        "                words += before  # where a tile's notes begin\n",
+        "                words += 0\n",
+        ("tests/sampling/kernels/test_shard_kernels.py::test_cuts_are_those_of_one_rank",),
+        interpreted=True,
+    ),
+    Mutant(
         "ties-beyond-the-cut-are-reported-by-torch",
         "sampling/paths/torch_path.py",
         "kept = cut.keeps(processed.values[i : i + 1], shard.token_ids())[0]",
