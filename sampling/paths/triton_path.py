@@ -30,6 +30,7 @@ from sampling.shard import VocabShard
 
 # Turns of bracket, scan and cut: one decides almost every row, the next what its sample misjudged.
 TURNS = 2
+ALIGNED = 16  # numbers: Triton compiles strides that this divides apart from others
 
 
 def draw(
@@ -48,11 +49,12 @@ def draw(
         flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host and
             takes a copy of their logits.
     """
-    shard, needs, edited = rows.shard, batch.needs, batch.needs.edited
-    if not shard.is_whole and not (needs.filtered or needs.logprobs):
+    needs, edited = batch.needs, batch.needs.edited
+    if not rows.shard.is_whole and not (needs.filtered or needs.logprobs):
         return _draw_alone(logits, batch, rows)
+    logits, shard = to_divide(logits, rows.shard)
     elsewhere = 0 if flashinfer is None else FLASHINFER
-    source, stats = measure(logits, batch, rows)
+    source, stats = measure(logits, batch, rows, shard)
     cuts = cut(source, stats, needs, shard, elsewhere) if needs.filtered else None
     picked = pick(
         source,
@@ -71,20 +73,35 @@ def draw(
     if needs.logprobs:
         reported_ids = picked.token_ids if reported_ids is None else reported_ids
         logprobs = report(
-            source, stats, cuts, picked.offsets, picked.kept, reported_ids, batch, rows
+            source, stats, cuts, picked.offsets, picked.kept, reported_ids, batch, rows, shard
         )
     if needs.penalized:  # after logprobs, which report what the token was drawn from
         count_tokens(source, picked.token_ids, picked.bad)
     return SamplerOutput(picked.token_ids, picked.bad, logprobs)
 
 
-def measure(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> tuple[Source, TileStats]:
-    """The source of a rank's logits, and the statistics of the tiles of all ranks."""
-    if rows.shard.is_whole:
+def to_divide(logits: Tensor, shard: VocabShard) -> tuple[Tensor, VocabShard]:
+    """The logits that a rank's kernels read, and whose ids they are.
+
+    Kernels add up a tile in the order in which threads have loaded it, which is another where 16
+    divides the stride of rows than where it does not. The strides of the whole vocabulary and of
+    its shards are alike in this only if 16 divides the vocabulary. Where it does not, a cut could
+    differ from one rank's by a last bit of a mass: whole rows are gathered there.
+    """
+    if shard.is_whole or shard.vocab_size % ALIGNED == 0:
+        return logits, shard
+    return shard.whole_rows(logits), VocabShard.whole(shard.vocab_size)
+
+
+def measure(
+    logits: Tensor, batch: SamplingBatch, rows: SamplingRows, shard: VocabShard
+) -> tuple[Source, TileStats]:
+    """The source of a shard's logits, and the statistics of the tiles of all ranks."""
+    if shard.is_whole:
         source = Source.of(logits, batch, rows)
         return source, tile_pass_for(source, batch.needs)
-    source = Source.of(logits, batch, rows, rows.shard)
-    return source, whole_tiles(source, batch.needs, rows.shard)
+    source = Source.of(logits, batch, rows, shard)
+    return source, whole_tiles(source, batch.needs, shard)
 
 
 def _draw_alone(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> SamplerOutput:
@@ -107,6 +124,7 @@ def report(
     token_ids: Tensor,
     batch: SamplingBatch,
     rows: SamplingRows,
+    shard: VocabShard,
 ) -> LogprobsOutput:
     """The logprobs of the tokens int32 [n], each row in its mode.
 
@@ -123,7 +141,7 @@ def report(
         num_top=needs.num_top,
         explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
         edited=needs.edited,
-        shard=rows.shard,
+        shard=shard,
     )
 
 

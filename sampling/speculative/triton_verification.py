@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.kernels.penalties import count_tokens
-from sampling.paths.triton_path import cut, measure, report
+from sampling.paths.triton_path import cut, measure, report, to_divide
 from sampling.rows import SamplingRows
 from sampling.speculative.residual import draw_last_tokens
 from sampling.speculative.verdict import decide
@@ -24,9 +24,10 @@ def verify(
     rates: Tensor | None,
 ) -> Verification:
     """Verify a step's drafts; arguments as for `verification.verify`."""
-    needs, edited, shard = batch.needs, batch.needs.edited, rows.shard
+    needs, edited = batch.needs, batch.needs.edited
+    logits, shard = to_divide(logits, rows.shard)
     coupled = method == "coupled"
-    source, stats = measure(logits, batch, rows)
+    source, stats = measure(logits, batch, rows, shard)
     cuts = cut(source, stats, needs, shard) if needs.filtered else None
     if cuts is not None and needs.logprobs:  # top lists hold ids of all ranks
         cuts = cuts._replace(last_ids=-shard.highest(-cuts.last_ids))
@@ -47,7 +48,7 @@ def verify(
     logprobs = None
     if needs.logprobs:
         logprobs = report(
-            source, stats, cuts, verdicts.offsets, verdicts.kept, tokens.chosen, batch, rows
+            source, stats, cuts, verdicts.offsets, verdicts.kept, tokens.chosen, batch, rows, shard
         )
     if needs.penalized:  # after logprobs, which report what the tokens were drawn from
         count_tokens(source, tokens.chosen, tokens.chosen < 0)
