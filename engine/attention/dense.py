@@ -34,16 +34,15 @@ def attend_dense(
     spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: Visible
 ) -> torch.Tensor:
     """Attend from q [n, H * G, q, D] to k, v [n, H, L, D] → [n, H * G, q, D]."""
+    num_rows, num_heads, num_queries, head_dim = q.shape
     if spec.softcap is None and spec.alibi_slopes is None and spec.sinks is None:
+        shape = q.shape
+        if num_queries == 1:  # a key head's queries side by side: keys are read once, not G times
+            q = q.reshape(num_rows, spec.num_kv_heads, -1, head_dim)
+        is_grouped = q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=visible.bias,
-            scale=spec.scale,
-            enable_gqa=spec.num_q_heads != spec.num_kv_heads,
-        )
-    num_rows, num_heads, num_queries, _ = q.shape
+            q, k, v, attn_mask=visible.bias, scale=spec.scale, enable_gqa=is_grouped
+        ).reshape(shape)
     step = max(1, SCORE_ELEMENTS // (num_rows * num_heads * k.shape[2]))
     parts = [
         _attend_explicitly(
