@@ -293,24 +293,35 @@ def gather_logprobs(
     if k:
         _top_kernel[(n,)](source, work, k, filtered, padded_k=padded_k, num_warps=warps, **report)
     if divided:
-        assert work.keys is not None
-        size, ranks = shard.exchange.size, shard.exchange.all_gather(work.out.ranks)
-        _merge_kernel[(n,)](
-            source,
-            work,
-            ranks,
-            shard.exchange.all_gather(work.keys) if k else work.keys,
-            n,
-            k,
-            filtered,
-            num_ranks=size,
-            padded_ranks=triton.next_power_of_2(size),
-            padded_k=padded_k,
-            num_warps=warps,
-            enable_fp_fusion=False,
-            padded_tiles=report["padded_tiles"],
-        )
+        lengths = {"padded_k": padded_k, "padded_tiles": report["padded_tiles"]}
+        _merge(source, work, shard, k, filtered, num_warps=warps, **lengths)
     return work.out
+
+
+def _merge(
+    source: Source,
+    work: _Work,
+    shard: VocabShard,
+    k: int,
+    filtered: int,
+    **options: int,
+) -> None:
+    """Make ranks and top lists, in place, of what all ranks tell of them."""
+    assert work.keys is not None
+    exchange, num_rows = shard.exchange, len(work.out.ranks)
+    _merge_kernel[(num_rows,)](
+        source,
+        work,
+        exchange.all_gather(work.out.ranks),
+        exchange.all_gather(work.keys) if k else work.keys,
+        num_rows,
+        k,
+        filtered,
+        num_ranks=exchange.size,
+        padded_ranks=triton.next_power_of_2(exchange.size),
+        enable_fp_fusion=False,
+        **options,
+    )
 
 
 def _of_holders(work: _Work, shard: VocabShard) -> _Work:

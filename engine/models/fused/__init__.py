@@ -1,5 +1,5 @@
 """The Llama family on fused modules of our own.
 
-Read decoder, then decoder_config (which transformers configs it runs) and decoder_weights (how
-tensors are laid out).
+Read decoder, then decoder_config (which transformers configs it runs) decoder_weights (how tensors
+are laid out) and layers (what runs).
 """

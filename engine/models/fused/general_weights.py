@@ -8,7 +8,7 @@ import torch
 
 from engine.contracts.heads import Heads
 from engine.kernels.linear import Linear, linear
-from engine.models.fused.decoder_weights import DecoderWeights, prepare_qkv
+from engine.models.fused.decoder_weights import DecoderWeights
 from engine.models.fused.general_layers import (
     Activation,
     AddedProduct,
@@ -23,6 +23,7 @@ from engine.models.fused.general_layers import (
     WideRmsNorm,
     norm_heads,
 )
+from engine.models.fused.layers import prepare_qkv
 from engine.models.fused.options import RMS, RMS_PLUS_ONE
 
 

@@ -13,8 +13,8 @@ import torch
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache, LayerAttention
 from engine.contracts.heads import Rotation
-from engine.models.fused.decoder_weights import Layer
 from engine.models.fused.general_layers import AddNorm, GeneralLayer
+from engine.models.fused.layers import Layer
 
 AnyLayer = Layer | GeneralLayer
 

@@ -1,0 +1,120 @@
+"""The layers of the fused decoder: functions of hidden states and the residual, made once.
+
+They are NamedTuples: calling a module costs as much as a small kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from engine.contracts.attention import LayerAttention
+from engine.contracts.heads import Heads, Rotation
+from engine.kernels.experts.layer import Experts
+from engine.kernels.fp8 import Fp8Rows
+from engine.kernels.fp8_linear import Fp8Linear
+from engine.kernels.linear import Linear
+from engine.kernels.norm import rms_norm
+from engine.kernels.norm_linear import Fp8NormedProduct, NormedLinear, NormedProduct
+from engine.parallel.collectives import rank_sum
+from sampling.shard import RankExchange
+
+
+class Mlp(NamedTuple):
+    """A norm, the gate-up product with the activation, and the down product."""
+
+    gate_up: NormedProduct | NormedLinear
+    down: Linear | Fp8Linear
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run it behind x + residual, [T, hidden] each; returns its output and that sum."""
+        inner, residual = self.gate_up(x, residual)
+        return self.down(inner), residual
+
+
+class Fp8Mlp(NamedTuple):
+    """An `Mlp` of float8 products, the second's input rounded by the activation or by itself."""
+
+    gate_up: Fp8NormedProduct
+    down: Callable[[torch.Tensor | Fp8Rows], torch.Tensor]
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run it as `Mlp` does."""
+        inner, residual = self.gate_up.gated(x, residual)
+        return self.down(inner), residual
+
+
+class DividedExperts(NamedTuple):
+    """Experts of each of which a rank has some inner columns: their outputs are summed."""
+
+    experts: Experts
+    exchange: RankExchange
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run them as `Mlp` does."""
+        out, residual = self.experts(x, residual)
+        return rank_sum(out, self.exchange), residual
+
+
+class Body(NamedTuple):
+    """A layer without its QKV product: rotation, attention, output product, MLP.
+
+    `heads` is the layout of the QKV product, `prepare` what is done with it before it is turned.
+    """
+
+    o: Linear | Fp8Linear
+    mlp: Mlp | Fp8Mlp | Experts | DividedExperts
+    heads: Heads
+    prepare: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def __call__(
+        self,
+        index: int,
+        qkv: torch.Tensor,
+        residual: torch.Tensor,
+        rotation: Rotation,
+        attention: LayerAttention,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the layer; its output is the sum of the two tensors returned, [T, hidden] each.
+
+        Args:
+            index: of the layer in `attention`. residual: [T, hidden], may be overwritten.
+        """
+        if self.prepare is not None:
+            qkv = self.prepare(qkv)
+        x = self.o(attention.attend_product(index, qkv, self.heads, rotation).flatten(1))
+        return self.mlp(x, residual)
+
+
+Normed = NormedProduct | Fp8NormedProduct | NormedLinear
+
+
+class Layer(NamedTuple):
+    """One layer: its normed QKV product and what follows."""
+
+    qkv: Normed
+    body: Body
+
+
+def prepare_qkv(
+    norms: tuple[torch.Tensor, ...], eps: float, bound: float | None, qkv: torch.Tensor
+) -> torch.Tensor:
+    """Norm queries and keys over all heads, and clip a QKV product to `bound`.
+
+    Args:
+        norms: weights [q_width] and [k_width]; empty for no norms.
+        qkv: [T, q_width + 2 * k_width].
+    """
+    if norms:
+        q_width, k_width = len(norms[0]), len(norms[1])
+        q, k, v = torch.split(qkv, [q_width, k_width, k_width], dim=1)
+        qkv = torch.cat([rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps), v], dim=1)
+    return qkv if bound is None else qkv.clamp_(-bound, bound)
