@@ -213,17 +213,27 @@ def test_an_abort_leaves_the_others_as_they_are() -> None:
 
 
 def test_rounded_weights_and_keys_err_as_on_one_rank() -> None:
-    """In float8 ranks round otherwise than one; they are no farther off than rounding itself is."""
+    """In float8 ranks round otherwise than one; they are no farther off than rounding itself is.
+
+    Over 800 positions the standard deviation of the ratio of the mean errors is 0.03: the bound is
+    six of them above one.
+    """
     cache = structs.replace(CONFIG.cache, dtype="fp8")
     model = structs.replace(CONFIG.model, quantization="fp8")
+    prompts = np.random.default_rng(8).integers(8000, size=(8, 101))
+    requests = [
+        request(i, ids, max_tokens=1, prompt_logprobs=PromptLogprobsParams(num_top=1))
+        for i, ids in enumerate(prompts.tolist())
+    ]
 
     def chosen(size: int, **fields: Any) -> np.ndarray:
-        found = answers(of(size, **fields), mixed(16)).prompts
+        found = answers(of(size, **fields), requests).prompts
         return np.concatenate([found[handle].chosen for handle in sorted(found)])
 
     exact, alone = chosen(1), chosen(1, cache=cache, model=model)
     together = chosen(2, cache=cache, model=model)
-    assert 0 < np.abs(together - exact).mean() < 1.25 * np.abs(alone - exact).mean()
+    assert len(exact) == 800
+    assert 0 < np.abs(together - exact).mean() < 1.2 * np.abs(alone - exact).mean()
 
 
 @pytest.mark.parametrize("size", SIZES)
