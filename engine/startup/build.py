@@ -23,6 +23,7 @@ from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.errors import first_line
 from engine.models.fused.reference import Reference
+from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.parallel.lead import LeadRunner
 from engine.plan import Runner
@@ -273,7 +274,8 @@ def _assembly(
     scales = None
     if config.cache.dtype == "fp8":
         with phase("scaling keys and values"):
-            scales = kv_scales(model, device, config.cache.block_size, max_model_len)
+            stored = stored_kv_scales(config.model, model.attention_specs, device, exchange)
+            scales = kv_scales(model, device, config.cache.block_size, max_model_len, stored)
     return Assembly(model, rows, sampling_rows, sampler, speculation, device, buffers, scales)
 
 

@@ -25,6 +25,7 @@ from engine.config import EngineConfig
 from engine.contracts.attention import AttentionInputs, KVCache
 from engine.models.checkpoint.folder import model_folder, read_json
 from engine.models.fused.reference import Reference
+from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import load_model, max_position, read_config, resolve_dtype
 from engine.models.quantized.config import quantization as quantization_of
 from engine.startup.assembly import make_attention
@@ -144,10 +145,11 @@ def served_logits(config: EngineConfig, ids: torch.Tensor) -> torch.Tensor:
     """Logits [T, vocab] of ids int64 [T], as the engine would compute them in several steps."""
     device, length, block_size = ids.device, len(ids), config.cache.block_size
     model = load_model(config.model, device)
-    is_fp8 = config.cache.dtype == "fp8"
-    scales = kv_scales(model, device, block_size, length) if is_fp8 else None
     num_blocks = -(-length // block_size) + 1
-    specs = model.attention_specs
+    specs, scales = model.attention_specs, None
+    if config.cache.dtype == "fp8":
+        stored = stored_kv_scales(config.model, specs, device)
+        scales = kv_scales(model, device, block_size, length, stored)
     cache = KVCache(specs, num_blocks, block_size, model.dtype, device, scales)
     rows = RequestRows(1, length + 1, block_size, device, 0)
     attention = make_attention(rows)(specs, cache)

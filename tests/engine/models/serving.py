@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,21 @@ class PagedRows:
     """Rows over a paged cache whose blocks are dealt out of order."""
 
     def __init__(
-        self, model: CausalLM, num_rows: int, block_size: int = 4, on: str = "cpu"
+        self,
+        model: CausalLM,
+        num_rows: int,
+        block_size: int = 4,
+        on: str = "cpu",
+        scales: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._model, self._block_size, self._device = model, block_size, torch.device(on)
         width = -(-LENGTH // block_size)
         num_blocks = num_rows * width + 1
-        cache = KVCache(model.attention_specs, num_blocks, block_size, model.dtype, self._device)
+        specs = model.attention_specs
+        cache = KVCache(specs, num_blocks, block_size, model.dtype, self._device, scales)
         order = np.random.default_rng(0).permutation(num_blocks - 1) + 1
         self._tables = order.astype(np.int32).reshape(num_rows, width)
-        self.attention = PlainAttention(model.attention_specs, cache)
+        self.attention = PlainAttention(specs, cache)
 
     def step(self, ids: torch.Tensor, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
         """Logits [tokens, vocab] of each (row, first token, last token); a padding row besides."""
@@ -124,9 +131,14 @@ class PagedRows:
 
 
 @torch.inference_mode()
-def serve(model: CausalLM, ids: torch.Tensor, on: str = "cpu") -> torch.Tensor:
-    """Logits [3, LENGTH, vocab] of ids [3, LENGTH], served by SCHEDULE."""
-    rows = PagedRows(model, len(ids), on=on)
+def serve(
+    model: CausalLM,
+    ids: torch.Tensor,
+    on: str = "cpu",
+    scales: Sequence[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Logits [3, LENGTH, vocab] of ids [3, LENGTH], served by SCHEDULE; scales: as of `KVCache`."""
+    rows = PagedRows(model, len(ids), on=on, scales=scales)
     logits = torch.full((*ids.shape, model.vocab_size), torch.nan)
     for parts in SCHEDULE:
         for (row, first, last), part in zip(parts, rows.step(ids, parts), strict=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.attention import LARGEST_FP8, KVCache
@@ -106,3 +107,18 @@ def test_a_cache_of_equal_bytes_holds_more_blocks(folder: Path) -> None:
         return engine.info.num_blocks
 
     assert num_blocks("fp8") == 2 * num_blocks("auto")
+
+
+def test_an_engine_takes_the_scales_of_a_checkpoint(folder: Path, tmp_path: Path) -> None:
+    """They cut off what its own would not."""
+    _, own = replies(make_engine(folder, "fp8"), 1)
+    _, exact = replies(make_engine(folder, "auto"), 1)
+    write_model("qwen3", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for layer in range(2):
+        tensors[f"model.layers.{layer}.self_attn.kv_scale"] = torch.tensor(2.0**-11)
+    save_file(tensors, tmp_path / "model.safetensors")
+    _, cut_off = replies(make_engine(tmp_path, "fp8"), 1)
+    assert np.abs(cut_off[0] - exact[0]).mean() > 3 * np.abs(own[0] - exact[0]).mean()
+    _, unrounded = replies(make_engine(tmp_path, "auto"), 1)
+    np.testing.assert_array_equal(unrounded[0], exact[0])
