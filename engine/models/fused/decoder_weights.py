@@ -144,10 +144,9 @@ class DecoderWeights:
         config, latent = self.config, self.config.latent
         value = config.head_dim if latent is None else latent.value
         widths, fan_in = {"o_proj": config.hidden_size}, config.num_q_heads * value
-        product = self._linear(*self._part(prefix, widths, fan_in, config.o_bias))
-        if latent is not None:
-            return ValueLanes(product, config.head_dim, value).__call__
-        return summed(product, self._exchange)
+        own = self._linear(*self._part(prefix, widths, fan_in, config.o_bias))
+        product = summed(own, self._exchange)
+        return product if latent is None else ValueLanes(product, config.head_dim, value).__call__
 
     def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
         """Read a tensor as it is in the checkpoint, in the model's dtype."""
@@ -181,7 +180,7 @@ class DecoderWeights:
             widths = (config.num_q_heads * config.head_dim, config.num_kv_heads * config.head_dim)
             names = (f"{prefix}.q_norm.weight", f"{prefix}.k_norm.weight")
             norms = tuple(self.read((w,), name) for w, name in zip(widths, names, strict=True))
-        return partial(prepare_qkv, norms, config.norm_eps, config.clip_qkv)
+        return partial(prepare_qkv, norms, config.norm_eps, config.clip_qkv, self._exchange)
 
     def _experts(self, prefix: str) -> Experts | DividedExperts:
         """Read a layer's experts and the norm in front of them."""

@@ -107,7 +107,7 @@ class GeneralWeights(DecoderWeights):
         for norm in norms:
             self._turn(norm)
         if whole:
-            return partial(prepare_qkv, norms, config.norm_eps, None)
+            return partial(prepare_qkv, norms, config.norm_eps, None, self._exchange)
         q_norm, k_norm = (WideRmsNorm(1.0 + norm.float(), config.norm_eps) for norm in norms)
         return partial(norm_heads, q_norm, k_norm, *self._widths())
 

@@ -104,17 +104,49 @@ class Layer(NamedTuple):
     body: Body
 
 
+def norm_heads_of_ranks(
+    norms: tuple[torch.Tensor, ...],
+    eps: float,
+    exchange: RankExchange,
+    q: torch.Tensor,
+    k: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Norm q [T, q_width] and k [T, k_width] over the heads of all ranks, each of which has some.
+
+    Key heads that several ranks hold are as often in the sum as in the width it is divided by.
+    """
+    squares = torch.stack([x.float().square().sum(-1) for x in (q, k)])
+    sums = rank_sum(squares, exchange)[..., None]
+    factors = [
+        torch.rsqrt(own / (exchange.size * x.shape[1]) + eps)
+        for x, own in zip((q, k), sums, strict=True)
+    ]
+    return [
+        (x.float() * factor).to(x.dtype) * weight
+        for x, factor, weight in zip((q, k), factors, norms, strict=True)
+    ]
+
+
 def prepare_qkv(
-    norms: tuple[torch.Tensor, ...], eps: float, bound: float | None, qkv: torch.Tensor
+    norms: tuple[torch.Tensor, ...],
+    eps: float,
+    bound: float | None,
+    exchange: RankExchange,
+    qkv: torch.Tensor,
 ) -> torch.Tensor:
     """Norm queries and keys over all heads, and clip a QKV product to `bound`.
 
     Args:
         norms: weights [q_width] and [k_width]; empty for no norms.
+        exchange: the ranks that have the other heads.
         qkv: [T, q_width + 2 * k_width].
     """
     if norms:
         q_width, k_width = len(norms[0]), len(norms[1])
         q, k, v = torch.split(qkv, [q_width, k_width, k_width], dim=1)
-        qkv = torch.cat([rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps), v], dim=1)
+        if exchange.size == 1:
+            q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
+        else:
+            q, k = norm_heads_of_ranks(norms, eps, exchange, q, k)
+        qkv = torch.cat([q, k, v], dim=1)
     return qkv if bound is None else qkv.clamp_(-bound, bound)

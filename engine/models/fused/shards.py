@@ -2,9 +2,9 @@
 
 QKV and gate-up products are divided by their outputs, heads being whole; the output and down
 products by their inputs, so that their results are parts of a sum over ranks. Every expert is
-divided as an MLP is. Where there are more
-ranks than key heads, ranks share one. The LM head is divided by tiles (`sampling.shard`); norms and
-the embedding are on every rank.
+divided as an MLP is. Of compressed attention the products that make heads are divided, and what
+compresses is on every rank. Where there are more ranks than key heads, ranks share one. The LM head
+is divided by tiles (`sampling.shard`); norms and the embedding are on every rank.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ from sampling.shard import RankExchange, VocabShard
 
 FLAG = "--tensor-parallel-size"
 
-_BY_OUTPUT = re.compile(r"\.(q_proj|k_proj|v_proj|gate_proj|up_proj|w1|w3)\.(weight|bias)$")
+_BY_OUTPUT = re.compile(
+    r"\.(q_proj|k_proj|v_proj|q_b_proj|kv_b_proj|gate_proj|up_proj|w1|w3)\.(weight|bias)$"
+)
 _BY_INPUT = re.compile(r"\.(o_proj|down_proj|w2)\.weight$")
 _OF_SUMS = re.compile(r"\.(o_proj|down_proj)\.bias$")
-_OF_KEYS = re.compile(r"\.[kv]_proj\.")
+_OF_HEADS = re.compile(r"\.[qk]_norm\.weight$")
+_OF_KEYS = re.compile(r"\.([kv]_proj|k_norm)\.")
 
 
 def check_shards(config: DecoderConfig, size: int) -> None:
@@ -35,11 +38,6 @@ def check_shards(config: DecoderConfig, size: int) -> None:
     Raises:
         ModelError: with the numbers.
     """
-    if config.latent is not None:
-        raise ModelError(
-            f"{FLAG} {size}: attention with compressed keys and values is not divided among ranks; "
-            f"leave {FLAG} out"
-        )
     experts = config.experts
     if not config.is_plain or config.options.sinks or (experts is not None and experts.joined):
         raise ModelError(
@@ -104,7 +102,7 @@ class ShardedWeights:
     def fill(self, target: torch.Tensor, name: str) -> None:
         if name == "lm_head.weight":
             self._fill_part(target, name, 0, self._vocab.vocab_size, self._vocab.first)
-        elif _BY_OUTPUT.search(name):
+        elif _BY_OUTPUT.search(name) or (self._config.whole_qk_norm and _OF_HEADS.search(name)):
             part, count = self._part(name)
             self._fill_part(target, name, 0, count * len(target), part * len(target))
         elif _BY_INPUT.search(name):

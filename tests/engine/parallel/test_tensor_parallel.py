@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,8 @@ from engine.request import (
 from engine.speculative_config import SpeculativeConfig
 from engine.submission import entries_of
 from sampling.params import SamplingParams
+from tests.engine.models.fused.test_shards import MODELS
+from tests.engine.models.serving import write_tiny
 from tests.engine.parallel.emulated import engine_of
 from tests.engine.structured.constrained import STRUCTURED, TOKENIZER
 from tests.engine.traffic import FRONTEND, request
@@ -183,6 +186,25 @@ def test_mixed_requests_get_what_one_rank_gives_them(size: int) -> None:
     assert together.prompts.keys() == alone.prompts.keys() == set(range(0, 40, 5))
     for handle, arrays in together.prompts.items():
         assert_close(_cut(arrays, 3, 2), _cut(alone.prompts[handle], 3, 2))
+
+
+@pytest.mark.parametrize("name", ["olmoe", "deepseek-v3"])
+def test_layers_that_ranks_divide_otherwise(name: str, tmp_path: Path) -> None:
+    """Norms over all heads, and compressed attention, both with experts: prompts in chunks too."""
+    write_tiny(MODELS[name], tmp_path)
+    model = structs.replace(CONFIG.model, model=str(tmp_path), max_model_len=100)
+    requests = [
+        request(
+            i, list(range(7 * i + 3, 20 * i + 40)), params=SamplingParams(temperature=t, seed=i)
+        )
+        for i, t in enumerate((0.0, 0.0, 0.8, 1.1))
+    ]
+    scheduler = SchedulerConfig(max_rows=4, max_step_tokens=24)
+    one, two = (
+        answers(of(size, model=model, scheduler=scheduler, structured=None), requests)
+        for size in (1, 2)
+    )
+    assert two.tokens == one.tokens
 
 
 def test_preemption_changes_no_token() -> None:

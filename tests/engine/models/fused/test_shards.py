@@ -9,9 +9,11 @@ import pytest
 import torch
 from transformers import (
     DeepseekV2Config,
+    DeepseekV3Config,
     GptOssConfig,
     LlamaConfig,
     MixtralConfig,
+    OlmoeConfig,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -46,6 +48,19 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
 }
 EIGHT = {**SIZES, "vocab_size": 8 * TILE, "num_attention_heads": 8, "num_key_value_heads": 4}
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**WIDE),
     "tied": LlamaConfig(**WIDE, tie_word_embeddings=True),
@@ -55,6 +70,9 @@ MODELS: dict[str, PreTrainedConfig] = {
     "mixtral": MixtralConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2),
     "shared expert": Qwen2MoeConfig(**WIDE, **EXPERTS, shared_expert_intermediate_size=40),
     "qwen3-moe": Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=16, mlp_only_layers=[0]),
+    "olmoe": OlmoeConfig(**WIDE, num_experts=6, num_experts_per_tok=3, clip_qkv=0.5),
+    "deepseek-v2-lite": DeepseekV2Config(**WIDE | LATENT),
+    "deepseek-v3": DeepseekV3Config(**WIDE | LATENT | {"q_lora_rank": 24}, n_group=3, topk_group=2),
 }
 SIX_HEADS = {**WIDE, "hidden_size": 48, "num_attention_heads": 6}
 PARTS = [(0, 0, 20), (1, 0, 7), (2, 0, 1)]
@@ -128,8 +146,9 @@ def test_a_rank_reads_its_parts_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all("norm" in name or "embed" in name for name in whole)
 
 
-def test_scales_of_keys_are_those_of_one_rank(tmp_path: Path) -> None:
-    write_tiny(MODELS["llama"], tmp_path)
+@pytest.mark.parametrize("name", ["llama", "deepseek-v2-lite"])
+def test_scales_of_keys_are_those_of_one_rank(name: str, tmp_path: Path) -> None:
+    write_tiny(MODELS[name], tmp_path)
 
     def work(exchange: RankExchange) -> list[torch.Tensor]:
         model = load_model(ModelConfig(model=str(tmp_path)), CPU, exchange)
@@ -161,9 +180,9 @@ def test_scales_of_keys_are_those_of_one_rank(tmp_path: Path) -> None:
             "only layers like Llama's, with experts or without",
         ),
         (
-            DeepseekV2Config(**WIDE, num_experts_per_tok=2, first_k_dense_replace=2),
-            2,
-            "compressed keys and values is not divided",
+            DeepseekV2Config(**SIX_HEADS | LATENT | {"num_key_value_heads": 6}),
+            4,
+            "6 attention heads do not divide",
         ),
         (LlamaConfig(**GROUPED), 2, "vocabulary of 97 has 1 tiles of 1024, fewer than ranks"),
     ],
@@ -238,7 +257,7 @@ def test_groups_that_ranks_would_share_are_refused(tmp_path: Path) -> None:
         on_ranks(4, lambda exchange: logits_of(tmp_path, exchange))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "olmoe", "deepseek-v2-lite"])
 def test_weights_rounded_at_load_err_as_on_one_rank(name: str, tmp_path: Path) -> None:
     """A rank's part of a row has scales of its own, of weights and of inputs: no coarser ones."""
     write_tiny(MODELS[name], tmp_path, spread=0.1)
