@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.shapes import QWEN3, SHAPES, write_shape
+from benchmarks.shapes import SHAPES, shape_config, write_shape
 from engine.arrays import Int32Array, Int64Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.model import CausalLM
@@ -57,8 +57,8 @@ HEAD = {
 
 def write_head(shape: str, folder: Path, **fields: int) -> Path:
     """Write the config of a head as wide as a shape."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(QWEN3 | SHAPES[shape] | HEAD | fields))
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(shape_config(shape) | HEAD | fields))
     return folder
 
 

@@ -56,11 +56,29 @@ EXPERTS: dict[str, dict[str, Any]] = {
     },
 }
 """Shapes with experts, measured by `bench_experts`."""
+TINY = "tiny"
+TRIALS: dict[str, dict[str, Any]] = {
+    TINY: {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "head_dim": 16,
+        "vocab_size": 30 * 1024,
+        "tie_word_embeddings": False,
+    },
+}
+"""Shapes that tell nothing: with them a benchmark is tried out on a CPU."""
+
+
+def shape_config(name: str) -> dict[str, Any]:
+    """The config of any shape."""
+    return QWEN3 | (SHAPES | EXPERTS | TRIALS)[name]
 
 
 def write_shape(name: str, folder: Path) -> Path:
     """Write a folder with the config of a shape and a tokenizer of its vocabulary size."""
-    config = QWEN3 | (SHAPES | EXPERTS)[name]
+    config = shape_config(name)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     _write_tokenizer(folder, config["vocab_size"])
@@ -99,7 +117,7 @@ def weight_bytes(name: str) -> int:
 
 def cache_bytes_per_token(name: str) -> int:
     """Bytes a token's keys and values take."""
-    shape = QWEN3 | (SHAPES | EXPERTS)[name]
+    shape = shape_config(name)
     per_layer = 2 * shape["num_key_value_heads"] * shape["head_dim"] * 2
     return int(shape["num_hidden_layers"] * per_layer)
 

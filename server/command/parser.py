@@ -13,6 +13,8 @@ from server.command.vllm_flags import add_vllm_flags
 
 EXIT_USAGE = 2
 _HELP_WIDTH = 100
+_SHORT = {"tensor_parallel_size": "-tp"}
+"""Short names of flags, as vLLM has them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -50,7 +52,8 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
     else:
         options["metavar"] = "VALUE"
     destination = "model_flag" if name == "model" else name
-    parser.add_argument(flag_of(name), dest=destination, **options)
+    names = [_SHORT[name]] if name in _SHORT else []
+    parser.add_argument(*names, flag_of(name), dest=destination, **options)
 
 
 def _help(name: str, field: FieldInfo) -> str:

@@ -19,7 +19,6 @@ ANY: tuple[str, ...] = ()
 SWITCH = None
 
 ACCEPTED: dict[str, tuple[str, ...] | None] = {
-    "-tp": ("1",),
     "--pipeline-parallel-size": ("1",),
     "-pp": ("1",),
     "--data-parallel-size": ("1",),
