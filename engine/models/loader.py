@@ -171,13 +171,14 @@ def read_config(folder: Path, trust_remote_code: bool, *, may_be_quantized: bool
     """
     from transformers import AutoConfig  # seconds to import
 
-    content = read_json(folder / "config.json")
-    if not may_be_quantized and quantization_of(content, folder / "config.json") is not None:
+    path = folder / "config.json"
+    quantization = quantization_of(read_json(path), path)
+    if not may_be_quantized and quantization is not None:
         raise ModelError(f"{folder}: quantized weights are only read of a model, not of its head")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers validates in many ways
-        raise ModelError(f"{folder / 'config.json'}: {first_line(error)}") from error
+        raise ModelError(f"{path}: {first_line(error)}") from error
 
 
 def resolve_dtype(config: ModelConfig, hf_config: Any, device: torch.device) -> torch.dtype:

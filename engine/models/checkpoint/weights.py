@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import ModelError
+from engine.errors import ModelError, first_line
 from engine.models.checkpoint.folder import INDEX, read_json
 from engine.progress import report
 
@@ -20,6 +20,10 @@ IGNORED = re.compile(
 """Tensors that are not asked for: angles, which old checkpoints have and the config gives, and what
 quantised checkpoints have beside their weights; scales of keys and values belong to a cache in
 float8."""
+
+ANEW = "download the checkpoint anew"
+OTHER_CONFIG = "give the config.json that the checkpoint was written with"
+"""What to do about a file, and about a tensor, that is not as it must be."""
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 DUMMY_SEED = 0
@@ -104,9 +108,10 @@ class Checkpoint:
         self._files.clear()
         if self._unread:
             name = min(self._unread)
-            others = f" and {len(self._unread) - 1} others" if len(self._unread) > 1 else ""
+            others = f" (and {len(self._unread) - 1} others)" if len(self._unread) > 1 else ""
             raise ModelError(
-                f"{self._where[name]}: tensor {name!r}{others} has no place in this architecture"
+                f"{self._where[name]}: tensor {name!r}{others} has no place in this architecture; "
+                f"{OTHER_CONFIG}"
             )
 
     def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
@@ -114,12 +119,12 @@ class Checkpoint:
         if (shape := self.shape(name)) != wanted:
             raise ModelError(
                 f"{self._where[name]}: tensor {name!r} has shape {list(shape or ())}, "
-                f"the config asks for {list(wanted)}"
+                f"the config asks for {list(wanted)}; {OTHER_CONFIG}"
             )
 
     def _check_exists(self, name: str) -> None:
         if name not in self._where:
-            raise ModelError(f"{self._folder} has no tensor {name!r}")
+            raise ModelError(f"{self._folder} has no tensor {name!r}; {ANEW}, or {OTHER_CONFIG}")
 
     def _names(self, path: Path) -> list[str]:
         return list(self._open(path).keys())
@@ -129,7 +134,9 @@ class Checkpoint:
             try:
                 self._files[path] = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise ModelError(f"{path} is not a readable safetensors file: {error}") from error
+                raise ModelError(
+                    f"{path} is not a readable safetensors file: {first_line(error)}; {ANEW}"
+                ) from error
         return self._files[path]
 
 
@@ -141,14 +148,14 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / INDEX).exists():
         names = read_json(folder / INDEX).get("weight_map")
-        if not isinstance(names, dict):
-            raise ModelError(f"{folder / INDEX} has no weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise ModelError(f"{folder / INDEX} has no weight_map of files; {ANEW}")
         paths = [folder / name for name in sorted(set(names.values()))]
     else:
         paths = sorted(folder.glob("*.safetensors"))
     for path in paths:
         if not path.exists():
-            raise ModelError(f"{folder} has no {path.name}, which {INDEX} names")
+            raise ModelError(f"{folder} has no {path.name}, which {INDEX} names; {ANEW}")
     if not paths:
         pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
         if pickles:

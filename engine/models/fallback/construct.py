@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelError, first_line
-from engine.models.checkpoint.weights import DUMMY_SEED, weight_files
+from engine.models.checkpoint.weights import ANEW, DUMMY_SEED, OTHER_CONFIG, weight_files
 
 
 def checkpoint_module(
@@ -70,9 +70,12 @@ def _ready(model: Any, device: torch.device) -> nn.Module:
 def _check_loading(folder: Path, info: dict[str, Any]) -> None:
     for name, found, asked in sorted(info["mismatched_keys"]):
         raise ModelError(
-            f"{folder}: tensor {name!r} has shape {list(found)}, the config asks for {list(asked)}"
+            f"{folder}: tensor {name!r} has shape {list(found)}, the config asks for "
+            f"{list(asked)}; {OTHER_CONFIG}"
         )
     for name in sorted(info["missing_keys"]):
-        raise ModelError(f"{folder} has no tensor {name!r}")
+        raise ModelError(f"{folder} has no tensor {name!r}; {ANEW}, or {OTHER_CONFIG}")
     for name in sorted(info["unexpected_keys"]):
-        raise ModelError(f"{folder}: tensor {name!r} has no place in this architecture")
+        raise ModelError(
+            f"{folder}: tensor {name!r} has no place in this architecture; {OTHER_CONFIG}"
+        )

@@ -198,6 +198,10 @@ class DecoderWeights:
         weight = self.read((num_channels, width), f"{module}.weight")
         return Fp8Part(quantize_rows(weight)) if self._fp8 else DensePart(weight)
 
+    def place(self, module: str) -> str:
+        """A module's name for errors, behind its file where it is quantised."""
+        return module if self._quantized is None else self._quantized.place(module)
+
     def experts(self, module: str, shape: tuple[int, int, int]) -> Weights:
         """Read all experts' weights [experts, out, in] of one tensor, quantized likewise.
 

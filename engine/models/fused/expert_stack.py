@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.errors import ModelError
@@ -16,27 +18,29 @@ class ExpertStack:
     No weight stands in memory twice: the first part says how all are stored.
 
     Args:
-        name: of the experts in the checkpoint, for errors.
+        place: names a module for errors.
     """
 
-    def __init__(self, name: str, num_experts: int, num_channels: int) -> None:
-        self._name, self._leading = name, (num_experts, num_channels)
+    def __init__(self, place: Callable[[str], str], num_experts: int, num_channels: int) -> None:
+        self._place, self._leading = place, (num_experts, num_channels)
         self._first: Part | None = None
         self._tensors: list[torch.Tensor] = []
 
-    def put(self, expert: int, start: int, part: Part) -> None:
-        """Put the channels of an expert from `start` on.
+    def put(self, expert: int, start: int, part: Part, module: str) -> None:
+        """Put the channels of an expert from `start` on, which the checkpoint has as `module`.
 
         Raises:
             ModelError: it is stored otherwise than those before, or in a way that is not served.
         """
-        own = _tensors(self._name, part)
+        own, lack = _tensors(part), _lack(part)
+        if lack is not None:
+            raise ModelError(f"{self._place(module)}: {lack}, or the unquantized one as MODEL")
         if self._first is None:
             self._first = part
             self._tensors = [_room(self._leading, tensor) for tensor in own]
         if not _goes_with(self._first, part):
             raise ModelError(
-                f"{self._name}: experts of one layer are stored in different ways "
+                f"{self._place(module)}: experts of one layer are stored in different ways "
                 f"(expert {expert} is not as those before); give the unquantized model as MODEL"
             )
         rows = slice(start, start + len(own[0]))
@@ -70,25 +74,29 @@ def _goes_with(first: Part, part: Part) -> bool:
     return type(first) is type(part)
 
 
-def _tensors(name: str, part: Part) -> tuple[torch.Tensor, ...]:
+def _lack(part: Part) -> str | None:
+    """Why a part is not served as an expert's, and what is; None if it is."""
+    if isinstance(part, Fp8Part) and not part.quantizes_as_norms_do:
+        return (
+            "experts whose inputs have a scale or a bound of their own (input_scale, "
+            "activation_scale_ub) are not served; give a model whose scales are made by token"
+        )
+    if isinstance(part, Int4Part) and part.order is not None:
+        return (
+            "experts whose inputs are in the order of activations (desc_act, g_idx) are not "
+            "served; give a model without it"
+        )
+    return None
+
+
+def _tensors(part: Part) -> tuple[torch.Tensor, ...]:
     """The tensors of a part, channels first."""
     if isinstance(part, DensePart):
         return (part.weight,)
     if isinstance(part, BlockPart):
         return part.blocks
     if isinstance(part, Fp8Part):
-        if not part.quantizes_as_norms_do:
-            raise ModelError(
-                f"{name}: experts whose inputs have a scale or a bound of their own (input_scale, "
-                "activation_scale_ub) are not served; give a model whose scales are made by token "
-                "or the unquantized one"
-            )
         return part.rows
-    assert isinstance(part, Int4Part)
-    if part.order is not None:
-        raise ModelError(
-            f"{name}: experts whose inputs are in the order of activations (desc_act, g_idx) are "
-            "not served; give a model without it or the unquantized one"
-        )
+    assert isinstance(part, Int4Part), "experts' products are read one by one"
     groups = part.groups
     return tuple(each for each in (groups.words, groups.scales, groups.zeros) if each is not None)

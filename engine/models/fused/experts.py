@@ -166,6 +166,7 @@ class _Reader(Protocol):
     def read_float32(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
     def experts(self, module: str, shape: tuple[int, int, int]) -> Weights: ...
     def part(self, module: str, num_channels: int, width: int) -> Part: ...
+    def place(self, module: str) -> str: ...
     def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor: ...
     def product(self, prefix: str, widths: dict[str, int], fan_in: int) -> Linear | Fp8Linear: ...
 
@@ -198,14 +199,13 @@ def read_experts(
 def _read_each(config: ExpertsConfig, reader: _Reader, name: str, hidden: int) -> ExpertWeights:
     """Read experts that are modules of their own."""
     num_experts, inner = config.num_experts, config.inner
-    gate_up = ExpertStack(name, num_experts, 2 * inner)
-    down = ExpertStack(name, num_experts, hidden)
-    gate_name, up_name, down_name = config.names
+    gate_up = ExpertStack(reader.place, num_experts, 2 * inner)
+    down = ExpertStack(reader.place, num_experts, hidden)
     for expert in range(num_experts):
-        own = f"{name}.{expert}"
-        gate_up.put(expert, 0, reader.part(f"{own}.{gate_name}", inner, hidden))
-        gate_up.put(expert, inner, reader.part(f"{own}.{up_name}", inner, hidden))
-        down.put(expert, 0, reader.part(f"{own}.{down_name}", hidden, inner))
+        gate, up, own_down = (f"{name}.{expert}.{part}" for part in config.names)
+        gate_up.put(expert, 0, reader.part(gate, inner, hidden), gate)
+        gate_up.put(expert, inner, reader.part(up, inner, hidden), up)
+        down.put(expert, 0, reader.part(own_down, hidden, inner), own_down)
     return ExpertWeights(gate_up.weights, down.weights, None, None, config.gate)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ def quantization(content: dict[str, Any], path: Path) -> Quantization | None:
     found = content.get("quantization_config") or content.get("compression_config")
     if not found:
         return None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: quantization_config {found!r} is no object; {REMEDY}")
     method = str(found.get("quant_method", "unknown")).lower()
     if method not in METHODS:
         known = ", ".join(sorted(METHODS))
@@ -56,7 +59,7 @@ class _Fields:
         found: list[str] = []
         for name in fields:
             value = self.get(name, [])
-            if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            if not isinstance(value, list) or not all(map(_is_pattern, value)):
                 raise self.refused(name)
             found += value
         return tuple(found)
@@ -74,6 +77,15 @@ class _Fields:
             f"{self._path}: quantization_config.{self._prefix}{name} "
             f"{self.content.get(name)!r} is not served{words}; {REMEDY}"
         )
+
+
+def _is_pattern(value: Any) -> bool:
+    """Whether a value is a name, or an expression behind `re:` or without."""
+    try:
+        re.compile(value.removeprefix("re:"))
+    except (AttributeError, re.error):
+        return False
+    return True
 
 
 def _group_size(fields: _Fields, *names: str) -> int:
@@ -119,7 +131,7 @@ def _fp8(fields: _Fields) -> Quantization:
         inputs: Inputs = "by tensor" if activations == "static" else "by token"
         scheme = Scheme(storage="fp8", inputs=inputs)
     else:
-        if list(block) != [SPAN, SPAN]:
+        if block not in ([SPAN, SPAN], (SPAN, SPAN)):
             raise fields.refused("weight_block_size", ([SPAN, SPAN],))
         fields.require("activation_scheme", "dynamic", "dynamic")
         scheme = Scheme(storage="fp8-blocks", inputs="by span", block=(SPAN, SPAN))
@@ -156,13 +168,14 @@ def _compressed_tensors(fields: _Fields) -> Quantization:
         raise fields.refused("config_groups")
     for name in ("sparsity_config", "transform_config"):
         found = fields.get(name)
-        if found and found.get("format", name) != "dense":
+        if found and not (isinstance(found, dict) and found.get("format") == "dense"):
             raise fields.refused(name)
     whole = fields.get("format", "")
     made = []
     for name in groups.content:
         group = groups.inner(name)
-        assert group is not None
+        if group is None:
+            raise groups.refused(name)
         scheme = _compressed_scheme(group, group.get("format", whole))
         made.append(SchemeGroup(group.names("targets"), scheme))
     return Quantization(f"compressed-tensors {whole}", tuple(made), fields.names("ignore"))
@@ -198,7 +211,7 @@ def _compressed_fp8(weights: _Fields, inputs: _Fields) -> Scheme:
     inputs.require("type", "float", "float")
     strategy = weights.require("strategy", "tensor", "tensor", "channel", "block")
     if strategy == "block":
-        if list(weights.get("block_structure", [])) != [SPAN, SPAN]:
+        if weights.get("block_structure") not in ([SPAN, SPAN], (SPAN, SPAN)):
             raise weights.refused("block_structure", ([SPAN, SPAN],))
         inputs.require("strategy", "group", "group")
         inputs.require("group_size", SPAN, SPAN)

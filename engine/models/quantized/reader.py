@@ -23,9 +23,8 @@ from engine.models.quantized.parts import (
     join,
 )
 from engine.models.quantized.scheme import Quantization, Scheme
-from engine.models.quantized.unpack import ModuleTensors, unpack
+from engine.models.quantized.unpack import STORED, ModuleTensors, unpack
 
-PACKED = ("qweight", "weight_packed")
 PLAIN = ("BF16", "F16", "F32")
 """How weights are stored that a tool left as they were."""
 
@@ -151,16 +150,30 @@ class QuantizedReader:
         if not isinstance(self._source, Checkpoint):
             weight = self._fill(f"{module}.weight", shape)
             return DensePart(weight) if scheme is None else _dummy(scheme, weight)
-        stored = _stored_as(self._source, module)
+        name = self._stored_name(module)
+        stored = name
+        if name == "weight":
+            stored = self._source.stored_type(f"{module}.weight")
         if scheme is not None and stored not in PLAIN:
             return unpack(scheme, ModuleTensors(self._source, module, shape, self._device))
         if stored is not None and stored not in PLAIN:
             raise ModelError(
-                f"{self._source.place(f'{module}.weight')}: the weight of {module!r} is stored as "
+                f"{self._source.place(f'{module}.{name}')}: the weight of {module!r} is stored as "
                 f"{stored}, and quantization_config says that it is not quantized; correct the "
                 "lists of modules in config.json"
             )
         return DensePart(self._fill(f"{module}.weight", shape))
+
+    def place(self, module: str) -> str:
+        """A module's name for errors, behind the file of its weight where there is one."""
+        if not isinstance(self._source, Checkpoint):
+            return f"config.json: {module}"
+        return f"{self._source.place(f'{module}.{self._stored_name(module)}')}: {module!r}"
+
+    def _stored_name(self, module: str) -> str | None:
+        """The name of a module's weight, see `STORED`; None where there is none."""
+        source = self._source
+        return next((n for n in STORED if source.shape(f"{module}.{n}") is not None), None)
 
     def _bias(self, module: str, width: int, has_bias: bool) -> torch.Tensor:
         name = f"{module}.bias"
@@ -195,13 +208,6 @@ class DequantizedReader(QuantizedReader):
         for expert, weight in enumerate(weights):
             weight.copy_(kept.of(expert))
         return weights
-
-
-def _stored_as(checkpoint: Checkpoint, module: str) -> str | None:
-    """How a module's weight is stored: a type's name, or that of packed words; None: nowhere."""
-    if checkpoint.shape(f"{module}.weight") is not None:
-        return checkpoint.stored_type(f"{module}.weight")
-    return next((name for name in PACKED if checkpoint.shape(f"{module}.{name}")), None)
 
 
 def _dummy(scheme: Scheme, weight: torch.Tensor) -> Part:

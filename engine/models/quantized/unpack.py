@@ -8,7 +8,8 @@
     awq         qweight int32 [in, out / 8]; nibble j is channel `AWQ_ORDER[j]` of its eight; scales
                 and qzeros as gptq, the latter in awq's order and as meant
     packed      weight_packed int32 [out, in / 8]; weight_scale [out, groups]; weight_zero_point
-                int32 [out / 8, groups]; numbers and zeros are stored with 8 added
+                int32 [out / 8, groups]; numbers and zeros are stored with 8 added; until
+                August 2026, for `actorder` "group", weight_g_idx as gptq's g_idx
 
 Sources: `auto_gptq.nn_modules.qlinear`, AutoAWQ's `WQLinear_GEMM`, `compressed_tensors.compressors`
 and `transformers.integrations.finegrained_fp8`.
@@ -29,7 +30,12 @@ from engine.models.quantized.scheme import Scheme
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The channel of each nibble."""
 
-SCALES = ("weight_scale", "weight_scale_inv")
+STORED = ("weight", "qweight", "weight_packed")
+"""The names of a module's weight, of which it has one."""
+SCALES = {
+    "fp8": ("weight_scale", "weight_scale_inv"),
+    "fp8-blocks": ("weight_scale_inv", "weight_scale"),
+}
 INPUT_SCALES = ("input_scale", "activation_scale")
 
 
@@ -47,8 +53,9 @@ class ModuleTensors:
 
     def read(self, name: str, *shapes: tuple[int, ...]) -> torch.Tensor:
         """Read a tensor as it is stored; raises `ModelError` unless it has one of the shapes."""
-        full = f"{self.module}.{name}"
-        tensor = self._source.stored(full)
+        if not self.has(name):
+            raise self.missing(name)
+        tensor = self._source.stored(f"{self.module}.{name}")
         if shapes and tuple(tensor.shape) not in shapes:
             wanted = " or ".join(str(list(shape)) for shape in shapes)
             raise self.error(name, f"has shape {list(tensor.shape)}, the scheme asks for {wanted}")
@@ -70,16 +77,21 @@ class ModuleTensors:
         return tensor
 
     def first(self, names: tuple[str, ...]) -> str:
-        """The first of some names that there is."""
+        """The first of some names that there is; raises `ModelError` if none is."""
         for name in names:
             if self.has(name):
                 return name
-        raise self.error(names[0], f"is missing, and quantization_config says {self.module} has it")
+        raise self.missing(names[0])
+
+    def missing(self, name: str) -> ModelError:
+        return self.error(name, "is missing, which quantization_config asks for")
 
     def error(self, name: str, words: str) -> ModelError:
+        """What is wrong with a tensor, in the file where it or else the module's weight is."""
+        there = next((each for each in (name, *STORED) if self.has(each)), name)
         return ModelError(
-            f"{self._source.place(f'{self.module}.{name}')}: tensor '{self.module}.{name}' {words};"
-            " write the checkpoint anew or give the unquantized model as MODEL"
+            f"{self._source.place(f'{self.module}.{there}')}: tensor '{self.module}.{name}' "
+            f"{words}; write the checkpoint anew or give the unquantized model as MODEL"
         )
 
 
@@ -105,7 +117,7 @@ def _fp8(scheme: Scheme, tensors: ModuleTensors) -> Part:
     values = tensors.read("weight", (n, k))
     if values.dtype != FP8:
         raise tensors.error("weight", f"is {values.dtype}, the scheme asks for {FP8}")
-    name = tensors.first(SCALES)
+    name = tensors.first(SCALES[scheme.storage])
     if scheme.storage == "fp8-blocks":
         scales = tensors.scales(name, (-(-n // SPAN), -(-k // SPAN))).float()
         return BlockPart(Fp8Blocks(values, scales.repeat_interleave(SPAN, 0)[:n].contiguous()))
@@ -133,16 +145,27 @@ def _gptq(scheme: Scheme, tensors: ModuleTensors, group: int) -> Part:
     zeros = nibbles(tensors.words("qzeros", num_groups, n // 8))
     zeros = (zeros + scheme.zero_offset) & 15
     scales = tensors.scales("scales", (num_groups, n))
-    order = None
-    if tensors.has("g_idx"):
-        groups = tensors.read("g_idx", (k,)).long()
-        in_order = torch.arange(k, device=q.device) // group
-        if not torch.equal(groups, in_order):
-            order = torch.argsort(groups, stable=True)
-            if not torch.equal(groups[order], in_order):
-                raise tensors.error("g_idx", f"does not give each group {group} inputs")
-            q = q[:, order]
+    order = _order(tensors, "g_idx", group)
+    if order is not None:
+        q = q[:, order]
     return Int4Part(pack(q, scales.t(), zeros.t(), group), order)
+
+
+def _order(tensors: ModuleTensors, name: str, group: int) -> torch.Tensor | None:
+    """The inputs of a weight by their groups, int64 [in]; None where they are so already.
+
+    A tool that leaves them in order may say -1 of all.
+    """
+    if not tensors.has(name):
+        return None
+    groups = tensors.read(name, (tensors.width,)).long()
+    in_order = torch.arange(tensors.width, device=groups.device) // group
+    if torch.equal(groups, in_order) or bool((groups == -1).all()):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order], in_order):
+        raise tensors.error(name, f"does not give each group {group} inputs")
+    return order
 
 
 def _awq(scheme: Scheme, tensors: ModuleTensors, group: int) -> Part:
@@ -162,10 +185,11 @@ def _packed(scheme: Scheme, tensors: ModuleTensors, group: int) -> Part:
     zeros = None
     if scheme.has_zeros:
         zeros = nibbles(tensors.words("weight_zero_point", n // 8, num_groups).t().contiguous()).t()
-    if tensors.has("weight_g_idx"):
-        raise tensors.error("weight_g_idx", "is of a format that is not written any more")
+    order = _order(tensors, "weight_g_idx", group)
+    if order is not None:
+        q = q[:, order]
     if tensors.has("weight_shape"):
         shape = tensors.read("weight_shape").tolist()
         if shape != [n, k]:
             raise tensors.error("weight_shape", f"says {shape}, the config {[n, k]}")
-    return Int4Part(pack(q, scales, zeros, group), None)
+    return Int4Part(pack(q, scales, zeros, group), order)

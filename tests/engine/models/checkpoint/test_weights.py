@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -81,7 +82,8 @@ def test_pickles_are_refused_by_name(folder: Path) -> None:
 
 def test_a_file_that_is_no_safetensors(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"not one")
-    with pytest.raises(ModelError, match=r"model\.safetensors is not a readable safetensors file"):
+    message = r"model\.safetensors is not a readable safetensors file: .*; download the checkpoint"
+    with pytest.raises(ModelError, match=message):
         load(folder)
 
 
@@ -93,8 +95,17 @@ def test_a_shard_the_index_names_but_nobody_wrote(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_an_index_without_a_map(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}}))
+@pytest.mark.parametrize("length", [0, 50, -100])
+def test_a_file_that_was_cut_off(length: int, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ModelError, match=rf"{path} is not .*; download the checkpoint anew$"):
+        load(folder)
+
+
+@pytest.mark.parametrize("index", [{"metadata": {}}, {"weight_map": {"a": 3}}])
+def test_an_index_without_a_map(index: dict[str, Any], folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match="has no weight_map"):
         load(folder)
 

@@ -90,6 +90,20 @@ def gptq(weight: Quantized, *, version: str = "gptq", has_g_idx: bool = True) ->
     return {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()}
 
 
+def packed(weight: Quantized) -> Tensors:
+    """A module of a compressed-tensors checkpoint with zero points and `actorder` "group"."""
+    columns = weight.q.reshape(len(weight.q), -1, 8)
+    rows = weight.zeros.reshape(-1, 8, weight.zeros.shape[1])
+    tensors = {
+        "weight_packed": words([columns[..., place] for place in range(8)]),
+        "weight_zero_point": words([rows[:, place] for place in range(8)]),
+        "weight_scale": weight.scales,
+        "weight_g_idx": weight.groups.astype(np.int32),
+        "weight_shape": np.array(weight.q.shape),
+    }
+    return {name: torch.from_numpy(np.ascontiguousarray(t)) for name, t in tensors.items()}
+
+
 def awq(weight: Quantized) -> Tensors:
     """A module of an AWQ checkpoint, version GEMM."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,11 @@ def test_parts_of_names_end_at_dots() -> None:
         ),
         (compressed({"weights": INT4_WEIGHTS, "format": "marlin-24"}), "format 'marlin-24'"),
         ({"quant_method": "compressed-tensors"}, "config_groups None"),
+        (compressed() | {"config_groups": {"group_0": None}}, r"config_groups\.group_0 None"),
+        (compressed(ignore=["re:("]), r"ignore \['re:\('\]"),
+        (AWQ | {"modules_to_not_convert": ["x["]}, "modules_to_not_convert"),
+        (compressed(sparsity_config="2:4"), "sparsity_config '2:4'"),
+        ({"quant_method": "fp8", "weight_block_size": 128}, "weight_block_size 128"),
     ],
 )
 def test_schemes_that_are_not_read(config: dict[str, Any], message: str) -> None:
@@ -114,6 +120,47 @@ def test_schemes_that_are_not_read(config: dict[str, Any], message: str) -> None
         quantization({"quantization_config": config}, PATH)
     assert "\n" not in str(error.value)
     assert "model/config.json: quantization_config" in str(error.value)
+
+
+ODD: tuple[Any, ...] = (None, True, -1, 3.5, "x", "(", [], [3], ["("], {}, {"x": 1})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AWQ | {"modules_to_not_convert": ["gate"]},
+        GPTQ | {"checkpoint_format": "gptq", "lm_head": False, "dynamic": {}},
+        {"quant_method": "fp8", "weight_block_size": [128, 128], "ignored_layers": ["x"]},
+        {"quant_method": "fp8", "activation_scheme": "static", "fmt": "e4m3"},
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0},
+        compressed({"weights": INT4_WEIGHTS, "format": "pack-quantized"}, ignore=["lm_head"]),
+        compressed({"weights": FP8_WEIGHTS, "input_activations": TOKENS}, kv_cache_scheme={}),
+    ],
+)
+def test_odd_values_are_read_or_refused_in_one_line(config: dict[str, Any]) -> None:
+    """Each value of the config and of the objects in it, replaced by what has no place there."""
+    refusals = [refusal(changed) for changed in changes_of(config)]
+    assert not any("\n" in message for message in refusals)
+    assert "" in refusals
+    assert any(str(PATH) in message for message in refusals)
+
+
+def refusal(config: Any) -> str:
+    """The error of a `quantization_config`; "" where it is read, and schemes are found by it."""
+    try:
+        found = quantization({"quantization_config": config}, PATH)
+    except ModelError as error:
+        return str(error)
+    if found is not None:
+        found.scheme_of("model.layers.0.mlp.up_proj")
+    return ""
+
+
+def changes_of(content: Any) -> Iterator[Any]:
+    yield from ODD
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from (content | {key: changed} for changed in changes_of(value))
 
 
 def awq_module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -130,6 +177,12 @@ def fp8_module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight": weight.to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}, weight
 
 
+def blocks_module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    values = weight.to(torch.float8_e4m3fn)
+    return {"weight": values, "weight_scale_inv": torch.ones(1, 1)}, weight
+
+
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 Q = "model.layers.1.self_attn.q_proj"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 Module = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
@@ -138,12 +191,16 @@ Module = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]
 @pytest.mark.parametrize(
     ("config", "module", "name", "tensor", "message"),
     [
-        (AWQ, awq_module, "scales", None, "has no tensor"),
+        (AWQ, awq_module, "scales", None, r"model\.safetensors: tensor .* is missing, which"),
         (AWQ, awq_module, "scales", torch.ones(3, 64), r"has shape \[3, 64\].*asks for \[2, 64\]"),
         (AWQ, awq_module, "qzeros", torch.ones(2, 8), "is torch.float32.*torch.int32"),
         (AWQ, awq_module, "scales", torch.full((2, 64), torch.inf), "not finite"),
         (GPTQ, gptq_module, "g_idx", torch.zeros(64).int(), "g_idx.* does not give each group"),
+        (AWQ, awq_module, "qzeros", None, "qzeros' is missing.*; write the checkpoint anew or"),
+        (AWQ, awq_module, "qweight", None, "qweight' is missing"),
         (FP8, fp8_module, "weight_scale", None, "weight_scale.* is missing"),
+        (BLOCKS, blocks_module, "weight_scale_inv", None, "weight_scale_inv' is missing"),
+        (BLOCKS, blocks_module, "weight_scale_inv", torch.ones(2, 1), r"has shape \[2, 1\]"),
         (FP8, fp8_module, "weight_scale", torch.ones(7), r"has shape \[7\]"),
         (FP8 | {"activation_scheme": "static"}, fp8_module, None, None, "input_scale.* is missing"),
         (FP8, fp8_module, "q_bits", torch.ones(1), "has no place"),
@@ -168,8 +225,35 @@ def test_tensors_that_are_not_as_the_scheme_says(
     with pytest.raises(ModelError, match=message) as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
+    assert "; " in str(error.value), "what to do about it"
     assert str(tmp_path) in str(error.value)
     assert name is None or name in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "input_scale", "q_bits"])
+def test_files_of_tensors_are_named(name: str, tmp_path: Path) -> None:
+    """Also of one that is missing: where its module's weight is."""
+    write_quantized(tmp_path, FP8 | {"activation_scheme": "static"}, fp8_module)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop(f"{Q}.{name}", None)
+    for module in [each.removesuffix(".weight_scale") for each in tensors if "_scale" in each]:
+        tensors[f"{module}.input_scale"] = torch.ones(1)
+    tensors[f"{Q}.q_bits"] = torch.ones(1)
+    if name != "q_bits":
+        tensors.pop(f"{Q}.{name}", None)
+    rewrite(tmp_path, tensors, None)
+    with pytest.raises(ModelError, match=rf"{tmp_path}/model\.safetensors: tensor '{Q}\.{name}'"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("found", [[3], "awq"])
+def test_a_quantization_that_is_no_object(found: Any, tmp_path: Path) -> None:
+    """Before transformers trips over it."""
+    write_quantized(tmp_path, AWQ, awq_module)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": found}))
+    with pytest.raises(ModelError, match=r"config\.json: quantization_config .* is no object; "):
+        load(tmp_path)
 
 
 def test_only_the_fused_decoder_reads_them(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_experts_whose_inputs_have_scales_are_refused(tmp_path: Path) -> None:
     config = {"quant_method": "fp8", "activation_scheme": "static"}
     write_quantized_experts(tmp_path, MODELS["mixtral"], config, module)
     with pytest.raises(
-        ModelError, match=r"experts: experts whose inputs have a scale .* or the un"
+        ModelError, match=r"safetensors: '.*experts\.0\.w1': experts whose inputs have .* or the un"
     ):
         load(tmp_path)
 

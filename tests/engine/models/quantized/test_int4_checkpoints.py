@@ -16,6 +16,7 @@ from tests.engine.models.quantized.packers import (
     Tensors,
     awq,
     gptq,
+    packed,
     round_weight,
     write_quantized,
 )
@@ -127,6 +128,34 @@ def test_compressed_tensors(symmetric: bool, group: int, tmp_path: Path) -> None
     ).model_dump(mode="json")
     reference = write_quantized(tmp_path, config, packed_by(scheme, group, symmetric))
     assert_same_logits(load(tmp_path), reference)
+
+
+@pytest.mark.parametrize("is_ordered", [True, False])
+def test_compressed_tensors_in_order_of_activations(is_ordered: bool, tmp_path: Path) -> None:
+    """As it was written until the scheme was given up; -1 of all inputs says that they are not."""
+
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        key = name.rsplit(".", 1)[0]
+        order = activation_order(key, weight.shape[1]) if is_ordered else None
+        rounded = round_weight(weight, 32, symmetric=False, order=order)
+        tensors = packed(rounded)
+        if not is_ordered:
+            tensors["weight_g_idx"].fill_(-1)
+        return tensors, rounded.values()
+
+    weights = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group"}
+    group = {"targets": ["Linear"], "weights": weights | {"group_size": 32, "actorder": "group"}}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    reference = write_quantized(tmp_path, config | {"format": "pack-quantized"}, module)
+    assert_same_logits(load(tmp_path), reference)
+
+
+def test_what_is_packed_here_is_what_compressed_tensors_packs() -> None:
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(4))
+    theirs, _ = packed_by(packed_scheme(32, False), 32, False)("up_proj", weight)
+    ours = packed(round_weight(weight, 32, symmetric=False))
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name].to(tensor.dtype), tensor), name
 
 
 def test_zero_points_off_by_one_are_noticed(tmp_path: Path) -> None:
