@@ -24,12 +24,12 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _THINKING = ("enable_thinking", "thinking")
 """Names under which templates of thinking models ask whether to think."""
 _RENAMING = (
-    (r"\b(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
-    (r"\b(tools\[\d+\])\.function\b", r"\1"),
-    (r"\btool_choice\.function\b", "tool_choice"),
-    (r"\bresponse_format\.json_schema\b", "output_config.format"),
-    (r"\breasoning_effort\b", "output_config.effort"),
-    (r"\bthinking_token_budget\b", "thinking.budget_tokens"),
+    (r"(tools\[\d+\])\.function\.parameters\b", r"\1.input_schema"),
+    (r"(tools\[\d+\])\.function\b", r"\1"),
+    (r"tool_choice\.function\b", "tool_choice"),
+    (r"response_format\.json_schema\b", "output_config.format"),
+    (r"reasoning_effort\b", "output_config.effort"),
+    (r"thinking_token_budget\b", "thinking.budget_tokens"),
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from server.chat.constraints import chat_constraints
 from server.chat.messages import content_text, template_messages
 from server.chat.parsing.parsers import Parsers
 from server.chat.parsing.reader import ReplyParsing
+from server.chat.renaming import renamed
 from server.chat.template import RESERVED_KWARGS, ChatTemplate, Conversation, RenderedPrompt
 from server.chat.tools import (
     check_format,
@@ -25,7 +27,7 @@ from server.chat.tools import (
 from server.completions.params import num_top
 from server.completions.prepare import PreparedRequest, prepare_request
 from server.config import ServerConfig
-from server.errors import bad_request
+from server.errors import ApiError, bad_request
 from server.schema.chat import ChatRequest, TemplateFields
 from server.schema.checks import check_model
 from server.schema.completions import CompletionRequest
@@ -37,6 +39,8 @@ from server.text.tokenizer import Tokenizer
 
 _SHARED = GenerationFields.model_fields.keys()
 _DEFAULTS = vars(CompletionRequest.model_construct(prompt=[]))
+_NEWER_LIMIT = ((r"max_tokens\b", "max_completion_tokens"),)
+"""The name of the completion's limit where the chat has it by OpenAI's newer one."""
 
 
 class PreparedChat(msgspec.Struct, frozen=True):
@@ -69,22 +73,36 @@ async def prepare_chat(
         most_tokens: a choice without `max_tokens` has at most so many, and the rest of the context.
     """
     _check_logprobs(body, config, info)
-    source, shown, prompt = await _prompt(body, template, config, tokenizer, parsers)
+    source, shown, prompt = await _prompt(
+        body, template, config, tokenizer, parsers, max_model_len=info.max_model_len
+    )
     parsing = _parsing(body, source, shown, prompt.end, parsers)
     tools = offered_tools(body)
-    prepared = await prepare_request(
-        _completion_of(body, prompt.token_ids, is_parsed=parsing is not None),
-        config=config,
-        info=info,
-        tokenizer=tokenizer,
-        grammars=grammars,
-        constraints=await chat_constraints(body, source, tools, parsing, parsers, grammars),
-        request_id=request_id,
-        id_prefix="chatcmpl",
-        default_max_tokens=info.max_model_len if most_tokens is None else most_tokens,
-        token_starts=parsing is not None,
-    )
+    constraints = await chat_constraints(body, source, tools, parsing, parsers, grammars)
+    with _own_words(body):
+        prepared = await prepare_request(
+            _completion_of(body, prompt.token_ids, is_parsed=parsing is not None),
+            config=config,
+            info=info,
+            tokenizer=tokenizer,
+            grammars=grammars,
+            constraints=constraints,
+            request_id=request_id,
+            id_prefix="chatcmpl",
+            default_max_tokens=info.max_model_len if most_tokens is None else most_tokens,
+            token_starts=parsing is not None,
+        )
     return PreparedChat(prepared, parsing)
+
+
+@contextmanager
+def _own_words(body: ChatRequest) -> Iterator[None]:
+    """Tell errors of the completion in the words of the chat."""
+    try:
+        yield
+    except ApiError as error:
+        is_newer = body.max_tokens is None and body.max_completion_tokens is not None
+        raise renamed(error, _NEWER_LIMIT if is_newer else (), (), "messages") from None
 
 
 async def _prompt(
@@ -93,8 +111,13 @@ async def _prompt(
     config: ServerConfig,
     tokenizer: Tokenizer,
     parsers: Parsers,
+    max_model_len: int | None = None,
 ) -> tuple[str, list[Tool], RenderedPrompt]:
-    """The template of a chat, the tools it shows, and the prompt."""
+    """The template of a chat, the tools it shows, and the prompt.
+
+    Args:
+        max_model_len: as for `ChatTemplate.encode`.
+    """
     check_model(body.model, config)
     excludes = config.exclude_tools_when_none
     asks = bool(body.tools) and not (excludes and body.tool_choice == "none")
@@ -102,7 +125,8 @@ async def _prompt(
     check_format(offered_tools(body), source, parsers)
     tools = shown_tools(body, source, parsers, excludes=excludes)
     conversation = _conversation(body.messages, body, source, tools)
-    return source, tools, await template.encode(source, conversation, tokenizer)
+    prompt = await template.encode(source, conversation, tokenizer, max_model_len=max_model_len)
+    return source, tools, prompt
 
 
 async def count_tokens(

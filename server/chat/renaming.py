@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from server.errors import ApiError
 
 Renaming = Sequence[tuple[str, str]]
-"""Regular expressions of a chat's fields, and what stands for each."""
+"""Regular expressions that begin with a chat's field, and what stands for each."""
 _MESSAGE = re.compile(r"\bmessages\[(\d{1,9})\]")
-_PROMPT = re.compile(r"^prompt\b")
-"""The field of the completion that a chat becomes."""
+_WHOLE = re.compile(r"^(?:prompt|messages)\b(?!\[)")
+"""The conversation, or the field of the completion that a chat becomes."""
 
 
 def renamed(error: ApiError, renaming: Renaming, places: Sequence[str], whole: str) -> ApiError:
     """The error with other names of fields, in its sentence too.
+
+    Names within a path, such as those of a schema's properties, are left as they are.
 
     Args:
         places: where in the request each of the chat's messages is.
@@ -28,11 +30,11 @@ def renamed(error: ApiError, renaming: Renaming, places: Sequence[str], whole: s
 
     def told(text: str) -> str:
         for pattern, name in renaming:
-            text = re.sub(pattern, name, text)
-        text = _PROMPT.sub(whole, text)
+            text = re.sub(rf"(?<![\w.]){pattern}", name, text)
+        text = _WHOLE.sub(whole, text)
         return _MESSAGE.sub(place, text)
 
-    param = whole if error.param == "messages" else error.param and told(error.param)
+    param = error.param and told(error.param)
     return ApiError(
         error.status, told(error.message), param=param, code=error.code, headers=error.headers
     )

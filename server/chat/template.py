@@ -7,6 +7,7 @@ makes of the same messages.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,14 +17,18 @@ import numpy as np
 from engine.arrays import Int32Array
 from server.errors import ApiError, bad_request
 from server.http.bounded import BoundedThread
+from server.schema.checks import too_long
 from server.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 """A template of a model takes some hundred microseconds a message."""
-MAX_CHARS = 64 << 20
+MAX_CHARS = 16 << 20
 """A rendered prompt has at most; longer than any context that is served."""
+LONG_CHARS = 1 << 15
+"""Longer prompts are tokenised on a thread of their own: nothing can interrupt that, and other chats
+wait for the one that renders."""
 
 RESERVED_KWARGS = frozenset(
     (
@@ -123,13 +128,27 @@ class ChatTemplate:
         return isinstance(self._source, Mapping) and name in self._source
 
     async def encode(
-        self, source: str, conversation: Conversation, tokenizer: Tokenizer
+        self,
+        source: str,
+        conversation: Conversation,
+        tokenizer: Tokenizer,
+        *,
+        max_model_len: int | None = None,
     ) -> RenderedPrompt:
-        """The conversation as a prompt; raises `ApiError` as `render`."""
-        prompt = await self._run(self._encode, source, conversation, tokenizer)
-        if not len(prompt.token_ids):
+        """The conversation as a prompt; raises `ApiError` as `render`.
+
+        Args:
+            max_model_len: a text that surely has more tokens is refused without counting them; None
+                to count those of any.
+        """
+        text, token_ids = await self._run(self._encode, source, conversation, tokenizer)
+        if token_ids is None:
+            if max_model_len is not None and (least := tokenizer.min_tokens(text)) > max_model_len:
+                raise too_long("messages", f"at least {least}", max_model_len)
+            token_ids = await asyncio.to_thread(_token_ids, text, tokenizer)
+        if not len(token_ids):
             raise bad_request("messages", "the chat template gave an empty prompt")
-        return prompt
+        return RenderedPrompt(token_ids, text[-END_CHARS:])
 
     async def render(self, source: str, conversation: Conversation) -> str:
         """The prompt's text; raises `ApiError` for what the template refuses."""
@@ -159,12 +178,11 @@ class ChatTemplate:
 
     def _encode(
         self, source: str, conversation: Conversation, tokenizer: Tokenizer
-    ) -> RenderedPrompt:
+    ) -> tuple[str, Int32Array | None]:
+        """The prompt's text, and its ids unless it is long."""
         text = self._render(source, conversation)
         self._check_length(text)
-        # The template has written the special tokens.
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
-        return RenderedPrompt(np.array(token_ids, dtype=np.int32), text[-END_CHARS:])
+        return text, _token_ids(text, tokenizer) if len(text) <= LONG_CHARS else None
 
     def _render(self, source: str, conversation: Conversation) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
@@ -184,3 +202,8 @@ class ChatTemplate:
     def close(self) -> None:
         """End the thread."""
         self._thread.close()
+
+
+def _token_ids(text: str, tokenizer: Tokenizer) -> Int32Array:
+    """The ids of a prompt, int32 [prompt_len]; the template has written the special tokens."""
+    return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)

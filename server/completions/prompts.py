@@ -10,7 +10,8 @@ import numpy as np
 
 from engine.arrays import Int32Array
 from engine.config import EngineInfo
-from server.errors import ApiError, bad_request
+from server.errors import bad_request
+from server.schema.checks import too_long
 from server.schema.completions import CompletionRequest
 from server.schema.ids import check_vocab
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS, Side, Tokenizer
@@ -84,7 +85,7 @@ def _encode(
 ) -> Int32Array:
     at_least = tokenizer.min_tokens(text)
     if truncation is None and at_least > info.max_model_len:
-        raise _too_long(f"at least {at_least}", info)
+        raise too_long("prompt", f"at least {at_least}", info.max_model_len)
     token_ids = tokenizer.encode(
         text,
         add_special_tokens=body.add_special_tokens is not False,
@@ -109,7 +110,7 @@ def _fitting_max_tokens(
 ) -> int:
     room = info.max_model_len - prompt_len
     if room < 0 or (room == 0 and max_tokens > 0):
-        raise _too_long(str(prompt_len), info)
+        raise too_long("prompt", str(prompt_len), info.max_model_len)
     if body.max_tokens is None:
         return min(max_tokens, room)
     if max_tokens > room:
@@ -120,12 +121,3 @@ def _fitting_max_tokens(
             "context_length_exceeded",
         )
     return max_tokens
-
-
-def _too_long(num_tokens: str, info: EngineInfo) -> ApiError:
-    return bad_request(
-        "prompt",
-        f"prompt must leave room in the context of {info.max_model_len} tokens "
-        f"(--max-model-len), got {num_tokens} tokens",
-        "context_length_exceeded",
-    )

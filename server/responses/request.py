@@ -24,12 +24,12 @@ _SAME = (
 )
 """Fields that mean the same in a chat."""
 _RENAMING = (
-    (r"\bmax_tokens\b", "max_output_tokens"),
-    (r"\b(tools\[\d+\])\.function\b", r"\1"),
-    (r"\btool_choice\.function\b", "tool_choice"),
-    (r"\bresponse_format\.json_schema\b", "text.format"),
-    (r"\bresponse_format\b", "text.format"),
-    (r"\breasoning_effort\b", "reasoning.effort"),
+    (r"max_tokens\b", "max_output_tokens"),
+    (r"(tools\[\d+\])\.function\b", r"\1"),
+    (r"tool_choice\.function\b", "tool_choice"),
+    (r"response_format\.json_schema\b", "text.format"),
+    (r"response_format\b", "text.format"),
+    (r"reasoning_effort\b", "reasoning.effort"),
 )
 
 

@@ -14,6 +14,20 @@ def check_model(name: str | None, config: ServerConfig) -> None:
         raise ApiError(404, message, param="model", code="model_not_found")
 
 
+def too_long(field: str, num_tokens: str, max_model_len: int) -> ApiError:
+    """The refusal of a prompt that does not fit the context.
+
+    Args:
+        num_tokens: how many it has, or at least has, in words.
+    """
+    return bad_request(
+        field,
+        f"{field} must leave room in the context of {max_model_len} tokens (--max-model-len), "
+        f"got {num_tokens} tokens",
+        "context_length_exceeded",
+    )
+
+
 def check_priority(priority: int | None, config: ServerConfig) -> None:
     """Raise a 400 for a priority that the scheduling policy would ignore."""
     if priority and not config.priority_scheduling:

@@ -7,7 +7,10 @@ import pytest
 from server.chat.renaming import renamed
 from server.errors import bad_request
 
-RENAMING = ((r"\bmax_tokens\b", "max_output_tokens"),)
+RENAMING = (
+    (r"max_tokens\b", "max_output_tokens"),
+    (r"response_format\.json_schema\b", "text.format"),
+)
 PLACES = ("instructions", "input[3]")
 
 
@@ -26,6 +29,13 @@ PLACES = ("instructions", "input[3]")
         ("tools", "a prompt with tools", "tools", "a prompt with tools"),
         ("messages", "it says messages[2]", "input", "it says messages[2]"),
         (None, "words", None, "words"),
+        ("messages", "messages must leave room", "input", "input must leave room"),
+        (
+            "response_format.json_schema.schema.properties.max_tokens.not",
+            "response_format.json_schema.schema.properties.max_tokens.not cannot be enforced",
+            "text.format.schema.properties.max_tokens.not",
+            "text.format.schema.properties.max_tokens.not cannot be enforced",
+        ),
     ],
 )
 def test_renamed(param: str | None, message: str, told_param: str | None, told: str) -> None:

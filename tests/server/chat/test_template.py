@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from transformers import AutoTokenizer
 
 from demo import MODEL_FOLDER
 from server.chat.messages import template_messages
-from server.chat.template import ChatTemplate, Conversation
+from server.chat.template import LONG_CHARS, ChatTemplate, Conversation
 from server.errors import ApiError
 from server.schema.messages import ChatMessage
+from server.text.tokenizer import FastTokenizer
+from tests.fakes import byte_backend
 
 TEMPLATES = {
     path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")
@@ -149,6 +152,46 @@ class TestTime:
             await template.render(ENDLESS, Conversation([USER]))
         # The thread is free again: a call that still ran there would let this one time out too.
         assert await template.render("{{ messages[0].role }}", Conversation([USER])) == "user"
+        template.close()
+
+    async def test_a_long_prompt_holds_up_nobody(self) -> None:
+        """Nothing can interrupt a tokenizer, so no other chat may wait for it."""
+        may_go_on = threading.Event()
+
+        class Slow(FastTokenizer):
+            def encode(self, text: str, **options: Any) -> list[int]:
+                if len(text) > 100:
+                    assert may_go_on.wait(10.0)
+                return super().encode(text, **options)
+
+        tokenizer = Slow(byte_backend(), {})
+        source = "{{ messages[0].content }}"
+        template = ChatTemplate(source, SPECIAL, timeout_s=0.5)
+        long = Conversation([{"role": "user", "content": "x" * (LONG_CHARS + 1)}])
+        encoding = asyncio.create_task(template.encode(source, long, tokenizer))
+        for _ in range(3):
+            short = Conversation([{"role": "user", "content": "hi"}])
+            prompt = await template.encode(source, short, tokenizer)
+            assert prompt.token_ids.tolist() == list(b"hi")
+        await asyncio.sleep(0.6)  # its time is the template's alone
+        may_go_on.set()
+        assert len((await encoding).token_ids) == LONG_CHARS + 1
+        template.close()
+
+    async def test_a_prompt_that_cannot_fit_is_not_tokenised(self) -> None:
+        class Never(FastTokenizer):
+            def encode(self, text: str, **options: Any) -> list[int]:
+                raise AssertionError("it was tokenised")
+
+        source = "{{ messages[0].content }}"
+        template = ChatTemplate(source, SPECIAL)
+        conversation = Conversation([{"role": "user", "content": "x" * 2**17}])
+        encoding = template.encode(
+            source, conversation, Never(byte_backend(), {}), max_model_len=256
+        )
+        with pytest.raises(ApiError, match="messages must leave room .* got at least") as refused:
+            await encoding
+        assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
         template.close()
 
     async def test_the_loop_goes_on_meanwhile(self) -> None:

@@ -356,7 +356,15 @@ class TestRefusals:
         async with in_process(chat_template=TEMPLATE) as site:
             messages = [{"role": "user", "content": "x" * 300}]
             error = await chat(site, 400, messages=messages)
-            assert error["code"] == "context_length_exceeded"
+            assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+            assert error["message"].startswith("messages must leave room")
+
+    @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+    async def test_a_limit_that_does_not_fit_is_named_as_the_client_did(self, field: str) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            error = await chat(site, 400, **{field: 250})
+            assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+            assert error["message"].startswith(f"{field} must be at most 234")
 
 
 class TestTokenize:
