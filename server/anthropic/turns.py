@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from server.errors import bad_request
 from server.schema.anthropic import Block, TextBlock, Turn
 from server.schema.base import shown
-from server.schema.messages import CalledFunction, ChatMessage, TextPart, ToolCall
+from server.schema.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 
 _SHOWN_IDS = 8
 _ALLOWED = {
@@ -45,7 +45,7 @@ class ChatMessages:
             words = "must be followed by the results of its tools"
             raise bad_request("messages", f"messages[{len(turns) - 1}] {words}")
 
-    def _append(self, place: str, role: str, content: list[TextPart] | None) -> ChatMessage:
+    def _append(self, place: str, role: str, content: list[ContentPart] | None) -> ChatMessage:
         message = ChatMessage.model_construct(role=role, content=content)
         self.messages.append(message)
         self.places.append(place)
@@ -88,9 +88,9 @@ class ChatMessages:
         message.tool_call_id = block.tool_use_id
 
 
-def _texts(blocks: Sequence[Block | TextBlock]) -> list[TextPart]:
+def _texts(blocks: Sequence[Block | TextBlock]) -> list[ContentPart]:
     return [
-        TextPart.model_construct(type="text", text=block.text)
+        ContentPart.model_construct(type="text", text=block.text)
         for block in blocks
         if block.text is not None
     ]

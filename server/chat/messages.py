@@ -10,7 +10,7 @@ import orjson
 from server.chat.template import Message
 from server.errors import bad_request
 from server.schema.base import shown
-from server.schema.messages import ChatMessage, TextPart, ToolCall
+from server.schema.messages import ChatMessage, ContentPart, ToolCall
 
 DEVELOPER = "developer"
 """OpenAI's newer name of the system role, which few templates know."""
@@ -87,10 +87,10 @@ def _template_message(message: ChatMessage, i: int, knows_developer: bool) -> Me
     return found
 
 
-def content_text(content: str | list[TextPart] | None) -> str | None:
+def content_text(content: str | list[ContentPart] | None) -> str | None:
     """A message's content as one text."""
     if isinstance(content, list):
-        return "\n".join(part.text for part in content)
+        return "\n".join(part.text or part.refusal or "" for part in content)
     return content
 
 

@@ -27,8 +27,8 @@ TIMEOUT_S = 10.0
 MAX_CHARS = 16 << 20
 """A rendered prompt has at most; longer than any context that is served."""
 LONG_CHARS = 1 << 15
-"""Longer prompts are tokenised on a thread of their own: nothing can interrupt that, and other chats
-wait for the one that renders."""
+"""Longer prompts are tokenised on a thread of their own: nothing can interrupt that, and all chats
+wait for the thread that renders."""
 
 RESERVED_KWARGS = frozenset(
     (

@@ -15,7 +15,7 @@ import orjson
 from server.errors import bad_request
 from server.responses.thoughts import unwrapped
 from server.schema.base import shown
-from server.schema.messages import CalledFunction, ChatMessage, TextPart, ToolCall
+from server.schema.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 from server.schema.responses import InputItem, ItemPart
 
 _SHOWN_IDS = 8
@@ -110,8 +110,8 @@ class InputMessages:
         self._is_open = False
 
 
-def _texts(parts: Sequence[ItemPart] | None) -> list[TextPart]:
-    return [TextPart(type="text", text=part.text or part.refusal or "") for part in parts or ()]
+def _texts(parts: Sequence[ItemPart] | None) -> list[ContentPart]:
+    return [ContentPart(type="text", text=part.text or part.refusal or "") for part in parts or ()]
 
 
 def _thoughts(item: InputItem) -> str:

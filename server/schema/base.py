@@ -7,7 +7,7 @@ every broken rule, or the first `MAX_ERRORS` of them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import orjson
@@ -142,8 +142,9 @@ def _sentence(kind: type[BodyModel], error: ErrorDetails) -> str:
     param = field_path(error["loc"])
     if error["type"] != "extra_forbidden":
         return f"{param} {_rule(error)}" if param else _rule(error)
-    name = str(error["loc"][-1])
-    near = difflib.get_close_matches(name, kind.model_fields, 1) if len(name) < _SHOWN_CHARS else []
+    name, is_on_top = str(error["loc"][-1]), len(error["loc"]) == 1
+    may_be_near = is_on_top and len(name) < _SHOWN_CHARS
+    near = difflib.get_close_matches(name, kind.model_fields, 1) if may_be_near else []
     return f"unknown field {param!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
 
 
@@ -200,6 +201,22 @@ def _rule(error: ErrorDetails) -> str:
 
 def _limit(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def is_deeper(value: Any, max_depth: int) -> bool:
+    """Whether parsed JSON has more levels of objects and lists than `max_depth`."""
+    level = [value]
+    for _ in range(max_depth):
+        level = [inner for outer in level for inner in _inner(outer)]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _inner(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def shown(value: Any) -> str:

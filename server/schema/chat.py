@@ -89,8 +89,10 @@ class ChatRequest(GenerationFields, TemplateFields):
     modalities: Annotated[Any, Only(["text"])] = None
     prediction: Accepted = None
     verbosity: Accepted = None
+    prompt_cache_options: Accepted = None
     add_special_tokens: Annotated[Any, Only(False)] = None
     functions: NotYet = None
     function_call: NotYet = None
     audio: NotYet = None
     web_search_options: NotYet = None
+    moderation: NotYet = None

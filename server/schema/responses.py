@@ -6,9 +6,9 @@ Nothing is stored, so what refers to something stored is refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from server.schema.base import BodyModel, FieldNames, InnerModel, TypedModel, shown
 from server.schema.fields import Accepted, ModelName, NotYet, Only, Priority, RequestId, Seed
@@ -125,17 +125,23 @@ class FunctionChoice(InnerModel):
     name: str
 
 
-def _choice(value: Any) -> Any:
-    """Refuse other words and types in one sentence."""
-    if isinstance(value, str) and value in ("none", "auto", "required"):
+def _choice(value: Any) -> str | FunctionChoice:
+    """Read a choice; other words and types are refused in one sentence."""
+    if isinstance(value, str) and value in get_args(ToolMode):
         return value
     if isinstance(value, dict) and value.get("type") == "function":
-        return value
+        return FunctionChoice.model_validate(value)
     got = shown(value.get("type")) if isinstance(value, dict) else shown(value)
     raise ValueError(
         'must be "none", "auto", "required" or {"type": "function", "name": ...}, '
         f"got {'an object of type ' if isinstance(value, dict) else ''}{got}"
     )
+
+
+ToolChoice = Annotated[
+    ToolMode | FunctionChoice,
+    PlainValidator(_choice, json_schema_input_type=ToolMode | FunctionChoice),
+]
 
 
 class TextFormat(TypedModel):
@@ -224,9 +230,7 @@ class ResponsesRequest(BodyModel):
         None, ge=0, description="The text has its tokens' logprobs and so many top tokens."
     )
     tools: FunctionTools | None = Field(None, description="Functions that the model may call.")
-    tool_choice: Annotated[ToolMode | FunctionChoice, BeforeValidator(_choice)] | None = Field(
-        None, description='The default is "auto".'
-    )
+    tool_choice: ToolChoice | None = Field(None, description='The default is "auto".')
     parallel_tool_calls: bool | None = Field(
         None, description="With false the reply has at most one call; the default is true."
     )

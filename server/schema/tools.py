@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field, PlainValidator
 
-from server.schema.base import InnerModel, shown
+from server.schema.base import InnerModel, is_deeper, shown
 
 MAX_TOOLS = 256
 MAX_SCHEMA_BYTES = 256 << 10
 MAX_SCHEMA_DEPTH = 64
+MAX_JSON_DEPTH = 200
 """Limits of what a prompt is made of for each request."""
 MAX_NAME_CHARS = 128
 
@@ -35,6 +36,8 @@ def _name(value: str) -> str:
 
 def _schema(value: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse what is no JSON schema of an object."""
+    if is_deeper(value, MAX_JSON_DEPTH):
+        raise ValueError(f"must be nested at most {MAX_JSON_DEPTH} levels deep")
     size = len(orjson.dumps(value))
     if size > MAX_SCHEMA_BYTES:
         raise ValueError(f"must have at most {MAX_SCHEMA_BYTES} bytes as JSON, got {size}")
@@ -168,16 +171,16 @@ class NamedTool(InnerModel):
 ToolMode = Literal["none", "auto", "required"]
 
 
-def _choice(value: Any) -> Any:
-    """Refuse other words and kinds in one sentence."""
-    if isinstance(value, str) and value in ("none", "auto", "required"):
+def _choice(value: Any) -> str | NamedTool:
+    """Read a choice; other words and kinds are refused in one sentence."""
+    if isinstance(value, str) and value in get_args(ToolMode):
         return value
     got = shown(value)
     if isinstance(value, dict):
         got = f"an object of type {shown(value.get('type'))}"
         if value.get("type") == "function":
             if isinstance(value.get("function"), dict):
-                return value
+                return NamedTool.model_validate(value)
             got = f"an object whose function is {shown(value.get('function'))}"
     raise ValueError(
         'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, '
@@ -185,4 +188,6 @@ def _choice(value: Any) -> Any:
     )
 
 
-ToolChoice = Annotated[ToolMode | NamedTool, BeforeValidator(_choice)]
+ToolChoice = Annotated[
+    ToolMode | NamedTool, PlainValidator(_choice, json_schema_input_type=ToolMode | NamedTool)
+]

@@ -18,7 +18,7 @@ from server.structured.refusals import (
     without_refused,
 )
 from server.structured.sources import checked_schema, schema_source, source_of
-from server.structured.spec import CheckedGrammar, GrammarSpec, TokenTable
+from server.structured.spec import COMPACT, WHITESPACE, CheckedGrammar, GrammarSpec, TokenTable
 
 _NO_TEXT = "NoExtension"
 """How llguidance calls a grammar that nothing can be added to."""
@@ -60,6 +60,7 @@ class GrammarCheck:
         """The grammar's source; raises `ApiError` naming what is wrong with it."""
         ignored: list[str] = []
         schema: Node | bool | None = None
+        self._check_whitespace(spec.whitespace)
         if spec.kind == "json":
             schema, ignored = self._check_schema(spec)
             _check_ends(schema, spec.param)
@@ -70,6 +71,14 @@ class GrammarCheck:
                 raise refusal(spec.param, message, None)
         first = self._first_mask(source, spec.param)
         return CheckedGrammar(source, ignored, first, schema if ignored else None)
+
+    def _check_whitespace(self, pattern: str) -> None:
+        """Refuse a pattern by itself: the words against a schema with it would not name it."""
+        if pattern not in (WHITESPACE, COMPACT):
+            param = "structured_outputs.whitespace_pattern"
+            source = source_of(GrammarSpec("regex", pattern, param), self._special_ids)
+            if (message := self._message(source)) is not None:
+                raise refusal(param, message, None)
 
     def _check_schema(self, spec: GrammarSpec) -> tuple[Node | bool, list[str]]:
         """The schema that is kept to, and what of the request's was dropped."""

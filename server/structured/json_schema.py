@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from server.errors import bad_request
-from server.schema.base import field_path
+from server.schema.base import field_path, is_deeper
 
 Path = tuple[str | int, ...]
 """Where in a schema something stands: keys of objects and indices of lists."""
@@ -42,7 +42,8 @@ def with_options(schema: Node | bool, whitespace: str, param: str) -> Node:
     """
     if schema is False:
         raise bad_request(param, f"{param} is false, which no text matches")
-    _check_depth(schema, param)
+    if is_deeper(schema, MAX_DEPTH):
+        raise bad_request(param, f"{param} must be nested at most {MAX_DEPTH} levels deep")
     own = {} if schema is True else schema
     options: Node = {
         "item_separator": ",",
@@ -54,21 +55,6 @@ def with_options(schema: Node | bool, whitespace: str, param: str) -> Node:
     if whitespace:
         options["whitespace_pattern"] = whitespace
     return {**own, _OPTIONS: options}
-
-
-def _check_depth(schema: Any, param: str) -> None:
-    level = [schema]
-    for _ in range(MAX_DEPTH):
-        level = [inner for value in level for inner in _inner(value)]
-        if not level:
-            return
-    raise bad_request(param, f"{param} must be nested at most {MAX_DEPTH} levels deep")
-
-
-def _inner(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []
 
 
 def definitions(schema: Node) -> Node:

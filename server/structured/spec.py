@@ -39,7 +39,10 @@ class GrammarSpec(msgspec.Struct, frozen=True):
 
     def packed(self) -> bytes:
         """Everything about it as JSON, which is equal for equal grammars; raises `ApiError`."""
-        raw = orjson.dumps((self.kind, self.value, self.param, self.whitespace, self.lenient))
+        try:
+            raw = orjson.dumps((self.kind, self.value, self.param, self.whitespace, self.lenient))
+        except orjson.JSONEncodeError:  # it reads more levels than it writes
+            raise bad_request(self.param, f"{self.param} is nested too deep") from None
         if len(raw) > MAX_SPEC_BYTES:
             raise bad_request(
                 self.param,

@@ -110,13 +110,18 @@ def _of_tag(tag: StructuralTag, param: str) -> GrammarSpec:
         raise _incomplete(param, "needs either format, or structures and triggers")
     if tag.format is not None:
         return GrammarSpec("structural_tag", tag.format, f"{param}.format")
+    structures, triggers = tag.structures or (), tuple(tag.triggers or ())
+    for i, each in enumerate(structures):
+        if not each.begin.startswith(triggers):
+            where = f"{param}.structures[{i}].begin"
+            raise bad_request(where, f"{where} must begin with one of {param}.triggers")
     tags = [
         {
             "begin": each.begin,
             "content": {"type": "json_schema", "json_schema": each.schema_},
             "end": each.end,
         }
-        for each in tag.structures or ()
+        for each in structures
     ]
     value = {"type": "triggered_tags", "triggers": tag.triggers, "tags": tags}
     return GrammarSpec("structural_tag", value, param)

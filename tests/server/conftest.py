@@ -90,6 +90,14 @@ def _config(**config: Any) -> ServerConfig:
     return ServerConfig(model_names=(MODEL,), **config)
 
 
+def nested(levels: int) -> dict[str, Any]:
+    """Objects within objects, so many of them."""
+    value: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        value = {"a": value}
+    return value
+
+
 @asynccontextmanager
 async def in_process(
     engine: FakeEngine | None = None, *, with_bos: bool = False, **config: Any

@@ -189,7 +189,7 @@ class TestTime:
         encoding = template.encode(
             source, conversation, Never(byte_backend(), {}), max_model_len=256
         )
-        with pytest.raises(ApiError, match="messages must leave room .* got at least") as refused:
+        with pytest.raises(ApiError, match=r"messages must leave room .* got at least") as refused:
             await encoding
         assert (refused.value.param, refused.value.code) == ("messages", "context_length_exceeded")
         template.close()

@@ -59,15 +59,17 @@ class TestPrompt:
             },
             {
                 "role": "assistant",
-                "content": None,
-                "refusal": "no",
+                "content": [{"type": "refusal", "refusal": "no"}],
                 "tool_calls": [{"id": "call_1", "function": {"name": "f", "arguments": "{}"}}],
             },
             {"role": "tool", "content": "42", "tool_call_id": "call_1"},
+            {"role": "assistant", "content": None, "refusal": "no"},
         ]
         async with in_process(chat_template=TEMPLATE) as site:
             await chat(site, max_tokens=1, messages=messages)
-            assert prompt_of(site) == "[system]brief[user]a\nb[assistant]no[tool]42[assistant]"
+            assert prompt_of(site) == (
+                "[system]brief[user]a\nb[assistant]no[tool]42[assistant]no[assistant]"
+            )
 
     async def test_the_last_message_is_gone_on_with(self) -> None:
         messages = [*HELLO, {"role": "assistant", "content": "It was"}]
@@ -271,6 +273,25 @@ class TestRefusals:
             ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
             ({"messages": [{"role": "user"}]}, "messages[0].content", "got null"),
             ({"messages": [{"role": "user", "content": "x", "nome": "y"}]}, None, "nome"),
+            ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a text or"),
+            ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "obj"),
+            (
+                {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
+                "messages[0].content[0].text",
+                "must be a string, got 3",
+            ),
+            (
+                {
+                    "messages": [
+                        {
+                            "role": "assistant",
+                            "tool_calls": [{"function": {"name": "f", "arguments": 3}}],
+                        }
+                    ]
+                },
+                "messages[0].tool_calls[0].function.arguments",
+                "must be a JSON object",
+            ),
             ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
             ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
             ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "equal"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.request import Finish
 from tests.fakes import EOS, FakeEngine, says
-from tests.server.conftest import in_process
+from tests.server.conftest import in_process, nested
 from tests.server.routes.test_chat import HELLO, chat, prompt_of, stream
 
 TEMPLATE = (
@@ -339,6 +339,16 @@ class TestRefusals:
                 function(parameters={"required": "a"}),
                 "tools[0].function.parameters",
                 "/required must be a list",
+            ),
+            (
+                function(parameters={"default": nested(200)}),
+                "tools[0].function.parameters",
+                "nested at most 200 levels",
+            ),
+            (
+                {**TOOLS, "tool_choice": {"type": "function", "function": {"name": 3}}},
+                "tool_choice.function.name",
+                "must be a string, got 3",
             ),
             ({**TOOLS, "tool_choice": "any"}, "tool_choice", '"any"'),
             ({**TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools"),

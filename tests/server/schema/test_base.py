@@ -99,6 +99,11 @@ def test_fields(field: str, value: Any, param: str, words: str) -> None:
     assert error.message.startswith((param, "unknown field"))
 
 
+def test_no_other_name_is_told_of_a_field_within() -> None:
+    error = refusal(b'{"prompt": "x", "stream_options": {"echoo": 1}}')
+    assert error.message == "unknown field 'stream_options.echoo'"
+
+
 def test_a_missing_prompt() -> None:
     error = refusal(b"{}")
     assert (error.param, error.message) == ("prompt", "prompt is required")

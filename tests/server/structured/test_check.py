@@ -53,6 +53,11 @@ class TestJson:
         assert matches(own, '{"a":[1,\n\n\n2]}')
         assert not matches(own, '{"a": [1]}')
 
+    def test_a_pattern_that_is_none_is_named(self) -> None:
+        with pytest.raises(ApiError, match=r"is refused: .*unclosed group") as caught:
+            checked("json", PAIR, whitespace="( ")
+        assert caught.value.param == "structured_outputs.whitespace_pattern"
+
     def test_options_within_a_schema_have_no_effect(self) -> None:
         sneaky = {**PAIR, "x-guidance": {"lenient": True, "item_separator": ";", "not": 1}}
         grammar = checked("json", sneaky)

@@ -12,6 +12,7 @@ from server.schema.base import validate
 from server.schema.completions import CompletionRequest
 from server.structured.spec import COMPACT, WHITESPACE, GrammarSpec
 from server.structured.wanted import wanted_grammar
+from tests.server.conftest import nested
 
 SCHEMA = {"type": "object"}
 TAG = {"begin": "<a>", "schema": SCHEMA, "end": "</a>"}
@@ -155,6 +156,14 @@ def test_options_hold_for_either_field() -> None:
         (
             {"structured_outputs": {"whitespace_pattern": " ", "disable_any_whitespace": True}},
             *("structured_outputs.whitespace_pattern", "contradicts"),
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "structures": [TAG], "triggers": ["["]}},
+            *("response_format.structures[0].begin", "one of response_format.triggers"),
+        ),
+        (
+            {"structured_outputs": {"json": nested(300)}},
+            *("structured_outputs.json", "nested too deep"),
         ),
         (
             {"structured_outputs": {"structural_tag": {"triggers": ["<"]}}},
