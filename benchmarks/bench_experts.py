@@ -1,6 +1,6 @@
-"""Experts on the GPU: errors against float64, times of launches beside bounds, a whole decode step.
+"""Experts on the GPU: errors against float64, times of launches beside bounds.
 
-    python -m benchmarks.bench_experts --parts check,few,decode-64,decode-256,prefill,step
+    python -m benchmarks.bench_experts --parts check,few,decode-64,decode-256,prefill
 
 The layer is that of a shape with experts (Qwen3-30B-A3B: 128 experts of 768, 8 a token, hidden size
 2048). Times are those of replayed CUDA graphs of `LAYERS` calls, each with inputs of its own and
@@ -11,20 +11,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
 import torch
-from transformers import AutoConfig
 
 from benchmarks.bench_sampling import copy_gb_per_s
-from benchmarks.shapes import EXPERTS, QWEN3, cache_bytes_per_token, expert_step_bytes
-from engine.contracts.attention import AttentionSpec, KVCache
-from engine.contracts.heads import Heads, Rotation
-from engine.kernels.decode_attention import paged_decode_product
-from engine.kernels.decode_product import Product
-from engine.kernels.decode_shares import DecodeScratch
+from benchmarks.shapes import EXPERTS
 from engine.kernels.experts.few import down_few, gate_up_few, route_few
 from engine.kernels.experts.gates import SILU
 from engine.kernels.experts.grouped import Tile, grouped_linear, weighted_sums
@@ -39,9 +32,6 @@ from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import ExpertWeights
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import NUM_ROWS, Norm
-from engine.models.checkpoint.weights import DummyWeights
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import decoder_config
 
 DEVICE = torch.device("cuda")
 SHAPE = "qwen3-30b-a3b"
@@ -280,92 +270,10 @@ def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) ->
     print(rows, "rows", {name: graph_us(call) for name, call in around.items()})
 
 
-# -- a step -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """The `LayerAttention` of rows that bring one token each."""
-
-    specs: Sequence[AttentionSpec]
-    cache: KVCache
-    tables: torch.Tensor
-    seq_lens: torch.Tensor
-    slots: torch.Tensor
-    scratch: DecodeScratch
-
-    @classmethod
-    def of(cls, specs: Sequence[AttentionSpec], rows: int, context: int) -> Decoding:
-        """Rows of `context` tokens, each in blocks of its own."""
-        width = -(-context // BLOCK_SIZE)
-        cache = KVCache(specs, rows * width + 1, BLOCK_SIZE, DTYPE, DEVICE)
-        tables = 1 + torch.arange(rows * width, device=DEVICE).view(rows, width)
-        offset = (context - 1) % BLOCK_SIZE
-        slots = tables[:, -1] * BLOCK_SIZE + offset
-        seq_lens = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
-        scratch = DecodeScratch(list(specs), rows, DEVICE)
-        return cls(specs, cache, tables.int(), seq_lens, slots, scratch)
-
-    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError("fused layers give their product")
-
-    def attend_product(
-        self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
-    ) -> torch.Tensor:
-        spec = self.specs[layer]
-        out = qkv.new_empty((len(qkv), spec.num_q_heads, spec.head_dim))
-        paged_decode_product(
-            spec,
-            Product(qkv, heads.norm, rotation.table, heads.eps),
-            rotation.positions,
-            self.slots,
-            self.cache.layers[layer],
-            self.tables,
-            self.seq_lens,
-            out,
-            self.scratch,
-        )
-        return out
-
-
-def step(gb_per_s: float, *, fp8: bool = False) -> None:
-    """A decode step of the whole shape with random weights, to its most likely tokens.
-
-    Args:
-        fp8: weights are in float8, but for the embedding and the head.
-    """
-    fields = QWEN3 | EXPERTS[SHAPE]
-    config = AutoConfig.for_model(**fields)
-    source = DummyWeights(config.initializer_range, DEVICE)
-    model = Decoder(decoder_config(config), source, DTYPE, DEVICE, 4096, fp8=fp8)
-    for rows, context in ((1, 256), (2, 256), (8, 256), (64, 192), (256, 192)):
-        attention = Decoding.of(model.attention_specs, rows, context)
-        ids = torch.randint(0, model.vocab_size, (2, rows), device=DEVICE, dtype=torch.int32)
-        positions = torch.full((rows,), context - 1, device=DEVICE)
-
-        def call(
-            index: int,
-            ids: torch.Tensor = ids,
-            positions: torch.Tensor = positions,
-            attention: Decoding = attention,
-        ) -> torch.Tensor:
-            return model.logits(model.forward(ids[index], positions, attention)).argmax(-1)
-
-        ms = graph_us(call, 2) / 1e3
-        num_bytes = expert_step_bytes(SHAPE, rows)
-        if fp8:
-            head = 2 * HIDDEN * model.vocab_size  # which stays in bfloat16
-            num_bytes = (num_bytes - head) / 2 + head
-        num_bytes += rows * context * cache_bytes_per_token(SHAPE)
-        bound = num_bytes / gb_per_s / 1e6
-        line = ("ms", round(ms, 3), "bound", round(bound, 3), round(ms / bound, 2))
-        print("step", rows, "rows", context, "context", *line, flush=True)
-
-
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default="check,few,decode-64,decode-256,prefill,step")
+    parser.add_argument("--parts", default="check,few,decode-64,decode-256,prefill")
     args = parser.parse_args()
     gb_per_s = copy_gb_per_s()
     print("copy", round(gb_per_s), "GB/s", torch.cuda.get_device_name())
@@ -375,7 +283,6 @@ def main() -> None:
         "decode-64": partial(grouped, 64, [16], DECODE_TILES, gb_per_s),
         "decode-256": partial(grouped, 256, [16, 32], DECODE_TILES, gb_per_s),
         "prefill": partial(grouped, 4096, [128], PREFILL_TILES, gb_per_s),
-        "step": partial(step, gb_per_s),
     }
     for part in args.parts.split(","):
         with torch.inference_mode():

@@ -1,6 +1,6 @@
-"""Float8 experts on the GPU: times of launches and layers beside bounds, a whole decode step.
+"""Float8 experts on the GPU: times of launches and layers beside bounds.
 
-    python -m benchmarks.bench_fp8_experts --parts few,layers,step
+    python -m benchmarks.bench_fp8_experts --parts few,layers
 
 Shape and method are those of `bench_experts`. Prints a line a measurement.
 """
@@ -22,7 +22,6 @@ from benchmarks.bench_experts import (
     TOP_K,
     graph_us,
     some_routing,
-    step,
 )
 from benchmarks.bench_sampling import copy_gb_per_s
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
@@ -113,7 +112,7 @@ def whole_layers(gb_per_s: float, *, by_spans: bool) -> None:
 def main() -> None:
     """Run the parts asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--parts", default="few,layers,step")
+    parser.add_argument("--parts", default="few,layers")
     args = parser.parse_args()
     gb_per_s = copy_gb_per_s()
     print("copy", round(gb_per_s), "GB/s", torch.cuda.get_device_name())
@@ -122,7 +121,6 @@ def main() -> None:
         "few-spans": partial(few, gb_per_s, by_spans=True),
         "layers": partial(whole_layers, gb_per_s, by_spans=False),
         "layers-spans": partial(whole_layers, gb_per_s, by_spans=True),
-        "step": partial(step, gb_per_s, fp8=True),
     }
     for part in args.parts.split(","):
         with torch.inference_mode():

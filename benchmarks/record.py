@@ -5,6 +5,8 @@ What the figures are is in `benchmarks.figures`; here each gets the git tree ids
 `trees` moves when all were.
 
     python -m benchmarks.record --parts sampling,qwen3-0.6b,qwen3-8b,serving:qwen3-0.6b
+
+Each part prints its figures as they are measured, and a part that fails leaves the others theirs.
 """
 
 from __future__ import annotations
@@ -20,26 +22,33 @@ from pathlib import Path
 import torch
 
 from benchmarks import (
+    bench_expert_steps,
     bench_logprobs,
     bench_quantized,
     bench_speculation,
     bench_structured,
     bench_verification,
+    quantized_serving,
 )
-from benchmarks.figures import Figure, engine_figures, serving_figures
+from benchmarks.figures import Figure, engine_figures
 from benchmarks.sampling_figures import sampling_figures
 from benchmarks.scoring_figures import scoring_figures
-from benchmarks.shapes import BIG, SHAPES
+from benchmarks.serving_figures import LLAMA, SMALL, serving_figures, start_figures
+from benchmarks.shapes import BIG
 
+SHAPES = (SMALL, BIG)
 OUTPUT = Path(__file__).parent / "h200.json"
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "sampling": sampling_figures,
     "verification": bench_verification.figures,
     "logprobs": bench_logprobs.figures,
     "quantized": partial(bench_quantized.figures, BIG),
+    "quantized-serving": quantized_serving.figures,
+    "experts": bench_expert_steps.figures,
     "speculation": partial(bench_speculation.figures, BIG),
     **{shape: partial(engine_figures, shape) for shape in SHAPES},
-    **{f"serving:{shape}": partial(serving_figures, shape) for shape in SHAPES},
+    f"starts:{SMALL}": partial(start_figures, SMALL),
+    **{f"serving:{shape}": partial(serving_figures, shape) for shape in (*SHAPES, LLAMA)},
     **{f"scoring:{shape}": partial(scoring_figures, shape) for shape in SHAPES},
     **{f"structured:{shape}": partial(bench_structured.figures, shape) for shape in SHAPES},
 }

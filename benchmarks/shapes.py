@@ -37,6 +37,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "tie_word_embeddings": False,
     },
+    "llama-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
 }
 BIG = "qwen3-8b"
 EXPERTS: dict[str, dict[str, Any]] = {

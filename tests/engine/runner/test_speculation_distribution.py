@@ -94,8 +94,8 @@ def make(folder: Path, speculation: SpeculativeConfig) -> Engine:
     return build_engine(
         EngineConfig(
             model=ModelConfig(model=str(folder), device="cpu", max_model_len=64),
-            cache=CacheConfig(block_size=8, num_blocks=600),
-            scheduler=SchedulerConfig(max_rows=96, max_step_tokens=512),
+            cache=CacheConfig(block_size=8, num_blocks=2400),
+            scheduler=SchedulerConfig(max_rows=384, max_step_tokens=2048),
             speculation=speculation,
         )
     )
