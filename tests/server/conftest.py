@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import settings
 
 from engine.request import Request
 from server.app import create_app
@@ -22,6 +23,9 @@ from server.http.server import make_server
 from tests.fakes import FakeEngine, byte_tokenizer
 
 MODEL = "fake"
+
+settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+settings.load_profile("any machine")
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.fleet.routing import MAX_HOLDERS, PrefixRouter
@@ -23,7 +23,6 @@ def chain(*parts: int) -> list[int]:
 
 
 @given(st.lists(st.tuples(PROMPTS, LOADS), max_size=60), st.integers(1, 6))
-@settings(deadline=None)
 def test_a_long_queue_is_never_made_longer(
     calls: list[tuple[list[int], dict[str, int]]], max_lead: int
 ) -> None:
@@ -43,7 +42,6 @@ def test_a_long_queue_is_never_made_longer(
 
 
 @given(st.lists(st.tuples(PROMPTS, LOADS), max_size=40))
-@settings(deadline=None)
 def test_decisions_depend_on_the_calls_alone(
     calls: list[tuple[list[int], dict[str, int]]],
 ) -> None:

@@ -219,7 +219,7 @@ class TestLogprobs:
 
 
 SLOW_FIXTURES = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

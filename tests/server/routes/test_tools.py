@@ -244,7 +244,7 @@ PARTS = st.sampled_from(
     ]
 )
 SLOW_FIXTURES = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

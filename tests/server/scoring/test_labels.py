@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.scoring.labels import LabelError, LabelTree
@@ -40,7 +40,6 @@ labels = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(labels)
 def test_labels_and_others_share_all_the_mass(asked: list[tuple[int, ...]]) -> None:
     prefixes = any(

@@ -265,7 +265,7 @@ def test_a_token_that_the_first_piece_leaves_without_a_part_is_counted() -> None
         assert read_words(STYLES["mistral"], written, counts) == (whole.events, 2)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_drawn_replies(data: st.DataObject) -> None:
     """Replies of pieces that fit together anyhow, as tokens that begin and end anywhere."""
