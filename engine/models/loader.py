@@ -270,19 +270,17 @@ def _check_quantization(
     hf_config: Any,
     device: torch.device,
 ) -> None:
-    """Refuse to round what is rounded, layers that are read as they are alone, and float8 products
-    on a GPU without them."""
+    """Refuse to round what is rounded, and float8 products on a GPU without them."""
     flag, where = f"--quantization {config.quantization}", folder / "config.json"
     lack = fp8_lack(device)
     shape = decoder_config(hf_config)
-    unread = None if shape.is_plain else f"the weights of {hf_config.model_type}"
     if quantization is None:
         if config.quantization is None:
             return
         if lack:
             raise ModelError(f"{flag} {lack}; leave it out")
-        if unread is not None:
-            raise ModelError(f"{flag}: {unread} are not quantized; leave it out")
+        if device.type == "cuda" and not shape.is_plain:
+            _warn_of_kernels(flag)
         return
     is_fp8 = any(scheme.is_fp8 for scheme in quantization.schemes)
     if config.quantization is not None and not is_fp8:
@@ -290,24 +288,21 @@ def _check_quantization(
             f"{flag} rounds weights that are not quantized, and {folder} is "
             f"({quantization.name}); leave it out"
         )
-    if unread is not None:
-        raise ModelError(
-            f"{where}: quantization_config ({quantization.name}): {unread} are read unquantized "
-            "alone; give the unquantized model as MODEL"
-        )
     if is_fp8 and lack:
         raise ModelError(
             f"{where}: quantization_config ({quantization.name}) {lack}; give a model in bfloat16 "
             "or 4 bits"
         )
-    was_tested = hf_config.model_type not in UNTRIED_ON_CUDA and all(
-        scheme.is_fp8 or (scheme.storage == "gptq" and shape.experts is None)
-        for scheme in quantization.schemes
-    )
+    was_tested = hf_config.model_type not in UNTRIED_ON_CUDA and shape.is_plain
+    for scheme in quantization.schemes:
+        was_tested &= scheme.is_fp8 or (scheme.storage == "gptq" and shape.experts is None)
     if device.type == "cuda" and not was_tested:
-        logger.warning(
-            "%s: the kernels of quantized checkpoints (%s) were tested in part on a GPU: compare "
-            "its logprobs with the unquantized model's",
-            where,
-            quantization.name,
-        )
+        _warn_of_kernels(f"{where}: quantization_config ({quantization.name})")
+
+
+def _warn_of_kernels(what: str) -> None:
+    logger.warning(
+        "%s: the kernels of such a model were tested in part on a GPU: compare its logprobs with "
+        "the unquantized model's",
+        what,
+    )

@@ -7,7 +7,8 @@ from functools import partial
 import torch
 
 from engine.contracts.heads import Heads
-from engine.kernels.linear import Linear, linear
+from engine.kernels.fp8_linear import Fp8Linear
+from engine.kernels.linear import Linear
 from engine.models.fused.decoder_weights import DecoderWeights
 from engine.models.fused.general_layers import (
     Activation,
@@ -25,10 +26,11 @@ from engine.models.fused.general_layers import (
 )
 from engine.models.fused.layers import prepare_qkv
 from engine.models.fused.options import RMS, RMS_PLUS_ONE
+from engine.models.quantized.parts import Part, join
 
 
 class GeneralWeights(DecoderWeights):
-    """Reads tensors by the names of a model's `LayerOptions`; no quantization."""
+    """Reads tensors by the names of a model's `LayerOptions`."""
 
     def embedding_and_lm_head(self) -> tuple[torch.Tensor, Linear]:
         """The embedding [vocab, hidden], and the product that makes float32 logits."""
@@ -56,16 +58,16 @@ class GeneralWeights(DecoderWeights):
         config, names = self.config, self.config.options.names
         prefix = f"model.layers.{index}"
         norm = self.general_norm(_named(prefix, names.attention_norm))
-        weight, bias = self._turned_qkv(prefix)
+        part, bias = self._turned_qkv(prefix)
         if config.options.parallel:
-            body = self._parallel(prefix, len(weight))
+            body = self._parallel(prefix)
             gate_up, gate_up_bias = self._gate_up(prefix)
-            weight = torch.cat([weight, gate_up])
-            bias = _joined(bias, gate_up_bias, len(weight) - len(gate_up), weight)
-            return GeneralLayer(AddedProduct(norm, linear(weight, bias)), body)
-        return GeneralLayer(AddedProduct(norm, linear(weight, bias)), self._sequential(prefix))
+            part = join([part, gate_up])
+            bias = _joined(bias, body.qkv_width, gate_up_bias, self._gate_up_width)
+            return GeneralLayer(AddedProduct(norm, self._linear(part, bias)), body)
+        return GeneralLayer(AddedProduct(norm, self._linear(part, bias)), self._sequential(prefix))
 
-    def _turned_qkv(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _turned_qkv(self, prefix: str) -> tuple[Part, torch.Tensor | None]:
         """Read the QKV product, lanes of queries and keys in the order of our kernels."""
         config, names = self.config, self.config.options.names
         q_width, kv_width = self._widths()
@@ -73,18 +75,19 @@ class GeneralWeights(DecoderWeights):
             widths = {names.qkv[0]: q_width + 2 * kv_width}
         else:
             widths = dict(zip(names.qkv, (q_width, kv_width, kv_width), strict=True))
-        attention, options = f"{prefix}.self_attn", config.options
-        weight, bias = self._fused(attention, widths, config.hidden_size, options.qkv_bias)
-        for tensor in (weight, bias):
-            if tensor is not None:
-                self._turn(tensor[: q_width + kv_width])
-        return weight, bias
+        has_bias = config.options.qkv_bias
+        part, bias = self._part(f"{prefix}.self_attn", widths, config.hidden_size, has_bias)
+        if config.lane_order is None:
+            return part, bias
+        rows = torch.arange(q_width + 2 * kv_width, device=self._device)
+        self._turn(rows[: q_width + kv_width])
+        return part.channels(rows), None if bias is None else bias[rows]
 
     def _turn(self, heads: torch.Tensor) -> None:
-        """Order the lanes of heads [heads * head_dim, ...] in place."""
+        """Order the lanes of heads [heads * head_dim] in place."""
         order = self.config.lane_order
         if order is not None:
-            split = heads.view(-1, self.config.head_dim, *heads.shape[1:])
+            split = heads.view(-1, self.config.head_dim)
             split.copy_(split[:, order.to(heads.device)])
 
     def _widths(self) -> tuple[int, int]:
@@ -111,46 +114,51 @@ class GeneralWeights(DecoderWeights):
         q_norm, k_norm = (WideRmsNorm(1.0 + norm.float(), config.norm_eps) for norm in norms)
         return partial(norm_heads, q_norm, k_norm, *self._widths())
 
-    def _gate_up(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        config, options = self.config, self.config.options
-        width = config.intermediate_size * (1 + options.gated)
-        names = options.names.gate_up
-        widths = {name: width // len(names) for name in names}
-        return self._fused(f"{prefix}.mlp", widths, config.hidden_size, options.mlp_bias)
+    @property
+    def _gate_up_width(self) -> int:
+        return self.config.intermediate_size * (1 + self.config.options.gated)
 
-    def _o(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _gate_up(self, prefix: str) -> tuple[Part, torch.Tensor | None]:
+        config, options = self.config, self.config.options
+        names = options.names.gate_up
+        widths = {name: self._gate_up_width // len(names) for name in names}
+        return self._part(f"{prefix}.mlp", widths, config.hidden_size, options.mlp_bias)
+
+    def _o(self, prefix: str) -> Linear | Fp8Linear:
         config, options = self.config, self.config.options
         widths = {options.names.o: config.hidden_size}
-        return self._fused(f"{prefix}.self_attn", widths, self._widths()[0], options.o_bias)
+        part = self._part(f"{prefix}.self_attn", widths, self._widths()[0], options.o_bias)
+        return self._linear(*part)
 
-    def _down(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _down(self, prefix: str) -> Linear | Fp8Linear:
         config, options = self.config, self.config.options
         widths = {options.names.down: config.hidden_size}
-        return self._fused(f"{prefix}.mlp", widths, config.intermediate_size, options.mlp_bias)
+        part = self._part(f"{prefix}.mlp", widths, config.intermediate_size, options.mlp_bias)
+        return self._linear(*part)
 
     def _sequential(self, prefix: str) -> SequentialBody:
         options = self.config.options
         names = options.names
         mlp_norm = self.general_norm(_named(prefix, names.mlp_norm))
         return SequentialBody(
-            o=linear(*self._o(prefix)),
-            gate_up=AddedProduct(mlp_norm, linear(*self._gate_up(prefix))),
+            o=self._o(prefix),
+            gate_up=AddedProduct(mlp_norm, self._linear(*self._gate_up(prefix))),
             activation=Activation(options.activation, options.gated),
-            down=linear(*self._down(prefix)),
+            down=self._down(prefix),
             heads=self._heads(),
             prepare=self._qk_norms(prefix),
             after_attention=self._after(_named(prefix, names.after_attention)),
             after_mlp=self._after(_named(prefix, names.after_mlp)),
         )
 
-    def _parallel(self, prefix: str, qkv_width: int) -> ParallelBody:
-        options = self.config.options
+    def _parallel(self, prefix: str) -> ParallelBody:
+        options, (q_width, kv_width) = self.config.options, self._widths()
         return ParallelBody(
-            o=linear(*self._o(prefix)),
+            o=self._o(prefix),
             activation=Activation(options.activation, options.gated),
-            down=linear(*self._down(prefix)),
+            down=self._down(prefix),
             heads=self._heads(),
-            qkv_width=qkv_width,
+            qkv_width=q_width + 2 * kv_width,
         )
 
     def _after(self, name: str | None) -> Map | None:
@@ -168,13 +176,11 @@ def _named(prefix: str, name: str | None) -> str | None:
 
 
 def _joined(
-    first: torch.Tensor | None, second: torch.Tensor | None, split: int, weight: torch.Tensor
+    first: torch.Tensor | None, width: int, second: torch.Tensor | None, second_width: int
 ) -> torch.Tensor | None:
-    """The biases of two products that became one, the first of `split` rows."""
-    if first is None and second is None:
+    """The biases of two products of some widths that became one."""
+    one = second if first is None else first
+    if one is None:
         return None
-    bias = weight.new_zeros(len(weight))
-    for part, own in ((bias[:split], first), (bias[split:], second)):
-        if own is not None:
-            part.copy_(own)
-    return bias
+    pairs = ((first, width), (second, second_width))
+    return torch.cat([one.new_zeros(size) if own is None else own for own, size in pairs])

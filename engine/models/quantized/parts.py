@@ -5,13 +5,14 @@ have theirs by channel already, 4-bit ones by channel and group. Parts that cann
 one kernel (other schemes, other scales of the input) are multiplied one after the other.
 
 A rank's part of a weight is some of its `channels`, or of its `inputs`, with the scales they have
-in the whole.
+in the whole. `channels` also gives them all in another order, by their indices int64 [out].
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -24,13 +25,15 @@ from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.int4 import MIDDLE, Int4Groups, pack
 from engine.kernels.quantized.int4_linear import Int4Linear
 
+Own = slice | torch.Tensor
+
 
 class DensePart(NamedTuple):
     """A weight [out, in] that is not quantised."""
 
     weight: torch.Tensor
 
-    def channels(self, own: slice) -> DensePart:
+    def channels(self, own: Own) -> DensePart:
         return DensePart(self.weight[own])
 
     def inputs(self, own: slice) -> DensePart:
@@ -60,7 +63,7 @@ class Fp8Part(NamedTuple):
         """Whether inputs are rounded as the kernels of norms and activations round."""
         return self.input_scale is None and self.largest_input is None
 
-    def channels(self, own: slice) -> Fp8Part:
+    def channels(self, own: Own) -> Fp8Part:
         values, scales = self.rows
         return self._replace(rows=Fp8Rows(_bytes(values)[own].view(values.dtype), scales[own]))
 
@@ -86,7 +89,7 @@ class BlockPart(NamedTuple):
 
     blocks: Fp8Blocks
 
-    def channels(self, own: slice) -> BlockPart:
+    def channels(self, own: Own) -> BlockPart:
         values, scales = self.blocks
         return BlockPart(Fp8Blocks(_bytes(values)[own].view(values.dtype), scales[own]))
 
@@ -109,7 +112,7 @@ class Int4Part(NamedTuple):
     groups: Int4Groups
     order: torch.Tensor | None = None
 
-    def channels(self, own: slice) -> Int4Part:
+    def channels(self, own: Own) -> Int4Part:
         words, scales, zeros = self.groups[:3]
         part = self.groups._replace(
             words=words[own], scales=scales[own], zeros=None if zeros is None else zeros[own]
@@ -139,6 +142,13 @@ class SeparateParts(NamedTuple):
     """Parts that are multiplied one after the other."""
 
     parts: tuple[Part, ...]
+
+    def channels(self, own: torch.Tensor) -> SeparateParts:
+        """All channels in another order, in which those of each part stay together."""
+        starts = list(accumulate((_num_channels(part) for part in self.parts), initial=0))
+        orders = [own[start:end] - start for start, end in pairwise(starts)]
+        pairs = zip(self.parts, orders, strict=True)
+        return SeparateParts(tuple(part.channels(order) for part, order in pairs))
 
     def dequantized(self) -> torch.Tensor:
         return torch.cat([part.dequantized() for part in self.parts])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config
+from transformers import GPT2Config, Phi3Config, PreTrainedConfig
 
 from engine.config import (
     CacheConfig,
@@ -27,6 +27,7 @@ from engine.startup.build import build_engine
 from engine.startup.error_text import NAME, NUM_TOKENS
 from tests.engine.models.fused.test_decoder import MODELS, fp8_product
 from tests.engine.models.quantized.packers import (
+    WIDE,
     Tensors,
     gptq,
     round_weight,
@@ -84,7 +85,9 @@ def whole(folder: Path, **model: Any) -> torch.Tensor:
     return PagedRows(load(folder, dtype="float32", **model), 1).step(IDS, [(0, 0, LENGTH)])[0]
 
 
-@pytest.mark.parametrize("name", ["llama-biases", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "name", ["llama-biases", "qwen2", "qwen3", "gemma2", "phi3-partial", "cohere-biases"]
+)
 def test_fp8_made_at_load(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both models are transformers', one of them with every product rounded in float64."""
     model = write_tiny(MODELS[name], tmp_path)
@@ -107,7 +110,8 @@ def test_experts_in_fp8(name: str, tmp_path: Path) -> None:
     assert figures(statement)[0] > 1e-4
 
 
-def test_a_float8_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [None, Phi3Config(**WIDE, sliding_window=11)])
+def test_a_float8_checkpoint(model: PreTrainedConfig | None, tmp_path: Path) -> None:
     """The reference is transformers' model of the dequantised weights."""
 
     def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -115,7 +119,7 @@ def test_a_float8_checkpoint(tmp_path: Path) -> None:
         values = (weight / scale).to(torch.float8_e4m3fn)
         return {"weight": values, "weight_scale": scale}, values.float() * scale
 
-    reference = write_quantized(tmp_path, BY_TOKEN, module)
+    reference = write_quantized(tmp_path, BY_TOKEN, module, model=model)
     statement = stated(tmp_path)
     assert_equals(statement, expected(reference, IDS)[0], whole(tmp_path))
     assert figures(statement)[0] > 1e-3, "inputs are rounded"

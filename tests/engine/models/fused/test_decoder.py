@@ -230,7 +230,19 @@ def test_narrow_types_stay_near(name: str, dtype: str, tmp_path: Path) -> None:
     assert error < 30**0.5 * torch.finfo(getattr(torch, dtype)).eps
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "deepseek-dense"])
+ROUNDED = ["llama", "qwen2", "qwen3", "deepseek-dense"]
+ROUNDED_GENERAL = [
+    "gemma2",
+    "gemma3",
+    "phi3-partial",
+    "cohere-biases",
+    "glm4",
+    "starcoder2",
+    "olmo2",
+]
+
+
+@pytest.mark.parametrize("name", [*ROUNDED, *ROUNDED_GENERAL])
 def test_fp8_logits_are_those_of_the_scheme(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,13 +332,6 @@ def test_the_same_step_of_experts_gives_the_same_bits(tmp_path: Path) -> None:
     write_tiny(MODELS["qwen2-moe"], tmp_path)
     model, ids = load(tmp_path), some_ids()
     assert torch.equal(serve(model, ids), serve(model, ids))
-
-
-@pytest.mark.parametrize("name", ["gemma2", "phi3", "cohere"])
-def test_general_layers_are_not_quantized(name: str, tmp_path: Path) -> None:
-    write_tiny(MODELS[name], tmp_path)
-    with pytest.raises(ModelError, match=f"the weights of {name} are not quantized; leave it out"):
-        load(tmp_path, quantization="fp8")
 
 
 @pytest.mark.parametrize(

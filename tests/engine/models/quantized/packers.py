@@ -121,14 +121,16 @@ def write_quantized(
     config: dict[str, Any],
     module_tensors: Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]],
     sizes: dict[str, Any] = WIDE,
+    model: PreTrainedConfig | None = None,
 ) -> Any:
-    """Write a Llama whose layers' products are quantised; returns transformers' dequantised model.
+    """Write a model whose layers' products are quantised; returns transformers' dequantised one.
 
     Args:
         config: `quantization_config`.
         module_tensors: from a module's name and weight, its tensors and what they stand for.
+        model: None is a Llama of `sizes`.
     """
-    reference = write_tiny(LlamaConfig(**sizes), folder)
+    reference = write_tiny(model or LlamaConfig(**sizes), folder)
     tensors = load_file(folder / "model.safetensors")
     for name, module in reference.model.layers.named_modules(prefix="model.layers"):
         if isinstance(module, torch.nn.Linear):

@@ -72,7 +72,8 @@ def assert_same_as_scheme(
 
 
 def product(module: torch.nn.Linear, rounding: Rounding, x: torch.Tensor) -> torch.Tensor:
-    return (rounding(x) @ module.weight.double().T).to(x.dtype)
+    out = rounding(x) @ module.weight.double().T
+    return (out if module.bias is None else out + module.bias.double()).to(x.dtype)
 
 
 def rounded(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
