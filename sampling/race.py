@@ -152,20 +152,19 @@ def race(
     return shard.winner(best, first + noise.div_(weights).argmin(1))
 
 
-def greedy(logits: Tensor, maxima: Tensor, shard: VocabShard | None = None) -> Tensor:
-    """The lowest id among the highest logits, int64 [n].
+def greedy(logits: Tensor, shard: VocabShard | None = None) -> Tensor:
+    """The lowest id among the highest logits, int64 [n]; meaningless where a row holds NaN.
 
     Args:
-        logits: float32 [n, width], the shard's.
-        maxima: float32 [n, tiles], `tile_maxima` of them.
+        logits: float32 [n, width], the shard's, on the CPU.
         shard: which ids they are; None is all of the vocabulary.
     """
-    shard = shard or VocabShard.whole(logits.shape[1])
-    best, tile = maxima.max(1)  # the first of equals
-    column = (tile[:, None] * TILE + torch.arange(TILE)).clamp_(max=shard.width - 1)
-    inside = logits.gather(1, column).argmax(1)
-    token_ids = (tile * TILE + inside).clamp_(max=shard.width - 1) + shard.first
-    return shard.winner(-best.double(), token_ids)
+    # numpy's argmax, the first of equals too: 19 us for 32 rows of 8192 where torch's takes 577.
+    columns = torch.from_numpy(logits.numpy().argmax(1))
+    if shard is None or shard.is_whole:
+        return columns
+    best = logits.gather(1, columns[:, None])[:, 0]
+    return shard.winner(-best.double(), columns + shard.first)
 
 
 def _tiles(logits: Tensor) -> list[Tensor]:

@@ -33,7 +33,6 @@ from sampling.race import (
     log_sum_exp,
     race,
     tile_masses,
-    tile_maxima,
 )
 from sampling.rows import (
     FILTERED,
@@ -59,7 +58,6 @@ class Processed(NamedTuple):
 
     raw: Tensor  # float32 [n, width]
     values: Tensor  # float32 [n, width], after masks, bias and penalties
-    maxima: Tensor  # float32 [n, tiles], of `values`
     highest: Tensor  # float32 [n], of the values of all shards
     cut: Cut | None  # where the filters cut; None keeps all of every row
     bad: Tensor  # uint8 [n], as in `SamplerOutput`
@@ -71,8 +69,7 @@ class Processed(NamedTuple):
         values = self.values[index]
         raw = values if self.values is self.raw else self.raw[index]
         cut = self.cut and Cut(*(column[index] for column in self.cut))
-        maxima, highest = self.maxima[index], self.highest[index]
-        return Processed(raw, values, maxima, highest, cut, self.bad[index])
+        return Processed(raw, values, self.highest[index], cut, self.bad[index])
 
 
 def draw(
@@ -102,25 +99,24 @@ def prepare(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Process
     """Process the logits and find their cuts; arguments as for `draw`."""
     shard = rows.shard
     raw = logits[:, : shard.width].float()
-    values, maxima = raw, tile_maxima(raw)
-    tops = [maxima.amax(1)]
+    values, tops = raw, [raw.amax(1)]
     if batch.needs.edited:
         values = process(raw, batch, rows)
-        maxima = tile_maxima(values)
-        tops.append(maxima.amax(1))
-    tops = list(shard.highest(torch.stack(tops)))
+        tops.append(values.amax(1))
+    if not shard.is_whole:
+        tops = list(shard.highest(torch.stack(tops)))
     bad = _bad(tops[0])
     if batch.needs.edited:
         masked_out = (bad == 0) & (tops[1] == -torch.inf)
         bad = torch.maximum(bad, _bad(tops[1])).masked_fill_(masked_out, NOTHING_ALLOWED)
     last = _cuts(values, batch, rows) if batch.needs.filtered else None
-    return Processed(raw, values, maxima, tops[-1], last, bad)
+    return Processed(raw, values, tops[-1], last, bad)
 
 
 def _bad(highest: Tensor) -> Tensor:
     """`UNUSABLE_LOGITS` where a row holds NaN or +inf, or nothing but -inf, else 0; uint8 [n]."""
-    usable = highest.isfinite()  # a NaN among them is the highest
-    return (~usable).to(torch.uint8) * UNUSABLE_LOGITS
+    usable = np.isfinite(highest.numpy())  # a NaN among them is the highest
+    return torch.from_numpy(~usable * np.uint8(UNUSABLE_LOGITS))
 
 
 def _cuts(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Cut:
@@ -153,7 +149,7 @@ def draw_target(processed: Processed, batch: SamplingBatch, rows: SamplingRows) 
     flags = rows.flags_np[batch.rows_np]
     random = torch.from_numpy(np.flatnonzero(flags & RANDOM))
     if len(random) < len(flags):
-        token_ids = greedy(processed.values, processed.maxima, rows.shard)
+        token_ids = greedy(processed.values, rows.shard)
     else:
         token_ids = torch.empty(len(flags), dtype=torch.int64)
     if len(random):
@@ -178,7 +174,7 @@ def report(
     processed: Processed, token_ids: Tensor, batch: SamplingBatch, rows: SamplingRows
 ) -> LogprobsOutput:
     """The logprobs of the tokens int32 or int64 [n], each row in its mode."""
-    raw, values, _, _, last, _ = processed
+    raw, values, _, last, _ = processed
     reported, offsets = reported_values(processed, batch, rows)
     logprobs = gather_logprobs(
         reported,

@@ -22,7 +22,7 @@ from torch import Tensor
 from sampling.batch import SamplingBatch
 from sampling.noise import Purpose
 from sampling.paths.torch_edits import mask_drafts
-from sampling.race import MIN_SCALE, greedy, tile_maxima
+from sampling.race import MIN_SCALE, greedy
 from sampling.rows import RANDOM, TEMPERATURE, SamplingRows
 from sampling.speculative import draws
 from sampling.speculative import triton_drafting as draft_kernels
@@ -85,7 +85,7 @@ def _draw_on_host(
         own = SamplingBatch(batch.rows, positions, batch.rows_np, batch.needs)
         values = mask_drafts(values, own, rows)
     if method == "greedy":
-        return greedy(values, tile_maxima(values)).int()
+        return greedy(values).int()
     values = _scaled(values, rows.floats[batch.rows, TEMPERATURE])
     if draft_logits is not None:
         draft_logits[batch.rows.long(), depth] = values

@@ -59,7 +59,6 @@ class Distribution(NamedTuple):
     logits: Tensor  # float32 [n, width], the shard's, any row stride; -inf is a mask
     temperature: Tensor  # float64 [n]
     cut: Cut | None
-    maxima: Tensor  # float32 [n, tiles], the shard's
     tile_probs: Tensor  # float64 [n, tiles], of the shard's whole tiles
     highest: Tensor  # float64 [n, 1], the highest logit
     log_mass: Tensor  # float64 [n, 1], log sum exp((logit - highest) / T)
@@ -92,7 +91,7 @@ class Distribution(NamedTuple):
         log_mass = log_masses.logsumexp(1, keepdim=True)
         own = slice(shard.first_tile, shard.first_tile + stats.maxima.shape[1])
         probs = (log_masses[:, own] - log_mass).exp()
-        return cls(logits, temperature, cut, stats.maxima, probs, highest, log_mass, shard)
+        return cls(logits, temperature, cut, probs, highest, log_mass, shard)
 
     def select(self, index: Tensor) -> Distribution:
         """The rows `index` int64 [m]."""
@@ -101,7 +100,6 @@ class Distribution(NamedTuple):
             logits=self.logits[index],
             temperature=self.temperature[index],
             cut=cut,
-            maxima=self.maxima[index],
             tile_probs=self.tile_probs[index],
             highest=self.highest[index],
             log_mass=self.log_mass[index],
@@ -127,7 +125,7 @@ class Distribution(NamedTuple):
 
     def greedy(self) -> Tensor:
         """The lowest id among the highest logits, int64 [n]."""
-        return greedy(self.logits, self.maxima, self.shard)
+        return greedy(self.logits, self.shard)
 
 
 def draft_distribution(logits: Tensor) -> Distribution:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sampling import noise, race, reference
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose
-from sampling.race import MASS_ERROR, Cut, TileMasses, greedy, log_sum_exp, tile_masses, tile_maxima
+from sampling.race import MASS_ERROR, Cut, TileMasses, greedy, log_sum_exp, tile_masses
 from sampling.selftest import checks
 from sampling.selftest.paths import Draws, race_draws
 from sampling.selftest.tails import CASES, TILES, TOKENS, TailCase
@@ -115,7 +115,7 @@ def test_keys_are_compared_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("size", [7, 8193])
 def test_strides_do_not_matter(size: int) -> None:
     logits, temperature, key = make_logits(6, size), torch.ones(6, dtype=torch.float64), make_key(6)
-    tokens, highest = run(logits, temperature, key), greedy(logits, tile_maxima(logits))
+    tokens, highest = run(logits, temperature, key), greedy(logits)
     wide = torch.full((6, size + 77), torch.nan)
     wide[:, 13 : 13 + size] = logits
     alternate = torch.full((12, size + 5), torch.inf)
@@ -123,7 +123,7 @@ def test_strides_do_not_matter(size: int) -> None:
     for view in (wide[:, 13 : 13 + size], alternate[::2, :size]):
         assert view.stride(0) != size
         assert torch.equal(run(view, temperature, key), tokens)
-        assert torch.equal(greedy(view, tile_maxima(view)), highest)
+        assert torch.equal(greedy(view), highest)
     once = logits[:1].expand(6, -1)
     assert torch.equal(run(once, temperature, key), run(once.clone(), temperature, key))
 
@@ -180,14 +180,14 @@ def test_greedy_takes_the_lowest_id_among_equals(ids: list[int]) -> None:
     logits[0, list(ids)] = 0.0
     logits[1, list(ids)] = -0.0
     logits[1, ids[-1]] = 0.0  # equal to -0.0
-    assert greedy(logits, tile_maxima(logits)).tolist() == [ids[0]] * 2
+    assert greedy(logits).tolist() == [ids[0]] * 2
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_greedy_equals_a_plain_scan(size: int) -> None:
     logits = make_logits(6, size, scale=0.5).bfloat16().float()
     expected = [int(np.flatnonzero(x == x.max())[0]) for x in logits.numpy()]
-    assert greedy(logits, tile_maxima(logits)).tolist() == expected
+    assert greedy(logits).tolist() == expected
 
 
 def distinct(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.linear import SMALL_WEIGHTS, linear, logits_linear, round_rows
+from engine.kernels.linear import FEW_INPUTS, SMALL_WEIGHTS, linear, logits_linear, round_rows
 
 
 def test_row_counts_are_few_and_waste_little() -> None:
@@ -27,13 +27,21 @@ def test_linear(rows: int, has_bias: bool, dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("outputs", [SMALL_WEIGHTS // 64, SMALL_WEIGHTS // 64 + 8])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [
+        (64, FEW_INPUTS),
+        (64, FEW_INPUTS + 8),
+        (SMALL_WEIGHTS // 64, 64),
+        (SMALL_WEIGHTS // 64 + 8, 64),
+    ],
+)
 @pytest.mark.parametrize("rows", [1, 2])
-def test_one_row_of_small_and_of_large_weights(rows: int, outputs: int) -> None:
-    x, weight, bias = torch.randn(rows, 64), torch.randn(outputs, 64), torch.randn(outputs)
+def test_small_and_large_weights(rows: int, outputs: int, inputs: int) -> None:
+    x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
     wanted = x.double() @ weight.double().T + bias
-    # 64 products of values up to 6, summed in float32.
-    atol = 64 * 36 * torch.finfo(torch.float32).eps
+    # Products of values up to 6, summed in float32.
+    atol = inputs * 36 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(linear(weight, bias)(x).double(), wanted, rtol=0.0, atol=atol)
 
 
