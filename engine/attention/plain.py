@@ -1,7 +1,7 @@
 """Paged attention in plain torch, on the CPU and on CUDA.
 
 The keys a group of rows sees are gathered into one dense tensor a layer; where they lie and what
-each query sees is worked out once a step, in `begin`.
+each query sees is worked out once a step, in `begin`. Of decoding rows they are kept on a CPU.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 
 from engine.attention.dense import attend_dense
 from engine.attention.groups import Group, GroupKeys, group_keys, split_rows
+from engine.attention.kept import KeptKeys
 from engine.contracts.attention import (
     FP8_CACHE,
     AttentionInputs,
@@ -37,6 +38,8 @@ class PlainAttention:
         self._with_distance = any(spec.alibi_slopes is not None for spec in specs)
         self._groups: list[tuple[Group, dict[int | None, GroupKeys]]] = []
         self._one_group = False
+        self._kept = KeptKeys.of(specs, cache)
+        self._is_kept = False
         self._key_rows = torch.empty(0, dtype=torch.int64)
 
     def begin(self, inputs: AttentionInputs) -> None:
@@ -44,6 +47,9 @@ class PlainAttention:
         blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
         self._clear(inputs.slots, blocks)
         self._key_rows = inputs.slots + blocks * self._block_size
+        self._is_kept = self._kept is not None and self._kept.begin(inputs)
+        if self._is_kept:
+            return
         self._groups = [(group, self._keys(group)) for group in split_rows(inputs)]
         self._one_group = (
             len(self._groups) == 1
@@ -68,6 +74,9 @@ class PlainAttention:
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Attend as `attend` does, where the keys and values are in the layer's cells already."""
         spec = self._specs[layer]
+        if self._kept is not None and self._is_kept:
+            out = attend_dense(spec, q[:, :, None], *self._kept.layer(layer), self._kept.visible)
+            return out[:, :, 0]
         if self._one_group:
             group, keys = self._groups[0]
             return self._attend_group(layer, group, keys[spec.sliding_window], q)
@@ -102,13 +111,13 @@ class PlainAttention:
         A key past a row's length is read and weighed by zero, and zero times a NaN that an earlier
         owner of the block left would be NaN.
         """
-        is_first = slots.remainder(self._block_size) == 0
         if slots.device.type == "cpu":
-            blocks = blocks[is_first]
-            if not len(blocks):
+            firsts = blocks.numpy()[slots.numpy() % self._block_size == 0]
+            if not len(firsts):
                 return
+            blocks = torch.from_numpy(firsts)
         else:  # how many there are is not known on the host: the others clear the null block
-            blocks = blocks * is_first
+            blocks = blocks * (slots.remainder(self._block_size) == 0)
         for layer in self._cache.layers:
             _movable(layer).index_fill_(0, blocks, 0)
 

@@ -20,6 +20,7 @@ from engine.plan import StepMasks, StepPlan
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
+from engine.runner.host_gather import gather_on_host, serves
 from engine.runner.host_masks import HostMasks
 from engine.runner.launched import LaunchedScoring, LaunchedStep
 from engine.runner.prompt_logprobs import span_logprobs
@@ -98,7 +99,8 @@ class ModelRunner:
         if self._graphs is not None and plan.is_decode:
             self._graphs.replay_forward(plan)
             return _BegunStep(plan, None, None, {})
-        inputs = gather_inputs(plan, self._rows, self._sampling_rows)
+        gather = gather_on_host if serves(plan, self._rows) else gather_inputs
+        inputs = gather(plan, self._rows, self._sampling_rows)
         hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):
