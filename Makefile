@@ -11,8 +11,8 @@ KERNEL_TESTS = tests/engine/kernels tests/engine/runner/test_decode_step.py \
 HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard tests/engine/test_*.py)
 COVERAGE ?=
 
-.PHONY: serve setup install skeleton test coverage test-gpu test-slow mutants kernels lint check \
-    format openapi docs bench-gpu clean
+.PHONY: serve setup install skeleton test coverage test-gpu test-slow mutants kernels compile-kernels \
+    lint check format openapi docs bench-gpu clean
 
 serve: $(READY)
 	exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
@@ -58,6 +58,11 @@ test-slow: $(READY)
 # long; ARGS names some of them.
 mutants: $(READY)
 	$(BIN)/python -m tests.mutants.run $(ARGS)
+
+# Every kernel that servers launch, compiled for a Hopper GPU where there is none: see
+# docs/testing.md. ARGS names some of the starts.
+compile-kernels: $(READY)
+	$(BIN)/python -m tests.no_gpu.run $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

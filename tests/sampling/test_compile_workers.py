@@ -17,7 +17,7 @@ from sampling import compiling as compiling_module
 from sampling.compile_workers import Job, Workers, begin_workers, end_workers, is_cache_empty
 from sampling.compiling import compiling_together
 from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
-from tests.no_gpu import NoGPU
+from tests.no_gpu.compiler import NoGPU
 from tests.sampling import test_compiling
 from tests.sampling.test_compiling import _one_kernel
 

@@ -22,7 +22,7 @@ from sampling.rows import EDITED, RANDOM, SamplingNeeds, SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.speculative import drafting, verification
 from sampling.triton_support import jit, tl, triton
-from tests.no_gpu import NoGPU, compiled_only, needs_compiler
+from tests.no_gpu.compiler import Compiler, NoGPU, compiled_only, needs_compiler
 from tests.sampling import test_sampler_kernels
 from tests.sampling.speculative import test_drafting
 from tests.sampling.speculative.speculated_steps import random_step
@@ -50,36 +50,36 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """Names of kernels that were compiled in place of being launched."""
     for module in (sampler_module, drafting, verification):
         monkeypatch.setattr(module, "kernels_run_on", lambda device: True)
     monkeypatch.setattr(test_sampler_kernels, "config_on", lambda device: SamplerConfig())
-    with compiled_only(monkeypatch) as names:
-        yield names
+    with compiled_only() as compiler:
+        yield compiler
 
 
-def test_the_sampler(compiled: set[str]) -> None:
+def test_the_sampler(compiled: Compiler) -> None:
     logits = torch.zeros((test_sampler_kernels.NUM_ROWS, VOCAB_SIZE), dtype=torch.bfloat16)
     for wishes in ([{}, {"temperature": 0.0}], [FILTERS], [EDITS | FILTERS | REPORT]):
         test_sampler_kernels.draw(logits, wishes, VOCAB_SIZE)
-    assert len(compiled) > 8
+    assert len(compiled.names) > 8
 
 
-def test_verified_drafts(compiled: set[str]) -> None:
+def test_verified_drafts(compiled: Compiler) -> None:
     wishes: list[dict[str, Any]] = [EDITS | REPORT, {"temperature": 0.0}]
     step = random_step(wishes, 3, 4, 2500, has_draft_logits=True)
     step.verify("standard", None)
-    assert {"_verdict_kernel", "_last_token_kernel"} <= compiled
+    assert {"_verdict_kernel", "_last_token_kernel"} <= compiled.names
 
 
 @pytest.mark.parametrize("method", ["greedy", "gumbel", "coupled"])
-def test_drafts(method: drafting.DraftMethod, compiled: set[str]) -> None:
+def test_drafts(method: drafting.DraftMethod, compiled: Compiler) -> None:
     batch, rows = test_drafting.make_rows(2500)
     slots = torch.zeros(test_drafting.N + 1, 4, 2500) if method == "gumbel" else None
     logits = test_drafting.make_logits(2500)
     drafting.draw_drafts(logits, batch, rows, 1, method, draft_logits=slots)
-    assert compiled
+    assert compiled.names
 
 
 def test_what_no_kernel_wrote_can_be_used_as_token_ids() -> None:

@@ -30,7 +30,7 @@ from engine.kernels.quantized.int4 import pack
 from engine.kernels.quantized.int4_skinny import int4_skinny_linear
 from engine.kernels.skinny import Norm
 from tests.engine.kernels.experts.reference import random_weights
-from tests.no_gpu import compiled_only, needs_compiler
+from tests.no_gpu.compiler import Compiler, compiled_only, needs_compiler
 
 pytestmark = needs_compiler
 CPU = torch.device("cpu")
@@ -42,34 +42,34 @@ ROUTING = [
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    with compiled_only(monkeypatch) as names:
-        yield names
+def compiled() -> Iterator[Compiler]:
+    with compiled_only() as compiler:
+        yield compiler
 
 
 @pytest.mark.parametrize("rules", ROUTING)
-def test_routing(rules: RoutingRules, compiled: set[str]) -> None:
+def test_routing(rules: RoutingRules, compiled: Compiler) -> None:
     correction = torch.zeros(64) if rules.sigmoid else None
     choose_experts_triton(torch.zeros(3, 64), rules, correction)
     x, residual = torch.zeros((2, 1, 256), dtype=torch.bfloat16)
     router, arrivals = x.expand(64, 256).contiguous(), torch.zeros(1, dtype=torch.int32)
     norm = Norm(residual, x[0], 1e-6)
     route_few(x, norm, router, None, rules, arrivals, correction=correction)
-    assert compiled == {"_choose_kernel", "_route_kernel"}
+    assert compiled.names == {"_choose_kernel", "_route_kernel"}
 
 
 @pytest.mark.parametrize("gate", [SILU, GPT_OSS])
-def test_few_experts(gate: str, compiled: set[str]) -> None:
+def test_few_experts(gate: str, compiled: Compiler) -> None:
     weights = random_weights(8, 64, 96, torch.bfloat16, "cpu", has_bias=gate == GPT_OSS, gate=gate)
     routing = choose_experts_torch(torch.zeros(2, 8), RoutingRules(3, over_chosen=True))
     experts_few(torch.zeros((2, 64), dtype=torch.bfloat16), routing, weights, None)
     group_pairs_triton(routing.ids, 8)
-    assert {"_gate_up_kernel", "_down_kernel"} <= compiled
+    assert {"_gate_up_kernel", "_down_kernel"} <= compiled.names
 
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("quantize", [quantize_rows_torch, quantize_spans_torch])
-def test_lone_quantised_rows(quantize: Any, gated: bool, compiled: set[str]) -> None:
+def test_lone_quantised_rows(quantize: Any, gated: bool, compiled: Compiler) -> None:
     x, residual = torch.zeros((2, 1, 1536), dtype=torch.bfloat16)
     norm = Norm(residual, x[0], 1e-6)
     weight = quantize(torch.ones(36, 1536))
@@ -79,7 +79,7 @@ def test_lone_quantised_rows(quantize: Any, gated: bool, compiled: set[str]) -> 
     for zeros in (None, scales.byte()):
         packed = pack(numbers, scales.bfloat16(), zeros, 128)
         int4_skinny_linear(x, packed, None, norm=norm, gated=gated)
-    assert compiled == {"_fp8_skinny_kernel", "_int4_skinny_kernel"}
+    assert compiled.names == {"_fp8_skinny_kernel", "_int4_skinny_kernel"}
 
 
 SPECS = {
@@ -90,7 +90,7 @@ SPECS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SPECS)
-def test_attention(name: str, dtype: torch.dtype, compiled: set[str]) -> None:
+def test_attention(name: str, dtype: torch.dtype, compiled: Compiler) -> None:
     spec = SPECS[name]
     pages = KVCache([spec], 3, 16, dtype, CPU).layers[0]
     q = torch.zeros((2, spec.num_q_heads, spec.head_dim), dtype=dtype)
@@ -107,4 +107,4 @@ def test_attention(name: str, dtype: torch.dtype, compiled: set[str]) -> None:
     tiles = torch.from_numpy(prefill_tiles(starts, lengths.numpy(), 1, group, tiling))
     prefill_attention(spec, q, pages, tables, tiles, torch.empty_like(q), tiling)
     rms_norm_triton(q.flatten(1)[:, 8:], torch.ones(q[0].numel() - 8, dtype=dtype), 1e-6)
-    assert compiled == {"_decode_kernel", "_prefill_kernel", "_rms_norm_kernel"}
+    assert compiled.names == {"_decode_kernel", "_prefill_kernel", "_rms_norm_kernel"}

@@ -1,0 +1,81 @@
+"""`make compile-kernels`: starts servers on a GPU that is not there, and tells of their kernels.
+
+python -m tests.no_gpu.run [START...] compiles what each start, and its first steps, launch. It
+tells of each kernel the most registers, bytes of stack and bytes of shared memory of its variants,
+and ends with 1 where a GPU would have refused a launch or a request have waited for a compile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Collection
+from pathlib import Path
+
+from sampling.compiling import on_compilation
+from sampling.triton_support import triton
+from tests.no_gpu.compiler import Compiled, Compiler, compiling_only
+from tests.no_gpu.cuda import pretended_gpu
+from tests.no_gpu.starts import STARTS, serve, start, write
+
+
+def compiled_by(name: str) -> Compiler:
+    """What a start and its first steps launched; that they fail is one of the faults."""
+    with tempfile.TemporaryDirectory() as made, contextlib.ExitStack() as stack:
+        folder = write(name, Path(made))
+        compiler = stack.enter_context(compiling_only())
+        stack.enter_context(pretended_gpu())
+        try:
+            engine = start(name, folder)
+            ahead = set(compiler.compiled)
+            serve(engine)
+        except Exception as error:
+            compiler.faults[f"{type(error).__name__}: {error}"] = traceback.format_exc()
+            return compiler
+        finally:
+            on_compilation(None)  # the engine's own listener
+        for key in compiler.compiled.keys() - ahead:
+            late = compiler.compiled[key]
+            compiler.faults[f"{late.name}: compiled inside a request"] = late.launch
+    return compiler
+
+
+def main(names: list[str]) -> int:
+    """Report starts; returns the exit code."""
+    known: dict[str, Compiled] = {}
+    num_faults = 0
+    print(f"Triton {triton.__version__}")
+    for name in names or STARTS:
+        began = time.monotonic()
+        compiler = compiled_by(name)
+        seconds = time.monotonic() - began
+        print(f"{name}: {len(compiler.compiled)} kernels, {seconds:.0f} s", flush=True)
+        for fault, launch in compiler.faults.items():
+            print(f"  FAULT {fault}\n    {launch}", flush=True)
+        num_faults += len(compiler.faults)
+        known |= compiler.compiled
+    _tell(known.values())
+    print(f"{num_faults} faults")
+    return min(num_faults, 1)
+
+
+def _tell(compiled: Collection[Compiled]) -> None:
+    """Print a line for each kernel, and the launches of those that need the stack."""
+    variants: dict[str, list[Compiled]] = defaultdict(list)
+    for kernel in compiled:
+        variants[kernel.name].append(kernel)
+    print(f"{'kernel':28} variants registers stack shared")
+    for name, all_of_it in sorted(variants.items()):
+        most = [max(numbers) for numbers in zip(*(each[2:] for each in all_of_it), strict=True)]
+        print(f"{name:28} {len(all_of_it):8} {most[0]:9} {most[1]:5} {most[2]:6}")
+    for kernel in sorted(compiled, key=lambda each: -each.stack):
+        if kernel.stack:
+            print(f"{kernel.stack} bytes of stack: {kernel.name}({kernel.launch})")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

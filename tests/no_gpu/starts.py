@@ -1,0 +1,242 @@
+"""Starts of servers on a GPU that is not there, and their first steps, by configurations.
+
+Models have a layer or two of usual widths: kernels are chosen and cut by widths.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers as hf
+from msgspec import structs
+
+from demo import EAGLE_FOLDER, MODEL_FOLDER
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.engine import Engine
+from engine.models.loader import load_model
+from engine.parallel.lead import LeadRunner
+from engine.plan import Runner
+from engine.request import ScoringRequest
+from engine.runner.model_runner import ModelRunner
+from engine.speculative_config import SpeculativeConfig
+from engine.startup.build import assemble, build_engine
+from engine.startup.ranks import set_threads
+from engine.structured.tokenizer import TokenizerReader
+from tests.engine.models.quantized.packers import (
+    rewrite,
+    write_quantized,
+    write_quantized_experts,
+)
+from tests.engine.models.quantized.test_checkpoints_cuda import KINDS
+from tests.engine.models.quantized.test_mxfp4 import CONFIG as MXFP4
+from tests.engine.models.quantized.test_mxfp4 import random_mxfp4
+from tests.engine.parallel.test_tensor_parallel import mixed
+from tests.engine.structured.constrained import STRUCTURED
+from tests.engine.traffic import FRONTEND
+from tests.no_gpu.ranks import PretendedRanks, SilentRanks
+from tests.no_gpu.tensors import GPU
+
+VOCAB, NUM_STEPS = 8192, 12
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+    "eos_token_id": 1,
+    "dtype": "bfloat16",
+}
+SMALL = SIZES | {"hidden_size": 1024, "intermediate_size": 2560, "num_attention_heads": 8}
+MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
+WIDE = SIZES | {"vocab_size": 151_936}
+BLOOM = {"vocab_size": VOCAB, "hidden_size": 256, "n_layer": 1, "n_head": 4, "eos_token_id": 1}
+LATENT: dict[str, Any] = SIZES | {
+    "num_key_value_heads": 16,
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 512,
+}
+SINKS: dict[str, Any] = SIZES | {
+    "head_dim": 64,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 128,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 4,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+}
+BASE = EngineConfig(
+    model=ModelConfig(model="", device="cuda", load_format="dummy", max_model_len=512),
+    cache=CacheConfig(num_blocks=512),
+    scheduler=SchedulerConfig(max_rows=32, max_step_tokens=512),
+    structured=STRUCTURED,
+)
+Write = Callable[[Path], Any]
+
+
+LENGTHS = np.array([3, 1, 5], dtype=np.int32)
+SCORING = ScoringRequest(
+    handle=1000,
+    query_token_ids=np.arange(40, dtype=np.int32),
+    item_token_ids=np.arange(LENGTHS.sum(), dtype=np.int32),
+    item_lens=LENGTHS,
+    num_read=np.ones_like(LENGTHS),
+    id_lists=np.array([[5, 8000, 300], [1, 2, -1]], dtype=np.int32),
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A server to be started.
+
+    Attributes:
+        write: writes the model's folder; None is the demo model.
+        model: fields of the `ModelConfig`. fields: of the `EngineConfig`.
+    """
+
+    write: Write | None
+    model: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def _config(config: Any, quantization: dict[str, Any] | None = None) -> Write:
+    """A folder with nothing but a config; weights are random."""
+
+    def write(folder: Path) -> None:
+        config.architectures = [hf.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+        config.save_pretrained(folder)
+        if quantization is not None:
+            path = folder / "config.json"
+            content = json.loads(path.read_text()) | {"quantization_config": quantization}
+            path.write_text(json.dumps(content))
+
+    return write
+
+
+def _checkpoint(kind: str) -> Write:
+    config, module = KINDS[kind]
+    return partial(write_quantized, config=config, module_tensors=module, sizes=SMALL)
+
+
+def _experts_checkpoint(kind: str) -> Write:
+    config, module = KINDS[kind]
+    model = hf.Qwen3MoeConfig(**SMALL, **MOE, head_dim=128)
+    return lambda folder: write_quantized_experts(folder, model, config | ROUTERS, module)
+
+
+def _mxfp4(folder: Path) -> None:
+    config = hf.GptOssConfig(**SINKS)
+    with torch.device("meta"):
+        model = hf.AutoModelForCausalLM.from_config(config)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            count, width, channels = tensor.shape
+            stored = random_mxfp4(count, channels, width)
+            tensors |= {f"{name}{key}": part for key, part in stored.items()}
+        else:
+            tensors[name] = torch.zeros(tensor.shape, dtype=torch.bfloat16)
+    _config(config)(folder)
+    rewrite(folder, tensors, MXFP4)
+
+
+ROUTERS = {"modules_to_not_convert": ["gate"]}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FP8_CACHE = {"cache": structs.replace(BASE.cache, dtype="fp8")}
+FUSED = {"model_impl": "fused"}
+ON_DISK = {"load_format": "auto", "dtype": "bfloat16"}
+QWEN3 = hf.Qwen3Config(**SIZES, head_dim=128)
+QWEN3_MOE = hf.Qwen3MoeConfig(**SIZES, **MOE, head_dim=128)
+V3 = {"q_lora_rank": 1536, "n_group": 4, "topk_group": 2}
+
+
+def _drafts(method: Any, **fields: Any) -> dict[str, Any]:
+    return {"speculation": SpeculativeConfig(method=method, num_speculative_tokens=3, **fields)}
+
+
+EAGLE = partial(_drafts, "eagle", model=str(EAGLE_FOLDER))
+LENGTH = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
+STARTS: dict[str, Start] = {
+    "demo": Start(None),
+    "float32": Start(None, {"dtype": "float32"}),
+    "wide vocabulary": Start(_config(hf.Qwen3Config(**WIDE, head_dim=128))),
+    "fp8 cache": Start(_config(hf.LlamaConfig(**SIZES)), {}, FP8_CACHE),
+    "fp8 at load": Start(_config(QWEN3), {"quantization": "fp8"}),
+    "fp8 by block": Start(_config(QWEN3, BLOCKS), {}, FP8_CACHE),
+    "fp8 by tensor": Start(_checkpoint("fp8 by tensor"), ON_DISK),
+    "fp8 by channel": Start(_checkpoint("fp8 by channel"), ON_DISK),
+    "awq": Start(_checkpoint("awq"), ON_DISK | {"dtype": "float16"}),
+    "gptq": Start(_checkpoint("gptq, symmetric"), ON_DISK),
+    "gptq in order": Start(_checkpoint("gptq in order of activations"), ON_DISK),
+    "experts": Start(_config(QWEN3_MOE)),
+    "experts, fp8 at load": Start(_config(QWEN3_MOE), {"quantization": "fp8"}),
+    "experts, fp8 by block": Start(_config(QWEN3_MOE, BLOCKS | ROUTERS)),
+    "experts, awq": Start(_experts_checkpoint("awq"), ON_DISK | {"dtype": "float16"}),
+    "experts, gptq": Start(_experts_checkpoint("gptq, symmetric"), ON_DISK),
+    "gpt-oss": Start(_config(hf.GptOssConfig(**SINKS)), FUSED, FP8_CACHE),
+    "gpt-oss, mxfp4": Start(_mxfp4, FUSED | ON_DISK),
+    "deepseek-v2-lite": Start(_config(hf.DeepseekV2Config(**LATENT, q_lora_rank=None)), FUSED),
+    "deepseek-v3": Start(_config(hf.DeepseekV3Config(**LATENT, **V3)), FUSED, FP8_CACHE),
+    "gemma2": Start(_config(hf.Gemma2Config(**SIZES, head_dim=256))),
+    "bloom": Start(_config(hf.BloomConfig(**BLOOM))),
+    "eagle": Start(None, {}, EAGLE(draft_sample_method="gumbel")),
+    "eagle, coupled": Start(None, {}, EAGLE(rejection_sample_method="coupled")),
+    "draft model": Start(None, {}, _drafts("draft_model", model=str(MODEL_FOLDER))),
+    "n-grams": Start(None, {}, _drafts("ngram")),
+    "synthetic": Start(None, {}, _drafts("ngram", **LENGTH) | {"structured": None}),
+    "2 ranks": Start(None, {}, {"tensor_parallel_size": 2} | EAGLE()),
+    "2 ranks, experts": Start(_config(QWEN3_MOE), {}, {"tensor_parallel_size": 2}),
+    "8 ranks": Start(_config(QWEN3), {"quantization": "fp8"}, {"tensor_parallel_size": 8}),
+}
+
+
+def write(name: str, folder: Path) -> Path:
+    """Write the model of a start into a folder; returns the model's folder."""
+    write = STARTS[name].write
+    if write is None:
+        return MODEL_FOLDER
+    write(folder)
+    return folder
+
+
+def start(name: str, folder: Path) -> Engine:
+    """Start the engine of a model that is written."""
+    model = structs.replace(BASE.model, model=str(folder), **STARTS[name].model)
+    config = structs.replace(BASE, model=model, **STARTS[name].fields)
+    if config.tensor_parallel_size == 1:
+        return build_engine(config)
+    set_threads(config)
+    exchange = PretendedRanks(config.tensor_parallel_size)
+
+    def lead(runner: ModelRunner) -> Runner:
+        return LeadRunner(runner, runner.mask_buffer, SilentRanks())
+
+    reader = None if config.structured is None else TokenizerReader(config.structured)
+    return assemble(config, load_model(config.model, GPU, exchange), GPU, lead, reader, exchange)
+
+
+def serve(engine: Engine) -> None:
+    """Take the first steps of many kinds of requests; what they answer says nothing."""
+    for request in mixed(24):
+        engine.submit(FRONTEND, request)
+    engine.score(FRONTEND, SCORING)
+    for _ in range(NUM_STEPS):
+        engine.step()
