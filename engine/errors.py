@@ -13,9 +13,14 @@ class ModelError(ConfigError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; the name of its class where it has no message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """The first line of an error's message; the name of its class where it has no message.
+
+    The next one goes with it where the first ends in a colon.
+    """
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def kind_and_line(error: BaseException) -> str:

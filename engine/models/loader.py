@@ -178,7 +178,7 @@ def read_config(folder: Path, trust_remote_code: bool, *, may_be_quantized: bool
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers validates in many ways
-        raise ModelError(f"{path}: {first_line(error)}") from error
+        raise ModelError(f"{path}: {first_line(error)}; correct it") from error
 
 
 def resolve_dtype(config: ModelConfig, hf_config: Any, device: torch.device) -> torch.dtype:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine.errors import ModelError, first_line
+from engine.errors import ModelError, kind_and_line
 from engine.models.checkpoint.weights import ANEW, DUMMY_SEED, OTHER_CONFIG, weight_files
 
 
@@ -36,7 +36,7 @@ def checkpoint_module(
             trust_remote_code=trust_remote_code,
         )
     except Exception as error:  # whatever the architecture's own code raises
-        raise ModelError(f"{folder}: {first_line(error)}") from error
+        raise ModelError(f"{folder}: {kind_and_line(error)}; {OTHER_CONFIG}") from error
     _check_loading(folder, info)
     return _ready(model, device)
 
@@ -58,7 +58,10 @@ def dummy_module(
                 config, trust_remote_code=trust_remote_code, **settings
             )
         except Exception as error:  # whatever the architecture's own code raises
-            raise ModelError(f"{config.model_type}: {first_line(error)}") from error
+            raise ModelError(
+                f"config.json: transformers makes no {config.model_type} of it: "
+                f"{kind_and_line(error)}; give a config as its authors published it"
+            ) from error
     return _ready(model, device)
 
 

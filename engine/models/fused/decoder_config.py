@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from engine.contracts.attention import AttentionSpec
+from engine.errors import ModelError
 from engine.models.fused.experts import BY_GROUP, EXPERTS, GREEDY, ExpertsConfig
 from engine.models.fused.latent import LatentConfig, latent_config
 from engine.models.fused.options import ACTIVATIONS, OPTIONS, LayerOptions, activation_name
@@ -173,7 +174,8 @@ def _unread_latent(config: Any) -> str | None:
 
 
 def decoder_config(config: Any) -> DecoderConfig:
-    """Read a transformers config for which `unfused_reason` is None."""
+    """Read a transformers config for which `unfused_reason` is None; raises `ModelError`."""
+    _check_sizes(config)
     head_dim = _head_dim(config)
     rotations, layer_rotations = _rotations(config, head_dim)
     options = OPTIONS[config.model_type](config)
@@ -200,6 +202,27 @@ def decoder_config(config: Any) -> DecoderConfig:
         experts=_experts(config),
         latent=latent,
     )
+
+
+def _check_sizes(config: Any) -> None:
+    """Refuse sizes of which no layer could be made, before weights of other shapes are met."""
+    sizes = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
+    sizes += ["num_attention_heads", "num_key_value_heads", "head_dim"]
+    if any(window is not None for window in _windows(config)):
+        sizes.append("sliding_window")
+    for name in sizes:
+        value = getattr(config, name, None)
+        if value is not None and value < 1:
+            raise ModelError(f"config.json: {name} must be at least 1, got {value}; {AS_PUBLISHED}")
+    heads, keys = config.num_attention_heads, config.num_key_value_heads
+    if keys is not None and heads % keys:
+        raise ModelError(
+            f"config.json: num_key_value_heads {keys} does not divide the {heads} of "
+            f"num_attention_heads; {AS_PUBLISHED}"
+        )
+
+
+AS_PUBLISHED = "give a config as its authors published it"
 
 
 def attention_specs(config: DecoderConfig) -> list[AttentionSpec]:

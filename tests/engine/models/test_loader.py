@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig
+from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
@@ -95,12 +95,39 @@ def test_dtype(checkpoint: torch.dtype | None, device: str) -> None:
             {"architectures": ["LlamaForSequenceClassification"]},
             "LlamaForSequenceClassification is not supported: not a causal language model",
         ),
+        ({"num_attention_heads": 5}, r"config.json: .* \(32\) is not a multiple of .* \(5\)"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide the 4 of num_attent"),
+        ({"num_key_value_heads": 0}, "config.json: num_key_value_heads must be at least 1, got 0"),
+        ({"num_hidden_layers": -1}, "config.json: num_hidden_layers must be at least 1, got -1"),
+        ({"vocab_size": 0}, "config.json: vocab_size must be at least 1, got 0; give a config"),
+        ({"hidden_act": "silly"}, "KeyError: 'silly'; give the config.json that the checkpoint"),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "long_factor": [1.0]}},
+            "config.json: .*short_factor.*; correct it",
+        ),
     ],
 )
 def test_configs_that_cannot_be_served(fields: dict[str, Any], message: str, folder: Path) -> None:
     change_config(folder, **fields)
     with pytest.raises(ModelError, match=message) as error:
         load(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sliding_window": 0}, "config.json: sliding_window must be at least 1, got 0"),
+        ({"hidden_act": "silly"}, "config.json: transformers makes no mistral of it: KeyError: "),
+    ],
+)
+def test_configs_alone_that_cannot_be_served(
+    fields: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    MistralConfig(**GROUPED, architectures=["MistralForCausalLM"]).save_pretrained(tmp_path)
+    change_config(tmp_path, **fields)
+    with pytest.raises(ModelError, match=message) as error:
+        load(tmp_path, load_format="dummy")
     assert "\n" not in str(error.value)
 
 
