@@ -100,11 +100,10 @@ class ArgumentsWriter:
                 tags.append((tag, key in required))
             else:
                 content = _python_value(value, text.schema)
-                tag = {"type": "sequence", "elements": [const(f"{key}="), content]}
-                tags.append((tag, key in required))
+                tags.append((in_order(const(f"{key}="), content), key in required))
         if text.arguments == "python":
             return _with_commas(tags)
-        return _in_order([tag if needed else _maybe(tag) for tag, needed in tags])
+        return in_order(*[tag if needed else _maybe(tag) for tag, needed in tags])
 
     def _field(self, field: FieldText, whole: Mapping[str, Any], where: str, drops: bool) -> Tag:
         """One argument between its markers: a string as it is, any other value as JSON."""
@@ -123,7 +122,7 @@ class ArgumentsWriter:
             if words == []:
                 self._refuse(where, "it has no value", drops)
             elif words is not None:
-                content = _either(*(const(str(word)) for word in words))
+                content = either(*(const(str(word)) for word in words))
         return {"type": "tag", "begin": field.begin, "content": content, "end": field.end}
 
     def _refuse(self, where: str, words: str, drops: bool, keyword: str | None = None) -> None:
@@ -139,6 +138,16 @@ def const(text: str) -> Tag:
     return {"type": "const_string", "value": text}
 
 
+def either(*tags: Tag) -> Tag:
+    """One of some tags."""
+    return {"type": "or", "elements": list(tags)}
+
+
+def in_order(*tags: Tag) -> Tag:
+    """Tags one behind the other; an empty text where there are none."""
+    return {"type": "sequence", "elements": list(tags) or [const("")]}
+
+
 def _json(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> Tag:
     """A value as JSON, of a schema within another."""
     definitions = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
@@ -152,20 +161,16 @@ def _python_value(schema: Any, whole: Mapping[str, Any]) -> Tag:
     kind, words = schema.get("type"), schema.get("enum")
     if schema.keys() <= _WORDS_ALONE and "const" not in schema:
         if kind == "boolean" and words is None:
-            return _either(const("True"), const("False"))
+            return either(const("True"), const("False"))
         if kind == "string" and words is None:
             written = [{"type": "regex", "pattern": r"'[^'\\\x00-\x1F\x7F]*'"}]
         elif kind in ("string", None) and isinstance(words, list):
             written = [const(f"'{word}'") for word in words if _is_plain(word)]
-    return _either(_json(schema, whole), *written)
+    return either(_json(schema, whole), *written)
 
 
 def _is_plain(word: Any) -> bool:
     return isinstance(word, str) and word.isprintable() and "'" not in word and "\\" not in word
-
-
-def _either(*tags: Tag) -> Tag:
-    return {"type": "or", "elements": list(tags)}
 
 
 def _with_commas(tags: list[tuple[Tag, bool]]) -> Tag:
@@ -178,21 +183,15 @@ def _with_commas(tags: list[tuple[Tag, bool]]) -> Tag:
     for i, (tag, is_needed) in enumerate(tags):
         behind = [
             each if needed else _maybe(each)
-            for each, needed in (
-                (_in_order([const(", "), t]), needed) for t, needed in tags[i + 1 :]
-            )
+            for each, needed in ((in_order(const(", "), t), needed) for t, needed in tags[i + 1 :])
         ]
-        firsts.append(_in_order([tag, *behind]))
+        firsts.append(in_order(tag, *behind))
         if is_needed:
             break
     else:
         firsts.append(const(""))
-    return _either(*firsts)
-
-
-def _in_order(tags: list[Tag]) -> Tag:
-    return {"type": "sequence", "elements": tags or [const("")]}
+    return either(*firsts)
 
 
 def _maybe(tag: Tag) -> Tag:
-    return _either(tag, const(""))
+    return either(tag, const(""))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from server.chat.call_arguments import ArgumentsWriter, Tag, const
+from server.chat.call_arguments import ArgumentsWriter, Tag, const, either, in_order
 from server.chat.parsing.format import CallSyntax, MessageSyntax, ToolFormat
 from server.errors import bad_request
 from server.schema.chat import ChatRequest
@@ -107,34 +107,34 @@ async def _answer(spec: GrammarSpec, grammars: GrammarChecker, ignored: list[str
 
 def _forced(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:
     """A reply of calls alone, of one if `once`, behind thoughts where these are messages."""
-    calls = _sequence(const(syntax.opening), _calls(syntax, tags, once), const(syntax.closing))
+    calls = in_order(const(syntax.opening), _calls(syntax, tags, once), const(syntax.closing))
     if syntax.messages is None:
         return calls
-    return _sequence(_messages(syntax.messages, syntax.messages.thoughts), calls)
+    return in_order(_messages(syntax.messages, syntax.messages.thoughts), calls)
 
 
 def _calls_or(syntax: CallSyntax, tags: list[Tag], once: bool, answer: Tag) -> Tag:
     """A reply of calls alone, or of an answer alone, behind thoughts where these are messages."""
     if (messages := syntax.messages) is None:
-        return _either(_forced(syntax, tags, once), answer)
-    return _sequence(
+        return either(_forced(syntax, tags, once), answer)
+    return in_order(
         _messages(messages, messages.thoughts),
-        _either(_calls(syntax, tags, once), _sequence(const(messages.answer), answer)),
+        either(_calls(syntax, tags, once), in_order(const(messages.answer), answer)),
     )
 
 
 def _free(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:
     """Text in which calls may begin."""
     if (messages := syntax.messages) is not None:
-        answer = _sequence(const(messages.answer), _ANY_TEXT)
-        return _sequence(
+        answer = in_order(const(messages.answer), _ANY_TEXT)
+        return in_order(
             _messages(messages, messages.thoughts, messages.remark),
-            _either(_calls(syntax, tags, once), answer),
+            either(_calls(syntax, tags, once), answer),
         )
     if syntax.leads:
         first = re.escape(syntax.trigger)
         answer = {"type": "regex", "pattern": f"{_SPACE}*([^ \\t\\r\\n{first}](.|\\n)*)?"}
-        return _either(_forced(syntax, tags, once), answer)
+        return either(_forced(syntax, tags, once), answer)
     if syntax.opening:
         tags = [
             {"begin": syntax.opening, "content": _calls(syntax, tags, once), "end": syntax.closing}
@@ -168,12 +168,4 @@ def _messages(syntax: MessageSyntax, *begins: str) -> Tag:
         "separator": syntax.separator,
         "at_least_one": True,
     }
-    return _either(_sequence(some, const(syntax.separator)), const(""))
-
-
-def _sequence(*elements: Tag) -> Tag:
-    return {"type": "sequence", "elements": list(elements)}
-
-
-def _either(*elements: Tag) -> Tag:
-    return {"type": "or", "elements": list(elements)}
+    return either(in_order(some, const(syntax.separator)), const(""))

@@ -82,7 +82,7 @@ def _template_message(message: ChatMessage, i: int, knows_developer: bool) -> Me
         found["reasoning_content"] = reasoning
     if message.tool_calls:
         found["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
+            _call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls)
         ]
     return found
 

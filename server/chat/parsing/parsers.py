@@ -12,6 +12,8 @@ from server.chat.parsing.values import ToolTypes
 from server.text.tokenizer import Tokenizer
 
 AUTO, NONE = "auto", "none"
+_MAX_SOURCES = 64
+"""Templates whose formats are remembered: requests may bring their own."""
 
 
 class Parsers:
@@ -128,7 +130,3 @@ class Parsers:
         if key not in self._graphs:
             self._graphs[key] = make_graph(reasoning, tools, self._vocabulary.special)
         return self._graphs[key]
-
-
-_MAX_SOURCES = 64
-"""Requests may bring templates of their own."""
