@@ -13,6 +13,9 @@ from server.schema.messages import Messages
 from server.schema.tools import ToolChoice, Tools
 
 MAX_TEMPLATE_CHARS = 1 << 20
+MAX_DOCUMENTS = 8192
+
+Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)]
 
 
 class TemplateFields(BodyModel):
@@ -26,7 +29,7 @@ class TemplateFields(BodyModel):
         description="The reply goes on with the last message; it needs `add_generation_prompt` to "
         "be false.",
     )
-    documents: list[dict[str, Any]] | None = Field(
+    documents: Documents | None = Field(
         None, description="Documents that the template may show, each with a title and a text."
     )
     chat_template: str | None = Field(

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PlainValidator, TypeAdapter
 
-from server.schema.base import FieldNames, InnerModel, TypedModel, shown
+from server.schema.base import InnerModel, shown
 from server.schema.fields import Accepted, NotYet
 
-MAX_MESSAGES = 8192
-_TEXT = FieldNames(frozenset(("text",)), frozenset(("annotations", "prompt_cache_breakpoint")))
+MAX_MESSAGES = MAX_PARTS = MAX_CALLS = 8192
+"""Errors are told of the first bad one of them: each of very many would take long to make."""
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class ContentPart(TypedModel):
+class ContentPart(InnerModel):
     """A part of a message's content: a text, or why the assistant did not answer."""
 
-    kinds: ClassVar[Mapping[str, FieldNames]] = {
-        **dict.fromkeys(("text", "input_text", "output_text"), _TEXT),
-        "refusal": FieldNames(frozenset(("refusal",))),
-    }
-
-    type: str
+    type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
     refusal: str | None = None
     annotations: Accepted = None
     prompt_cache_breakpoint: Accepted = None
 
 
-_PARTS = TypeAdapter(list[ContentPart])
+_PARTS = TypeAdapter(Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)])
+_PART_TYPES = get_args(ContentPart.model_fields["type"].annotation)
 
 
 def _content(value: Any) -> str | list[ContentPart] | None:
@@ -39,11 +34,16 @@ def _content(value: Any) -> str | list[ContentPart] | None:
         return value
     if not isinstance(value, list):
         raise ValueError(f"must be a text or a list of text parts, got {shown(value)}")
-    for part in value:
+    for part in value[:MAX_PARTS]:
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in ContentPart.kinds:
+        if isinstance(kind, str) and kind not in _PART_TYPES:
             raise ValueError(f"holds a part of type {shown(kind)}: only text is served here")
-    return _PARTS.validate_python(value)
+    parts = _PARTS.validate_python(value)
+    for i, part in enumerate(parts):
+        if (part.refusal if part.type == "refusal" else part.text) is None:
+            name = "refusal" if part.type == "refusal" else "text"
+            raise ValueError(f"has no {name} in its part [{i}], of type {part.type}")
+    return parts
 
 
 Content = Annotated[
@@ -87,7 +87,7 @@ class ChatMessage(InnerModel):
     role: Role
     content: Content = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="What the assistant thought.")
     reasoning: str | None = Field(None, description="Another name of `reasoning_content`.")

@@ -16,6 +16,7 @@ from server.schema.structured import JsonSchema
 from server.schema.tools import MAX_TOOLS, ToolFunction, ToolMode, distinct, of_type
 
 MAX_ITEMS = 8192
+MAX_METADATA = 64
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 """What `include` may name."""
 
@@ -81,7 +82,7 @@ class InputItem(TypedModel):
     name: str | None = None
     arguments: str | None = Field(None, description="The JSON text of an object.")
     output: Parts | None = None
-    summary: list[ItemPart] | None = None
+    summary: Annotated[list[ItemPart], Field(max_length=MAX_ITEMS, fail_fast=True)] | None = None
     encrypted_content: str | None = Field(
         None, description="Thoughts as an earlier reply gave them; others' are passed over."
     )
@@ -206,6 +207,14 @@ def _no_reference(value: Any) -> Any:
     return value
 
 
+def _few(value: Any) -> Any:
+    """Refuse far too many before an error is made of each."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"is too long: at most {MAX_METADATA}, got {len(value)}")
+    return value
+
+
+Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA), BeforeValidator(_few)]
 Reference = Annotated[Any, AfterValidator(_no_reference)]
 
 
@@ -244,9 +253,7 @@ class ResponsesRequest(BodyModel):
     store: Annotated[bool | None, AfterValidator(_not_stored)] = Field(
         None, description="Nothing is stored: false or null only, which is the default here."
     )
-    metadata: dict[str, str] | None = Field(
-        None, max_length=64, description="The reply repeats it."
-    )
+    metadata: Metadata | None = Field(None, description="The reply repeats it.")
 
     seed: Seed | None = Field(None, description="As for chats; OpenAI has no such field here.")
     top_k: int | None = Field(
