@@ -10,6 +10,7 @@ there should be (`scale`).
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -42,12 +43,16 @@ from server.fleet.routing import PrefixRouter
 from server.fleet.scaling import wanted_replicas
 from server.text.tokenizer import load_tokenizer
 
+logger = logging.getLogger("tailrace")
+
 NAME = "tailrace"
 MAX_TRIES = 3
 """How often a request is tried whose replica is lost before its first byte."""
 NO_LIMIT = 1 << 20
 """Requests that Ray lets to a replica; the server's own admission holds them back before."""
 REPORT_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 5.0
+"""Ray Serve ends a replica that has not answered three times in a row."""
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 """Ray Serve's own lines; the server's go by its flags."""
 
@@ -102,7 +107,9 @@ class EngineReplica:
         folder = await asyncio.to_thread(model_folder, model, config.model.revision)
         self._identity = await asyncio.to_thread(model_identity, folder, self._engine.info)
         name = serve.get_replica_context().replica_id.unique_id
-        self._replica = Replica(self._engine, name, self._identity, model)
+        self._replica = Replica(self._engine, name, self._identity, model, self._end)
+        self._ending: asyncio.Task[None] | None = None
+        self._watching = asyncio.create_task(self._replica.watch())
 
     async def work(self, raw: bytes, hashes: Sequence[int], model: str) -> AsyncIterator[bytes]:
         """Work at a request as `Replica.work`; the hashes and the model are the router's."""
@@ -134,7 +141,20 @@ class EngineReplica:
         if (reason := self._engine.failure()) is not None:
             raise RuntimeError(reason)
 
+    async def _end(self, reason: str) -> None:
+        """End this process: calls that wait for it fail, and routers send no more."""
+        if self._ending is None:
+            logger.error("the replica ends: %s", reason)
+            self._ending = asyncio.create_task(self._exit())
+        await asyncio.shield(self._ending)
+
+    async def _exit(self) -> None:
+        await self._engine.close()  # one that hangs would keep its memory
+        os._exit(1)
+
     async def __del__(self) -> None:
+        if (watching := getattr(self, "_watching", None)) is not None:
+            watching.cancel()
         if (engine := getattr(self, "_engine", None)) is not None:
             await engine.close()
 
@@ -206,6 +226,7 @@ def application(config: FleetConfig) -> serve.Application:
             **shared,
             **_counts(options),
             health_check_period_s=2.0,
+            health_check_timeout_s=HEALTH_TIMEOUT_S,
             ray_actor_options={"num_cpus": 1, "num_gpus": num_gpus},
             request_router_config={
                 "request_router_class": FleetRouter,

@@ -19,7 +19,7 @@ from engine.errors import kind_and_line
 from engine.planning.seeds import Seeds
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
-from engine.submission import EngineDeadError, Submission, deliver_output
+from engine.submission import Submission, deliver_output
 from server.engine_metrics import NO_STATS
 from server.fleet.messages import (
     FleetRequest,
@@ -197,7 +197,7 @@ class FleetEngine:
                     deliver_output(output, {handle: call.submission})
             if not call.submission.finished:
                 raise ReplicaLostError(f"replica {call.replica} ended before the request did")
-        except EngineDeadError as error:
+        except ReplicaLostError as error:
             call.submission.fail(error)
         except Exception as error:  # one of many of whatever carries the calls
             where = "a replica" if call.replica is None else f"replica {call.replica}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 
 import msgspec
 
 from engine.client import EngineHandle
 from engine.request import Request
-from engine.submission import Submission
+from engine.submission import EngineDeadError, Submission
 from server.engine_metrics import NO_STATS
 from server.fleet.messages import (
     FleetRequest,
@@ -20,18 +21,34 @@ from server.fleet.messages import (
     scores_output,
 )
 
+WATCH_S = 0.5
+"""Seconds between looks at an engine of which nobody asks anything."""
+
 
 class Replica:
     """Works at requests that arrive as bytes, and tells what comes of them in bytes.
+
+    A replica that outlived its engine would have the shortest queue of all, and draw every request
+    to itself; so it ends with it.
 
     Args:
         name: of the replica, unique in the fleet.
         model: the identity of the engine's model.
         model_name: the model's folder or hub id.
+        end: ends the replica, so that whoever waits for it is told that it is gone; gets the reason
+            for which its engine cannot serve.
     """
 
-    def __init__(self, engine: EngineHandle, name: str, model: str, model_name: str) -> None:
+    def __init__(
+        self,
+        engine: EngineHandle,
+        name: str,
+        model: str,
+        model_name: str,
+        end: Callable[[str], Awaitable[None]],
+    ) -> None:
         self._engine = engine
+        self._end = end
         self._name = name
         self._model = model
         self._model_name = model_name
@@ -50,16 +67,27 @@ class Replica:
         if request.model != self._model:
             yield encode_message(Greeting(replica=self._name, refusal=self._refusal(request.model)))
             return
-        submission = self._submit(request)
+        submission = await self._submit(request)
         self._open[request.key] = submission.handle
         try:
             yield encode_message(Greeting(replica=self._name))
             async for message in self._outputs(request, submission):
                 yield message
+        except EngineDeadError as error:
+            await self._end(str(error))
+            raise
         finally:
             del self._open[request.key]
             if not submission.finished:
                 self._engine.abort(submission.handle)
+
+    async def watch(self) -> None:
+        """End the replica once its engine cannot serve, also where nobody asks it for anything."""
+        while True:
+            if (reason := self._engine.failure()) is not None:
+                await self._end(reason)
+                return
+            await asyncio.sleep(WATCH_S)
 
     def abort(self, key: str, choice: int) -> None:
         """End one choice of a request, or all with -1; one that is not open is let be."""
@@ -82,12 +110,16 @@ class Replica:
             f"{wanted}: deploy the fleet again, with one model on every machine"
         )
 
-    def _submit(self, request: FleetRequest) -> Submission:
+    async def _submit(self, request: FleetRequest) -> Submission:
         handle = self._engine.new_handle()
-        if request.score is not None:
-            return self._engine.score(msgspec.structs.replace(request.score, handle=handle))
-        assert request.generate is not None
-        return self._engine.submit(msgspec.structs.replace(request.generate, handle=handle))
+        try:
+            if request.score is not None:
+                return self._engine.score(msgspec.structs.replace(request.score, handle=handle))
+            assert request.generate is not None
+            return self._engine.submit(msgspec.structs.replace(request.generate, handle=handle))
+        except EngineDeadError as error:
+            await self._end(str(error))
+            raise
 
     async def _outputs(self, request: FleetRequest, submission: Submission) -> AsyncIterator[bytes]:
         """Messages of what comes of a request, addressed to the handle that the server gave it."""

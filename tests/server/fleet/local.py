@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 
 from engine.client import EngineHandle
 from server.fleet.messages import ReplicaReport
@@ -26,7 +27,9 @@ class LocalReplicas:
     def __init__(self, engines: dict[str, EngineHandle], models: dict[str, str] | None = None):
         models = models or {}
         self._replicas = {
-            name: Replica(engine, name, models.get(name, MODEL), f"models/{name}")
+            name: Replica(
+                engine, name, models.get(name, MODEL), f"models/{name}", partial(self._end, name)
+            )
             for name, engine in engines.items()
         }
         self._router = PrefixRouter()
@@ -49,6 +52,9 @@ class LocalReplicas:
                     yield message
         finally:
             self._loads[name] -= 1
+
+    async def _end(self, name: str, reason: str) -> None:
+        self.dead.add(name)
 
     def abort(self, replica: str, key: str, choice: int) -> None:
         self.aborts.append((replica, choice))
