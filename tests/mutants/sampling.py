@@ -43,6 +43,26 @@ SAMPLING = (
         interpreted=True,
     ),
     Mutant(
+        "a-rank-keeps-ties-as-if-none-were-on-ranks-before-it",
+        "sampling/filters/plain.py",
+        "quota = prefix.num_equal - all_equal[:rank].sum(0)",
+        "quota = prefix.num_equal",
+        (
+            "tests/sampling/test_shard_properties.py"
+            "::test_rows_of_every_kind_are_drawn_as_by_one_rank",
+        ),
+    ),
+    Mutant(
+        "the-first-id-of-a-rank-is-read-from-the-one-before",
+        "sampling/shard.py",
+        "owners += token_ids >= first",
+        "owners += token_ids > first",
+        (
+            "tests/sampling/test_shard_properties.py"
+            "::test_rows_of_every_kind_are_drawn_as_by_one_rank",
+        ),
+    ),
+    Mutant(
         "notes-of-a-later-rank-begin-where-the-first-one-s-do",
         "sampling/filters/divided_scan.py",
         "                words += before  # where a tile's notes begin\n",
