@@ -79,7 +79,7 @@ class RankProcesses:
         self._lock = threading.Lock()
         self._heard: dict[int, tuple[float, RankStatus]] = {}  # by rank, once it serves
         self._processes = [
-            subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=_environment(rank, gpus))
+            subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=rank_environment(rank, gpus))
             for rank in range(1, config.tensor_parallel_size)
         ]
         self._threads = []
@@ -179,7 +179,7 @@ def read_message(stream: IO[bytes]) -> bytes | None:
     return raw if len(raw) == length else None
 
 
-def _environment(rank: int, gpus: Sequence[str]) -> dict[str, str] | None:
+def rank_environment(rank: int, gpus: Sequence[str]) -> dict[str, str] | None:
     """The environment of a rank, whose own GPU comes first; None is this process's."""
     if not gpus:
         return None

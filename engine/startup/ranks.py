@@ -32,7 +32,7 @@ def start_ranks(
         ConfigError, ModelError: what is asked for is not divided among ranks; none was started.
     """
     size = config.tensor_parallel_size
-    _check_config(config, device)
+    check_config(config, device)
     check_ranks(config.model, size, device)
     gpus = visible_gpus(size) if device.type == "cuda" else ()
     others = RankProcesses(config, on_lost, gpus=gpus)
@@ -80,8 +80,8 @@ def set_threads(config: EngineConfig) -> None:
         torch.set_num_threads(max(1, num_cpus // config.tensor_parallel_size))
 
 
-def _check_config(config: EngineConfig, device: torch.device) -> None:
-    """Refuse settings that several ranks cannot serve."""
+def check_config(config: EngineConfig, device: torch.device) -> None:
+    """Refuse settings that several ranks cannot serve; raises `ConfigError`."""
     asked = f"{FLAG} {config.tensor_parallel_size}"
     if config.sampling.flashinfer == "always":
         raise ConfigError(

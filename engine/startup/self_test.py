@@ -28,14 +28,22 @@ from engine.startup.build import build_engine
 from engine.startup.device import resolve_device
 from engine.startup.model_check import model_checks
 from engine.startup.samplers import sampler_config
+from engine.startup.self_test_ranks import drawing_ranks
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.sampler import SamplerConfig
 from sampling.selftest import checks
 from sampling.selftest.checks import ODDS, Result
-from sampling.selftest.paths import kept_and_chosen, race_draws, sampler_draws, sampler_step
+from sampling.selftest.paths import (
+    LONE,
+    kept_and_chosen,
+    race_draws,
+    sampler_draws,
+    sampler_step,
+)
 from sampling.selftest.speculative_paths import (
     PATHS,
+    PathMaker,
     draft_draws,
     recovered_draws,
     recovered_from_logits_draws,
@@ -43,6 +51,7 @@ from sampling.selftest.speculative_paths import (
 )
 from sampling.selftest.statistics import chi_square
 from sampling.selftest.tails import CASES, MANY
+from sampling.shard import RankExchange
 
 QUICK_DRAWS, FULL_DRAWS = 20_000, 200_000
 MODEL_DRAWS, MODEL_TOP = 4_000, 20
@@ -60,7 +69,8 @@ def run_self_test(
     """Run every check and print the table.
 
     Args:
-        config: as for serving; its device and its promises about sampling are verified.
+        config: as for serving; its device and its promises about sampling are verified. Of several
+            ranks, each draws from its shard.
         quick: make fewer draws, so as to end within two minutes on two cores.
         with_model: also compare the logits of `config.model` with its reference's, and draw through
             the whole engine.
@@ -99,7 +109,7 @@ def _print_result(result: Result, as_json: bool, out: TextIO) -> None:
 
 
 def _print_row(cells: tuple[str, ...], out: TextIO) -> None:
-    widths = (38, 30, 24, 14, 12, 0)
+    widths = (38, 40, 24, 14, 12, 0)
     row = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
     print(row.rstrip(), file=out, flush=True)
 
@@ -109,26 +119,43 @@ def _results(
 ) -> Iterator[Result]:
     if with_model:
         yield from model_checks(config)
-    promised = sampler_config(SamplingConfig(use_fp64_gumbel=True))
-    for where in dict.fromkeys((torch.device("cpu"), device)):
-        yield from flag_coverage(promised, where)
-    chosen = sampler_config(config.sampling)
-    yield from _tail_counts(device, quick, seed)
-    num_draws = QUICK_DRAWS if quick else FULL_DRAWS
-    yield from _sampler_results(chosen, device, num_draws, seed)
-    yield from flashinfer_results(chosen, device, num_draws, seed)
-    yield from _speculation_results(chosen, device, num_draws, seed)
+    with drawing_ranks(config, device, quick=quick, seed=seed) as exchange:
+        yield from sampler_results(config, device, quick, seed, exchange)
     if with_model:
         yield model_frequencies(config, seed)
 
 
-def flag_coverage(config: SamplerConfig, device: torch.device) -> Iterator[Result]:
+def sampler_results(
+    config: EngineConfig, device: torch.device, quick: bool, seed: int, exchange: RankExchange
+) -> Iterator[Result]:
+    """The checks of the sampler, which all ranks of an exchange run alike."""
+    promised = sampler_config(SamplingConfig(use_fp64_gumbel=True))
+    for where in dict.fromkeys((torch.device("cpu"), device)):
+        yield from flag_coverage(promised, where, exchange)
+    chosen = sampler_config(config.sampling)
+    if exchange.rank == 0:  # of whole tiles' statistics, which no rank shares
+        yield from _tail_counts(device, quick, seed)
+    num_draws = QUICK_DRAWS if quick else FULL_DRAWS
+    yield from _sampler_results(chosen, device, num_draws, seed, exchange)
+    if exchange.size == 1:
+        yield from flashinfer_results(chosen, device, num_draws, seed)
+    yield from _speculation_results(chosen, device, num_draws, seed, exchange)
+
+
+def _path(name: str, device: torch.device, exchange: RankExchange) -> str:
+    ranks = f", {exchange.size} ranks" if exchange.size > 1 else ""
+    return f"{name}, {device.type}{ranks}"
+
+
+def flag_coverage(
+    config: SamplerConfig, device: torch.device, exchange: RankExchange = LONE
+) -> Iterator[Result]:
     """Whether every path on a device keeps what `--use-fp64-gumbel` promises.
 
     Float32 noise, at either level of the race, could give none of the tokens replayed here.
     """
     for name, (maker, purpose) in PATHS.items():
-        path, draw = f"{name}, {device.type}", maker(config, device)
+        path, draw = _path(name, device, exchange), maker(config, device, exchange=exchange)
         if purpose is Purpose.ACCEPT:
             yield checks.replay_acceptance("fp64 replay: rare acceptance", path, draw)
         else:
@@ -146,21 +173,20 @@ def _tail_counts(device: torch.device, quick: bool, seed: int) -> Iterator[Resul
 
 
 def _sampler_results(
-    config: SamplerConfig, device: torch.device, num_draws: int, seed: int
+    config: SamplerConfig, device: torch.device, num_draws: int, seed: int, exchange: RankExchange
 ) -> Iterator[Result]:
-    path = f"sampler, {device.type}"
-    draw = sampler_draws(config, device)
+    path = _path("sampler", device, exchange)
+    draws = partial(sampler_draws, config, device, exchange=exchange)
     for shape in checks.shapes():
-        yield checks.frequencies(path, draw, shape, num_draws, seed)
-    filtered = sampler_draws(config, device, checks.FILTERED)
-    yield checks.filtered_frequencies(path, filtered, num_draws, seed)
-    tied = sampler_draws(config, device, checks.TIED_K)
-    yield checks.tied_frequencies(path, tied, num_draws, seed)
-    masked = sampler_draws(config, device, checks.MASKED, allowed=checks.MASK_IDS)
+        yield checks.frequencies(path, draws(), shape, num_draws, seed)
+    yield checks.filtered_frequencies(path, draws(checks.FILTERED), num_draws, seed)
+    yield checks.tied_frequencies(path, draws(checks.TIED_K), num_draws, seed)
+    masked = draws(checks.MASKED, allowed=checks.MASK_IDS)
     yield checks.masked_frequencies(path, masked, num_draws, seed)
-    yield checks.kept_logprobs(path, partial(kept_and_chosen, config, device))
-    yield checks.greedy_ties(path, sampler_draws(config, device, SamplingParams(temperature=0.0)))
-    yield checks.slot_invariance(path, sampler_step(config, device, num_slots=checks.NUM_REQUESTS))
+    yield checks.kept_logprobs(path, partial(kept_and_chosen, config, device, exchange=exchange))
+    yield checks.greedy_ties(path, draws(SamplingParams(temperature=0.0)))
+    step = sampler_step(config, device, num_slots=checks.NUM_REQUESTS, exchange=exchange)
+    yield checks.slot_invariance(path, step)
 
 
 def flashinfer_results(
@@ -186,19 +212,22 @@ def flashinfer_results(
 
 
 def _speculation_results(
-    config: SamplerConfig, device: torch.device, num_draws: int, seed: int
+    config: SamplerConfig, device: torch.device, num_draws: int, seed: int, exchange: RankExchange
 ) -> Iterator[Result]:
-    for path, draw in (
-        ("draft", draft_draws(config, device)),
-        ("recovered, one-hot draft", recovered_draws(config, device)),
-        ("recovered, draft logits", recovered_from_logits_draws(config, device)),
-    ):
-        yield checks.frequencies(f"{path}, {device.type}", draw, checks.peaked(), num_draws, seed)
-    for one_hot, path in ((True, "one-hot draft"), (False, "draft logits")):
-        speculated = speculated_draws(config, device, one_hot=one_hot)
-        yield checks.speculated_frequencies(f"{path}, {device.type}", speculated, num_draws, seed)
-        masked = speculated_draws(config, device, one_hot=one_hot, allowed=checks.FEW_MASK_IDS)
-        yield checks.constrained_frequencies(f"{path}, {device.type}", masked, num_draws, seed)
+    makers: dict[str, PathMaker] = {
+        "draft": draft_draws,
+        "recovered, one-hot draft": recovered_draws,
+        "recovered, draft logits": recovered_from_logits_draws,
+    }
+    for name, maker in makers.items():
+        draw, path = maker(config, device, exchange=exchange), _path(name, device, exchange)
+        yield checks.frequencies(path, draw, checks.peaked(), num_draws, seed)
+    for one_hot, name in ((True, "one-hot draft"), (False, "draft logits")):
+        path = _path(name, device, exchange)
+        draws = partial(speculated_draws, config, device, one_hot=one_hot, exchange=exchange)
+        yield checks.speculated_frequencies(path, draws(), num_draws, seed)
+        masked = draws(allowed=checks.FEW_MASK_IDS)
+        yield checks.constrained_frequencies(path, masked, num_draws, seed)
 
 
 def model_frequencies(config: EngineConfig, seed: int) -> Result:

@@ -24,6 +24,9 @@ from sampling.params import SamplingParams
 from sampling.race import TileMasses, race, tile_masses
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
+from sampling.shard import LoneRank, RankExchange, VocabShard
+
+LONE = LoneRank()
 
 
 class Draws(Protocol):
@@ -46,6 +49,7 @@ def sampler_draws(
     params: SamplingParams | None = None,
     rows_by_path: Counter[str] | None = None,
     allowed: Sequence[int] | None = None,
+    exchange: RankExchange = LONE,
 ) -> Draws:
     """Draws of the engine's sampler for one request.
 
@@ -54,13 +58,14 @@ def sampler_draws(
         params: the request's; neutral if None.
         rows_by_path: counts which path drew.
         allowed: the ids that a grammar's mask allows; None has no grammar.
+        exchange: the ranks that draw together, each from its shard.
     """
     params = params or SamplingParams(seed=0)
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
-        rows = one_row(len(logits), params, seed, device, allowed)
+        rows = one_row(len(logits), params, seed, device, allowed, exchange)
         sampler = Sampler(config, rows)
-        on_device, tokens = logits.to(device), []
+        on_device, tokens = own_logits(logits, rows), []
         for batch in batches_of(positions, rows):
             tokens.append(sampler(on_device.expand(len(batch.rows), -1), batch).token_ids.cpu())
         if rows_by_path is not None:
@@ -76,6 +81,7 @@ def kept_and_chosen(
     params: SamplingParams,
     logits: Tensor,
     allowed: Sequence[int] | None,
+    exchange: RankExchange = LONE,
 ) -> tuple[int, float, float]:
     """Draw a token of one request; return it, its processed logprob and the kept logprob.
 
@@ -84,13 +90,14 @@ def kept_and_chosen(
         params: the request's.
         logits: float32 [vocab_size], on the CPU.
         allowed: the ids that a grammar's mask allows; None has no grammar.
+        exchange: as for `sampler_draws`.
     """
     reporting = msgspec.structs.replace(
         params, logprobs=0, logprobs_mode="processed_logprobs", kept_logprob=True
     )
-    rows = one_row(len(logits), reporting, 0, device, allowed)
+    rows = one_row(len(logits), reporting, 0, device, allowed, exchange)
     batch = next(batches_of(torch.zeros(1, dtype=torch.int64), rows))
-    drawn = Sampler(config, rows)(logits.to(device)[None], batch)
+    drawn = Sampler(config, rows)(own_logits(logits, rows)[None], batch)
     assert drawn.logprobs is not None, "the row asks for logprobs"
     return int(drawn.token_ids[0]), float(drawn.logprobs.chosen[0]), float(drawn.logprobs.kept[0])
 
@@ -125,7 +132,9 @@ class Step(Protocol):
         ...
 
 
-def sampler_step(config: SamplerConfig, device: torch.device, *, num_slots: int) -> Step:
+def sampler_step(
+    config: SamplerConfig, device: torch.device, *, num_slots: int, exchange: RankExchange = LONE
+) -> Step:
     """A step of the engine's sampler, which draws each request's token at position 5."""
     position = 5
 
@@ -133,7 +142,11 @@ def sampler_step(config: SamplerConfig, device: torch.device, *, num_slots: int)
         history = torch.arange(position, dtype=torch.int32, device=device)
         vocab_size = len(calls[0].logits)
         rows = SamplingRows(
-            num_slots, vocab_size, device, history=history.expand(num_slots, -1).contiguous()
+            num_slots,
+            vocab_size,
+            device,
+            history=history.expand(num_slots, -1).contiguous(),
+            shard=shard_of(vocab_size, exchange),
         )
         for call in calls:
             rows.add(
@@ -147,7 +160,7 @@ def sampler_step(config: SamplerConfig, device: torch.device, *, num_slots: int)
             rows_np=rows_np,
             needs=rows.needs(rows_np),
         )
-        logits = torch.stack([call.logits for call in calls]).to(device)
+        logits = own_logits(torch.stack([call.logits for call in calls]), rows)
         token_ids: list[int] = Sampler(config, rows)(logits, batch).token_ids.tolist()
         return token_ids
 
@@ -180,16 +193,18 @@ def one_row(
     seed: int,
     device: torch.device,
     allowed: Sequence[int] | None = None,
+    exchange: RankExchange = LONE,
 ) -> SamplingRows:
     """Make one sampling row that every drawn token shares, as if one request had all positions.
 
     With `allowed`, it has a grammar whose mask allows these ids.
     """
     history = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    shard = shard_of(vocab_size, exchange)
     if allowed is None:
-        rows = SamplingRows(1, vocab_size, device, history=history)
+        rows = SamplingRows(1, vocab_size, device, history=history, shard=shard)
     else:
-        rows = SamplingRows(1, vocab_size, device, history=history, max_masks=1)
+        rows = SamplingRows(1, vocab_size, device, history=history, max_masks=1, shard=shard)
         params = msgspec.structs.replace(params, constrained=True)
         bits = np.zeros(32 * rows.grammar_masks.shape[1], dtype=np.uint8)
         bits[list(allowed)] = 1
@@ -197,6 +212,19 @@ def one_row(
     rows.add(0, params, seed=seed, choice=0, prompt_len=0, num_tokens=0)
     rows.flush()
     return rows
+
+
+def shard_of(vocab_size: int, exchange: RankExchange) -> VocabShard:
+    """A rank's shard; all ids where there are too few to be divided."""
+    if -(-vocab_size // TILE) < exchange.size:
+        return VocabShard.whole(vocab_size)
+    return VocabShard.split(vocab_size, exchange)
+
+
+def own_logits(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """The part of logits [..., vocab_size] that this rank holds, on the rows' device."""
+    first, width = rows.shard.first, rows.shard.width
+    return logits[..., first : first + width].contiguous().to(rows.device)
 
 
 def batches_of(

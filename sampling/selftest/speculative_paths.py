@@ -8,7 +8,7 @@ second of two tokens has that token's probability.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,7 +19,8 @@ from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
 from sampling.sampler import SamplerConfig
-from sampling.selftest.paths import Draws, batches_of, one_row, sampler_draws
+from sampling.selftest.paths import LONE, Draws, batches_of, one_row, own_logits, sampler_draws
+from sampling.shard import RankExchange
 from sampling.speculative import verification
 from sampling.speculative.drafting import draw_drafts
 from sampling.speculative.verification import Method
@@ -27,11 +28,23 @@ from sampling.speculative.verification import Method
 DRAFT_DEPTH = 1
 """Depth at which drafts are drawn and accepted here."""
 
-PathMaker = Callable[[SamplerConfig, torch.device], Draws]
+
+class PathMaker(Protocol):
+    """Makes the draws of a path; `exchange` is that of the ranks that draw together."""
+
+    def __call__(
+        self, config: SamplerConfig, device: torch.device, *, exchange: RankExchange = LONE
+    ) -> Draws: ...
 
 
-def draft_draws(config: SamplerConfig, device: torch.device) -> Draws:
-    """Draws of a draft at `DRAFT_DEPTH`; needs no configuration, its noise is always float64."""
+def draft_draws(
+    config: SamplerConfig, device: torch.device, *, exchange: RankExchange = LONE
+) -> Draws:
+    """Draws of a draft at `DRAFT_DEPTH`.
+
+    It needs no configuration, its noise is always float64, and no exchange: every rank has all of
+    a drafter's logits.
+    """
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         rows = one_row(len(logits), SamplingParams(), seed, device)
@@ -46,24 +59,31 @@ def draft_draws(config: SamplerConfig, device: torch.device) -> Draws:
     return draw
 
 
-def accept_draws(config: SamplerConfig, device: torch.device) -> Draws:
+def accept_draws(
+    config: SamplerConfig, device: torch.device, *, exchange: RankExchange = LONE
+) -> Draws:
     """Acceptances as draws: 1 where a one-hot draft of token 1 is accepted, of two, else 0."""
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         x = torch.ones_like(positions)
-        return (_at_depth(logits, None, x, positions, seed, device).num_accepted == 2).long()
+        verified = _at_depth(logits, None, x, positions, seed, device, exchange=exchange)
+        return (verified.num_accepted == 2).long()
 
     return draw
 
 
-def recovered_draws(config: SamplerConfig, device: torch.device) -> Draws:
+def recovered_draws(
+    config: SamplerConfig, device: torch.device, *, exchange: RankExchange = LONE
+) -> Draws:
     """Draws of the recovered token after a one-hot draft."""
-    return _recovered(device, has_draft_logits=False)
+    return _recovered(device, exchange, has_draft_logits=False)
 
 
-def recovered_from_logits_draws(config: SamplerConfig, device: torch.device) -> Draws:
+def recovered_from_logits_draws(
+    config: SamplerConfig, device: torch.device, *, exchange: RankExchange = LONE
+) -> Draws:
     """Draws of the recovered token after a draft with draft logits."""
-    return _recovered(device, has_draft_logits=True)
+    return _recovered(device, exchange, has_draft_logits=True)
 
 
 PATHS: dict[str, tuple[PathMaker, Purpose]] = {
@@ -76,7 +96,7 @@ PATHS: dict[str, tuple[PathMaker, Purpose]] = {
 """Every path for which `--use-fp64-gumbel` promises float64 noise, on every device."""
 
 
-def _recovered(device: torch.device, *, has_draft_logits: bool) -> Draws:
+def _recovered(device: torch.device, exchange: RankExchange, *, has_draft_logits: bool) -> Draws:
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
         beside = len(logits)
         target = torch.cat((logits, logits.logsumexp(0)[None]))
@@ -91,6 +111,7 @@ def _recovered(device: torch.device, *, has_draft_logits: bool) -> Draws:
             device,
             method="synthetic",
             rates=torch.zeros(1, dtype=torch.float64),
+            exchange=exchange,
         )
         return verified.token_ids[:, 0].long()
 
@@ -113,6 +134,7 @@ def speculated_draws(
     *,
     one_hot: bool,
     allowed: Sequence[int] | None = None,
+    exchange: RankExchange = LONE,
 ) -> SpeculatedDraws:
     """Draws of one speculated token a position: drafted, then accepted or recovered.
 
@@ -120,6 +142,7 @@ def speculated_draws(
         one_hot: the drafts are the draft's highest token; else they are drawn from its logits.
         allowed: the ids that a grammar's mask allows at that position, not known to the draft;
             None has no grammar.
+        exchange: as for a `PathMaker`.
     """
 
     def draw(logits: Tensor, draft_logits: Tensor, positions: Tensor, seed: int) -> Tensor:
@@ -128,7 +151,7 @@ def speculated_draws(
         else:
             x = draft_draws(config, device)(draft_logits, positions, seed)
         q = None if one_hot else draft_logits
-        verified = _at_depth(logits, q, x, positions, seed, device, allowed)
+        verified = _at_depth(logits, q, x, positions, seed, device, allowed, exchange)
         return verified.token_ids[:, DRAFT_DEPTH].long()
 
     return draw
@@ -142,6 +165,7 @@ def _at_depth(
     seed: int,
     device: torch.device,
     allowed: Sequence[int] | None = None,
+    exchange: RankExchange = LONE,
 ) -> Verification:
     """Verify the drafts `x` at `DRAFT_DEPTH`, after drafts that always stand.
 
@@ -153,6 +177,7 @@ def _at_depth(
         seed: the request's.
         device: where to verify.
         allowed: the ids that a grammar's mask allows at `DRAFT_DEPTH`; None has no grammar.
+        exchange: as for a `PathMaker`.
     """
     sure = torch.full_like(logits, -torch.inf)
     sure[0] = 0.0
@@ -161,7 +186,7 @@ def _at_depth(
     drafts[:, DRAFT_DEPTH] = x
     q = None if draft_logits is None else torch.stack([*before, draft_logits])
     target = torch.stack([*before, logits, logits])
-    return _verified(target, q, drafts, positions, seed, device, allowed)
+    return _verified(target, q, drafts, positions, seed, device, allowed, exchange=exchange)
 
 
 def _verified(
@@ -175,17 +200,19 @@ def _verified(
     *,
     method: Method = "standard",
     rates: Tensor | None = None,
+    exchange: RankExchange = LONE,
 ) -> Verification:
     """Verify k drafts a position, by the same logits everywhere; the result is on the CPU.
 
     Args:
         logits: float32 [1 + k, vocab_size]. draft_logits: float32 [k, vocab_size] or None.
         draft_ids: int64 [n, k]. positions: int64 [n], as for `_at_depth`.
-        seed, device, allowed: as for `_at_depth`. method, rates: as for `verification.verify`.
+        seed, device, allowed, exchange: as for `_at_depth`.
+        method, rates: as for `verification.verify`.
     """
     depths, vocab_size = logits.shape
-    rows = one_row(vocab_size, SamplingParams(), seed, device, allowed)
-    on_device = logits.to(device)
+    rows = one_row(vocab_size, SamplingParams(), seed, device, allowed, exchange)
+    on_device = own_logits(logits, rows)
     slots = None if draft_logits is None else draft_logits[None].to(device)
     rates = None if rates is None else rates.to(device)
     parts, first = [], 0

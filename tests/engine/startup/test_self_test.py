@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 import engine.startup.build
@@ -17,17 +18,19 @@ import engine.startup.samplers
 import engine.startup.self_test
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
 from engine.startup.samplers import sampler_config
-from engine.startup.self_test import flag_coverage, run_self_test
+from engine.startup.self_test import flag_coverage, run_self_test, sampler_results
 from sampling import noise, race
 from sampling.noise import Purpose
 from sampling.sampler import SamplerConfig
 from sampling.selftest.checks import Result
 from sampling.selftest.speculative_paths import PATHS
 from sampling.selftest.tails import MANY
+from sampling.shard import LoneRank, RankExchange
 from sampling.speculative import draws
 from server import cli
 from server.command.configure import engine_config
 from server.command.settings import load_settings
+from tests.sampling.ranks import on_ranks
 
 CPU = torch.device("cpu")
 
@@ -136,6 +139,31 @@ def test_the_program_prints_a_table_and_fails_when_a_check_does(
     table = io.StringIO()
     assert run_self_test(config(), quick=True, with_model=False, seed=1, out=table) == 1
     assert "FAIL" in table.getvalue()
+
+
+def test_ranks_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each from its shard: every count of the table is the same. Long replays are left out."""
+    monkeypatch.setattr(engine.startup.self_test, "PATHS", {"accept": PATHS["accept"]})
+    monkeypatch.setattr(engine.startup.self_test, "QUICK_DRAWS", 500)
+    monkeypatch.setattr(engine.startup.self_test, "MANY", MANY._replace(draws=2_000))
+
+    def table(exchange: RankExchange) -> list[Result]:
+        return list(sampler_results(config(), CPU, True, 7, exchange))
+
+    alone, together = table(LoneRank()), on_ranks(2, table)[0]
+    assert [result.statistic for result in together] == [result.statistic for result in alone]
+    assert all(result.passed for result in together)
+    paths = {result.path for result in together}
+    names = {*PATHS, "one-hot draft", "draft logits"}
+    assert paths == {f"{name}, cpu, 2 ranks" for name in names} | {"race, cpu"}
+
+
+@pytest.mark.slow
+def test_processes_of_two_ranks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.startup.self_test, "MANY", MANY._replace(draws=2_000))
+    both, table = structs.replace(config(), tensor_parallel_size=2), io.StringIO()
+    assert run_self_test(both, quick=True, with_model=False, seed=1, out=table) == 0
+    assert "sampler, cpu, 2 ranks" in table.getvalue()
 
 
 def test_checks_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
