@@ -11,13 +11,16 @@ import random
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from demo import MODEL_FOLDER
 from tests.fleet.load import MODEL, Outcome, mixed, send_all
 from tests.fleet.process import FLAGS, Fleet, fleet, until
 from tests.serving.process import Server, serve
+from tests.serving.test_lm_eval import evaluate, make_tasks
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,6 +40,11 @@ def three() -> Iterator[Fleet]:
 def one() -> Iterator[Server]:
     with serve(*FLAGS[2:], "--api-server-count", "1") as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tasks(tmp_path_factory.mktemp("tasks"))
 
 
 def outcomes_of(server: Server) -> dict[str, float]:
@@ -112,9 +120,11 @@ def test_grouped_prompts_hit_the_cache_as_in_one_replica(three: Fleet, one: Serv
     assert together > 0.9 * alone
 
 
-def test_a_killed_replica_costs_only_the_streams_it_had_begun(three: Fleet) -> None:
+@pytest.mark.parametrize("kind", ["replicas", "engines"])
+def test_a_killed_replica_costs_only_the_streams_it_had_begun(three: Fleet, kind: str) -> None:
+    """So does one whose engine alone is killed: it ends itself."""
     before = outcomes_of(three)
-    victim = next(iter(three.replicas.values()))
+    victim = next(iter(getattr(three, kind).values()))
 
     def kill(num_done: int) -> None:
         if num_done == 60:
@@ -141,6 +151,30 @@ def load_until(done: threading.Event, server: Server) -> list[Outcome]:
         seed += 1
         found += asyncio.run(send_all(server.url, mixed(24, seed), concurrency=8))
     return found
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("lm_eval"), reason="lm_eval: the extra `slow`")
+def test_lm_eval_gets_what_one_server_gives(
+    three: Fleet, one: Server, tasks: Path, tmp_path: Path
+) -> None:
+    def results(server: Server) -> dict[str, Any]:
+        arguments = f"model={MODEL},base_url={server.url}/v1/completions,num_concurrent=4"
+        arguments += f",tokenizer={MODEL_FOLDER},tokenizer_backend=huggingface,max_length=2048"
+        out = tmp_path / str(server.process.pid)
+        return evaluate(tasks, out, "local-completions", arguments)
+
+    alone, together = results(one), results(three)
+    assert together["local_generate"] == alone["local_generate"]
+    for task in ("local_choice", "local_rolling"):
+        assert together[task].keys() == alone[task].keys() != set()
+        for doc, answers in alone[task].items():
+            for ours, theirs in zip(together[task][doc], answers, strict=True):
+                assert _number(ours) == pytest.approx(_number(theirs), abs=1e-3)
+
+
+def _number(answer: Any) -> float:
+    """The log likelihood of an answer, alone or before whether it is greedy."""
+    return float(answer if isinstance(answer, str | float) else answer[0])
 
 
 def test_a_rolling_restart_loses_nothing(three: Fleet) -> None:

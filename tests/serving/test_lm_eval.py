@@ -62,8 +62,11 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+def make_tasks(folder: Path) -> Path:
     """Task files over lines of the standard library, which is what the demo model speaks."""
-    folder = tmp_path_factory.mktemp("tasks")
     rng = random.Random(0)
     texts = [inspect.getsource(module) for module in (argparse, calendar, textwrap, queue)]
     docs = []
