@@ -25,6 +25,7 @@ from engine.parallel.processes import rank_environment
 from engine.parallel.programs import command_of
 from engine.startup.device import resolve_device
 from engine.startup.ranks import check_config, meet, set_threads, visible_gpus
+from engine.startup.sampler_checks import sampler_results
 from sampling.shard import LoneRank, RankExchange
 
 COMMAND = command_of("engine.startup.self_test_ranks")
@@ -94,8 +95,6 @@ def _end_with_input() -> None:
 
 def main() -> None:
     """Be a rank other than 0."""
-    from engine.startup.self_test import sampler_results
-
     task = msgspec.json.decode(sys.stdin.buffer.readline(), type=Task)
     threading.Thread(target=_end_with_input, daemon=True).start()
     set_threads(task.config)

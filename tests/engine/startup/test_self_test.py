@@ -17,8 +17,10 @@ import engine.startup.build
 import engine.startup.samplers
 import engine.startup.self_test
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
+from engine.startup import sampler_checks
+from engine.startup.sampler_checks import flag_coverage, sampler_results
 from engine.startup.samplers import sampler_config
-from engine.startup.self_test import flag_coverage, run_self_test, sampler_results
+from engine.startup.self_test import run_self_test
 from sampling import noise, race
 from sampling.noise import Purpose
 from sampling.sampler import SamplerConfig
@@ -124,8 +126,8 @@ def test_a_path_that_stops_honouring_it_is_found(
 def test_the_program_prints_a_table_and_fails_when_a_check_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engine.startup.self_test, "QUICK_DRAWS", 1_500)
-    monkeypatch.setattr(engine.startup.self_test, "MANY", MANY._replace(draws=2_000))
+    monkeypatch.setattr(sampler_checks, "QUICK_DRAWS", 1_500)
+    monkeypatch.setattr(sampler_checks, "MANY", MANY._replace(draws=2_000))
     table = io.StringIO()
     assert run_self_test(config(), quick=True, with_model=False, seed=1, out=table) == 0
     lines = table.getvalue().splitlines()
@@ -143,9 +145,9 @@ def test_the_program_prints_a_table_and_fails_when_a_check_does(
 
 def test_ranks_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each from its shard: every count of the table is the same. Long replays are left out."""
-    monkeypatch.setattr(engine.startup.self_test, "PATHS", {"accept": PATHS["accept"]})
-    monkeypatch.setattr(engine.startup.self_test, "QUICK_DRAWS", 500)
-    monkeypatch.setattr(engine.startup.self_test, "MANY", MANY._replace(draws=2_000))
+    monkeypatch.setattr(sampler_checks, "PATHS", {"accept": PATHS["accept"]})
+    monkeypatch.setattr(sampler_checks, "QUICK_DRAWS", 500)
+    monkeypatch.setattr(sampler_checks, "MANY", MANY._replace(draws=2_000))
 
     def table(exchange: RankExchange) -> list[Result]:
         return list(sampler_results(config(), CPU, True, 7, exchange))
@@ -160,7 +162,7 @@ def test_ranks_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_processes_of_two_ranks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.startup.self_test, "MANY", MANY._replace(draws=2_000))
+    monkeypatch.setattr(sampler_checks, "MANY", MANY._replace(draws=2_000))
     both, table = structs.replace(config(), tensor_parallel_size=2), io.StringIO()
     assert run_self_test(both, quick=True, with_model=False, seed=1, out=table) == 0
     assert "sampler, cpu, 2 ranks" in table.getvalue()
