@@ -8,6 +8,8 @@ and ends with 1 where a GPU would have refused a launch or a request have waited
 from __future__ import annotations
 
 import contextlib
+import importlib
+import pkgutil
 import sys
 import tempfile
 import time
@@ -16,10 +18,13 @@ from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
+import engine
+import sampling
 from sampling.compiling import on_compilation
 from sampling.triton_support import triton
 from tests.no_gpu.compiler import Compiled, Compiler, compiling_only
 from tests.no_gpu.cuda import pretended_gpu
+from tests.no_gpu.flashinfer import pretended_flashinfer
 from tests.no_gpu.starts import STARTS, serve, start, write
 
 
@@ -29,10 +34,12 @@ def compiled_by(name: str) -> Compiler:
         folder = write(name, Path(made))
         compiler = stack.enter_context(compiling_only())
         stack.enter_context(pretended_gpu())
+        if STARTS[name].has_flashinfer:
+            stack.enter_context(pretended_flashinfer())
         try:
-            engine = start(name, folder)
+            started = start(name, folder)
             ahead = set(compiler.compiled)
-            serve(engine)
+            serve(started)
         except Exception as error:
             compiler.faults[f"{type(error).__name__}: {error}"] = traceback.format_exc()
             return compiler
@@ -59,8 +66,21 @@ def main(names: list[str]) -> int:
         num_faults += len(compiler.faults)
         known |= compiler.compiled
     _tell(known.values())
+    if not names:
+        launched = {kernel.name for kernel in known.values()}
+        print("launched by no start:", ", ".join(sorted(_kernels() - launched)) or "none")
     print(f"{num_faults} faults")
     return min(num_faults, 1)
+
+
+def _kernels() -> set[str]:
+    """The names of all kernels, which end alike."""
+    names: set[str] = set()
+    for package in (engine, sampling):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            members = vars(importlib.import_module(found.name))
+            names.update(name for name in members if name.endswith("_kernel"))
+    return names
 
 
 def _tell(compiled: Collection[Compiled]) -> None:

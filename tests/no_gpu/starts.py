@@ -110,11 +110,13 @@ class Start:
     Attributes:
         write: writes the model's folder; None is the demo model.
         model: fields of the `ModelConfig`. fields: of the `EngineConfig`.
+        has_flashinfer: whether FlashInfer's prefill is there.
     """
 
     write: Write | None
     model: dict[str, Any] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
+    has_flashinfer: bool = False
 
 
 def _config(config: Any, quantization: dict[str, Any] | None = None) -> Write:
@@ -179,6 +181,8 @@ STARTS: dict[str, Start] = {
     "float32": Start(None, {"dtype": "float32"}),
     "wide vocabulary": Start(_config(hf.Qwen3Config(**WIDE, head_dim=128))),
     "fp8 cache": Start(_config(hf.LlamaConfig(**SIZES)), {}, FP8_CACHE),
+    "flashinfer": Start(None, has_flashinfer=True),
+    "flashinfer, fp8 cache": Start(None, {}, FP8_CACHE, has_flashinfer=True),
     "fp8 at load": Start(_config(QWEN3), {"quantization": "fp8"}),
     "fp8 by block": Start(_config(QWEN3, BLOCKS), {}, FP8_CACHE),
     "fp8 by tensor": Start(_checkpoint("fp8 by tensor"), ON_DISK),
