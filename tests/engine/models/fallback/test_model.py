@@ -71,6 +71,12 @@ MODELS = {
         attn_logit_softcapping=2.0,
         final_logit_softcapping=3.0,
     ),
+    "gemma3-images": hf.Gemma3Config(  # asked with text alone
+        text_config={**GROUPED, **EVERY_OTHER, "head_dim": 8, "query_pre_attn_scalar": 10},
+        vision_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "image_size": 28, "patch_size": 14},
+        image_token_id=VOCAB,
+    ),
     "gemma3": hf.Gemma3TextConfig(  # rotations by layer type
         **GROUPED, **EVERY_OTHER, head_dim=8, query_pre_attn_scalar=8
     ),
