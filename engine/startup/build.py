@@ -85,7 +85,9 @@ def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     """Build the runner of a rank other than 0; raises as `build_engine`."""
     device = _prepare(config)
     model = _load(config, device, exchange)
-    return _build_runner(_on_device(config, device), model, device, exchange).runner
+    runner = _build_runner(_on_device(config, device), model, device, exchange).runner
+    _freeze()
+    return runner
 
 
 def _prepare(config: EngineConfig) -> torch.device:
@@ -165,10 +167,15 @@ def assemble(
         grammar_error=grammar_error,
         quantization=built.statement,
     )
-    gc.collect()
-    gc.freeze()  # what was loaded lives as long as the process; keep collections short
+    _freeze()
     on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
     return Engine(config, info, wrap(runner), draft_rules(config.speculation), grammars)
+
+
+def _freeze() -> None:
+    """Keep collections of garbage short: what was loaded lives as long as the process."""
+    gc.collect()
+    gc.freeze()
 
 
 class _BuiltRunner(NamedTuple):
