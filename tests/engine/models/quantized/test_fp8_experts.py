@@ -81,11 +81,6 @@ def experts_forward(
     return out.to(x.dtype)
 
 
-def biased(module: Any, rounding: Rounding, x: torch.Tensor) -> torch.Tensor:
-    out = product(module, rounding, x)
-    return out if module.bias is None else out + module.bias
-
-
 def assert_same_as_scheme(
     folder: Path, reference: Any, rounding: Rounding, **settings: Any
 ) -> None:
@@ -96,7 +91,7 @@ def assert_same_as_scheme(
         if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, torch.nn.Parameter):
             module.forward = partial(experts_forward, module, rounding)
         elif isinstance(module, torch.nn.Linear) and not f"{name}.weight".endswith(ROUTERS):
-            module.forward = partial(biased, module, rounding)  # type: ignore[method-assign]
+            module.forward = partial(product, module, rounding)  # type: ignore[method-assign]
     wanted = expected(reference, ids)
     model = load(folder, **settings)
     assert isinstance(model, Decoder)
