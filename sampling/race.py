@@ -159,7 +159,7 @@ def greedy(logits: Tensor, shard: VocabShard | None = None) -> Tensor:
         logits: float32 [n, width], the shard's, on the CPU.
         shard: which ids they are; None is all of the vocabulary.
     """
-    # numpy's argmax, the first of equals too: 19 us for 32 rows of 8192 where torch's takes 577.
+    # numpy's argmax, the first of equals too: 23 us for 32 rows of 8192 where torch's takes 502.
     columns = torch.from_numpy(logits.numpy().argmax(1))
     if shard is None or shard.is_whole:
         return columns
