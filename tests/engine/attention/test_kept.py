@@ -107,11 +107,21 @@ def test_other_rows_are_gathered_anew(rows: dict[int, tuple[int, int]]) -> None:
     decode(pair, (0, 1), range(7, 10))
 
 
+def test_rows_as_long_in_other_blocks_are_gathered_anew() -> None:
+    pair = Pair()
+    pair.step({0: (0, 3), 1: (0, 4), 2: (0, 6)})
+    decode(pair, (0, 1), range(3, 6))
+    pair.step({2: (6, 7), 1: (7, 8)})
+
+
 def test_a_step_that_failed_is_not_built_upon() -> None:
     pair = Pair()
     pair.step({0: (0, 3), 1: (0, 4)})
     decode(pair, (0, 1), range(3, 5))
     pair.step({0: (5, 6), 1: (6, 7)}, layers=1)
+    k, v = (torch.randn(2, 2, 16, generator=pair.generator) for _ in range(2))
+    for backend, _ in pair.backends:
+        backend.cells(1).store(k, v)  # as far as it came in the second layer
     decode(pair, (0, 1), range(6, 9))
 
 
