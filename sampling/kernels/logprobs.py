@@ -327,9 +327,11 @@ def _merge(
 def _of_holders(work: _Work, shard: VocabShard) -> _Work:
     """The work with the given ids' values from the ranks that hold them; others have -inf."""
     out = work.out
-    parts = (work.threshold, out.chosen, out.explicit.view(-1))
+    # Each part begins at a multiple of 16 bytes: others would need kernels of their own.
+    filler = out.chosen.new_zeros(-len(out.chosen) % 4)
+    parts = (work.threshold, filler, out.chosen, filler, out.explicit.view(-1))
     told = shard.exchange.all_gather(torch.cat(parts)).amax(0)
-    threshold, chosen, explicit = torch.split(told, [len(part) for part in parts])
+    threshold, _, chosen, _, explicit = torch.split(told, [len(part) for part in parts])
     out = out._replace(chosen=chosen, explicit=explicit.view_as(out.explicit))
     return work._replace(out=out, threshold=threshold)
 
