@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, PlainValidator, TypeAdapter
+from pydantic import Field, TypeAdapter, WrapValidator
 
 from server.schema.base import InnerModel, shown
 from server.schema.fields import Accepted, NotYet
@@ -28,7 +28,7 @@ _PARTS = TypeAdapter(Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fa
 _PART_TYPES = get_args(ContentPart.model_fields["type"].annotation)
 
 
-def _content(value: Any) -> str | list[ContentPart] | None:
+def _content(value: Any, _: object) -> str | list[ContentPart] | None:
     """Read a content; parts of a kind that a text model cannot read are refused by name."""
     if value is None or isinstance(value, str):
         return value
@@ -46,23 +46,17 @@ def _content(value: Any) -> str | list[ContentPart] | None:
     return parts
 
 
-Content = Annotated[
-    str | list[ContentPart] | None,
-    PlainValidator(_content, json_schema_input_type=str | list[ContentPart] | None),
-]
-"""Not a union, whose errors would name its members."""
+Content = Annotated[str | list[ContentPart] | None, WrapValidator(_content)]
+"""Read without the union, whose errors would name its members."""
 
 
-def _arguments(value: Any) -> str | dict[str, Any]:
+def _arguments(value: Any, _: object) -> str | dict[str, Any]:
     if not isinstance(value, str | dict):
         raise ValueError(f"must be a JSON object, as text or as it is, got {shown(value)}")
     return value
 
 
-Arguments = Annotated[
-    str | dict[str, Any],
-    PlainValidator(_arguments, json_schema_input_type=str | dict[str, Any]),
-]
+Arguments = Annotated[str | dict[str, Any], WrapValidator(_arguments)]
 
 
 class CalledFunction(InnerModel):

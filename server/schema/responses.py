@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
 from server.schema.base import BodyModel, FieldNames, InnerModel, TypedModel, shown
 from server.schema.fields import Accepted, ModelName, NotYet, Only, Priority, RequestId, Seed
@@ -126,7 +126,7 @@ class FunctionChoice(InnerModel):
     name: str
 
 
-def _choice(value: Any) -> str | FunctionChoice:
+def _choice(value: Any, _: object) -> str | FunctionChoice:
     """Read a choice; other words and types are refused in one sentence."""
     if isinstance(value, str) and value in get_args(ToolMode):
         return value
@@ -139,10 +139,7 @@ def _choice(value: Any) -> str | FunctionChoice:
     )
 
 
-ToolChoice = Annotated[
-    ToolMode | FunctionChoice,
-    PlainValidator(_choice, json_schema_input_type=ToolMode | FunctionChoice),
-]
+ToolChoice = Annotated[ToolMode | FunctionChoice, WrapValidator(_choice)]
 
 
 class TextFormat(TypedModel):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args
 
 import orjson
-from pydantic import AfterValidator, Field, PlainValidator
+from pydantic import AfterValidator, Field, WrapValidator
 
 from server.schema.base import InnerModel, is_deeper, shown
 
@@ -171,7 +171,7 @@ class NamedTool(InnerModel):
 ToolMode = Literal["none", "auto", "required"]
 
 
-def _choice(value: Any) -> str | NamedTool:
+def _choice(value: Any, _: object) -> str | NamedTool:
     """Read a choice; other words and kinds are refused in one sentence."""
     if isinstance(value, str) and value in get_args(ToolMode):
         return value
@@ -188,6 +188,4 @@ def _choice(value: Any) -> str | NamedTool:
     )
 
 
-ToolChoice = Annotated[
-    ToolMode | NamedTool, PlainValidator(_choice, json_schema_input_type=ToolMode | NamedTool)
-]
+ToolChoice = Annotated[ToolMode | NamedTool, WrapValidator(_choice)]
