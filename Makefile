@@ -36,7 +36,9 @@ skeleton:
 	    [os.makedirs(name.replace('.', '/'), exist_ok=True) for name in packages]"
 
 # The kernels run through Triton's interpreter, in processes of their own: it is for all or none.
-# Tests of one file stay in one process, so that they share its server or model.
+# Tests of one file stay in one process, so that they share its server or model. There is a process
+# a core: threads of torch would spin beside them.
+test coverage: export OMP_NUM_THREADS = 1
 PLAIN := $(BIN)/python -m pytest -n auto --dist loadfile
 test: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto $(KERNEL_TESTS)

@@ -204,12 +204,12 @@ def test_verification_is_that_of_one_rank(method: str, has_logits: bool, where: 
         {"top_k": 30, "frequency_penalty": 0.5},
         {"min_p": 0.01, "kept_logprob": True},
     ]
-    step = random_step(wishes, 10, 3, VOCAB, has_draft_logits=has_logits, likely=0.97)
+    step = random_step(wishes, 5, 3, VOCAB, has_draft_logits=has_logits, likely=0.97)
     rates = None
     if method == "synthetic":
         rates = torch.tensor([0.9, 0.5, 0.4], dtype=torch.float64, device=where)
     alone, _ = assert_alike(lambda exchange: _verify(step, exchange, method, rates, where), where)
-    assert 0 < int(alone.num_accepted.sum()) < 30, "drafts are accepted and refused"
+    assert 0 < int(alone.num_accepted.sum()) < 15, "drafts are accepted and refused"
 
 
 def _verify(
