@@ -53,7 +53,7 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
         options["metavar"] = "VALUE"
     destination = "model_flag" if name == "model" else name
     names = [_SHORT[name]] if name in _SHORT else []
-    parser.add_argument(*names, flag_of(name), dest=destination, **options)
+    parser.add_argument(flag_of(name), *names, dest=destination, **options)
 
 
 def _help(name: str, field: FieldInfo) -> str:
