@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.bench_speculation import engine_of
+from benchmarks.peer import batch_generate
 from demo import MODEL_FOLDER
 from engine.config import ModelConfig
 from engine.engine import Engine
@@ -60,28 +61,6 @@ def engine_generate() -> Generate:
     return run
 
 
-def transformers_generate() -> Generate:
-    """The function that runs requests as one batch through transformers."""
-    from transformers import AutoModelForCausalLM
-
-    peer: Any = AutoModelForCausalLM.from_pretrained(str(MODEL_FOLDER), dtype=torch.float32)
-    peer.eval()
-
-    def run(bodies: list[Body]) -> None:
-        ids = torch.tensor([body["prompt"] for body in bodies])
-        count = bodies[0]["max_tokens"]
-        peer.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=False,
-            pad_token_id=0,
-        )
-
-    return run
-
-
 def timed(run: Generate, batches: list[list[Body]]) -> tuple[float, float]:
     """Milliseconds of CPU and of wall time a token drawn."""
     cpu, wall = time.process_time(), time.perf_counter()
@@ -98,7 +77,8 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=10)
     args = parser.parse_args()
     sys.setswitchinterval(SWITCH_S)  # as the engine's process does
-    sides = {"engine": engine_generate(), "generate": transformers_generate()}
+    generate = batch_generate(str(MODEL_FOLDER), torch.device("cpu"), torch.float32)
+    sides = {"engine": engine_generate(), "generate": generate}
     gc.collect()
     gc.freeze()  # as the engine's process does; a collection would walk through all of transformers
     taken: dict[tuple[str, str], list[tuple[float, float]]] = {}

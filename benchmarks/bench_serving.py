@@ -175,27 +175,18 @@ def _session() -> aiohttp.ClientSession:
 def generate_tokens_per_s(model: str, bodies: list[Body], batch_size: int, repeat: int) -> float:
     """transformers' own greedy generate on the same prompts, `batch_size` at a time."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    peer = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
-    num_out = bodies[0]["max_tokens"]
-    best = 0.0
+    from benchmarks.peer import batch_generate
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    run, best = batch_generate(model, device, dtype), 0.0
     for _ in range(repeat):
         started = time.perf_counter()
         for first in range(0, len(bodies), batch_size):
-            prompts = [body["prompt"] for body in bodies[first : first + batch_size]]
-            ids = torch.tensor(prompts, device=device)
-            peer.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=num_out,
-                min_new_tokens=num_out,
-                do_sample=False,
-                pad_token_id=0,
-            )
-        best = max(best, len(bodies) * num_out / (time.perf_counter() - started))
+            run(bodies[first : first + batch_size])
+        num_tokens = len(bodies) * bodies[0]["max_tokens"]
+        best = max(best, num_tokens / (time.perf_counter() - started))
     return round(best, 1)
 
 

@@ -27,7 +27,7 @@ def parallel_figures() -> Iterator[Figure]:
 
 
 def _rows(program: str) -> Iterator[dict[str, Any]]:
-    """What a program prints, line by line."""
+    """What a program prints, line by line; raises `RuntimeError` where it fails at last."""
     command = (sys.executable, "-u", "-m", program)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
@@ -35,6 +35,8 @@ def _rows(program: str) -> Iterator[dict[str, Any]]:
             print(line, end="", flush=True)
             if line.startswith("{"):
                 yield json.loads(line)
+    if running.returncode:
+        raise RuntimeError(f"{program} ended with status {running.returncode}")
 
 
 def _figures_of(row: dict[str, Any]) -> Iterator[Figure]:

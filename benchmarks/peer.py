@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,6 +48,27 @@ class _Copied:
 
     def finish(self) -> None:
         pass
+
+
+def batch_generate(
+    model: str, device: torch.device, dtype: torch.dtype
+) -> Callable[[list[Body]], None]:
+    """The function that runs requests as one batch through transformers' own greedy `generate`."""
+    peer: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype).to(device).eval()
+
+    def run(bodies: list[Body]) -> None:
+        ids = torch.tensor([body["prompt"] for body in bodies], device=device)
+        count = bodies[0]["max_tokens"]
+        peer.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+            pad_token_id=0,
+        )
+
+    return run
 
 
 def random_module(folder: str, device: torch.device) -> Any:

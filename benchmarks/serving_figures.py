@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -50,26 +51,24 @@ BESIDE_FLAGS = ("--max-gap-ms", "10")
 
 def start_figures(shape: str) -> Iterator[Figure]:
     """Seconds from the command to the first request a server takes, over what was there before."""
-    with tempfile.TemporaryDirectory() as folder:
+    command = f"python -m benchmarks.record --parts starts:{shape}"
+    made_by = {"command": command, "check": "the server answered /ready"}
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ):
         model = str(write_shape(shape, Path(folder) / "model"))
-        kept = dict(os.environ)
         os.environ["FLASHINFER_WORKSPACE_BASE"] = f"{folder}/modules"
         os.environ["CUDA_CACHE_PATH"] = f"{folder}/cuda"
         for name, most in STARTS.items():
             if name != "warm":
                 os.environ["TRITON_CACHE_DIR"] = f"{folder}/{name}"
             if name == "modules built, kernels not":
-                command = (sys.executable, "-m", "server.cli", "warmup", "--kernels")
-                subprocess.run(command, check=True)
+                build = (sys.executable, "-m", "server.cli", "warmup", "--kernels")
+                subprocess.run(build, check=True)
             started = time.monotonic()
             with serving(model, *FLAGS):
                 seconds = round(time.monotonic() - started, 1)
             print("start", shape, name, seconds, flush=True)
             made = figure(f"{shape}, start until ready, {name}", seconds, "s", "<=", most, None)
-            command_text = f"python -m benchmarks.record --parts starts:{shape}"
-            yield made | {"command": command_text, "check": "the server answered /ready"}
-        os.environ.clear()
-        os.environ.update(kept)
+            yield made | made_by
 
 
 def serving_figures(shape: str) -> Iterator[Figure]:

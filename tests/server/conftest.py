@@ -6,10 +6,11 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -178,7 +179,9 @@ async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> No
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in os.environ:
-        if name.startswith("TAILRACE_"):
-            monkeypatch.delenv(name)
+def _own_environment() -> Iterator[None]:
+    """No settings from outside, and none of what a command sets for its children stays behind."""
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("TAILRACE_")]:
+            del os.environ[name]
+        yield

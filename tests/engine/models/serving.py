@@ -29,6 +29,17 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 2}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 20,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 2,
+}
 LENGTH = 70
 # Steps of (row, first token, last token): whole prompts, chunks of 5 and 16, decode steps, rows
 # that join, pause and change places.

@@ -25,11 +25,11 @@ from engine.models.loader import load_model
 from engine.startup.kv_scales import kv_scales
 from sampling.noise import TILE
 from sampling.shard import RankExchange
-from tests.engine.models.fused.test_decoder import LATENT
 from tests.engine.models.quantized.packers import rewrite
 from tests.engine.models.quantized.test_fp8_checkpoints import e4m3
 from tests.engine.models.serving import (
     GROUPED,
+    LATENT,
     SIZES,
     expected,
     load,

@@ -18,6 +18,7 @@ from engine.errors import ModelError
 from engine.models.fused.decoder import Decoder
 from tests.engine.models.serving import (
     GROUPED,
+    LATENT,
     SIZES,
     assert_same_logits,
     expected,
@@ -49,17 +50,6 @@ LONG = rope(
     long_factor=[2.0] * 4,
     original_max_position_embeddings=128,
 )
-LATENT = {
-    "kv_lora_rank": 20,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 16,
-    "n_shared_experts": 2,
-}
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
 MODELS = {
     "llama": hf.LlamaConfig(**GROUPED),

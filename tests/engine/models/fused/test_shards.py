@@ -36,7 +36,15 @@ from engine.startup.kv_scales import kv_scales
 from sampling.noise import TILE
 from sampling.shard import LoneRank, RankExchange
 from tests.engine.models.quantized.packers import Tensors, awq, gptq, round_weight, write_quantized
-from tests.engine.models.serving import GROUPED, SIZES, PagedRows, expected, some_ids, write_tiny
+from tests.engine.models.serving import (
+    GROUPED,
+    LATENT,
+    SIZES,
+    PagedRows,
+    expected,
+    some_ids,
+    write_tiny,
+)
 from tests.sampling.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -48,19 +56,7 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
 }
 EIGHT = {**SIZES, "vocab_size": 8 * TILE, "num_attention_heads": 8, "num_key_value_heads": 4}
-LATENT: dict[str, Any] = {
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 20,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 8,
-    "v_head_dim": 10,
-    "n_routed_experts": 6,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 16,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-}
+DIVIDED_LATENT = {**LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 1}
 MODELS: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**WIDE),
     "tied": LlamaConfig(**WIDE, tie_word_embeddings=True),
@@ -71,8 +67,10 @@ MODELS: dict[str, PreTrainedConfig] = {
     "shared expert": Qwen2MoeConfig(**WIDE, **EXPERTS, shared_expert_intermediate_size=40),
     "qwen3-moe": Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=16, mlp_only_layers=[0]),
     "olmoe": OlmoeConfig(**WIDE, num_experts=6, num_experts_per_tok=3, clip_qkv=0.5),
-    "deepseek-v2-lite": DeepseekV2Config(**WIDE | LATENT),
-    "deepseek-v3": DeepseekV3Config(**WIDE | LATENT | {"q_lora_rank": 24}, n_group=3, topk_group=2),
+    "deepseek-v2-lite": DeepseekV2Config(**WIDE | DIVIDED_LATENT),
+    "deepseek-v3": DeepseekV3Config(
+        **WIDE | DIVIDED_LATENT | {"q_lora_rank": 24}, n_group=3, topk_group=2
+    ),
 }
 SIX_HEADS = {**WIDE, "hidden_size": 48, "num_attention_heads": 6}
 PARTS = [(0, 0, 20), (1, 0, 7), (2, 0, 1)]
@@ -180,7 +178,7 @@ def test_scales_of_keys_are_those_of_one_rank(name: str, tmp_path: Path) -> None
             "only layers like Llama's, with experts or without",
         ),
         (
-            DeepseekV2Config(**SIX_HEADS | LATENT | {"num_key_value_heads": 6}),
+            DeepseekV2Config(**SIX_HEADS | DIVIDED_LATENT | {"num_key_value_heads": 6}),
             4,
             "6 attention heads do not divide",
         ),
