@@ -72,8 +72,15 @@ def quantize_rows_within(x: torch.Tensor, *, scale: float | None, largest: float
     if scale is None:
         wide = wide if largest is None else wide.clamp(-largest, largest)
         return quantize_rows(wide)
-    scales = torch.full((len(x),), scale, device=x.device)
-    values = (wide / scales[:, None]).clamp(-LARGEST, LARGEST).to(FP8)
+    return quantize_rows_by(wide, torch.full((len(x),), scale, device=x.device))
+
+
+def quantize_rows_by(x: torch.Tensor, scales: torch.Tensor) -> Fp8Rows:
+    """Quantize rows of x [n, k] by given scales, float32 [n], in plain torch.
+
+    Numbers beyond a scale's range become the largest that it has.
+    """
+    values = (x.float() / scales[:, None]).clamp(-LARGEST, LARGEST).to(FP8)
     return Fp8Rows(values, scales)
 
 

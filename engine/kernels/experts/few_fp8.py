@@ -163,7 +163,8 @@ def gate_up_few_fp8(
     _gate_up_kernel[(triton.cdiv(inner, shape.rows), num_tokens * top_k)](
         *x,
         ids,
-        *weights,
+        weights.values,
+        weights.scales,
         bias,
         out,
         features=features,
@@ -254,7 +255,8 @@ def down_few_fp8(
     _down_kernel[(triton.cdiv(features, shape.rows), num_tokens)](
         *x,
         routing,
-        *weights,
+        weights.values,
+        weights.scales,
         bias,
         base,
         out,

@@ -20,8 +20,9 @@ from engine.kernels.experts.gates import join
 from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.weights import Fp8Experts
+from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from engine.kernels.quantized.fp8_blocks import SPAN
+from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from sampling.triton_support import jit, padded_lanes, tl, triton
 
 MIN_PAIRS, MAX_PAIRS = 16, 128
@@ -168,13 +169,14 @@ def _grouped_kernel(
 
 
 def grouped_linear(
-    x: torch.Tensor,
+    x: torch.Tensor | Fp8Rows | Fp8Blocks,
     weight: torch.Tensor | Fp8Experts,
     bias: torch.Tensor | None,
     groups: Groups,
     top_k: int,
     gate: str | None,
     tile: Tile | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Multiply each pair's input by its expert's weight.
 
@@ -182,20 +184,25 @@ def grouped_linear(
     place to products [P, out] by pair.
 
     Args:
+        x: rounded as `weight` asks, where that is in float8.
         weight: [experts, out, in]; with a gate [experts, 2 * out, in], gate rows, then up rows.
-            With one in float8, x is rounded as it asks.
         bias: [experts, len(weight[0])].
+        top_k: number of pairs that each row of x has, with a gate.
         tile: None takes one that was measured to be fast.
+        dtype: of the result, for x that is rounded; else it is that of x.
     """
     num_pairs, (num_experts, channels, features) = len(groups.order), weight.shape
     channels = channels // 2 if gate is not None else channels
     tile = tile or _tile(num_pairs, weight, gated=gate is not None)
     # An expert's last tile may be partly empty; one with no pairs has none.
     num_tiles = min(num_pairs, num_pairs // tile.pairs + num_experts)
-    out = torch.empty((num_pairs, channels), dtype=x.dtype, device=x.device)
+    values, scales = (x, None) if isinstance(x, torch.Tensor) else x
+    dtype = dtype or values.dtype
+    out = torch.empty((num_pairs, channels), dtype=dtype, device=values.device)
     _grouped_kernel[(triton.cdiv(channels, tile.rows), num_tiles)](
-        *(weight.rounded(x) if isinstance(weight, Fp8Experts) else (x, None)),
-        *(weight if isinstance(weight, Fp8Experts) else (weight, None)),
+        values,
+        scales,
+        *((weight.values, weight.scales) if isinstance(weight, Fp8Experts) else (weight, None)),
         bias,
         out,
         groups,
@@ -205,11 +212,11 @@ def grouped_linear(
         num_experts=num_experts,
         top_k=top_k,
         gate=gate,
-        precision="ieee" if x.dtype == torch.float32 else "tf32",
+        precision="ieee" if dtype == torch.float32 else "tf32",
         EXPERTS=padded_lanes(num_experts),
         tile=tile,
         num_warps=tile.warps,
-        **overlap_of(x),
+        **overlap_of(values),
     )
     return out
 

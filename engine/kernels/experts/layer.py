@@ -16,6 +16,7 @@ from engine.kernels.experts.gates import join_torch
 from engine.kernels.experts.grouped import grouped_linear, weighted_sums
 from engine.kernels.experts.grouped_int4 import grouped_int4
 from engine.kernels.experts.groups import Groups, group_pairs
+from engine.kernels.experts.inputs import ordered_inputs, rounded_inputs
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import (
     ExpertWeights,
@@ -102,7 +103,7 @@ class Experts:
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights, router = self._weights, self._router
         rounded = None
-        if isinstance(weights.gate_up, Fp8Experts):
+        if isinstance(weights.gate_up, Fp8Experts) and weights.gate_up.input_scales is None:
             rounded = weights.gate_up.empty_inputs(len(x))
         routing, normed, sums = route_few(
             x,
@@ -158,16 +159,19 @@ def experts_few(
     """
     ids, gate, first, second = routing.ids, weights.gate, weights.gate_up, weights.down
     if isinstance(first, Fp8Experts):
-        own = rounded or first.rounded(x)
-        inner = gate_up_few_fp8(own, ids, first, weights.gate_up_bias, gate, x.dtype)
+        rows, ids = (rounded, ids) if rounded else rounded_inputs(x, ids, first)
+        inner = gate_up_few_fp8(rows, ids, first, weights.gate_up_bias, gate, x.dtype)
     elif isinstance(first, Int4Experts):
+        x, ids = ordered_inputs(x, ids, first)
         inner = gate_up_few_int4(x, ids, first, weights.gate_up_bias, gate)
     else:
         inner = gate_up_few(x, ids, first, weights.gate_up_bias, gate)
     bias = weights.down_bias
     if isinstance(second, Fp8Experts):
-        return down_few_fp8(second.rounded(inner), routing, second, bias, base, x.dtype)
+        rows, _ = rounded_inputs(inner, ids, second)
+        return down_few_fp8(rows, routing, second, bias, base, x.dtype)
     if isinstance(second, Int4Experts):
+        inner, _ = ordered_inputs(inner, ids, second)
         return down_few_int4(inner, routing, second, bias, base)
     return down_few(inner, routing, second, bias, base)
 
@@ -176,21 +180,25 @@ def experts_triton(
     x: torch.Tensor, routing: Routing, weights: ExpertWeights, base: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute `experts_torch` in the kernels for many tokens."""
-    top_k = routing.ids.shape[1]
     groups = group_pairs(routing.ids, weights.gate_up.shape[0])
-    inner = _grouped(x, weights.gate_up, weights.gate_up_bias, groups, top_k, weights.gate)
-    products = _grouped(inner, weights.down, weights.down_bias, groups, top_k, None)
+    inner = _grouped(x, routing.ids, weights.gate_up, weights.gate_up_bias, groups, weights.gate)
+    products = _grouped(inner, routing.ids, weights.down, weights.down_bias, groups, None)
     return weighted_sums(products, routing, base)
 
 
 def _grouped(
     x: torch.Tensor,
+    ids: torch.Tensor,
     weights: Weights,
     bias: torch.Tensor | None,
     groups: Groups,
-    top_k: int,
     gate: str | None,
 ) -> torch.Tensor:
+    pairs = groups.order if gate is None else None
     if isinstance(weights, Int4Experts):
-        return grouped_int4(x, weights, bias, groups, top_k, gate)
-    return grouped_linear(x, weights, bias, groups, top_k, gate)
+        x, ids = ordered_inputs(x, ids, weights, pairs)
+        return grouped_int4(x, weights, bias, groups, ids.shape[1], gate)
+    if isinstance(weights, Fp8Experts):
+        rows, ids = rounded_inputs(x, ids, weights, pairs)
+        return grouped_linear(rows, weights, bias, groups, ids.shape[1], gate, dtype=x.dtype)
+    return grouped_linear(x, weights, bias, groups, ids.shape[1], gate)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.experts.nibbles import INT4, dequantized
-from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows
+from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantize_rows_by
 from engine.kernels.quantized.fp8_blocks import Fp8Blocks, empty_blocks, quantize_spans
 from engine.kernels.quantized.int4 import Int4Groups
 
@@ -20,10 +20,13 @@ class Fp8Experts(NamedTuple):
         values: e4m3 [experts, out, in].
         scales: float32 [experts, out], inputs rounded by token; or [experts, out, ceil(in / SPAN)],
             inputs rounded by spans.
+        input_scales: float32 [experts], by which each expert's inputs are rounded in place of
+            scales by token.
     """
 
     values: torch.Tensor
     scales: torch.Tensor
+    input_scales: torch.Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -36,7 +39,7 @@ class Fp8Experts(NamedTuple):
         return self.scales.shape[2] if self.scales.dim() == 3 else 0
 
     def rounded(self, x: torch.Tensor) -> Fp8Rows | Fp8Blocks:
-        """Round inputs x [n, in]."""
+        """Round inputs x [n, in], which are the same for every expert."""
         return quantize_spans(x) if self.num_spans else quantize_rows(x)
 
     def empty_inputs(self, num_rows: int) -> Fp8Rows | Fp8Blocks:
@@ -49,7 +52,11 @@ class Fp8Experts(NamedTuple):
         """Multiply x [n, in] by an expert's weight; float32 [n, out]."""
         kind = Fp8Blocks if self.num_spans else Fp8Rows
         weight = kind(self.values[expert], self.scales[expert])
-        return F.linear(self.rounded(x).dequantized(), weight.dequantized())
+        if self.input_scales is None:
+            rounded = self.rounded(x)
+        else:
+            rounded = quantize_rows_by(x, self.input_scales[expert].expand(len(x)))
+        return F.linear(rounded.dequantized(), weight.dequantized())
 
 
 class Int4Experts(NamedTuple):
@@ -58,11 +65,14 @@ class Int4Experts(NamedTuple):
     Attributes:
         groups: all experts' channels, [experts * out, in].
         code: what four bits stand for, see `nibbles`.
+        order: int32 [experts, in], the input that each column of an expert's weight multiplies;
+            None is as they come.
     """
 
     groups: Int4Groups
     num_experts: int
     code: str = INT4
+    order: torch.Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -71,7 +81,7 @@ class Int4Experts(NamedTuple):
         return torch.Size((self.num_experts, num_channels, self.groups.in_features))
 
     def of(self, expert: int) -> torch.Tensor:
-        """An expert's weight, float32 [out, in]."""
+        """An expert's weight, float32 [out, in], its columns as they are stored."""
         count, zeros = self.shape[1], self.groups.zeros
         own = slice(expert * count, (expert + 1) * count)
         part = self.groups._replace(
@@ -83,6 +93,7 @@ class Int4Experts(NamedTuple):
 
     def linear(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         """Multiply x [n, in] by an expert's weight; float32 [n, out]."""
+        x = x if self.order is None else x[:, self.order[expert].long()]
         return F.linear(x.float(), self.of(expert))
 
 

@@ -9,13 +9,21 @@ import torch
 from engine.errors import ModelError
 from engine.kernels.experts.weights import Fp8Experts, Int4Experts, Weights
 from engine.kernels.quantized.int4 import Int4Groups
-from engine.models.quantized.parts import BlockPart, DensePart, Fp8Part, Int4Part, Part
+from engine.models.quantized.parts import (
+    BlockPart,
+    DensePart,
+    Fp8Part,
+    Int4Part,
+    Part,
+    is_same_order,
+)
 
 
 class ExpertStack:
     """Weights of all experts [experts, out, in], each part of which is put into its place.
 
-    No weight stands in memory twice: the first part says how all are stored.
+    No weight stands in memory twice: the first part says how all are stored. Parts of one expert
+    have the same inputs, which a kernel takes but once: one scale rounds them, or one order.
 
     Args:
         place: names a module for errors.
@@ -25,6 +33,8 @@ class ExpertStack:
         self._place, self._leading = place, (num_experts, num_channels)
         self._first: Part | None = None
         self._tensors: list[torch.Tensor] = []
+        self._scales: list[float | None] = [None] * num_experts
+        self._orders: list[torch.Tensor | None] = [None] * num_experts
 
     def put(self, expert: int, start: int, part: Part, module: str) -> None:
         """Put the channels of an expert from `start` on, which the checkpoint has as `module`.
@@ -43,9 +53,26 @@ class ExpertStack:
                 f"{self._place(module)}: experts of one layer are stored in different ways "
                 f"(expert {expert} is not as those before); give the unquantized model as MODEL"
             )
+        self._note_inputs(expert, part, module, is_first=start == 0)
         rows = slice(start, start + len(own[0]))
         for target, tensor in zip(self._tensors, own, strict=True):
             target[expert, rows].copy_(tensor)
+
+    def _note_inputs(self, expert: int, part: Part, module: str, *, is_first: bool) -> None:
+        """Note what a part makes of its inputs; raises `ModelError` where an expert's differ."""
+        scale = part.input_scale if isinstance(part, Fp8Part) else None
+        order = part.order if isinstance(part, Int4Part) else None
+        if is_first:
+            self._scales[expert], self._orders[expert] = scale, order
+        for name, same in (
+            ("scales (input_scale)", scale == self._scales[expert]),
+            ("orders (desc_act, g_idx)", is_same_order(order, self._orders[expert])),
+        ):
+            if not same:
+                raise ModelError(
+                    f"{self._place(module)}: gate and up of one expert take the same inputs by "
+                    f"different {name}, which is not served; give the unquantized model as MODEL"
+                )
 
     @property
     def weights(self) -> Weights:
@@ -57,8 +84,18 @@ class ExpertStack:
             words, scales, *zeros = (tensor.flatten(0, 1) for tensor in self._tensors)
             groups, own = Int4Groups, first.groups
             packed = groups(words, scales, zeros[0] if zeros else None, own.group, own.in_features)
-            return Int4Experts(packed, self._leading[0])
-        return Fp8Experts(*self._tensors)
+            return Int4Experts(packed, self._leading[0], order=self._order(own.in_features))
+        values, scales = self._tensors
+        noted = [scale for scale in self._scales if scale is not None]
+        return Fp8Experts(values, scales, scales.new_tensor(noted) if noted else None)
+
+    def _order(self, width: int) -> torch.Tensor | None:
+        """The order of each expert's inputs, int32 [experts, in]; None: all are as they come."""
+        if all(order is None for order in self._orders):
+            return None
+        as_they_come = torch.arange(width, device=self._tensors[0].device)
+        orders = [as_they_come if order is None else order for order in self._orders]
+        return torch.stack(orders).int()
 
 
 def _room(leading: tuple[int, int], tensor: torch.Tensor) -> torch.Tensor:
@@ -71,20 +108,17 @@ def _goes_with(first: Part, part: Part) -> bool:
         kinds = [(own.groups.group, own.groups.scales.dtype) for own in (first, part)]
         has_zeros = [own.groups.zeros is None for own in (first, part)]
         return kinds[0] == kinds[1] and has_zeros[0] == has_zeros[1]
+    if isinstance(first, Fp8Part) and isinstance(part, Fp8Part):
+        return (first.input_scale is None) == (part.input_scale is None)
     return type(first) is type(part)
 
 
 def _lack(part: Part) -> str | None:
     """Why a part is not served as an expert's, and what is; None if it is."""
-    if isinstance(part, Fp8Part) and not part.quantizes_as_norms_do:
+    if isinstance(part, Fp8Part) and part.largest_input is not None:
         return (
-            "experts whose inputs have a scale or a bound of their own (input_scale, "
-            "activation_scale_ub) are not served; give a model whose scales are made by token"
-        )
-    if isinstance(part, Int4Part) and part.order is not None:
-        return (
-            "experts whose inputs are in the order of activations (desc_act, g_idx) are not "
-            "served; give a model without it"
+            "experts whose inputs have a bound (activation_scale_ub) are not served; give a model "
+            "without it"
         )
     return None
 

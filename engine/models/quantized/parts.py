@@ -237,11 +237,15 @@ def _joined_int4(parts: Sequence[Part]) -> Part | None:
 
 
 def _goes_with(first: Int4Part, part: Int4Part) -> bool:
-    same_order = first.order is part.order or (
-        first.order is not None and part.order is not None and torch.equal(first.order, part.order)
-    )
-    kind, other = first.groups, part.groups
-    return same_order and (kind.group, kind.scales.dtype) == (other.group, other.scales.dtype)
+    kinds = [(own.groups.group, own.groups.scales.dtype) for own in (first, part)]
+    return is_same_order(first.order, part.order) and kinds[0] == kinds[1]
+
+
+def is_same_order(order: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two 4-bit weights have their columns in the same order."""
+    if order is None or other is None:
+        return order is other
+    return torch.equal(order, other)
 
 
 def _zeros(groups: Int4Groups) -> torch.Tensor:

@@ -19,6 +19,7 @@ from engine.kernels.decode_shares import DecodeScratch
 from engine.kernels.experts.few import route_few
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.groups import group_pairs_triton
+from engine.kernels.experts.inputs import ordered_pairs_triton, rounded_pairs_triton
 from engine.kernels.experts.layer import experts_few
 from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
 from engine.kernels.fp8 import quantize_rows_torch
@@ -65,6 +66,14 @@ def test_few_experts(gate: str, compiled: Compiler) -> None:
     experts_few(torch.zeros((2, 64), dtype=torch.bfloat16), routing, weights, None)
     group_pairs_triton(routing.ids, 8)
     assert {"_gate_up_kernel", "_down_kernel"} <= compiled.names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_inputs_of_pairs(dtype: torch.dtype, compiled: Compiler) -> None:
+    x, ids = torch.zeros((2, 1536), dtype=dtype), torch.zeros((2, 3), dtype=torch.int32)
+    rounded_pairs_triton(x, ids, torch.ones(8), None)
+    ordered_pairs_triton(x.repeat(3, 1), ids, torch.zeros((8, 1536), dtype=torch.int32), ids[0])
+    assert compiled.names == {"_pairs_kernel"}
 
 
 @pytest.mark.parametrize("gated", [False, True])

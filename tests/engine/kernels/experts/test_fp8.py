@@ -194,7 +194,7 @@ def test_many(
     weights = some_experts(num_experts, 2 * inner, hidden, device, by_spans=by_spans)
     bias = some_bias(num_experts, 2 * inner, device, gate)
     x = torch.randn(num_tokens, hidden, device=device).to(dtype)
-    got = grouped_linear(x, weights, bias, groups, top_k, gate)
+    got = grouped_linear(weights.rounded(x), weights, bias, groups, top_k, gate, dtype=dtype)
     experts = routing.ids.flatten().long()[order]
     inputs = rounded(x, by_spans=by_spans)[order // top_k]
     assert_is_joined(got, inputs, experts, weights, bias, gate, slack)
@@ -202,7 +202,8 @@ def test_many(
     down = some_experts(num_experts, hidden, inner, device, by_spans=by_spans)
     down_bias = some_bias(num_experts, hidden, device, gate)
     by_place = torch.randn(num_tokens * top_k, inner, device=device).to(dtype)
-    products = grouped_linear(by_place, down, down_bias, groups, top_k, None)
+    rows = down.rounded(by_place)
+    products = grouped_linear(rows, down, down_bias, groups, top_k, None, dtype=dtype)
     by_pair = torch.empty_like(by_place)
     by_pair[order] = by_place
     total = weighted_sums(products, routing, None)
@@ -210,18 +211,20 @@ def test_many(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@SPANS
-def test_paths_agree(device: str, *, by_spans: bool) -> None:
+@pytest.mark.parametrize("inputs", ["by token", "by span", "by scale"])
+def test_paths_agree(device: str, inputs: str) -> None:
     """An input near the middle of two float8 numbers may round either way, and moves its row."""
-    weights = ExpertWeights(
-        some_experts(7, 2 * 136, 208, device, by_spans=by_spans),
-        some_experts(7, 208, 136, device, by_spans=by_spans),
-        None,
-        None,
-        SILU,
-    )
-    x, base = torch.randn(2, 4, 208, device=device)
-    routing = some_routing(4, 7, 3, device)
+    by_spans = inputs == "by span"
+    gate_up = some_experts(7, 2 * 136, 208, device, by_spans=by_spans)
+    down = some_experts(7, 208, 136, device, by_spans=by_spans)
+    if inputs == "by scale":  # some inputs are beyond a scale's range
+        gate_up, down = (
+            each._replace(input_scales=(1 + torch.rand(7, device=device)) / 200)
+            for each in (gate_up, down)
+        )
+    weights = ExpertWeights(gate_up, down, None, None, SILU)
+    x, base = torch.randn(2, 2, 208, device=device)
+    routing = some_routing(2, 7, 3, device)
     wanted = experts_torch(x.cpu(), *_on_cpu(routing, weights), base.cpu())
     for path in (experts_few, experts_triton):
         got = path(x, routing, weights, base).cpu()
@@ -230,11 +233,16 @@ def test_paths_agree(device: str, *, by_spans: bool) -> None:
         assert torch.equal(got, path(x, routing, weights, base).cpu())
 
 
+def _moved(weights: Fp8Experts) -> Fp8Experts:
+    values, scales, inputs = weights
+    return Fp8Experts(values.cpu(), scales.cpu(), None if inputs is None else inputs.cpu())
+
+
 def _on_cpu(routing: Routing, weights: ExpertWeights) -> tuple[Routing, ExpertWeights]:
     gate_up, down = weights.gate_up, weights.down
     assert isinstance(gate_up, Fp8Experts)
     assert isinstance(down, Fp8Experts)
-    gate_up, down = (Fp8Experts(*(t.cpu() for t in own)) for own in (gate_up, down))
+    gate_up, down = _moved(gate_up), _moved(down)
     own = Routing(*(tensor.cpu() for tensor in routing))
     return own, weights._replace(gate_up=gate_up, down=down)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -101,6 +103,41 @@ class Case:
 def test_twin(sizes: tuple[int, int, int, int], kind: tuple[str, int, bool, torch.dtype]) -> None:
     case = Case(sizes, kind, 9, torch.float32, "cpu")
     case.check(experts_torch(case.x, case.routing, case.weights, None))
+
+
+def in_an_order(
+    weights: Int4Experts, wide: torch.Tensor, device: str
+) -> tuple[Int4Experts, torch.Tensor]:
+    """The weights as if each expert's columns had been put into an order before they were packed.
+
+    With them, their values by input: [experts, channels, width].
+    """
+    count, _, width = wide.shape
+    order = torch.stack([torch.randperm(width) for _ in range(count)]).to(device)
+    by_input = torch.empty_like(wide)
+    by_input.scatter_(2, order[:, None].expand_as(wide), wide)
+    return weights._replace(order=order.int()), by_input
+
+
+@pytest.mark.parametrize(
+    ("path", "device"),
+    [(experts_torch, "cpu")]
+    + [
+        pytest.param(path, *each.values, marks=each.marks)
+        for path in (experts_few, experts_triton)
+        for each in DEVICES
+    ],
+)
+def test_in_an_order_of_inputs(path: Any, device: str) -> None:
+    case = Case((4, 2, 64, 32), KINDS[0], 2, torch.float32, device)
+    first, second = case.weights.gate_up, case.weights.down
+    assert isinstance(first, Int4Experts)
+    assert isinstance(second, Int4Experts)
+    gate_up, wide_gate_up = in_an_order(first, case.wide[0], device)
+    down, wide_down = in_an_order(second, case.wide[1], device)
+    case.weights = case.weights._replace(gate_up=gate_up, down=down)
+    case.wide = wide_gate_up, wide_down
+    case.check(path(case.x, case.routing, case.weights, None))
 
 
 @pytest.mark.parametrize("device", DEVICES)

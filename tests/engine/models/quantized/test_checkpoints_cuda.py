@@ -111,7 +111,7 @@ MODELS: dict[str, PreTrainedConfig] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["awq", "gptq, symmetric", "fp8 by channel", "fp8 by block"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", MODELS)
 def test_experts_err_as_bfloat16_does(name: str, kind: str, tmp_path: Path) -> None:
     config, module = KINDS[kind]

@@ -6,6 +6,8 @@ they are. As in `test_fp8_checkpoints` half of all positions must agree within 1
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from tests.engine.models.quantized.test_fp8_checkpoints import (
     product,
     rounded,
 )
+from tests.engine.models.quantized.test_fp8_checkpoints import by_tensor as scaled_by_tensor
 from tests.engine.models.serving import SIZES, expected, load, serve, some_ids, write_tiny
 
 WIDE: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_key_value_heads": 2}
@@ -63,19 +66,28 @@ MODELS = {
 
 
 def experts_forward(
-    module: Any, rounding: Rounding, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor
+    module: Any,
+    rounding: Callable[[str], Rounding],
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    shares: torch.Tensor,
 ) -> torch.Tensor:
-    """The experts of transformers' module by their definition, products in float64."""
+    """The experts of transformers' module by their definition, products in float64.
+
+    Args:
+        rounding: of an input, by the name of the product behind that of the module.
+    """
     out = torch.zeros_like(x, dtype=torch.float64)
     for expert in range(len(module.gate_up_proj)):
         tokens, ranks = (ids == expert).nonzero(as_tuple=True)
         first, second = module.gate_up_proj[expert].double(), module.down_proj[expert].double()
+        round_first, round_second = rounding(f"{expert}.gate_up"), rounding(f"{expert}.down")
         if not hasattr(module, "gate_up_proj_bias"):
-            gate, up = (rounding(x[tokens]) @ first.T).float().chunk(2, dim=-1)
-            inner = rounding(torch.nn.functional.silu(gate) * up) @ second.T
+            gate, up = (round_first(x[tokens]) @ first.T).float().chunk(2, dim=-1)
+            inner = round_second(torch.nn.functional.silu(gate) * up) @ second.T
         else:  # gpt-oss
-            gate_up = rounding(x[tokens]) @ first + module.gate_up_proj_bias[expert]
-            inner = rounding(module._apply_gate(gate_up.float())) @ second
+            gate_up = round_first(x[tokens]) @ first + module.gate_up_proj_bias[expert]
+            inner = round_second(module._apply_gate(gate_up.float())) @ second
             inner += module.down_proj_bias[expert]
         out.index_add_(0, tokens, shares[tokens, ranks, None].double() * inner)
     return out.to(x.dtype)
@@ -85,13 +97,21 @@ def assert_same_as_scheme(
     folder: Path, reference: Any, rounding: Rounding, **settings: Any
 ) -> None:
     """Compare with transformers' model whose weights are those of the scheme already."""
+    assert_same_as_modules(folder, reference, lambda name: rounding, **settings)
+
+
+def assert_same_as_modules(
+    folder: Path, reference: Any, rounding: Callable[[str], Rounding], **settings: Any
+) -> None:
+    """Compare with the same, whose inputs are rounded as `rounding` has it by module."""
     ids = some_ids()
     unrounded = expected(reference, ids)
     for name, module in reference.model.layers.named_modules():
         if hasattr(module, "gate_up_proj") and isinstance(module.gate_up_proj, torch.nn.Parameter):
-            module.forward = partial(experts_forward, module, rounding)
+            of_expert = partial(_of_expert, rounding, name)
+            module.forward = partial(experts_forward, module, of_expert)
         elif isinstance(module, torch.nn.Linear) and not f"{name}.weight".endswith(ROUTERS):
-            module.forward = partial(product, module, rounding)  # type: ignore[method-assign]
+            module.forward = partial(product, module, rounding(name))  # type: ignore[method-assign]
     wanted = expected(reference, ids)
     model = load(folder, **settings)
     assert isinstance(model, Decoder)
@@ -99,6 +119,10 @@ def assert_same_as_scheme(
     assert (error.abs().amax(-1) < 1e-4).double().mean() > 0.5
     assert error.norm() < 0.2 * rounding_error.norm()
     assert rounding_error.abs().amax(-1).min() > 1e-3, "inputs are rounded, at each position"
+
+
+def _of_expert(rounding: Callable[[str], Rounding], module: str, name: str) -> Rounding:
+    return rounding(f"{module}.{name}")
 
 
 def by_channel(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
@@ -192,15 +216,64 @@ def test_by_blocks_as_qwen_publishes_them(tmp_path: Path) -> None:
     assert_same_as_scheme(tmp_path, reference, by_span)
 
 
-def test_experts_whose_inputs_have_scales_are_refused(tmp_path: Path) -> None:
-    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        stored, wide = by_tensor(name, weight)
-        return stored | {"input_scale": torch.tensor(0.5)}, wide
+STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 
-    config = {"quant_method": "fp8", "activation_scheme": "static"}
-    write_quantized_experts(tmp_path, MODELS["mixtral"], config, module)
+
+def input_scale(name: str) -> float:
+    """A scale of inputs, another one for each product, by its name in a checkpoint or a model."""
+    found = re.search(r"(\d+)\.\w+\.experts\.(\d+)\.(\w+)$", name)
+    if found is None:
+        return 0.05
+    layer, expert, product = found.groups()
+    is_second = product in ("w2", "down_proj", "down")
+    return 0.01 * (2 + (int(expert) + int(layer)) % 5 + (3 if is_second else 0))
+
+
+def with_input_scale(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+    stored, wide = by_tensor(name, weight)
+    return stored | {"input_scale": torch.tensor(input_scale(name))}, wide
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_by_tensor_with_scales_of_inputs(name: str, tmp_path: Path) -> None:
+    """As AutoFP8 writes Mixtral: each expert rounds its inputs by its own scale."""
+    config = STATIC | {"modules_to_not_convert": ["gate"]}
+    reference = write_quantized_experts(tmp_path, MODELS[name], config, with_input_scale)
+    assert_same_as_modules(
+        tmp_path, reference, lambda name: partial(scaled_by_tensor, input_scale(name))
+    )
+
+
+def test_another_scale_of_an_experts_inputs_is_noticed(tmp_path: Path) -> None:
+    """The largest of all experts' scales, say."""
+    reference = write_quantized_experts(tmp_path, MODELS["mixtral"], STATIC, with_input_scale)
+
+    def largest(name: str) -> Rounding:
+        return partial(scaled_by_tensor, 0.09 if ".experts." in name else input_scale(name))
+
+    with pytest.raises(AssertionError):
+        assert_same_as_modules(tmp_path, reference, largest)
+
+
+def test_gate_and_up_of_different_scales_are_refused(tmp_path: Path) -> None:
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        stored, wide = with_input_scale(name, weight)
+        if name.endswith("experts.2.w3"):
+            stored["input_scale"] *= 2
+        return stored, wide
+
+    write_quantized_experts(tmp_path, MODELS["mixtral"], STATIC, module)
     with pytest.raises(
-        ModelError, match=r"safetensors: '.*experts\.0\.w1': experts whose inputs have .* or the un"
+        ModelError, match=r"safetensors: '.*2\.w3': gate and up .* different scales \(input_scale\)"
+    ):
+        load(tmp_path)
+
+
+def test_experts_whose_inputs_have_a_bound_are_refused(tmp_path: Path) -> None:
+    config = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1.5}
+    write_quantized_experts(tmp_path, MODELS["mixtral"], config, by_channel)
+    with pytest.raises(
+        ModelError, match=r"safetensors: '.*experts\.0\.w2': experts whose inputs have a bound"
     ):
         load(tmp_path)
 

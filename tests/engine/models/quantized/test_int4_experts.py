@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 
 from engine.errors import ModelError
 from engine.models.fused.decoder import Decoder
 from tests.engine.models.quantized.packers import (
+    WIDE,
+    Quantized,
     Tensors,
     awq,
     gptq,
+    packed,
     round_weight,
     write_quantized_experts,
 )
@@ -83,15 +88,45 @@ def test_zero_points_off_by_one_are_noticed(tmp_path: Path) -> None:
     assert (serve(load(tmp_path), ids) - expected(reference, ids)).abs().max() > 1e-2
 
 
-def test_the_order_of_activations_is_refused(tmp_path: Path) -> None:
+ORDERED = hf.MixtralConfig(**WIDE, num_local_experts=5, num_experts_per_tok=2)
+"""Inputs of all products are whole groups."""
+
+
+def in_order(name: str, weight: torch.Tensor) -> Quantized:
+    """Rounded in the order of activations, which gate and up of an expert share."""
+    key = name if name.endswith("w2") else name.rsplit(".", 1)[0]
+    order = activation_order(key, weight.shape[1])
+    return round_weight(weight, 32, symmetric=False, order=order)
+
+
+@pytest.mark.parametrize("pack", [gptq, packed])
+def test_in_order_of_activations(pack: Callable[[Quantized], Tensors], tmp_path: Path) -> None:
+    """Expert 3 has none, as one that calibration did not reach."""
+
     def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        order = activation_order(name, weight.shape[1]) if weight.shape[1] % 32 == 0 else None
-        group = 32 if order is not None else -1
-        rounded = round_weight(weight, group, symmetric=False, order=order)
+        plain = round_weight(weight, 32, symmetric=False)
+        rounded = plain if ".experts.3." in name else in_order(name, weight)
+        return pack(rounded), rounded.values()
+
+    config = GPTQ | {"desc_act": True}
+    if pack is packed:
+        weights = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group"}
+        weights |= {"group_size": 32, "actorder": "group"}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        config = {"quant_method": "compressed-tensors", "config_groups": groups}
+        config |= {"format": "pack-quantized", "ignore": ["lm_head", r"re:.*\.gate$"]}
+    reference = write_quantized_experts(tmp_path, ORDERED, config, module)
+    assert_same_logits(load(tmp_path), reference)
+
+
+def test_gate_and_up_in_different_orders_are_refused(tmp_path: Path) -> None:
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rounded = in_order(f"{name}.w2" if name.endswith("w3") else name, weight)
         return gptq(rounded), rounded.values()
 
-    write_quantized_experts(tmp_path, MODELS["mixtral"], GPTQ | {"desc_act": True}, module)
+    write_quantized_experts(tmp_path, ORDERED, GPTQ | {"desc_act": True}, module)
     with pytest.raises(
-        ModelError, match=r"safetensors: '.*': experts whose inputs are in the order of act"
+        ModelError,
+        match=r"safetensors: '.*0\.w3': gate and up .* different orders \(desc_act, g_idx",
     ):
         load(tmp_path)
