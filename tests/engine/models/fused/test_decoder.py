@@ -303,7 +303,10 @@ LENGTH_SERVED = 69
             {"num_local_experts": 6},
             r"mlp.gate.weight' has shape \[7, 32\], the config asks for \[6, 32\]",
         ),
-        ({"moe_intermediate_size": 8}, r"shape \[16, 32\], the config asks for \[8, 32\]"),
+        (
+            {"moe_intermediate_size": 8},
+            r"down_proj.weight' has shape \[32, 16\], the config asks for \[32, 8\]",
+        ),
     ],
 )
 def test_experts_that_do_not_fit(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
