@@ -28,9 +28,9 @@ async def test_the_last_line_tells_how_it_ended(status: int, end: str) -> None:
 
 
 async def test_a_limit_of_time() -> None:
-    lines = await run("import time; print('{}', flush=True); time.sleep(600)", limit_s=10.0)
+    lines = await run("import time; print('{}', flush=True); time.sleep(600)", limit_s=0.5)
     assert lines[-1]["end"] == "stopped"
-    assert lines[-1]["seconds"] >= 10.0
+    assert lines[-1]["seconds"] >= 0.5
 
 
 async def test_a_program_that_is_not_there() -> None:

@@ -16,6 +16,7 @@ from server.schema.base import validate
 from server.schema.completions import CompletionRequest
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import Site, eventually, in_process
+from tests.server.slowness import slowness
 
 
 async def generation_of(site: Site, **body: Any) -> Generation:
@@ -210,17 +211,22 @@ class TestManyChoices:
             assert ended(site, "error") + ended(site, "stop") == 1024
 
     async def test_leaving_costs_little(self) -> None:
-        """4,096 choices at the bound, of which none was heard of: 20 ms on an idle core."""
+        """4,096 choices at the bound, of which none was heard of: 20 ms on an idle core.
 
-        async with in_process() as site:
-            generation = await generation_of(site, prompt=["a"] * 1024, n=4)
-            site.engine.abort = lambda handle, choice=-1: None  # type: ignore[method-assign]
-            await generation.submit()
-            began = time.thread_time()
-            generation.close("abort")
-            assert time.thread_time() - began < 0.1
-            assert ended(site, "abort") == 4096
-            assert site.context.admission.num_in_flight == 0
+        The best of some attempts, since a collection of garbage in one is not ours.
+        """
+        taken = []
+        for _ in range(3):
+            async with in_process() as site:
+                generation = await generation_of(site, prompt=["a"] * 1024, n=4)
+                site.engine.abort = lambda handle, choice=-1: None  # type: ignore[method-assign]
+                await generation.submit()
+                began = time.thread_time()
+                generation.close("abort")
+                taken.append(time.thread_time() - began)
+                assert ended(site, "abort") == 4096
+                assert site.context.admission.num_in_flight == 0
+        assert min(taken) < 0.1 * slowness(), taken
 
 
 async def test_eos_ends_a_choice_for_good() -> None:

@@ -208,7 +208,10 @@ class TestLargeAndWrong:
         assert time.process_time() - began < 5
 
     async def test_a_second_large_body_passes(self) -> None:
-        """While one process is busy, another reads: here a slow one and a quick one."""
+        """While one process is busy, another reads: here a slow one and a quick one.
+
+        Through one process alone the quick one would come last, each time.
+        """
         slow = b'{"prompt":"a","metadata":[' + b"[]," * 4_000_000 + b"[]]}"
         quick = b'{"prompt":"a","max_tokens":1}' + b" " * INLINE_BYTES
         async with on_a_port() as site:
@@ -216,17 +219,19 @@ class TestLargeAndWrong:
                 site.client.post("/v1/completions", content=quick, headers=JSON) for _ in range(2)
             ]
             await asyncio.gather(*warm)  # starts both processes
-            began = time.perf_counter()
-            first = asyncio.create_task(
-                site.client.post("/v1/completions", content=slow, headers=JSON)
-            )
-            await asyncio.sleep(0.2)
-            reply = await site.client.post("/v1/completions", content=quick, headers=JSON)
-            waited = time.perf_counter() - began - 0.2
-            assert reply.status_code == 200
-            assert (await first).status_code == 200
-            # One process alone would let it wait for all of the first but these 0.2 s.
-            assert waited < 0.6 * (time.perf_counter() - began)
+            overtook = False
+            for _ in range(3):  # the machine may be busy with others
+                first = asyncio.create_task(
+                    site.client.post("/v1/completions", content=slow, headers=JSON)
+                )
+                await asyncio.sleep(0.2)
+                reply = await site.client.post("/v1/completions", content=quick, headers=JSON)
+                overtook = overtook or not first.done()
+                assert reply.status_code == 200
+                assert (await first).status_code == 200
+                if overtook:
+                    break
+            assert overtook
 
 
 async def test_thirty_megabytes_do_not_hold_up_the_event_loop() -> None:

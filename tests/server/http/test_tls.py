@@ -42,9 +42,9 @@ async def test_a_handshake_has_as_long_as_headers_have(
     """Of no byte, or of the beginning of a first message; asyncio would wait for 60 s."""
     async with on_a_port(tls=certificate, header_timeout_s=0.3) as site:
         port = int(site.url.rpartition(":")[2])
+        began = time.perf_counter()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(sent)
-        began = time.perf_counter()
         async with asyncio.timeout(30):
             assert await reader.read() == b""
         assert time.perf_counter() - began > 0.25
