@@ -14,7 +14,7 @@ from unittest import mock
 
 import httpx
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from engine.request import Request
 from server.app import create_app
@@ -25,7 +25,12 @@ from tests.fakes import FakeEngine, byte_tokenizer
 
 MODEL = "fake"
 
-settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+settings.register_profile(
+    "any machine",
+    deadline=None,  # a busy one is no failure
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=True,  # a failure is of the change under test, and comes again
+)
 settings.load_profile("any machine")
 
 

@@ -93,7 +93,10 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(bodies, tokens)
 async def test_a_joined_stream_equals_the_plain_reply(
     body: dict[str, Any], tokens: list[int]

@@ -219,7 +219,8 @@ class TestLogprobs:
 
 
 SLOW_FIXTURES = settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import jsonschema
@@ -54,23 +55,24 @@ def named(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
-async def reply(tool_format: str, seed: int, **fields: Any) -> dict[str, Any]:
-    """A reply of one choice drawn at random under the request's grammar."""
-    [choice] = await replies(tool_format, seed, **fields)
-    return choice
+async def replies(
+    tool_format: str, seeds: Iterable[int] = SEEDS, **fields: Any
+) -> list[dict[str, Any]]:
+    """The choices of a reply a seed, each drawn at random under the request's grammar.
 
-
-async def replies(tool_format: str, seed: int, **fields: Any) -> list[dict[str, Any]]:
-    """The choices of a reply drawn at random under the request's grammar."""
+    One server gives them all: each starts a process that checks grammars.
+    """
     config: dict[str, Any] = {"tool_call_parser": tool_format, "reasoning_parser": "none"}
     if tool_format == "openai":  # its calls stand behind thoughts, which must come to an end
         config["reasoning_parser"] = "openai"
         fields["thinking_token_budget"] = 9
-    engine = FakeEngine(follows_grammar(seed), max_model_len=4096)
+    fields = {"tools": tools(), "max_tokens": 3000, **fields}
+    engine, found = FakeEngine(max_model_len=4096), []
     async with in_process(engine, chat_template=TEMPLATE, **config) as site:
-        fields = {"tools": tools(), "max_tokens": 3000, **fields}
-        found: list[dict[str, Any]] = (await chat(site, **fields))["choices"]
-        return found
+        for seed in seeds:
+            engine.script = follows_grammar(seed)
+            found += (await chat(site, **fields))["choices"]
+    return found
 
 
 def check_calls(choice: dict[str, Any]) -> list[str]:
@@ -84,8 +86,7 @@ def check_calls(choice: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("tool_format", FORMATS)
 async def test_required_calls_are_all_of_the_reply(tool_format: str) -> None:
-    for seed in SEEDS:
-        choice = await reply(tool_format, seed, tool_choice="required", parallel_tool_calls=False)
+    for choice in await replies(tool_format, tool_choice="required", parallel_tool_calls=False):
         assert choice["finish_reason"] == "tool_calls"
         assert not (choice["message"]["content"] or "").strip()
         assert len(check_calls(choice)) == 1
@@ -93,18 +94,15 @@ async def test_required_calls_are_all_of_the_reply(tool_format: str) -> None:
 
 @pytest.mark.parametrize("tool_format", FORMATS)
 async def test_a_named_call_is_of_that_tool(tool_format: str) -> None:
-    for seed in SEEDS:
-        choice = await reply(
-            tool_format, seed, tool_choice=named("look"), parallel_tool_calls=False
-        )
+    forced = named("look")
+    for choice in await replies(tool_format, tool_choice=forced, parallel_tool_calls=False):
         assert check_calls(choice) == ["look"]
 
 
 async def test_several_calls_may_be_made() -> None:
-    counts = [
-        len(check_calls(await reply("phi4_mini_json", seed, tool_choice="required")))
-        for seed in range(12)
-    ]
+    choices = await replies("phi4_mini_json", range(12), tool_choice="required")
+    counts = [len(check_calls(choice)) for choice in choices]
+    assert len(counts) == 12
     assert min(counts) >= 1
     # Behind each call another begins about as often as the list ends: 12 lists of one call each
     # would come once in some 4,000 runs, and these seeds are fixed.
@@ -330,7 +328,7 @@ class TestBesideAResponseFormat:
             "additionalProperties": False,
         }
         asked = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-        choices = await replies(tool_format, 0, response_format=asked, n=48)
+        choices = await replies(tool_format, [0], response_format=asked, n=48)
         for choice in choices:
             if choice["finish_reason"] == "tool_calls":
                 assert check_calls(choice)

@@ -251,7 +251,8 @@ async def test_chats_by_any_name_ask_the_engine_for_the_same() -> None:
 
 
 SLOW_FIXTURES = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 
