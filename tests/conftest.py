@@ -1,4 +1,4 @@
-"""What all tests share: each begins alike, and leaves the process as it was."""
+"""What all tests share: each begins alike, whatever its process ran before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,17 +34,41 @@ def _draws_of_a_test(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays_behind() -> Iterator[None]:
-    """A test that changes its process fails, rather than another one that happens to follow it.
+def _process_of_a_test() -> Iterator[None]:
+    """What a test changes of its process is put back behind it.
 
-    Which tests follow each other in a process depends on how long others took.
+    Which tests follow it there depends on how long others took, so that what it left would fail
+    one of them by chance. Commands that are run in this process do leave something: `tailrace
+    serve` sets variables for the processes it starts.
     """
-    before = _process()
+    environment, folder, path = dict(os.environ), os.getcwd(), list(sys.path)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    log = logging.getLogger()
+    level = log.level
+    torch = sys.modules.get("torch")
+    defaults = None if torch is None else (torch.get_num_threads(), torch.get_default_dtype())
     yield
-    after = _process()
-    if left := [name for name, value in before.items() if after[name] != value]:
-        _put_back(before)
-        pytest.fail("".join(f"{name}: {before[name]} -> {after[name]}\n" for name in left))
+    _put_back(environment)
+    os.chdir(folder)
+    sys.path[:] = path
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    log.setLevel(level)
+    if torch is not None and defaults is not None:
+        num_threads, dtype = defaults
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+        torch.set_default_dtype(dtype)
+
+
+def _put_back(environment: dict[str, str]) -> None:
+    """All but what pytest says of itself there."""
+    for name in [name for name in os.environ.keys() - environment if not name.startswith("PYTEST")]:
+        del os.environ[name]
+    for name, value in environment.items():
+        if not name.startswith("PYTEST") and os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _seed(name: str) -> None:
@@ -54,35 +77,3 @@ def _seed(name: str) -> None:
     np.random.seed(seed)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(seed)
-
-
-def _process() -> dict[str, Any]:
-    """What functions of this process read without being given it."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    state = {
-        "environment": environment,
-        "folder": os.getcwd(),
-        "signals": [signal.getsignal(number) for number in SIGNALS],
-        "path": list(sys.path),
-        "log level": logging.getLogger().level,
-    }
-    if (torch := sys.modules.get("torch")) is not None:
-        state["threads of torch"] = torch.get_num_threads()
-        state["dtype of torch"] = torch.get_default_dtype()
-    return state
-
-
-def _put_back(state: dict[str, Any]) -> None:
-    """Of what a test changed, what others would stumble over."""
-    for name in os.environ.keys() - state["environment"].keys():
-        if not name.startswith("PYTEST_"):
-            del os.environ[name]
-    os.environ.update(state["environment"])
-    os.chdir(state["folder"])
-    for number, handler in zip(SIGNALS, state["signals"], strict=True):
-        signal.signal(number, handler)
-    sys.path[:] = state["path"]
-    logging.getLogger().setLevel(state["log level"])
-    if "dtype of torch" in state:
-        sys.modules["torch"].set_num_threads(state["threads of torch"])
-        sys.modules["torch"].set_default_dtype(state["dtype of torch"])

@@ -6,11 +6,10 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import httpx
 import pytest
@@ -184,9 +183,6 @@ async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> No
 
 
 @pytest.fixture(autouse=True)
-def _own_environment() -> Iterator[None]:
-    """No settings from outside, and none of what a command sets for its children stays behind."""
-    with mock.patch.dict(os.environ):
-        for name in [name for name in os.environ if name.startswith("TAILRACE_")]:
-            del os.environ[name]
-        yield
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("TAILRACE_")]:
+        monkeypatch.delenv(name)
