@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.fleet_sim import policies, simulate
 from server.fleet.prefixes import BLOCK_TOKENS, MAX_BLOCKS, prefix_hashes
 from server.fleet.routing import PrefixRouter
+from tests.server.slowness import slowness
 
 
 def test_the_prefix_router_finds_more_than_what_looks_at_queues_alone() -> None:
@@ -37,4 +38,4 @@ def test_a_decision_takes_less_than_two_milliseconds() -> None:
         route = router.choose(prefix_hashes(prompt), loads)
         seconds.append(time.process_time() - began)
         loads[route.replica] += 1
-    assert sorted(seconds)[30] < 2e-3
+    assert sorted(seconds)[30] < 2e-3 * slowness()

@@ -201,7 +201,7 @@ class TestLargeAndWrong:
         assert isinstance(refusal, ApiError)
         assert words in refusal.message
         # 0.1 s of one core, 1 s for the list; errors for all took 14 s and 300 s.
-        assert time.process_time() - began < 5
+        assert time.process_time() - began < 5 * slowness()
 
     async def test_a_second_large_body_passes(self) -> None:
         """While one process is busy, another reads: here a slow one and a quick one.
