@@ -122,6 +122,7 @@ async def in_process(
         app.state.context.worker.close()
         app.state.context.bodies.close()
         app.state.context.grammars.close()
+        app.state.context.template.close()
         await engine.close()
 
 
