@@ -18,7 +18,8 @@ import torch
 
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.shapes import EXPERTS
-from engine.kernels.experts.few import down_few, gate_up_few, route_few
+from engine.kernels.experts.few import down_few, gate_up_few
+from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import SILU
 from engine.kernels.experts.grouped import Tile, grouped_linear, weighted_sums
 from engine.kernels.experts.groups import group_pairs

@@ -12,13 +12,13 @@ Letters in comments: P pairs of a token and an expert, N a tile's output feature
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from engine.kernels.experts.gates import join
 from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.routing import Routing
+from engine.kernels.experts.tiles import find, lanes_of, store_products
 from engine.kernels.experts.weights import Fp8Experts
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
@@ -43,30 +43,6 @@ class Tile(NamedTuple):
     depth: int
     stages: int
     warps: int
-
-
-class _Found(NamedTuple):
-    """A program's tile: its expert and places in the order; values within the kernel."""
-
-    expert: Any
-    begin: Any
-    end: Any
-
-
-@jit
-def find(starts, tile, num_experts: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr):  # noqa: N803
-    """Find a tile's expert, num_experts or more where there is no such tile, and its places."""
-    e = tl.arange(0, EXPERTS)
-    inside = e < num_experts
-    begins = tl.load(starts + e, mask=inside, other=0)
-    ends = tl.load(starts + e + 1, mask=inside, other=0)
-    num_tiles = (ends - begins + M - 1) // M
-    up_to = tl.cumsum(num_tiles, 0)
-    expert = tl.sum((up_to <= tile).to(tl.int32), 0)
-    is_it = e == expert
-    before = tl.sum(tl.where(is_it, up_to - num_tiles, 0), 0)
-    begin = tl.sum(tl.where(is_it, begins, 0), 0) + (tile - before) * M
-    return _Found(expert, begin, tl.sum(tl.where(is_it, ends, 0), 0))
 
 
 @jit
@@ -121,16 +97,10 @@ def _grouped_kernel(
         return
     n = tl.program_id(0) * N + tl.arange(0, N)
     k = tl.arange(0, depth)
-    places = found.begin + tl.arange(0, M)
-    real, here = places < found.end, n < channels
-    places = tl.minimum(places, found.end - 1)
-    pairs = tl.load(groups.order + places)
-    sources = (pairs // top_k if gate is not None else places).to(tl.int64)
-    targets = places if gate is not None else pairs
-    width: tl.constexpr = 2 * channels if gate is not None else channels
-    row = found.expert.to(tl.int64) * width + tl.minimum(n, channels - 1)
+    lanes = lanes_of(n, found, groups.order, channels, top_k, gate, M)
+    row = lanes.row
     w_ptr = weight + row[:, None] * features + k[None, :]
-    x_ptr = x + sources[:, None] * features + k[None, :]
+    x_ptr = x + lanes.source[:, None] * features + k[None, :]
     total = tl.zeros((N, M), tl.float32)
     ups = tl.zeros((N, M), tl.float32)
     scales, up_scales = None, None
@@ -142,7 +112,7 @@ def _grouped_kernel(
     for step in tl.range(0, steps, num_stages=tile.stages):
         inside = (k + step * depth < features)[None, :]
         x_tile = _load(x_ptr, inside, even)
-        own = tl.load(x_scales + sources * num_spans + step) if num_spans > 0 else None
+        own = tl.load(x_scales + lanes.source * num_spans + step) if num_spans > 0 else None
         total = _add(total, w_ptr, x_tile, inside, scales, own, even, precision)
         if gate is not None:
             u_ptr = w_ptr + channels * features
@@ -153,19 +123,11 @@ def _grouped_kernel(
         w_ptr += depth
         x_ptr += depth
     if weight_scales is not None and num_spans == 0:
-        row_scales = tl.load(x_scales + sources)[None, :]
+        row_scales = tl.load(x_scales + lanes.source)[None, :]
         total *= tl.load(weight_scales + row)[:, None] * row_scales
         if gate is not None:
             ups *= tl.load(weight_scales + row + channels)[:, None] * row_scales
-    if bias is not None:
-        total += tl.load(bias + row).to(tl.float32)[:, None]
-    if gate is not None:
-        if bias is not None:
-            ups += tl.load(bias + row + channels).to(tl.float32)[:, None]
-        total = join(total, ups, gate)
-    at = targets[:, None].to(tl.int64) * channels + n[None, :]
-    mask = real[:, None] & here[None, :]
-    tl.store(out + at, tl.trans(total.to(out.dtype.element_ty)), mask=mask)
+    store_products(total, ups, bias, out, lanes, channels, gate)
 
 
 def grouped_linear(

@@ -9,10 +9,9 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.experts.few_int4 import Packing
-from engine.kernels.experts.gates import join
-from engine.kernels.experts.grouped import find
 from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.nibbles import value_of
+from engine.kernels.experts.tiles import find, lanes_of, store_products
 from engine.kernels.experts.weights import Int4Experts
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import RUN, SPAN
@@ -68,19 +67,13 @@ def _grouped_kernel(
         return
     n = tl.program_id(0) * N + tl.arange(0, N)
     column, k = tl.arange(0, _RUN), tl.arange(0, _SPAN)
-    places = found.begin + tl.arange(0, M)
-    real, here = places < found.end, n < channels
-    places = tl.minimum(places, found.end - 1)
-    pairs = tl.load(groups.order + places)
-    sources = (pairs // top_k if gate is not None else places).to(tl.int64)
-    targets = places if gate is not None else pairs
-    width: tl.constexpr = 2 * channels if gate is not None else channels
-    row = found.expert.to(tl.int64) * width + tl.minimum(n, channels - 1)
+    lanes = lanes_of(n, found, groups.order, channels, top_k, gate, M)
+    row = lanes.row
     stride: tl.constexpr = packing.spans * _RUN
     num_groups: tl.constexpr = _SPAN // packing.group
     to_up: tl.constexpr = channels * packing.spans * num_groups
     w_ptr = words + row[:, None] * stride + column[None, :]
-    x_ptr = x + sources[:, None] * features + k[None, :]
+    x_ptr = x + lanes.source[:, None] * features + k[None, :]
     group_at = row * (packing.spans * num_groups)
     dtype: tl.constexpr = x.dtype.element_ty
     total = tl.zeros((N, M), tl.float32)
@@ -97,15 +90,7 @@ def _grouped_kernel(
         w_ptr += _RUN
         x_ptr += _SPAN
         group_at += num_groups
-    if bias is not None:
-        total += tl.load(bias + row).to(tl.float32)[:, None]
-    if gate is not None:
-        if bias is not None:
-            ups += tl.load(bias + row + channels).to(tl.float32)[:, None]
-        total = join(total, ups, gate)
-    at = targets[:, None].to(tl.int64) * channels + n[None, :]
-    mask = real[:, None] & here[None, :]
-    tl.store(out + at, tl.trans(total.to(out.dtype.element_ty)), mask=mask)
+    store_products(total, ups, bias, out, lanes, channels, gate)
 
 
 def grouped_int4(

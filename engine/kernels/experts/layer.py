@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.activation import silu_and_mul
-from engine.kernels.experts.few import down_few, gate_up_few, route_few
+from engine.kernels.experts.few import down_few, gate_up_few
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.few_int4 import down_few_int4, gate_up_few_int4
+from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import join_torch
 from engine.kernels.experts.grouped import grouped_linear, weighted_sums
 from engine.kernels.experts.grouped_int4 import grouped_int4

@@ -16,7 +16,7 @@ from engine.contracts.attention import AttentionSpec, KVCache
 from engine.kernels.decode_attention import paged_decode, paged_decode_product
 from engine.kernels.decode_product import Product
 from engine.kernels.decode_shares import DecodeScratch
-from engine.kernels.experts.few import route_few
+from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.groups import group_pairs_triton
 from engine.kernels.experts.inputs import ordered_pairs_triton, rounded_pairs_triton

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.experts.few import route_few
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
+from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.grouped import fp8_tile_of, grouped_linear, weighted_sums
 from engine.kernels.experts.groups import group_pairs

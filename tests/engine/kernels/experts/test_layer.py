@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.experts.few import route_few
+from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.grouped import Tile, grouped_linear, tile_of
 from engine.kernels.experts.groups import group_pairs

@@ -1,0 +1,90 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""The tile of a program of a grouped product: its expert, its pairs, and what it stores.
+
+Letters in comments: N a tile's output features, M its pairs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from engine.kernels.experts.gates import join
+from sampling.triton_support import jit, tl
+
+
+class _Found(NamedTuple):
+    """A program's tile: its expert and places in the order; values within the kernel."""
+
+    expert: Any
+    begin: Any
+    end: Any
+
+
+@jit
+def find(starts, tile, num_experts: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr):  # noqa: N803
+    """Find a tile's expert, num_experts or more where there is no such tile, and its places."""
+    e = tl.arange(0, EXPERTS)
+    inside = e < num_experts
+    begins = tl.load(starts + e, mask=inside, other=0)
+    ends = tl.load(starts + e + 1, mask=inside, other=0)
+    num_tiles = (ends - begins + M - 1) // M
+    up_to = tl.cumsum(num_tiles, 0)
+    expert = tl.sum((up_to <= tile).to(tl.int32), 0)
+    is_it = e == expert
+    before = tl.sum(tl.where(is_it, up_to - num_tiles, 0), 0)
+    begin = tl.sum(tl.where(is_it, begins, 0), 0) + (tile - before) * M
+    return _Found(expert, begin, tl.sum(tl.where(is_it, ends, 0), 0))
+
+
+class _Lanes(NamedTuple):
+    """What the lanes of a tile stand for; values within the kernel.
+
+    Attributes:
+        channel: [N], the output feature of each, and here: whether there is one.
+        row: [N], the weight's row of each; that of the last where there is none.
+        source: [M], the input's row of each pair. target: [M], the output's, and real: whether
+            there is one.
+    """
+
+    channel: Any
+    here: Any
+    row: Any
+    source: Any
+    target: Any
+    real: Any
+
+
+@jit
+def lanes_of(
+    n,
+    found,
+    order,
+    channels: tl.constexpr,
+    top_k: tl.constexpr,
+    gate: tl.constexpr,
+    M: tl.constexpr,  # noqa: N803
+):
+    """Find what lanes stand for that have the output features n [N], see `grouped_linear`."""
+    places = found.begin + tl.arange(0, M)
+    real, here = places < found.end, n < channels
+    places = tl.minimum(places, found.end - 1)
+    pairs = tl.load(order + places)
+    sources = (pairs // top_k if gate is not None else places).to(tl.int64)
+    targets = places if gate is not None else pairs
+    width: tl.constexpr = 2 * channels if gate is not None else channels
+    row = found.expert.to(tl.int64) * width + tl.minimum(n, channels - 1)
+    return _Lanes(n, here, row, sources, targets, real)
+
+
+@jit
+def store_products(total, ups, bias, out, lanes, channels: tl.constexpr, gate: tl.constexpr):
+    """Add biases to products [N, M], join gate and up where there is a gate, and store them."""
+    if bias is not None:
+        total += tl.load(bias + lanes.row).to(tl.float32)[:, None]
+    if gate is not None:
+        if bias is not None:
+            ups += tl.load(bias + lanes.row + channels).to(tl.float32)[:, None]
+        total = join(total, ups, gate)
+    at = lanes.target[:, None].to(tl.int64) * channels + lanes.channel[None, :]
+    mask = lanes.real[:, None] & lanes.here[None, :]
+    tl.store(out + at, tl.trans(total.to(out.dtype.element_ty)), mask=mask)
