@@ -1,6 +1,7 @@
 """Starts of servers on a GPU that is not there, and their first steps, by configurations.
 
-Models have a layer or two of usual widths: kernels are chosen and cut by widths.
+Models have a layer or two of usual widths: kernels are chosen and cut by widths. The fallback has
+no start here: it proves its logits first, and nothing is computed.
 """
 
 from __future__ import annotations
@@ -58,7 +59,6 @@ SIZES: dict[str, Any] = {
 SMALL = SIZES | {"hidden_size": 1024, "intermediate_size": 2560, "num_attention_heads": 8}
 MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
 WIDE = SIZES | {"vocab_size": 151_936}
-BLOOM = {"vocab_size": VOCAB, "hidden_size": 256, "n_layer": 1, "n_head": 4, "eos_token_id": 1}
 LATENT: dict[str, Any] = SIZES | {
     "num_key_value_heads": 16,
     "num_hidden_layers": 2,
@@ -202,7 +202,6 @@ STARTS: dict[str, Start] = {
     "deepseek-v2-lite": Start(_config(hf.DeepseekV2Config(**LATENT, q_lora_rank=None)), FUSED),
     "deepseek-v3": Start(_config(hf.DeepseekV3Config(**LATENT, **V3)), FUSED, FP8_CACHE),
     "gemma2": Start(_config(hf.Gemma2Config(**SIZES, head_dim=256))),
-    "bloom": Start(_config(hf.BloomConfig(**BLOOM))),
     "eagle": Start(None, {}, EAGLE(draft_sample_method="gumbel")),
     "eagle, coupled": Start(None, {}, EAGLE(rejection_sample_method="coupled")),
     "draft model": Start(None, {}, _drafts("draft_model", model=str(MODEL_FOLDER))),
