@@ -20,7 +20,7 @@ from engine.models.fallback.checks import position_limit
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import attention_specs, decoder_config, unfused_reason
 from engine.models.fused.reference import Reference
-from engine.models.fused.shards import FLAG, check_shards
+from engine.models.fused.shares import FLAG, check_shards
 from engine.models.quantized.config import quantization as quantization_of
 from engine.models.quantized.reader import QuantizedReader
 from engine.models.quantized.scheme import Quantization
@@ -68,9 +68,7 @@ def load_model(
             f"--model-impl fused: the fused decoder does not run {config.model!r}: {reason}; "
             "--model-impl auto runs it on transformers' modules"
         )
-    is_untried = quantization is None and _is_to_be_tried(config, hf_config, device)
-    if reason is None and is_untried:
-        reason = "its fused layers have not been run on a GPU yet"
+    reason = reason or _untried_reason(config, hf_config, quantization, device)
     if reason is None and config.model_impl != "transformers":
         _check_quantization(config, quantization, folder, hf_config, device)
         if reference is not None:
@@ -95,23 +93,28 @@ def load_model(
     return load_fallback_model(config, hf_config, folder, dtype, device)
 
 
-def _is_to_be_tried(config: ModelConfig, hf_config: Any, device: torch.device) -> bool:
-    """Whether the fused decoder would run a model where nothing has shown it to be right."""
+def _untried_reason(
+    config: ModelConfig, hf_config: Any, quantization: Quantization | None, device: torch.device
+) -> str | None:
+    """Why `auto` leaves to others what the fused decoder can run; None where it does not."""
     is_new = device.type == "cuda" and hf_config.model_type in UNTRIED_ON_CUDA
-    return is_new and config.model_impl == "auto"
+    if is_new and quantization is None and config.model_impl == "auto":
+        return "its fused layers have not been run on a GPU yet"
+    return None
 
 
 def check_ranks(config: ModelConfig, size: int, device: torch.device) -> None:
     """Refuse a model of which several ranks cannot compute a part each, before any is loaded.
 
     Raises:
-        ModelError: the message names what does not divide, or is not divided yet.
+        ModelError: the message names what does not divide, or is not divided.
     """
     folder = model_folder(config.model, config.revision, weights=False)
     hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
+    path = folder / "config.json"
+    quantization = quantization_of(read_json(path), path)
     reason = unfused_reason(hf_config)
-    if reason is None and _is_to_be_tried(config, hf_config, device):
-        reason = "its fused layers have not been run on a GPU yet"
+    reason = reason or _untried_reason(config, hf_config, quantization, device)
     if config.model_impl == "transformers":
         reason = "--model-impl transformers was asked for"
     if reason is not None:
@@ -119,7 +122,8 @@ def check_ranks(config: ModelConfig, size: int, device: torch.device) -> None:
             f"{FLAG} {size}: only the fused decoder is divided among ranks, and it does not run "
             f"{config.model!r} here: {reason}; leave {FLAG} out"
         )
-    check_shards(decoder_config(hf_config), size)
+    group = 1 if quantization is None else quantization.input_group
+    check_shards(decoder_config(hf_config), size, group)
 
 
 def max_position(config: ModelConfig) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.config import ConfigError, EngineConfig
-from engine.models.fused.shards import FLAG
+from engine.models.fused.shares import FLAG
 from engine.models.loader import check_ranks
 from engine.parallel.collectives import GlooExchange
 from engine.parallel.processes import RankProcesses

@@ -163,6 +163,7 @@ def _mxfp4(folder: Path) -> None:
 ROUTERS = {"modules_to_not_convert": ["gate"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 FP8_CACHE = {"cache": structs.replace(BASE.cache, dtype="fp8")}
+RANKS = {"tensor_parallel_size": 2}
 FUSED = {"model_impl": "fused"}
 ON_DISK = {"load_format": "auto", "dtype": "bfloat16"}
 QWEN3 = hf.Qwen3Config(**SIZES, head_dim=128)
@@ -207,8 +208,10 @@ STARTS: dict[str, Start] = {
     "draft model": Start(None, {}, _drafts("draft_model", model=str(MODEL_FOLDER))),
     "n-grams": Start(None, {}, _drafts("ngram")),
     "synthetic": Start(None, {}, _drafts("ngram", **LENGTH) | {"structured": None}),
-    "2 ranks": Start(None, {}, {"tensor_parallel_size": 2} | EAGLE()),
-    "2 ranks, experts": Start(_config(QWEN3_MOE), {}, {"tensor_parallel_size": 2}),
+    "2 ranks": Start(None, {}, RANKS | EAGLE()),
+    "2 ranks, experts": Start(_config(QWEN3_MOE), {}, RANKS),
+    "2 ranks, gemma3": Start(_config(hf.Gemma3TextConfig(**SIZES, head_dim=256)), {}, RANKS),
+    "4 ranks, gpt-oss, mxfp4": Start(_mxfp4, FUSED | ON_DISK, {"tensor_parallel_size": 4}),
     "8 ranks": Start(_config(QWEN3), {"quantization": "fp8"}, {"tensor_parallel_size": 8}),
 }
 

@@ -25,7 +25,7 @@ from engine.models.fused.general_weights import GeneralWeights
 from engine.models.fused.options import LayerOptions
 from engine.models.fused.reference import AnyLayer, LayerwiseRun, Reference
 from engine.models.quantized.reader import QuantizedReader
-from sampling.shard import RankExchange
+from sampling.shard import LoneRank, RankExchange
 
 
 class Decoder:
@@ -39,7 +39,8 @@ class Decoder:
         reference: of weights that are quantised; its hidden states are made while layers are read.
 
     Attributes:
-        num_weights: number of weights in the layers' products, which each token multiplies.
+        num_weights: number of weights in the layers' products, which each token multiplies; of the
+            rank that has the most.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Decoder:
             unquantized = make(quantized=quantized and quantized.dequantized())
             layers = self._beside(layers, unquantized, reference)
         self._layers = list(layers)
-        self.num_weights = weights.num_in_layers
+        self.num_weights = _most(weights.num_in_layers, exchange or LoneRank())
         source.finish()
 
     def _beside(
@@ -151,6 +152,11 @@ class Decoder:
         if options.logit_softcap is not None:
             logits = options.logit_softcap * torch.tanh(logits / options.logit_softcap)
         return logits
+
+
+def _most(count: int, exchange: RankExchange) -> int:
+    """The largest count of any rank's."""
+    return int(exchange.all_gather(torch.tensor([count])).max())
 
 
 def _embedding_scale(options: LayerOptions, dtype: torch.dtype) -> float:

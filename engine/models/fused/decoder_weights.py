@@ -30,7 +30,8 @@ from engine.models.fused.layers import (
     Normed,
     prepare_qkv,
 )
-from engine.models.fused.shards import ShardedWeights, shard_config
+from engine.models.fused.shards import ShardedWeights
+from engine.models.fused.shares import shard_config, shares_of
 from engine.models.quantized.parts import DensePart, Fp8Part, Part
 from engine.models.quantized.reader import QuantizedReader
 from engine.parallel.collectives import summed
@@ -64,10 +65,14 @@ class DecoderWeights:
     ) -> None:
         self._exchange = exchange or LoneRank()
         self._vocab = VocabShard.split(config.vocab_size, self._exchange)
-        self.config = shard_config(config, self._exchange.size)
-        self._source = source
+        self.config, self._source = config, source
         if self._exchange.size > 1:
-            self._source = shards = ShardedWeights(source, config, self._exchange)
+            group = 1 if quantized is None else quantized.quantization.input_group
+            shares = shares_of(config, self._exchange, group)
+            self.config = shard_config(config, shares)
+            rank, size, whole_norms = self._exchange.rank, self._exchange.size, config.whole_qk_norm
+            shards = ShardedWeights(source, shares, rank, size, whole_norms=whole_norms)
+            self._source = shards
             if quantized is not None:
                 quantized.shards = shards
         self._dtype = dtype
@@ -85,9 +90,8 @@ class DecoderWeights:
         if self._quantized is None:
             return embedding, logits_linear(self.read((vocab.width, hidden), "lm_head.weight"))
         # Few are quantised: as what they say.
-        lm_head = self._quantized.part("lm_head", vocab.vocab_size, hidden).dequantized()
-        own = lm_head[vocab.first : vocab.first + vocab.width]
-        return embedding, logits_linear(own.to(self._dtype))
+        lm_head = self._quantized.part("lm_head", vocab.width, hidden).dequantized()
+        return embedding, logits_linear(lm_head.to(self._dtype))
 
     def attention_specs(self) -> list[AttentionSpec]:
         """The attention of each layer, sinks read."""

@@ -174,6 +174,9 @@ class ParallelBody(NamedTuple):
 
     One product makes both inputs: queries, keys and values in the first `qkv_width` columns, and
     behind them what the activation takes.
+
+    Attributes:
+        of_ranks: adds up what ranks have of both outputs, which is one sum; None is one rank.
     """
 
     o: Linear
@@ -181,6 +184,7 @@ class ParallelBody(NamedTuple):
     down: Linear
     heads: Heads
     qkv_width: int
+    of_ranks: Map | None
 
     def __call__(
         self,
@@ -194,7 +198,7 @@ class ParallelBody(NamedTuple):
         qkv = product[:, : self.qkv_width].contiguous()
         x = self.o(attention.attend_product(index, qkv, self.heads, rotation).flatten(1))
         x += self.down(self.activation(product[:, self.qkv_width :]))
-        return x, residual
+        return (x if self.of_ranks is None else self.of_ranks(x)), residual
 
 
 class GeneralLayer(NamedTuple):

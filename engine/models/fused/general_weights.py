@@ -27,6 +27,7 @@ from engine.models.fused.general_layers import (
 from engine.models.fused.layers import prepare_qkv
 from engine.models.fused.options import RMS, RMS_PLUS_ONE
 from engine.models.quantized.parts import Part, join
+from engine.parallel.collectives import rank_sum, summed
 
 
 class GeneralWeights(DecoderWeights):
@@ -37,7 +38,7 @@ class GeneralWeights(DecoderWeights):
         embedding, lm_head = super().embedding_and_lm_head()
         if not self.config.options.lm_head_bias:
             return embedding, lm_head
-        bias = self.read((self.config.vocab_size,), "lm_head.bias").float()
+        bias = self.read((self._vocab.width,), "lm_head.bias").float()
         return embedding, lambda hidden: lm_head(hidden) + bias
 
     def general_norm(self, name: str | None) -> AddNorm:
@@ -141,10 +142,10 @@ class GeneralWeights(DecoderWeights):
         names = options.names
         mlp_norm = self.general_norm(_named(prefix, names.mlp_norm))
         return SequentialBody(
-            o=self._o(prefix),
+            o=summed(self._o(prefix), self._exchange),
             gate_up=AddedProduct(mlp_norm, self._linear(*self._gate_up(prefix))),
             activation=Activation(options.activation, options.gated),
-            down=self._down(prefix),
+            down=summed(self._down(prefix), self._exchange),
             heads=self._heads(),
             prepare=self._qk_norms(prefix),
             after_attention=self._after(_named(prefix, names.after_attention)),
@@ -153,12 +154,14 @@ class GeneralWeights(DecoderWeights):
 
     def _parallel(self, prefix: str) -> ParallelBody:
         options, (q_width, kv_width) = self.config.options, self._widths()
+        is_lone = self._exchange.size == 1
         return ParallelBody(
             o=self._o(prefix),
             activation=Activation(options.activation, options.gated),
             down=self._down(prefix),
             heads=self._heads(),
             qkv_width=q_width + 2 * kv_width,
+            of_ranks=None if is_lone else partial(rank_sum, exchange=self._exchange),
         )
 
     def _after(self, name: str | None) -> Map | None:

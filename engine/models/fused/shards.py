@@ -1,87 +1,50 @@
-"""One rank's part of a fused decoder: which heads, columns and rows of its tensors.
+"""A rank's parts of a fused decoder's tensors, by a table of what each name is divided by.
 
-QKV and gate-up products are divided by their outputs, heads being whole; the output and down
-products by their inputs, so that their results are parts of a sum over ranks. Every expert is
-divided as an MLP is. Of compressed attention the products that make heads are divided, and what
-compresses is on every rank. Where there are more ranks than key heads, ranks share one. The LM head
-is divided by tiles (`sampling.shard`); norms and the embedding are on every rank.
+Products that make heads or columns are divided by their outputs, so that heads are whole; output
+and down products by their inputs, so that their results are parts of a sum over ranks. Several
+projections in one tensor are divided each. What is in none of the table's rows is on every rank:
+norms, routers, the embedding, and what compresses keys and values.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
 
 import torch
 
-from engine.errors import ModelError
 from engine.models.checkpoint.weights import Checkpoint, WeightSource
-from engine.models.fused.decoder_config import DecoderConfig
+from engine.models.fused.shares import EXPERT, HEADS, INNER, KEYS, SHARED, VOCAB, RankShare, Shares
 from engine.models.quantized.reader import OwnedPart
-from sampling.noise import TILE
-from sampling.shard import RankExchange, VocabShard
 
-FLAG = "--tensor-parallel-size"
-
-_BY_OUTPUT = re.compile(
-    r"\.(q_proj|k_proj|v_proj|q_b_proj|kv_b_proj|gate_proj|up_proj|w1|w3)\.(weight|bias)$"
+_DIVIDED: tuple[tuple[str, int, tuple[str, ...]], ...] = (
+    (r"^lm_head\.(weight|bias)", 0, (VOCAB,)),
+    (r"self_attn\.(q_proj|q_b_proj|kv_b_proj)\.(weight|bias)", 0, (HEADS,)),
+    (r"self_attn\.[kv]_proj\.(weight|bias)", 0, (KEYS,)),
+    (r"self_attn\.qkv_proj\.(weight|bias)", 0, (HEADS, KEYS, KEYS)),
+    (r"self_attn\.sinks", 0, (HEADS,)),
+    (r"self_attn\.(o_proj|dense)\.weight", 1, (HEADS,)),
+    (r"mlp\.(gate_proj|up_proj|fc1|c_fc)\.(weight|bias)", 0, (INNER,)),
+    (r"mlp\.gate_up_proj\.(weight|bias)", 0, (INNER, INNER)),
+    (r"mlp\.(down_proj|fc2|c_proj)\.weight", 1, (INNER,)),
+    (r"\.experts\.\d+\.(gate_proj|up_proj|w1|w3)\.weight", 0, (EXPERT,)),
+    (r"\.experts\.\d+\.(down_proj|w2)\.weight", 1, (EXPERT,)),
+    (r"\.experts\.gate_up_proj", 2, (EXPERT,)),  # gate and up of a column are neighbours
+    (r"\.experts\.gate_up_proj_(bias|blocks|scales)", 1, (EXPERT,)),
+    (r"\.experts\.down_proj", 1, (EXPERT,)),
+    (r"\.experts\.down_proj_(blocks|scales)", 2, (EXPERT,)),
+    (r"\.shared_experts?\.(gate_proj|up_proj)\.weight", 0, (SHARED,)),
+    (r"\.shared_experts?\.down_proj\.weight", 1, (SHARED,)),
 )
-_BY_INPUT = re.compile(r"\.(o_proj|down_proj|w2)\.weight$")
-_OF_SUMS = re.compile(r"\.(o_proj|down_proj)\.bias$")
-_OF_HEADS = re.compile(r"\.[qk]_norm\.weight$")
-_OF_KEYS = re.compile(r"\.([kv]_proj|k_norm)\.")
-
-
-def check_shards(config: DecoderConfig, size: int) -> None:
-    """Refuse a decoder that does not divide among ranks.
-
-    Raises:
-        ModelError: with the numbers.
-    """
-    experts = config.experts
-    if not config.is_plain or config.options.sinks or (experts is not None and experts.joined):
-        raise ModelError(
-            f"{FLAG} {size}: only layers like Llama's, with experts or without, are divided among "
-            f"ranks; leave {FLAG} out"
-        )
-    heads, keys = config.num_q_heads, config.num_kv_heads
-    if heads % size:
-        raise ModelError(f"{FLAG} {size}: the model's {heads} attention heads do not divide by it")
-    if keys % size and size % keys:
-        raise ModelError(
-            f"{FLAG} {size}: the model's {keys} key heads neither divide by it nor into it"
-        )
-    if config.intermediate_size % size:
-        raise ModelError(
-            f"{FLAG} {size}: the model's intermediate_size {config.intermediate_size} does not "
-            "divide by it"
-        )
-    if experts is not None and (experts.inner % size or experts.shared_inner % size):
-        raise ModelError(
-            f"{FLAG} {size}: the experts' inner size {experts.inner} (shared: "
-            f"{experts.shared_inner}) does not divide by it"
-        )
-    num_tiles = -(-config.vocab_size // TILE)
-    if num_tiles < size:
-        raise ModelError(
-            f"{FLAG} {size}: the model's vocabulary of {config.vocab_size} has {num_tiles} tiles "
-            f"of {TILE}, fewer than ranks"
-        )
-
-
-def shard_config(config: DecoderConfig, size: int) -> DecoderConfig:
-    """The sizes of each rank's layers; all but heads and the MLP's width stay."""
-    experts = config.experts
-    if experts is not None:
-        inner, shared = experts.inner // size, experts.shared_inner // size
-        experts = replace(experts, inner=inner, shared_inner=shared)
-    return replace(
-        config,
-        experts=experts,
-        num_q_heads=config.num_q_heads // size,
-        num_kv_heads=max(config.num_kv_heads // size, 1),
-        intermediate_size=config.intermediate_size // size,
-    )
+"""Expressions that names end with, the dimension that is divided, and by what; where it is by
+several, they lie one behind the other in that dimension."""
+_WHOLE_NORMS = (
+    (r"self_attn\.q_norm\.weight", 0, (HEADS,)),
+    (r"self_attn\.k_norm\.weight", 0, (KEYS,)),
+)
+"""The same of norms over all heads; those of each head are on every rank."""
+_OF_SUMS = re.compile(r"\.(o_proj|dense|down_proj|fc2|c_proj)\.bias$|\.experts\.down_proj_bias$")
+"""Biases of sums over ranks, which are added once."""
 
 
 class ShardedWeights:
@@ -89,37 +52,34 @@ class ShardedWeights:
 
     Args:
         source: of whole tensors.
-        config: of the whole model.
-        exchange: the ranks; its messages are not used.
+        whole_norms: norms of queries and keys are over all heads together.
+
+    Attributes:
+        size: how many ranks there are.
     """
 
-    def __init__(self, source: WeightSource, config: DecoderConfig, exchange: RankExchange) -> None:
-        self._source = source
-        self._config = config
-        self._rank, self._size = exchange.rank, exchange.size
-        self._vocab = VocabShard.split(config.vocab_size, exchange)
+    def __init__(
+        self, source: WeightSource, shares: Shares, rank: int, size: int, *, whole_norms: bool
+    ) -> None:
+        self._source, self._shares, self._rank = source, shares, rank
+        self.size = size
+        rows = (*_DIVIDED, *_WHOLE_NORMS) if whole_norms else _DIVIDED
+        self._table = [(re.compile(f"(?:{name})$"), dim, kinds) for name, dim, kinds in rows]
 
     def fill(self, target: torch.Tensor, name: str) -> None:
-        if name == "lm_head.weight":
-            self._fill_part(target, name, 0, self._vocab.vocab_size, self._vocab.first)
-        elif _BY_OUTPUT.search(name) or (self._config.whole_qk_norm and _OF_HEADS.search(name)):
-            part, count = self._part(name)
-            self._fill_part(target, name, 0, count * len(target), part * len(target))
-        elif _BY_INPUT.search(name):
-            width = target.shape[1]
-            self._fill_part(target, name, 1, self._size * width, self._rank * width)
-        else:
-            self._source.fill(target, name)
-            if _OF_SUMS.search(name) and self._rank > 0:
-                target.zero_()  # a bias is added once
+        part = self.part(name, target.shape)
+        if part is not None:
+            self._fill_part(target, name, part)
+            return
+        self._source.fill(target, name)
+        if self._rank > 0 and _OF_SUMS.search(name):
+            target.zero_()
 
-    def place(self, module: str) -> OwnedPart | None:
-        """Which part of a module's weight is this rank's; None where every rank has all of it."""
-        name = f"{module}.weight"
-        if _BY_INPUT.search(name):
-            return OwnedPart(False, self._rank, self._size)
-        if _BY_OUTPUT.search(name):
-            return OwnedPart(True, *self._part(name))
+    def part(self, name: str, shape: Sequence[int]) -> OwnedPart | None:
+        """Which part of a tensor is this rank's, whose part has a shape; None: all of it."""
+        for pattern, dim, kinds in self._table:
+            if pattern.search(name):
+                return _part(dim, [self._shares[kind] for kind in kinds], shape[dim])
         return None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -128,22 +88,30 @@ class ShardedWeights:
     def finish(self) -> None:
         self._source.finish()
 
-    def _fill_part(self, target: torch.Tensor, name: str, dim: int, size: int, first: int) -> None:
-        """Fill in what a tensor of `size` in a dimension has there from `first` on."""
+    def _fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
         shape = list(target.shape)
-        shape[dim] = size
-        part = [slice(None)] * len(shape)
-        part[dim] = slice(first, first + target.shape[dim])
+        shape[part.dim] = part.whole
+        lengths = [own.stop - own.start for own in part.own]
+        targets = torch.split(target, lengths, part.dim)
         if isinstance(self._source, Checkpoint):
-            self._source.fill_part(target, name, tuple(shape), tuple(part))
+            for each, own in zip(targets, part.slices(), strict=True):
+                self._source.fill_part(each, name, tuple(shape), own)
             return
         whole = target.new_empty(shape)  # random numbers are those of one rank
         self._source.fill(whole, name)
-        target.copy_(whole[tuple(part)])
+        for each, own in zip(targets, part.slices(), strict=True):
+            each.copy_(whole[own])
 
-    def _part(self, name: str) -> tuple[int, int]:
-        """Which part of a tensor divided by its outputs is this rank's, and of how many."""
-        if not _OF_KEYS.search(name):
-            return self._rank, self._size
-        count = min(self._config.num_kv_heads, self._size)
-        return self._rank * count // self._size, count
+
+def _part(dim: int, shares: Sequence[RankShare], length: int) -> OwnedPart:
+    """Where a part that has `length` of a dimension is in the whole.
+
+    A share's unit may be several elements (the lanes of a head), or several units one (groups).
+    """
+    units = sum(share.length for share in shares)
+    own, start = [], 0
+    for share in shares:
+        first = start + share.first
+        own.append(slice(first * length // units, (first + share.length) * length // units))
+        start += share.whole
+    return OwnedPart(dim, start * length // units, tuple(own))

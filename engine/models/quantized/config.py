@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelError
+from engine.kernels.experts.nibbles import MXFP4_GROUP
 from engine.kernels.quantized.fp8_blocks import SPAN
 from engine.kernels.quantized.int4 import GROUPS
 from engine.models.quantized.scheme import Inputs, Quantization, Scheme, SchemeGroup
@@ -150,7 +151,7 @@ def _fbgemm(fields: _Fields) -> Quantization:
 
 def _mxfp4(fields: _Fields) -> Quantization:
     """Experts alone are in mxfp4, by the names of their tensors."""
-    return Quantization("mxfp4", ())
+    return Quantization("mxfp4", (), expert_group=MXFP4_GROUP)
 
 
 def _everywhere(

@@ -8,13 +8,15 @@ What a nibble stands for is in `engine.kernels.experts.nibbles`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from engine.errors import ModelError
 from engine.kernels.experts.nibbles import MXFP4, MXFP4_GROUP
 from engine.kernels.experts.weights import Int4Experts
 from engine.kernels.quantized.int4 import Int4Groups, pack
-from engine.models.checkpoint.weights import Checkpoint
+from engine.models.checkpoint.weights import ANEW, Checkpoint
 
 EXPONENT_BIAS_AT = 23
 """The place of a float32's exponent, which has the same bias."""
@@ -23,9 +25,16 @@ NO_NUMBER = 255
 
 
 def read_mxfp4(
-    source: Checkpoint, module: str, shape: tuple[int, int, int], device: torch.device
+    source: Checkpoint,
+    fill: Callable[[torch.Tensor, str], None],
+    module: str,
+    shape: tuple[int, int, int],
+    device: torch.device,
 ) -> Int4Experts:
     """Read all experts' weights [experts, out, in].
+
+    Args:
+        fill: writes a tensor of `source`, or this rank's part of it, which has `shape` then.
 
     Raises:
         ModelError: a tensor is missing, has another shape or type, or a scale is no number.
@@ -37,12 +46,15 @@ def read_mxfp4(
             f"{MXFP4_GROUP} of mxfp4 do not divide; give the unquantized model as MODEL"
         )
     num_groups = width // MXFP4_GROUP
-    blocks = _bytes(source, f"{module}_blocks", (*shape[:2], num_groups, MXFP4_GROUP // 2))
-    exponents = _bytes(source, f"{module}_scales", (*shape[:2], num_groups))
+    blocks = torch.empty((*shape[:2], num_groups, MXFP4_GROUP // 2), dtype=torch.uint8)
+    exponents = torch.empty((*shape[:2], num_groups), dtype=torch.uint8)
+    for name, target in ((f"{module}_blocks", blocks), (f"{module}_scales", exponents)):
+        _check_type(source, name)
+        fill(target, name)
     if bool((exponents == NO_NUMBER).any()):
         raise ModelError(
             f"{source.place(f'{module}_scales')}: tensor '{module}_scales' holds scales that are "
-            "no numbers; download the checkpoint anew"
+            f"no numbers; {ANEW}"
         )
     packed = [_pack(*own, device) for own in zip(blocks, exponents, strict=True)]
     groups = packed[0]._replace(
@@ -52,14 +64,11 @@ def read_mxfp4(
     return Int4Experts(groups, num_experts, MXFP4)
 
 
-def _bytes(source: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    tensor = source.stored(name)
-    if tuple(tensor.shape) != shape or tensor.dtype != torch.uint8:
+def _check_type(source: Checkpoint, name: str) -> None:
+    if source.shape(name) is not None and (kind := source.stored_type(name)) != "U8":
         raise ModelError(
-            f"{source.place(name)}: tensor {name!r} is {tensor.dtype} {list(tensor.shape)}, mxfp4 "
-            f"asks for torch.uint8 {list(shape)}; download the checkpoint anew"
+            f"{source.place(name)}: tensor {name!r} is stored as {kind}, mxfp4 asks for U8; {ANEW}"
         )
-    return tensor
 
 
 def _pack(blocks: torch.Tensor, exponents: torch.Tensor, device: torch.device) -> Int4Groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,18 +31,34 @@ PLAIN = ("BF16", "F16", "F32")
 
 
 class OwnedPart(NamedTuple):
-    """Which part of a weight is one rank's."""
+    """Which part of a tensor is one rank's.
 
-    by_output: bool
-    number: int
-    num_parts: int
+    Attributes:
+        dim: the dimension that is divided. whole: its length in the whole tensor.
+        own: what of it is the rank's, in order.
+    """
+
+    dim: int
+    whole: int
+    own: tuple[slice, ...]
+
+    def slices(self) -> Iterator[tuple[slice, ...]]:
+        """The slices of the tensor's dimensions, for each of `own`."""
+        for each in self.own:
+            yield (*[slice(None)] * self.dim, each)
 
 
 class Shards(Protocol):
-    """How ranks divide a checkpoint's tensors."""
+    """How ranks divide a checkpoint's tensors.
 
-    def place(self, module: str) -> OwnedPart | None:
-        """The part of a module's weight; None where every rank has all of it."""
+    Attributes:
+        size: how many ranks there are.
+    """
+
+    size: int
+
+    def part(self, name: str, shape: Sequence[int]) -> OwnedPart | None:
+        """Which part of a tensor is this rank's, whose part has a shape; None: all of it."""
         ...
 
     def fill(self, target: torch.Tensor, name: str) -> None:
@@ -97,11 +114,14 @@ class QuantizedReader:
 
     def part(self, module: str, num_channels: int, width: int) -> Part:
         """Read the weight of one module."""
-        place = None if self.shards is None else self.shards.place(module)
-        if place is None:
-            part = self._unpacked(module, num_channels, width)
+        name, shape = f"{module}.weight", (num_channels, width)
+        own = None if self.shards is None else self.shards.part(name, shape)
+        if own is None:
+            part = self._unpacked(module, shape)
+        elif self._scheme_of(module) is None:
+            part = DensePart(self._fill(name, shape, self.shards))
         else:
-            part = self._part_of(module, num_channels, width, place)
+            part = self._part_of(module, shape, own)
         if self.keeps:
             self.kept[module] = part
         return part
@@ -122,47 +142,58 @@ class QuantizedReader:
                 "config.json: quantization_config (mxfp4) has no random weights; leave it out with "
                 "--load-format dummy"
             )
-        weights = read_mxfp4(self._source, module, shape, self._device)
+        fill = (self.shards or self._source).fill
+        weights = read_mxfp4(self._source, fill, module, shape, self._device)
         if self.keeps:
             self.kept_experts[module] = weights
         return weights
 
-    def _part_of(self, module: str, num_channels: int, width: int, place: OwnedPart) -> Part:
-        """Unpack the whole of a weight, and keep a rank's part of it."""
-        if place.by_output:
-            whole = self._unpacked(module, place.num_parts * num_channels, width)
-            assert not isinstance(whole, SeparateParts), "one module is one part"
-            first = place.number * num_channels
-            return whole.channels(slice(first, first + num_channels))
-        whole = self._unpacked(module, num_channels, place.num_parts * width)
+    def _part_of(self, module: str, shape: tuple[int, int], own: OwnedPart) -> Part:
+        """Unpack the whole of a weight, and keep a rank's part [channels, inputs] of it."""
+        assert self.shards is not None
+        num_channels, width = shape
+        by_output = own.dim == 0
+        sizes = (own.whole, width) if by_output else (num_channels, own.whole)
+        whole = self._unpacked(module, sizes)
         assert not isinstance(whole, SeparateParts), "one module is one part"
-        first = place.number * width
+        if by_output:
+            ranges = [torch.arange(each.start, each.stop, device=self._device) for each in own.own]
+            return whole.channels(torch.cat(ranges))
+        (inputs,) = own.own
         try:
-            return whole.inputs(slice(first, first + width))
+            return whole.inputs(inputs)
         except ValueError as error:
             raise ModelError(
-                f"--tensor-parallel-size {place.num_parts}: the quantized weights of {module!r} "
+                f"--tensor-parallel-size {self.shards.size}: the quantized weights of {module!r} "
                 f"are not divided: {error}; give the unquantized model as MODEL"
             ) from error
 
-    def _unpacked(self, module: str, num_channels: int, width: int) -> Part:
-        scheme, shape = self.quantization.scheme_of(module), (num_channels, width)
+    def _unpacked(self, module: str, shape: tuple[int, int]) -> Part:
+        scheme = self._scheme_of(module)
+        if scheme is None:
+            return DensePart(self._fill(f"{module}.weight", shape))
+        if isinstance(self._source, Checkpoint):
+            return unpack(scheme, ModuleTensors(self._source, module, shape, self._device))
+        return _dummy(scheme, self._fill(f"{module}.weight", shape))
+
+    def _scheme_of(self, module: str) -> Scheme | None:
+        """The scheme by which a module's weight is stored; None: as it was."""
+        scheme = self.quantization.scheme_of(module)
         if not isinstance(self._source, Checkpoint):
-            weight = self._fill(f"{module}.weight", shape)
-            return DensePart(weight) if scheme is None else _dummy(scheme, weight)
+            return scheme
         name = self._stored_name(module)
         stored = name
         if name == "weight":
             stored = self._source.stored_type(f"{module}.weight")
-        if scheme is not None and stored not in PLAIN:
-            return unpack(scheme, ModuleTensors(self._source, module, shape, self._device))
-        if stored is not None and stored not in PLAIN:
+        if stored in PLAIN or (stored is None and scheme is None):
+            return None
+        if scheme is None:
             raise ModelError(
                 f"{self._source.place(f'{module}.{name}')}: the weight of {module!r} is stored as "
                 f"{stored}, and quantization_config says that it is not quantized; correct the "
                 "lists of modules in config.json"
             )
-        return DensePart(self._fill(f"{module}.weight", shape))
+        return scheme
 
     def place(self, module: str) -> str:
         """A module's name for errors, behind the file of its weight where there is one."""
@@ -178,14 +209,14 @@ class QuantizedReader:
     def _bias(self, module: str, width: int, has_bias: bool) -> torch.Tensor:
         name = f"{module}.bias"
         if has_bias or self._source.shape(name) is not None:
-            bias = torch.empty(width, dtype=self._dtype, device=self._device)
-            (self.shards or self._source).fill(bias, name)
-            return bias
+            return self._fill(name, (width,), self.shards)
         return torch.zeros(width, dtype=self._dtype, device=self._device)
 
-    def _fill(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _fill(
+        self, name: str, shape: tuple[int, ...], source: WeightSource | Shards | None = None
+    ) -> torch.Tensor:
         target = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self._source.fill(target, name)
+        (source or self._source).fill(target, name)
         return target
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal
+
+from engine.kernels.quantized.int4 import GROUPS
 
 Storage = Literal["fp8", "fp8-blocks", "gptq", "awq", "packed"]
 Inputs = Literal["as they are", "by token", "by span", "by tensor"]
@@ -38,6 +41,16 @@ class Scheme:
         """Whether products are of float8 numbers, which a GPU must have."""
         return self.storage in ("fp8", "fp8-blocks")
 
+    @property
+    def input_group(self) -> int:
+        """Neighbouring inputs of a channel that one scale stands for, as products keep them.
+
+        1 where the scale is of the whole channel, and any part of the inputs may have it.
+        """
+        if self.is_fp8:
+            return self.block[1] or 1
+        return min(self.group or GROUPS[-1], GROUPS[-1])
+
 
 @dataclass(frozen=True)
 class SchemeGroup:
@@ -62,12 +75,14 @@ class Quantization:
         groups: the first that a module's name or class matches gives its scheme.
         ignored: modules that are not quantised, as in `SchemeGroup.targets`.
         ignored_parts: the same for methods that ignore by a part of the name.
+        expert_group: inputs under one scale of experts that are read by no scheme.
     """
 
     name: str
     groups: tuple[SchemeGroup, ...]
     ignored: tuple[str, ...] = ()
     ignored_parts: tuple[str, ...] = ()
+    expert_group: int = 1
 
     def scheme_of(self, module: str) -> Scheme | None:
         """The scheme of a linear module, by its name in the checkpoint; None: it is as it was."""
@@ -84,6 +99,11 @@ class Quantization:
     def schemes(self) -> tuple[Scheme, ...]:
         """All schemes."""
         return tuple(group.scheme for group in self.groups if group.scheme is not None)
+
+    @property
+    def input_group(self) -> int:
+        """Neighbouring inputs that a division of any product must keep together."""
+        return math.lcm(self.expert_group, *(scheme.input_group for scheme in self.schemes))
 
 
 def _matches(module: str, targets: tuple[str, ...]) -> bool:

@@ -16,7 +16,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AttentionInterface, DeepseekV2Config, LlamaConfig
+from transformers import (
+    AttentionInterface,
+    DeepseekV2Config,
+    GptOssConfig,
+    LlamaConfig,
+    Phi3Config,
+)
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
@@ -170,9 +176,12 @@ def test_random_weights_have_none(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("num_keys", "size"), [(4, 2), (2, 4), (1, 2)])
-def test_ranks_take_those_of_their_heads(num_keys: int, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [LlamaConfig, Phi3Config, GptOssConfig])
+def test_ranks_take_those_of_their_heads(
+    family: Any, num_keys: int, size: int, tmp_path: Path
+) -> None:
     sizes = {**SIZES, "vocab_size": 4 * TILE, "num_key_value_heads": num_keys}
-    write_tiny(LlamaConfig(**sizes), tmp_path)
+    write_tiny(family(**sizes), tmp_path)
     powers = [2.0**-i for i in range(num_keys)]
     with_scales(tmp_path, {"k_scale": powers, "v_scale": 1.0}, {"kv_scale": powers})
 

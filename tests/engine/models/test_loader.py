@@ -13,7 +13,8 @@ from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.models.fallback.model import FallbackModel
 from engine.models.fused.decoder import Decoder
-from engine.models.loader import _is_to_be_tried, eos_token_ids, fp8_lack, resolve_dtype
+from engine.models.loader import _untried_reason, eos_token_ids, fp8_lack, resolve_dtype
+from engine.models.quantized.scheme import Quantization
 from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
 
 
@@ -153,7 +154,8 @@ def test_families_that_no_gpu_has_run_stay_on_transformers_there() -> None:
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     old, new = (SimpleNamespace(model_type=name) for name in ("gemma2", "gpt_oss"))
     auto, fused = ModelConfig(model="m"), ModelConfig(model="m", model_impl="fused")
-    assert _is_to_be_tried(auto, new, cuda)
-    assert not _is_to_be_tried(auto, old, cuda)
-    assert not _is_to_be_tried(auto, new, cpu)
-    assert not _is_to_be_tried(fused, new, cuda)
+    assert _untried_reason(auto, new, None, cuda)
+    assert _untried_reason(auto, old, None, cuda) is None
+    assert _untried_reason(auto, new, None, cpu) is None
+    assert _untried_reason(fused, new, None, cuda) is None
+    assert _untried_reason(auto, new, Quantization("mxfp4", ()), cuda) is None

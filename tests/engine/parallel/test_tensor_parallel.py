@@ -188,9 +188,11 @@ def test_mixed_requests_get_what_one_rank_gives_them(size: int) -> None:
         assert_close(_cut(arrays, 3, 2), _cut(alone.prompts[handle], 3, 2))
 
 
-@pytest.mark.parametrize("name", ["olmoe", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["olmoe", "deepseek-v3", "gpt-oss", "gemma3", "phi"])
 def test_layers_that_ranks_divide_otherwise(name: str, tmp_path: Path) -> None:
-    """Norms over all heads, and compressed attention, both with experts: prompts in chunks too."""
+    """Norms over all heads, compressed attention, sinks, norms of sums and one sum of attention and
+    MLP: prompts in chunks too.
+    """
     write_tiny(MODELS[name], tmp_path)
     model = structs.replace(CONFIG.model, model=str(tmp_path), max_model_len=100)
     requests = [
