@@ -37,7 +37,7 @@ class _Step:
     def draw(self, masks: StepMasks) -> None:
         raise NotImplementedError  # no grammars are served without a model
 
-    def wait(self, timeout_s: float | None = None) -> StepResult:
+    def wait(self) -> StepResult:
         time.sleep(max(self.ends_at - time.perf_counter(), 0.0))
         count = int(self.plan.samples.sum())
         ids = np.random.randint(1000, 100_000, (count, 1), dtype=np.int32)
@@ -60,7 +60,7 @@ class _ScoringStep:
     plan: ScoringPlan
     ends_at: float
 
-    def wait(self, timeout_s: float | None = None) -> ScoringResult:
+    def wait(self) -> ScoringResult:
         time.sleep(max(self.ends_at - time.perf_counter(), 0.0))
         values = -5 - 10 * np.random.rand(*self.plan.id_lists.shape).astype(np.float32)
         return ScoringResult(values, np.full(len(values), -0.1, dtype=np.float32))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,17 +119,44 @@ class Launcher(Protocol):
 
 
 class HostStream:
-    """The CPU's stand-in for a CUDA stream: one thread that runs what it is given, in order.
+    """The CPU's stand-in for a CUDA stream: what it is given runs in order, once one is waited for.
 
-    torch lets go of the interpreter inside its operations, so planning and messages go on while
-    a step computes.
+    So a step is planned before the one in front of it is computed, and what that drew is on its way
+    before the next is, as beside a device. A thread of its own would compete with the host for the
+    interpreter, and torch's threads with both for the cores: over HTTP that took half the speed.
     """
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="host-stream")
+        self._waiting: deque[_HostWork] = deque()
 
     def __call__(self, work: Any, *args: Any) -> Future[Any]:
-        return self._thread.submit(work, *args)
+        issued = _HostWork(self, work, args)
+        self._waiting.append(issued)
+        return issued
+
+    def run_to(self, last: Future[Any]) -> None:
+        """Run what was given up to `last`."""
+        while not last.done():
+            self._waiting.popleft().run()
+
+
+class _HostWork(Future[Any]):
+    """Work of a `HostStream` and its result."""
+
+    def __init__(self, stream: HostStream, work: Any, args: tuple[Any, ...]) -> None:
+        super().__init__()
+        self._stream, self._work, self._args = stream, work, args
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Its result, computed now if it was not; work that has begun is not timed out."""
+        self._stream.run_to(self)
+        return super().result(timeout)
+
+    def run(self) -> None:
+        try:
+            self.set_result(self._work(*self._args))
+        except Exception as error:
+            self.set_exception(error)
 
 
 class InlineLauncher:

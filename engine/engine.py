@@ -62,7 +62,6 @@ class Engine:
     ) -> None:
         self.info = info
         self._grammars = grammars
-        self._timeout_s = config.step_timeout_s
         self._runner = runner
         self._pool = BlockPool(info.num_blocks)
         # One place more than the context: the last drawn token is kept but never computed.
@@ -187,7 +186,7 @@ class Engine:
             self._scoring.launch()
             self._keep(self._enter(self._in_flight))
         self._in_flight = launched
-        self._scoring.read_back(self._timeout_s)
+        self._scoring.read_back()
         return self._ring.collect(self.stats()) if self._ring.has_output else []
 
     def _launch(self, plan: StepPlan | None) -> StepHandle | None:
@@ -225,7 +224,7 @@ class Engine:
             return None
         plan = handle.plan
         try:
-            result = result_of(handle, self._timeout_s)
+            result = result_of(handle)
         except StepFailedError as failure:
             self._fail(plan, str(failure))
             return None
@@ -245,7 +244,7 @@ class Engine:
         plan, result, settled, failures = entered
         self._num_steps += 1
         self._prompt_tokens_computed += plan.num_prompt_tokens
-        self._timings.stepped(int(plan.num_query.sum()))
+        self._timings.stepped(plan.num_tokens)
         self._timings.drew(self._table.choices_of(settled.first_drawn))
         self._count_drafts(settled)
         for frontend, prompt_logprobs in join_prompt_parts(self._table, plan, result):

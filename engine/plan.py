@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -130,6 +131,11 @@ class StepPlan:
         plan.spans = prompt_spans(plan, rows.astype(np.int64))
         return plan
 
+    @cached_property
+    def num_tokens(self) -> int:
+        """The tokens that all rows compute."""
+        return int(self.num_query.sum())
+
     @property
     def num_logits(self) -> Int64Array:
         """int64 [R], logit rows of each row: one for each token that is drawn behind."""
@@ -140,7 +146,7 @@ class StepPlan:
         """Whether every row computes its last token and its drafts, and that is all."""
         if self.num_drafts:
             return bool(self.decodes.all())
-        one_token_each = len(self.rows) == int(self.num_query.sum())
+        one_token_each = len(self.rows) == self.num_tokens
         return (
             one_token_each and bool(self.samples.all()) and not self.runs_drafter and not self.spans
         )
@@ -242,12 +248,11 @@ class StepHandle(Protocol):
         """Issue the draw of a step that awaits masks, which must follow its launch."""
         ...
 
-    def wait(self, timeout_s: float | None = None) -> StepResult:
+    def wait(self) -> StepResult:
         """Wait for the step's result.
 
         Raises:
             RunnerLostError: no later step can run either.
-            TimeoutError: the step took longer than `timeout_s`.
             Exception: the error that this step alone raised.
         """
         ...
@@ -263,19 +268,19 @@ Result_co = TypeVar("Result_co", covariant=True)
 class Launched(Protocol[Result_co]):
     """A step of either kind: `StepHandle`, or `ScoringHandle` of `engine.contracts.scoring`."""
 
-    def wait(self, timeout_s: float | None = None) -> Result_co: ...
+    def wait(self) -> Result_co: ...
 
 
-def result_of(step: Launched[Result_co], timeout_s: float | None) -> Result_co:
+def result_of(step: Launched[Result_co]) -> Result_co:
     """Wait for the result of a launched step, telling its own failure from the runner's.
 
     Raises:
         StepFailedError: the step raised; it ends the step's requests and no others.
-        RunnerLostError, TimeoutError: as `StepHandle.wait`.
+        RunnerLostError: as `StepHandle.wait`.
     """
     try:
-        return step.wait(timeout_s)
-    except (TimeoutError, RunnerLostError):
+        return step.wait()
+    except RunnerLostError:
         raise
     except Exception as error:
         raise StepFailedError(kind_and_line(error)) from error

@@ -293,8 +293,6 @@ def main() -> int:
     threading.Thread(target=_watch, args=(loop, status, limit_s), daemon=True).start()
     try:
         loop.run()
-    except TimeoutError:
-        _exit(_give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s"))
     except Exception as error:  # freeing tensors on a device that is lost would abort the process
         logger.exception("the engine cannot go on")
         _exit(_give_up(status, EXIT_FATAL, kind_and_line(error)))

@@ -37,7 +37,8 @@ class KeptKeys:
         self._pages = [layer.flatten(2).flatten(0, 1) for layer in cache.layers]
         self._block_size, self._dtype = cache.block_size, cache.dtype
         self._bytes_per_block = cache.bytes_per_block(specs, cache.block_size, cache.dtype)
-        self._layers: dict[int, torch.Tensor] = {}  # [2, n, c, H, D] each
+        self._layers: dict[int, torch.Tensor] = {}  # [2 * n * c, H, D] each
+        self._views: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # what `layer` gives
         self._num_done = 0  # layers the step has been through
         self._tables: Int32Array = np.zeros((0, 0), dtype=np.int32)
         self._seq_lens: Int32Array = np.zeros(0, dtype=np.int32)
@@ -62,10 +63,13 @@ class KeptKeys:
             self._layers.clear()
             return False
         tables: Int32Array = inputs.block_tables.numpy()
-        self._num_keys = num_blocks * self._block_size
+        if num_blocks * self._block_size != self._num_keys:
+            self._num_keys = num_blocks * self._block_size
+            self._views.clear()
         self._is_new = not self._continues(tables, seq_lens)
         if self._is_new:
             self._layers.clear()
+            self._views.clear()
             self._source = self._all_pages(tables, seq_lens, num_blocks)
         else:
             self._source, self._target = self._last_tokens(inputs.slots.numpy(), seq_lens)
@@ -78,13 +82,17 @@ class KeptKeys:
         """The keys and values of a layer, whose cells hold the step's: [n, H, keys, D] each."""
         self._num_done += 1
         if self._is_new:
-            shape = (2, len(self._seq_lens), self._room, *self._cells[index].shape[1:])
+            shape = (-1, *self._cells[index].shape[1:])
             self._layers[index] = self._pages[index].index_select(0, self._source).view(shape)
         else:
             newest = self._cells[index].index_select(0, self._source)
-            self._layers[index].flatten(0, 2).index_copy_(0, self._target, newest)
-        k, v = self._layers[index][:, :, : self._num_keys].transpose(2, 3)
-        return k, v
+            self._layers[index].index_copy_(0, self._target, newest)
+        if index not in self._views:
+            layer = self._layers[index]
+            rows = layer.view(2, len(self._seq_lens), self._room, *layer.shape[1:])
+            k, v = rows[:, :, : self._num_keys].transpose(2, 3)
+            self._views[index] = k, v
+        return self._views[index]
 
     def _serves(self, inputs: AttentionInputs, seq_lens: Int32Array, num_blocks: int) -> bool:
         """Whether every row brings one token, and rows are few and alike in length."""

@@ -40,13 +40,14 @@ class PlainAttention:
         self._one_group = False
         self._kept = KeptKeys.of(specs, cache)
         self._is_kept = False
-        self._key_rows = torch.empty(0, dtype=torch.int64)
+        self._key_rows = self._rows = torch.empty(0, dtype=torch.int64)
 
     def begin(self, inputs: AttentionInputs) -> None:
         # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
         blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
         self._clear(inputs.slots, blocks)
         self._key_rows = inputs.slots + blocks * self._block_size
+        self._rows = torch.cat([self._key_rows, self._key_rows + self._block_size])
         self._is_kept = self._kept is not None and self._kept.begin(inputs)
         if self._is_kept:
             return
@@ -69,7 +70,9 @@ class PlainAttention:
     def cells(self, layer: int) -> Cells:
         """The places of the step's keys and values in a layer."""
         scales = self._cache.layer_scales(layer)
-        return Cells(self._cells[layer], self._key_rows, self._block_size, scales=scales)
+        return Cells(
+            self._cells[layer], self._key_rows, self._block_size, scales=scales, rows=self._rows
+        )
 
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Attend as `attend` does, where the keys and values are in the layer's cells already."""

@@ -178,6 +178,7 @@ class Cells(NamedTuple):
         queries: [T, num_q_heads, head_dim], where the queries go; None: wherever their kernel
             allocates them.
         scales: as of `KVCache`, of the layer.
+        rows: int64 [2 * T]; the rows of the keys, then of the values, where they are known.
     """
 
     tensor: torch.Tensor
@@ -185,6 +186,7 @@ class Cells(NamedTuple):
     values_after: int
     queries: torch.Tensor | None = None
     scales: torch.Tensor | None = None
+    rows: torch.Tensor | None = None
 
     def store(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write k, v [T, kv_heads, head_dim]."""
@@ -192,8 +194,10 @@ class Cells(NamedTuple):
         if self.scales is not None:
             k, v = (_in_fp8(x, scale) for x, scale in zip((k, v), self.scales, strict=True))
             tensor = tensor.view(torch.uint8)  # torch copies rows of bytes, not of float8
-        tensor.index_copy_(0, self.key_rows, k)
-        tensor.index_copy_(0, self.key_rows + self.values_after, v)
+        rows = self.rows
+        if rows is None:
+            rows = torch.cat([self.key_rows, self.key_rows + self.values_after])
+        tensor.index_copy_(0, rows, torch.cat([k, v]))
 
 
 def _in_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,7 @@ class ScoringResult:
 class ScoringHandle(Protocol):
     """A step that was launched; `wait` is that of `engine.plan.StepHandle`."""
 
-    def wait(self, timeout_s: float | None = None) -> ScoringResult: ...
+    def wait(self) -> ScoringResult: ...
 
 
 class ScoringRunner(Protocol):

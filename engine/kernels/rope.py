@@ -71,7 +71,8 @@ def rope(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotate heads x [T, heads, D] by their token's rotation."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     cos, sin = rotation.cos_and_sin
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+    turned = torch.addcmul(x * cos, swapped, sin)
+    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
 
 
 @jit(do_not_specialize_on_alignment=["positions_ptr"])  # a drafter's begin anywhere

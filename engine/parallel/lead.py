@@ -72,8 +72,8 @@ class LedStep:
         self._others.tell(draw_of(masks, self._masks))
         self._step.draw(masks)
 
-    def wait(self, timeout_s: float | None = None) -> StepResult:
-        return _wait(self._step, timeout_s, self._others)
+    def wait(self) -> StepResult:
+        return _wait(self._step, self._others)
 
 
 class LedScoring:
@@ -83,20 +83,19 @@ class LedScoring:
         self._step = step
         self._others = others
 
-    def wait(self, timeout_s: float | None = None) -> ScoringResult:
-        return _wait(self._step, timeout_s, self._others)
+    def wait(self) -> ScoringResult:
+        return _wait(self._step, self._others)
 
 
-def _wait(step: Launched[Result_co], timeout_s: float | None, others: OtherRanks) -> Result_co:
+def _wait(step: Launched[Result_co], others: OtherRanks) -> Result_co:
     """Wait for a step. What it raises ends the engine: the other ranks wait inside that step.
 
     Raises:
         RunnerLostError: the step raised on this rank or another, which it names.
-        TimeoutError: it took longer than `timeout_s`.
     """
     try:
-        return step.wait(timeout_s)
-    except (TimeoutError, RunnerLostError):
+        return step.wait()
+    except RunnerLostError:
         raise
     except Exception as error:
         reason = others.failure() or f"rank 0: {kind_and_line(error)}"

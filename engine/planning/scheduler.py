@@ -18,6 +18,7 @@ from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
 from engine.planning.drafting import DraftRules
 from engine.planning.pace import Pace
 from engine.planning.prefixes import PrefixIndex
+from engine.planning.token_counts import token_counts
 from engine.rows import BoolArray, Choice, RowTable
 
 Rank = tuple[int, int, int, int]
@@ -89,10 +90,7 @@ class Scheduler:
         prefill = table.prefill_end[rows] - table.num_computed[rows]
         pending = np.where(decodes, (1 + num_drafts) * may_draw, prefill)
         most_prompt = self._most_prompt(decodes)
-        left = self._config.step_tokens - (np.cumsum(pending) - pending)
-        prompt = np.where(decodes, 0, pending)
-        left = np.where(decodes, left, np.minimum(left, most_prompt - np.cumsum(prompt) + prompt))
-        counts = np.where(decodes & (left < pending), 0, np.clip(left, 0, pending))
+        counts = token_counts(pending, decodes, self._config.step_tokens, most_prompt)
         missing = self._missing_blocks(rows, counts)
         epochs = table.epoch[rows]
         for i in np.flatnonzero((missing > 0) & (counts > 0)).tolist():
@@ -102,8 +100,9 @@ class Scheduler:
         rows, counts, decodes = rows[kept], counts[kept], decodes[kept]
         budget = self._config.step_tokens - int(counts.sum())
         admitted = self._admit(min(budget, most_prompt - int(counts[~decodes].sum())))
-        rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
-        counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
+        if admitted:
+            rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
+            counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
         return self._build(rows, counts, num_drafts) if len(rows) else None
 
     def _most_prompt(self, decodes: BoolArray) -> int:
@@ -119,6 +118,8 @@ class Scheduler:
             running = sorted(running, key=self._row_rank)
         rows = np.array(running, dtype=np.int64)
         decodes = table.num_computed[rows] >= table.prefill_end[rows]
+        if decodes.all():
+            return rows, decodes
         order = np.argsort(~decodes, kind="stable")
         return rows[order], decodes[order]
 
@@ -265,8 +266,9 @@ class Scheduler:
     def _build(self, rows: Int64Array, counts: Int64Array, num_drafts: int) -> StepPlan:
         table = self._table
         decodes = table.num_computed[rows] >= table.prefill_end[rows]
-        order = np.argsort(np.where(decodes, 0, np.where(counts > 1, 2, 1)), kind="stable")
-        rows, counts, decodes = rows[order], counts[order], decodes[order]
+        if not decodes.all():
+            order = np.argsort(np.where(decodes, 0, np.where(counts > 1, 2, 1)), kind="stable")
+            rows, counts, decodes = rows[order], counts[order], decodes[order]
         starts = table.num_computed[rows]
         table.num_computed[rows] += counts
         ready = table.num_computed[rows] >= table.prefill_end[rows]

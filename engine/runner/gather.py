@@ -93,7 +93,7 @@ class _Tokens(NamedTuple):
         num_query: torch.Tensor,
         starts: torch.Tensor,
     ) -> _Tokens:
-        num_rows, num_tokens = len(plan.rows), int(plan.num_query.sum())
+        num_rows, num_tokens = len(plan.rows), plan.num_tokens
         num_computed = state.num_computed[rows]
         row_ids = torch.arange(num_rows, device=state.device)
         if num_tokens == num_rows:  # every row brings one token

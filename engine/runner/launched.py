@@ -25,18 +25,15 @@ _FINISHES = np.zeros(3, dtype=np.uint8)
 _FINISHES[[UNUSABLE_LOGITS, NOTHING_ALLOWED]] = Finish.NAN, Finish.EMPTY
 
 
-def wait_for(issued: Future[HostCopy], timeout_s: float | None) -> Arrays:
+def wait_for(issued: Future[HostCopy]) -> Arrays:
     """Wait for a launched step and for the copy of its results to the host.
 
     Raises:
         RunnerLostError: the device failed in a way that no later step can survive.
-        TimeoutError: the step was not issued in `timeout_s`.
         Exception: what the step raised.
     """
     try:
-        return issued.result(timeout_s).arrays()
-    except TimeoutError:
-        raise
+        return issued.result().arrays()
     except Exception as error:
         if is_device_lost(error):
             raise RunnerLostError(str(error)) from error
@@ -78,9 +75,9 @@ class LaunchedStep:
         assert self._issued is not None, "the step's draw was never issued"
         check(self._issued)
 
-    def wait(self, timeout_s: float | None = None) -> StepResult:
+    def wait(self) -> StepResult:
         assert self._issued is not None, "the step's draw was never issued"
-        arrays = wait_for(self._issued, timeout_s)
+        arrays = wait_for(self._issued)
         failed = _FINISHES[arrays.get("bad", _NO_TOKENS)]
         return StepResult(
             token_ids=arrays.get("token_ids", _NO_TOKENS[:, None]),
@@ -104,8 +101,8 @@ class LaunchedScoring:
         """Raise what issuing the step raised; see `check`."""
         check(self._issued)
 
-    def wait(self, timeout_s: float | None = None) -> ScoringResult:
-        arrays = wait_for(self._issued, timeout_s)
+    def wait(self) -> ScoringResult:
+        arrays = wait_for(self._issued)
         return ScoringResult(values=arrays["values"], others=arrays["others"])
 
 

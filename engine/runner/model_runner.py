@@ -6,7 +6,9 @@ are one launch, or two where the step awaits masks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,7 @@ from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
 from engine.runner.host_gather import gather_on_host, serves
 from engine.runner.host_masks import HostMasks
+from engine.runner.host_threads import threads_for
 from engine.runner.launched import LaunchedScoring, LaunchedStep
 from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
@@ -29,6 +32,9 @@ from engine.runner.step import StepTokens, TokenStage
 from sampling.batch import LogprobsOutput
 from sampling.mirror import to_device
 from sampling.rows import SamplingRows
+
+Threads = Callable[[int], AbstractContextManager[None]]
+"""Chooses the host's threads for a step of so many tokens."""
 
 
 class ModelRunner:
@@ -54,24 +60,24 @@ class ModelRunner:
         self._sampling_rows = sampling_rows
         self._graphs = graphs
         self._masks = HostMasks(sampling_rows)
-        self._launcher = HostStream() if rows.device.type == "cpu" else InlineLauncher()
+        on_cpu = rows.device.type == "cpu"
+        self._launcher = HostStream() if on_cpu else InlineLauncher()
+        self._threads: Threads = threads_for if on_cpu else lambda num_tokens: nullcontext()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Issue a step behind those already issued; where it awaits masks, all but its draw."""
         if not plan.awaits_masks:
             return LaunchedStep(plan, self._launcher(self._issue, plan))
-        begun = self._launcher(self._begin, plan)
+        begun = self._launcher(self._issue_forward, plan)
 
         def issue_draw(masks: StepMasks) -> Future[HostCopy]:
-            return self._launcher(lambda: self._finish(begun.result(), masks))
+            return self._launcher(lambda: self._issue_draw(begun.result(), masks))
 
         return LaunchedStep(plan, None, issue_draw)
 
     def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
         """Issue a step of scoring behind what was issued before."""
-        device, shard = self._rows.device, self._sampling_rows.shard
-        work = (plan, self._stage.model, self._forward, device, shard)
-        return LaunchedScoring(self._launcher(issue_scoring, *work))
+        return LaunchedScoring(self._launcher(self._issue_scoring, plan))
 
     def forget(self, rows: Int32Array) -> None:
         """Vacate rows at once instead of with the next plan, as after a measurement."""
@@ -90,7 +96,21 @@ class ModelRunner:
         return self._masks.buffer
 
     def _issue(self, plan: StepPlan) -> HostCopy:
-        return self._finish(self._begin(plan), None)
+        with self._threads(plan.num_tokens):
+            return self._finish(self._begin(plan), None)
+
+    def _issue_forward(self, plan: StepPlan) -> _BegunStep:
+        with self._threads(plan.num_tokens):
+            return self._begin(plan)
+
+    def _issue_draw(self, begun: _BegunStep, masks: StepMasks) -> HostCopy:
+        with self._threads(begun.plan.num_tokens):
+            return self._finish(begun, masks)
+
+    def _issue_scoring(self, plan: ScoringPlan) -> HostCopy:
+        device, shard = self._rows.device, self._sampling_rows.shard
+        with self._threads(len(plan.token_ids)):
+            return issue_scoring(plan, self._stage.model, self._forward, device, shard)
 
     @torch.inference_mode()
     def _begin(self, plan: StepPlan) -> _BegunStep:

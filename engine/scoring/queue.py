@@ -150,13 +150,13 @@ class ScoringQueue:
             self._launched = _Step(self._runner.launch_scoring(plan), spans)
         self._pool.release(borrowed)
 
-    def read_back(self, timeout_s: float | None) -> None:
+    def read_back(self) -> None:
         """Enter the result of the step before the one just launched; raises as `result_of`."""
         step, self._in_flight = self._in_flight, self._launched
         if step is None:
             return
         try:
-            result = result_of(step.handle, timeout_s)
+            result = result_of(step.handle)
         except StepFailedError as failure:
             self.num_failed += 1
             logger.error("a step of scoring failed: %s", failure)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 
 from engine.config import EngineConfig
 from engine.structured.tokenizer import TokenizerReader
 from sampling.compile_workers import begin_workers, is_cache_empty
 
+SPIN_COUNT = 10_000
+"""Rounds that a thread of OpenMP looks for work before it sleeps, some 30 us.
+
+Its own default has no end: a step takes fifty times as long when another process wants the cores.
+Without any, every operation begins by waking threads.
+"""
+
 
 def begin_early(config: EngineConfig) -> TokenizerReader | None:
     """Begin to read the tokenizer, to make the GPU's context and, where most are missing, workers.
 
+    OpenMP's threads are told how long to look for work.
     Several ranks choose their GPUs later.
 
     Returns:
         What reads the tokenizer, where the configuration has one.
     """
+    _bound_spinning()
     reader = None if config.structured is None else TokenizerReader(config.structured)
     driver = None if config.model.device == "cpu" else _driver()
     if driver is None:
@@ -27,6 +37,12 @@ def begin_early(config: EngineConfig) -> TokenizerReader | None:
     if is_cache_empty():
         begin_workers("sampling.sampler")  # torch, Triton and most kernels
     return reader
+
+
+def _bound_spinning() -> None:
+    """Tell OpenMP, which reads it as torch is imported, unless the user has."""
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
 
 
 def _driver() -> ctypes.CDLL | None:

@@ -60,7 +60,7 @@ class _Handle:
         assert self.masks is None
         self.masks = masks
 
-    def wait(self, timeout_s: float | None = None) -> StepResult:
+    def wait(self) -> StepResult:
         assert self.masks is not None or not self.plan.awaits_masks, "a draw was never issued"
         if isinstance(self.result, Exception):
             raise self.result

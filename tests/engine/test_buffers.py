@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -57,16 +55,31 @@ def test_host_copy_keeps_names_shapes_and_types() -> None:
     assert arrays["b"].tolist() == [True]
 
 
-def test_host_stream_runs_in_order_behind_the_caller() -> None:
-    stream, gate = HostStream(), threading.Event()
+def test_host_stream_runs_in_order_what_is_waited_for() -> None:
+    stream = HostStream()
     seen: list[str] = []
-    first = stream(gate.wait, 5.0)
-    second = stream(seen.append, "second")
-    assert not first.done()
+    first, second, third = (stream(seen.append, name) for name in ("first", "second", "third"))
     assert seen == []
-    gate.set()
-    second.result(5.0)
-    assert seen == ["second"]
+    second.result()
+    assert seen == ["first", "second"]
+    assert not third.done()
+    first.result()
+    third.result()
+    assert seen == ["first", "second", "third"]
+
+
+def test_work_of_a_host_stream_may_wait_for_work_before_it() -> None:
+    stream = HostStream()
+    begun = stream(int, "7")
+    assert stream(lambda: begun.result() + 1).result() == 8
+
+
+def test_work_that_fails_does_not_stop_what_follows() -> None:
+    stream = HostStream()
+    failed, fine = stream(int, "x"), stream(int, "7")
+    assert fine.result() == 7
+    with pytest.raises(ValueError, match="x"):
+        failed.result()
 
 
 @pytest.mark.parametrize("launcher", [HostStream(), InlineLauncher()])

@@ -119,25 +119,20 @@ def test_no_span_once_the_logprobs_were_reported() -> None:
 @dataclass
 class Step:
     outcome: int | Exception
-    timeout_s: float | None = None
 
-    def wait(self, timeout_s: float | None = None) -> int:
-        self.timeout_s = timeout_s
+    def wait(self) -> int:
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return self.outcome
 
 
-def test_the_result_of_a_step_is_waited_for_as_long_as_allowed() -> None:
-    step = Step(7)
-    assert result_of(step, 3.5) == 7
-    assert step.timeout_s == 3.5
+def test_the_result_of_a_step_is_waited_for() -> None:
+    assert result_of(Step(7)) == 7
 
 
-@pytest.mark.parametrize("error", [RunnerLostError("gone"), TimeoutError("late")])
-def test_what_no_step_survives_is_passed_on(error: Exception) -> None:
-    with pytest.raises(type(error)):
-        result_of(Step(error), None)
+def test_what_no_step_survives_is_passed_on() -> None:
+    with pytest.raises(RunnerLostError):
+        result_of(Step(RunnerLostError("gone")))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +144,6 @@ def test_what_no_step_survives_is_passed_on(error: Exception) -> None:
 )
 def test_a_step_that_raised_is_told_in_one_line(error: Exception, message: str) -> None:
     with pytest.raises(StepFailedError) as caught:
-        result_of(Step(error), None)
+        result_of(Step(error))
     assert str(caught.value) == message
     assert caught.value.__cause__ is error

@@ -22,7 +22,7 @@ from tests.engine.traffic import Inbox
 class Handle:
     result: ScoringResult | Exception
 
-    def wait(self, timeout_s: float | None = None) -> ScoringResult:
+    def wait(self) -> ScoringResult:
         if isinstance(self.result, Exception):
             raise self.result
         return self.result

@@ -45,7 +45,7 @@ class Setup:
         before = len(self.runner.plans)
         self.queue.launch()
         self.pool.check(self.queue.held_blocks)
-        self.queue.read_back(None)
+        self.queue.read_back()
         plans = self.runner.plans[before:]
         return [int(count) for plan in plans for count in np.diff(plan.query_starts)]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -35,6 +38,14 @@ class Driver:
         return 0
 
 
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    with mock.patch.dict(os.environ):
+        for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+            os.environ.pop(name, None)
+        yield
+
+
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What workers were begun with."""
@@ -42,6 +53,16 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(early, "begin_workers", modules.append)
     monkeypatch.setattr(early, "is_cache_empty", lambda: True)
     return modules
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [({}, str(early.SPIN_COUNT)), ({"GOMP_SPINCOUNT": "0"}, "0"), ({"OMP_WAIT_POLICY": "x"}, None)],
+)
+def test_openmp_spins_as_long_as_it_is_told(given: dict[str, str], count: str | None) -> None:
+    os.environ.update(given)
+    early.begin_early(EngineConfig(model=ModelConfig(model="m", device="cpu")))
+    assert os.environ.get("GOMP_SPINCOUNT") == count
 
 
 def test_a_machine_without_a_driver_begins_nothing(

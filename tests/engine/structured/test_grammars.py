@@ -43,9 +43,9 @@ class LoggedFake(ScoringFake):
         handle = super().launch(plan)
         wait, draw = handle.wait, handle.draw
 
-        def logged_wait(timeout_s: float | None = None) -> Any:
+        def logged_wait() -> Any:
             self.log.append(f"wait {number}")
-            return wait(timeout_s)
+            return wait()
 
         def logged_draw(masks: StepMasks) -> None:
             self.log.append(f"draw {number}")
