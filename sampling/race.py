@@ -117,6 +117,7 @@ def race(
     *,
     shard: VocabShard | None = None,
     highest: Tensor | None = None,
+    depth: int = 0,
 ) -> Tensor:
     """Draw a token from softmax(logits / T) over what the cut keeps, for each row.
 
@@ -129,6 +130,7 @@ def race(
         cut: None keeps every token.
         shard: which ids they are; None is all of the vocabulary.
         highest: float32 [n], the highest logit of the whole vocabulary; None is that of `stats`.
+        depth: how many drafts of the step precede this one, for `Purpose.DRAFT`.
 
     Returns:
         int64 [n]; meaningless where a row holds NaN, +inf or no finite logit.
@@ -138,7 +140,7 @@ def race(
     gaps = (stats.maxima.double() - highest[:, None].double()) / temperature[:, None]
     weights = gaps.exp_().mul_(stats.masses)
     num_tiles = weights.shape[1]
-    noise = exponentials(key, shard.first_tile, num_tiles, stream(purpose, LEVEL_TILE))
+    noise = exponentials(key, shard.first_tile, num_tiles, stream(purpose, LEVEL_TILE, depth))
     best, tile = noise.div_(weights).min(1)
 
     column = tile[:, None] * TILE + torch.arange(TILE)
@@ -148,7 +150,7 @@ def race(
     if cut is not None:
         weights *= cut.keeps(values, column + shard.first)
     first = shard.first + tile * TILE
-    noise = exponentials(key, first, TILE, stream(purpose, LEVEL_TOKEN))
+    noise = exponentials(key, first, TILE, stream(purpose, LEVEL_TOKEN, depth))
     return shard.winner(best, first + noise.div_(weights).argmin(1))
 
 

@@ -5,15 +5,16 @@ a tile of the noise contract (`sampling.noise`). Noise is a function of global i
 its own ids by the very keys they have on one GPU, and the least key of all ranks wins. What ranks
 exchange are statistics of tiles, keys, counts and values of few ids, never rows of logits:
 
-    a draw       the highest logit of each rank, then its least key with its id: 20 bytes a row
+    a draw       the highest logit of each rank, then its least key with its id: 20 bytes a row;
+                 of a draft likewise
     log masses   8 bytes a tile, added in tile order, so that sums have the same bits at any number
                  of ranks
     top lists    8 bytes an entry; values of ids come from their owners, ranks by a sum of counts
     filters      the highest values of each rank, and sums of integers, which no order can change
 
 On CUDA ranks tell each other the statistics of tiles first, and what `sampling.filters.divided`
-lists. Only drafters that draw from the target's own LM head take `VocabShard.whole_rows`: logits,
-gathered.
+lists. `VocabShard.whole_rows` gathers logits for kernels where 16 does not divide the vocabulary,
+and for nothing else.
 
 Every rank ends with the same numbers, because all compute them from the same gathered tensors.
 """

@@ -64,8 +64,9 @@ class Drafter(Protocol):
     Attributes:
         num_tokens: k.
         feature_layers: layers of the target whose outputs it reads, in order; usually none.
-        draft_logits: float32 [max_rows + 1, k, vocab_size], one slot a row and draft step, after
-            temperature and hard masks (-inf outside them); None where drafts are one-hot.
+        draft_logits: float32 [max_rows + 1, k, width], one slot a row and draft step, after
+            temperature and hard masks (-inf outside them), of the ids that the rank verifies; None
+            where drafts are one-hot.
         attention_specs: of its own layers, for the size of their cache; none for n-grams.
     """
 

@@ -7,14 +7,15 @@ import torch
 from engine.speculative_config import DraftSource
 from sampling.batch import SamplingBatch
 from sampling.rows import SamplingRows
-from sampling.speculative.drafting import draw_drafts
+from sampling.shard import VocabShard
+from sampling.speculative.drafting import draw_drafts, kept_shard
 
 
 class DraftDraws:
     """Draws drafts; owns the draft logits.
 
     Attributes:
-        logits: float32 [max_rows + 1, k, vocab_size] for "gumbel", else None; see `Drafter`.
+        logits: float32 [max_rows + 1, k, width] for "gumbel", else None; see `Drafter`.
     """
 
     def __init__(self, source: DraftSource, num_tokens: int, rows: SamplingRows) -> None:
@@ -22,7 +23,7 @@ class DraftDraws:
         self._rows = rows
         self.logits: torch.Tensor | None = None
         if source == "gumbel":
-            shape = (rows.max_rows, num_tokens, rows.vocab_size)
+            shape = (rows.max_rows, num_tokens, kept_shard(rows).width)
             self.logits = torch.zeros(shape, dtype=torch.float32, device=rows.device)
 
     def __call__(
@@ -31,6 +32,7 @@ class DraftDraws:
         batch: SamplingBatch,
         depth: int,
         columns: torch.Tensor | None = None,
+        shard: VocabShard | None = None,
     ) -> torch.Tensor:
         """Draw the drafts int32 [L] of one depth; arguments as for `draw_drafts`."""
         return draw_drafts(
@@ -41,4 +43,5 @@ class DraftDraws:
             self._source,
             draft_logits=self.logits,
             columns=columns,
+            shard=shard,
         )

@@ -63,5 +63,5 @@ class EagleDrafter:
         return torch.stack(drafts, dim=1)
 
     def _draw(self, features: torch.Tensor, step: VerifiedStep, depth: int) -> torch.Tensor:
-        logits = self._eagle_head.logits(features)
-        return self._draws(logits, step.sampling, depth, self._eagle_head.columns)
+        head = self._eagle_head
+        return self._draws(head.logits(features), step.sampling, depth, head.columns, head.shard)

@@ -9,6 +9,9 @@ layer's QKV product takes the normed embedding beside the normed feature. Its ou
 the next fused feature and, normed once more, goes through an LM head of its own, often over a part
 of the vocabulary.
 
+Every rank has all of an EAGLE head but the LM head over the target's ids, which is divided as the
+target's own is. One over a reduced vocabulary is on every rank too: docs/speculation.md says why.
+
 Letters in shapes: N entries, T tokens of the target's step, H the EAGLE head's hidden size.
 """
 
@@ -26,7 +29,7 @@ from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
 from engine.kernels.linear import Linear, linear, logits_linear
 from engine.kernels.norm import rms_norm
-from engine.models.checkpoint.weights import WeightSource
+from engine.models.checkpoint.weights import Checkpoint, WeightSource
 from engine.models.fused.decoder_config import DecoderConfig, attention_specs
 from engine.models.fused.decoder_weights import DecoderWeights
 from sampling.shard import VocabShard
@@ -39,12 +42,14 @@ class EagleHead(Protocol):
         attention_specs: of its one layer.
         feature_layers: see `Drafter`.
         columns: int32 [vocab_size], the column of `logits` of each token of the target, -1 for
-            tokens never drafted; None where columns are the target's ids.
+            tokens never drafted; None where columns are ids of the `shard`.
+        shard: the ids of `logits`; all of them, on every rank, with `columns`.
     """
 
     attention_specs: Sequence[AttentionSpec]
     feature_layers: tuple[int, ...]
     columns: torch.Tensor | None
+    shard: VocabShard
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         """The EAGLE head's features [T, H] of the target's step."""
@@ -74,7 +79,8 @@ class EagleHead(Protocol):
 class EagleHeadSource:
     """The config, weights and target from which an EAGLE head is built.
 
-    Every rank has all of the head; `shard` is the ids of the target's logits.
+    Args:
+        shard: the ids of the target's logits.
     """
 
     def __init__(
@@ -85,15 +91,25 @@ class EagleHeadSource:
         device: torch.device,
         shard: VocabShard,
     ) -> None:
-        self._shard = shard
+        self._device = device
+        self.shard = shard
         self.config = config
         self.tensors = tensors
         self.target = target
         self.weights = DecoderWeights(config, tensors, target.dtype, device)
 
-    def target_logits(self, features: torch.Tensor) -> torch.Tensor:
-        """The logits [N, vocab_size] that the target's LM head makes of features [N, H]."""
-        return self._shard.whole_rows(self.target.logits(features))
+    def own_lm_head(self) -> Linear:
+        """Read the rows of the EAGLE head's own LM head that make the logits of the shard."""
+        shape = (self.shard.vocab_size, self.config.hidden_size)
+        own = slice(self.shard.first, self.shard.first + self.shard.width)
+        if not isinstance(self.tensors, Checkpoint):
+            whole = self.weights.read(shape, "lm_head.weight")
+            return logits_linear(whole[own].clone())
+        weight = torch.empty(
+            (self.shard.width, shape[1]), dtype=self.target.dtype, device=self._device
+        )
+        self.tensors.fill_part(weight, "lm_head.weight", shape, (own, slice(None)))
+        return logits_linear(weight)
 
     def layer(self, prefix: str, fan_in: int) -> EagleLayer:
         """Read the layer whose tensors' names begin with `prefix`."""
@@ -129,7 +145,7 @@ class Eagle1Head:
         hidden, read = source.config.hidden_size, source.weights.read
         self.attention_specs: Sequence[AttentionSpec] = attention_specs(source.config)
         self._target = source.target
-        self._target_logits = source.target_logits
+        self.shard = source.shard
         bias = read((hidden,), "fc.bias") if source.tensors.shape("fc.bias") else None
         self._fuse = linear(read((hidden, 2 * hidden), "fc.weight"), bias)
         self._layer = source.layer("layers.0", hidden)
@@ -148,7 +164,7 @@ class Eagle1Head:
         return self._layer(x, x, rotation, attention)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        return self._target_logits(features)
+        return self._target.logits(features)
 
 
 class Eagle3Head:
@@ -156,7 +172,7 @@ class Eagle3Head:
 
     Args:
         feature_layers: see `Drafter`.
-        width: columns of its LM head. columns: see `EagleHead`.
+        width: columns of its LM head. columns: see `EagleHead`; None where it drafts all tokens.
     """
 
     def __init__(
@@ -182,9 +198,13 @@ class Eagle3Head:
         self._feature_norm = read((hidden,), "midlayer.hidden_norm.weight")
         self._layer = source.layer("midlayer", 2 * hidden)
         self._final_norm = read((hidden,), "norm.weight")
-        self._lm_head: Linear = source.target_logits
-        if width < config.vocab_size or source.tensors.shape("lm_head.weight"):
+        self.shard = source.shard
+        self._lm_head: Linear = target.logits
+        if columns is not None:
+            self.shard = VocabShard.whole(config.vocab_size)
             self._lm_head = logits_linear(read((width, hidden), "lm_head.weight"))
+        elif source.tensors.shape("lm_head.weight"):
+            self._lm_head = source.own_lm_head()
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         assert step.features is not None

@@ -123,21 +123,24 @@ def _feature_layers(folder: Path, config: Any, num_layers: int) -> tuple[int, ..
 def _columns(
     folder: Path, source: EagleHeadSource, num_drafted: int, device: torch.device
 ) -> torch.Tensor | None:
-    """The column of each token's logit, from d2t, which maps draft ids to target id - draft id."""
+    """The column of each token's logit, from d2t, which maps draft ids to target id - draft id.
+
+    None where the draft ids are the target's.
+    """
     vocab_size = source.config.vocab_size
     token_ids = torch.arange(num_drafted, device=device)
     if source.tensors.shape("d2t") is not None:
         added = torch.empty(num_drafted, dtype=torch.int64, device=device)
         source.tensors.fill(added, "d2t")
         token_ids = token_ids + added
-    elif num_drafted == vocab_size:
-        return None
     is_outside = int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size
     if is_outside or len(torch.unique(token_ids)) < num_drafted:
         raise ModelError(
             f"{folder}: d2t must map the {num_drafted} draft tokens to different ones of the "
             f"target's {vocab_size}"
         )
+    if torch.equal(token_ids, torch.arange(vocab_size, device=device)):
+        return None
     columns = torch.full((vocab_size,), -1, dtype=torch.int32, device=device)
     columns[token_ids] = torch.arange(num_drafted, dtype=torch.int32, device=device)
     return columns

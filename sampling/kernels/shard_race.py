@@ -6,6 +6,7 @@ the mass of the tile that it lies in, so that all ranks compute all candidates' 
 the highest logit of the whole row, as `kernels.race` does on one rank. Within a rank the key is
 taken from the rank's own highest logit: that is a common factor of its keys, so only keys within a
 rounding of each other could change places, with a probability below 2^-44 a draw (`noise`).
+Drafts (`speculative.triton_drafting`) make candidates of their own and are decided here too.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ _WORDS = constexpr(CANDIDATE_WORDS)
 # Places in a candidate, behind the two words of its tile's noise.
 _MAXIMUM, _MASS, _TOP = constexpr(2), constexpr(3), constexpr(4)
 _TOKEN, _STATE = constexpr(5), constexpr(6)
-_BROKEN, _MASKED_OUT = constexpr(1), constexpr(2)
+BROKEN, _MASKED_OUT = constexpr(1), constexpr(2)
 
 
-class _Candidates(NamedTuple):
+class Candidates(NamedTuple):
     """Candidates [n, CANDIDATE_WORDS] as the three types of their words."""
 
     doubles: Tensor
@@ -51,7 +52,7 @@ class _Candidates(NamedTuple):
     ints: Tensor
 
     @classmethod
-    def of(cls, words: Tensor) -> _Candidates:
+    def of(cls, words: Tensor) -> Candidates:
         """Views of int32 words."""
         return cls(words.view(torch.float64), words.view(torch.float32), words)
 
@@ -60,7 +61,7 @@ class _Candidates(NamedTuple):
 def _load_own_tiles(source, stats, i, num_tiles, padded_tiles: tl.constexpr):
     """Load the `RowTiles` of logit row i, in lanes of the whole vocabulary's tiles.
 
-    `bad` is what this rank's tiles show: bits of `_BROKEN` and `_MASKED_OUT`.
+    `bad` is what this rank's tiles show: bits of `BROKEN` and `_MASKED_OUT`.
     """
     lanes = tl.arange(0, padded_tiles) - source.first_tile
     inside = (lanes >= 0) & (lanes < num_tiles)
@@ -69,7 +70,7 @@ def _load_own_tiles(source, stats, i, num_tiles, padded_tiles: tl.constexpr):
     masses = tl.load(stats.masses + at, mask=inside, other=0.0)
     broken = (masses != masses) | (maxima == float("inf"))
     top = tl.max(tl.where(broken, float("-inf"), maxima), 0)
-    state = tl.where(tl.max(broken.to(tl.int32), 0) != 0, _BROKEN, 0)
+    state = tl.where(tl.max(broken.to(tl.int32), 0) != 0, BROKEN, 0)
     state = state | tl.where(tl.min(masses, 0) < 0.0, _MASKED_OUT, 0)
     return RowTiles(maxima, masses, top, state)
 
@@ -89,6 +90,17 @@ def _candidate_kernel(
     won = lanes == token // TILE
     seed, choice, position = noise_key(source, i)
     times = exponential_range(0, position, choice, _TILE_STREAM, seed, padded_tiles // 2)
+    store_candidate(candidates, i, times, tiles, won, token)
+
+
+@jit
+def store_candidate(candidates, i, times, tiles, won, token):
+    """Store a row's candidate.
+
+    Args:
+        times: noise of all tiles, float64. tiles: the `RowTiles` of those held, in the same lanes.
+        won: which of the lanes is the candidate's tile.
+    """
     tl.store(candidates.doubles + i * (_WORDS // 2), tl.sum(tl.where(won, times, 0.0), 0))
     at = candidates.floats + i * _WORDS
     tl.store(at + _MAXIMUM, tl.max(tl.where(won, tiles.maxima, float("-inf")), 0))
@@ -99,12 +111,25 @@ def _candidate_kernel(
 
 
 @jit(do_not_specialize=["num_rows"])
-def _decide_kernel(source, told, token_ids, bad, num_rows, num_ranks: tl.constexpr):
+def _decide_kernel(
+    source,
+    told,
+    token_ids,
+    bad,
+    num_rows,
+    num_ranks: tl.constexpr,
+    raced: tl.constexpr,
+    scaled: tl.constexpr,
+):
     """Find a row's token among the candidates of all ranks, told [ranks, n, words]."""
     i = tl.program_id(0).to(tl.int64)
-    random = (load_flags(source, sampling_row(source, i)) & RANDOM) != 0
-    rate = 1.0 / load_temperature(source, i)
-    rate = tl.minimum(rate, 1.7976931348623157e308)  # finite, for gaps of zero
+    random = tl.full((), False, tl.int1)
+    if raced:
+        random = (load_flags(source, sampling_row(source, i)) & RANDOM) != 0
+    rate = tl.full((), 1.0, tl.float64)
+    if not scaled:
+        rate = 1.0 / load_temperature(source, i)
+        rate = tl.minimum(rate, 1.7976931348623157e308)  # finite, for gaps of zero
     top = tl.full((), float("-inf"), tl.float32)
     state = tl.full((), 0, tl.int32)
     for rank in tl.static_range(num_ranks):
@@ -126,7 +151,7 @@ def _decide_kernel(source, told, token_ids, bad, num_rows, num_ranks: tl.constex
         highest = tl.where(wins, maximum, highest)
     reason = tl.where((state & _MASKED_OUT) != 0, _NOTHING_ALLOWED, _UNUSABLE)
     reason = tl.where(top > float("-inf"), 0, reason)
-    reason = tl.where((state & _BROKEN) != 0, _UNUSABLE, reason)
+    reason = tl.where((state & BROKEN) != 0, _UNUSABLE, reason)
     tl.store(token_ids + i, tl.where(reason != 0, 0, token))
     tl.store(bad + i, reason)
 
@@ -148,7 +173,7 @@ def candidates(source: Source, stats: TileStats, *, edited: bool, num_warps: int
     _candidate_kernel[(num_rows,)](
         source,
         stats,
-        _Candidates.of(words),
+        Candidates.of(words),
         num_tiles,
         padded_tiles=padded_lanes(-(-source.vocab_size // noise.TILE)),
         edited=edited,
@@ -158,22 +183,28 @@ def candidates(source: Source, stats: TileStats, *, edited: bool, num_warps: int
     return words
 
 
-def decide(source: Source, told: Tensor) -> tuple[Tensor, Tensor]:
+def decide(
+    source: Source, told: Tensor, *, raced: bool = True, scaled: bool = False
+) -> tuple[Tensor, Tensor]:
     """The token of each row, int32 [n], 0 where bad, and uint8 [n] as in `SamplerOutput`.
 
     Args:
         told: int32 [ranks, n, CANDIDATE_WORDS], every rank's `candidates`.
+        raced: whether random rows are; else all rows take their highest token.
+        scaled: whether candidates are of logits that a temperature has divided already.
     """
     num_ranks, num_rows, _ = told.shape
     token_ids = torch.empty(num_rows, dtype=torch.int32, device=told.device)
     bad = torch.empty(num_rows, dtype=torch.uint8, device=told.device)
     _decide_kernel[(num_rows,)](
         source,
-        _Candidates.of(told),
+        Candidates.of(told),
         token_ids,
         bad,
         num_rows,
         num_ranks=num_ranks,
+        raced=raced,
+        scaled=scaled,
         num_warps=1,
         enable_fp_fusion=False,
     )

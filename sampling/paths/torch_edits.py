@@ -73,22 +73,23 @@ def _mask(values: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:
                 _allow(values[i], rows.grammar_masks[slot], rows.shard.first)
 
 
-def mask_drafts(raw: Tensor, batch: SamplingBatch, rows: SamplingRows) -> Tensor:
-    """A copy of the logits after the masks a draft must obey, float32 [n, vocab_size].
+def mask_drafts(raw: Tensor, batch: SamplingBatch, rows: SamplingRows, shard: VocabShard) -> Tensor:
+    """A copy of the logits after the masks a draft must obey, float32 [n, width].
 
     Those masks are the allowed ids, and the bans that do not depend on the last tokens: some of
-    the last tokens may be drafts, which are not in the history yet. Drafters' logits are of the
-    whole vocabulary on every rank.
+    the last tokens may be drafts, which are not in the history yet.
+
+    Args:
+        raw: float32 [n, width], those of the ids of `shard`.
     """
-    whole = VocabShard.whole(rows.vocab_size)
     values = raw.clone()
     flags = rows.flags_np[batch.rows_np]
     for i in np.flatnonzero(flags & (MASKED | EDITED)):
         row = int(batch.rows_np[i])
         if flags[i] & EDITED:
-            _ban(values[i], row, int(batch.positions[i]), rows, None, whole)
+            _ban(values[i], row, int(batch.positions[i]), rows, None, shard)
         if flags[i] & MASKED:
-            _allow(values[i], rows.edits.allowed[row], whole.first)
+            _allow(values[i], rows.edits.allowed[row], shard.first)
     return values
 
 

@@ -81,7 +81,13 @@ def draw(
 
 
 def to_divide(logits: Tensor, shard: VocabShard) -> tuple[Tensor, VocabShard]:
-    """The logits that a rank's kernels read, and whose ids they are.
+    """The logits that a rank's kernels read, and whose ids they are: those of `dividing`."""
+    read = dividing(shard)
+    return (logits if read is shard else shard.whole_rows(logits)), read
+
+
+def dividing(shard: VocabShard) -> VocabShard:
+    """The ids whose logits a rank's kernels read: the shard's, or all where rows are gathered.
 
     Kernels add up a tile in the order in which threads have loaded it, which is another where 16
     divides the stride of rows than where it does not. The strides of the whole vocabulary and of
@@ -89,8 +95,8 @@ def to_divide(logits: Tensor, shard: VocabShard) -> tuple[Tensor, VocabShard]:
     differ from one rank's by a last bit of a mass: whole rows are gathered there.
     """
     if shard.is_whole or shard.vocab_size % ALIGNED == 0:
-        return logits, shard
-    return shard.whole_rows(logits), VocabShard.whole(shard.vocab_size)
+        return shard
+    return VocabShard.whole(shard.vocab_size)
 
 
 def measure(

@@ -9,6 +9,7 @@ second of two tokens has that token's probability.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,7 +23,7 @@ from sampling.sampler import SamplerConfig
 from sampling.selftest.paths import LONE, Draws, batches_of, one_row, own_logits, sampler_draws
 from sampling.shard import RankExchange
 from sampling.speculative import verification
-from sampling.speculative.drafting import draw_drafts
+from sampling.speculative.drafting import draw_drafts, kept_shard
 from sampling.speculative.verification import Method
 
 DRAFT_DEPTH = 1
@@ -42,17 +43,17 @@ def draft_draws(
 ) -> Draws:
     """Draws of a draft at `DRAFT_DEPTH`.
 
-    It needs no configuration, its noise is always float64, and no exchange: every rank has all of
-    a drafter's logits.
+    It needs no configuration: its noise is always float64.
     """
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
-        rows = one_row(len(logits), SamplingParams(), seed, device)
-        on_device, tokens = logits.to(device), []
-        slot = torch.empty((1, 1 + DRAFT_DEPTH, len(logits)), device=device)
+        rows = one_row(len(logits), SamplingParams(), seed, device, exchange=exchange)
+        draw_some = partial(draw_drafts, rows=rows, depth=DRAFT_DEPTH, method="gumbel")
+        on_device, tokens = own_logits(logits, rows), []
+        slot = torch.empty((1, 1 + DRAFT_DEPTH, kept_shard(rows).width), device=device)
         for batch in batches_of(positions, rows):
             spread = on_device.expand(len(batch.rows), -1)
-            drawn = draw_drafts(spread, batch, rows, DRAFT_DEPTH, "gumbel", draft_logits=slot)
+            drawn = draw_some(spread, batch, draft_logits=slot, shard=rows.shard)
             tokens.append(drawn.cpu().long())
         return torch.cat(tokens)
 
@@ -149,7 +150,7 @@ def speculated_draws(
         if one_hot:
             x = draft_logits.argmax().expand(len(positions))
         else:
-            x = draft_draws(config, device)(draft_logits, positions, seed)
+            x = draft_draws(config, device, exchange=exchange)(draft_logits, positions, seed)
         q = None if one_hot else draft_logits
         verified = _at_depth(logits, q, x, positions, seed, device, allowed, exchange)
         return verified.token_ids[:, DRAFT_DEPTH].long()
@@ -213,7 +214,11 @@ def _verified(
     depths, vocab_size = logits.shape
     rows = one_row(vocab_size, SamplingParams(), seed, device, allowed, exchange)
     on_device = own_logits(logits, rows)
-    slots = None if draft_logits is None else draft_logits[None].to(device)
+    slots = None
+    if draft_logits is not None:
+        kept = kept_shard(rows)
+        slots = draft_logits[None, :, kept.first : kept.first + kept.width].to(device)
+        slots = slots.contiguous()
     rates = None if rates is None else rates.to(device)
     parts, first = [], 0
     for batch in batches_of(positions, rows, width=depths * vocab_size):

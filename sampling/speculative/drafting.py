@@ -16,20 +16,22 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
 from sampling.noise import Purpose
 from sampling.paths.torch_edits import mask_drafts
+from sampling.paths.triton_path import dividing
 from sampling.race import MIN_SCALE, greedy
 from sampling.rows import RANDOM, TEMPERATURE, SamplingRows
-from sampling.speculative import draws
+from sampling.shard import VocabShard
 from sampling.speculative import triton_drafting as draft_kernels
-from sampling.speculative.draws import MAX_RATE, Distribution
+from sampling.speculative.draws import MAX_RATE, draw_draft
 from sampling.triton_support import kernels_run_on
 
-__all__ = ["DraftMethod", "draw_drafts"]
+__all__ = ["DraftMethod", "draw_drafts", "kept_shard"]
 
 DraftMethod: TypeAlias = Literal["greedy", "gumbel", "coupled"]
 
@@ -43,30 +45,39 @@ def draw_drafts(
     *,
     draft_logits: Tensor | None = None,
     columns: Tensor | None = None,
+    shard: VocabShard | None = None,
 ) -> Tensor:
     """Draw the draft of one depth for each row; on CUDA a graph can hold it.
 
     Args:
         logits: [n, width], the drafter's as its LM head gives them: float32, bfloat16 or float16,
-            rows contiguous; left as they are. Without `columns`, width >= vocab_size.
+            rows contiguous; left as they are. Without `columns`, width >= that of the `shard`.
         batch: the rows they belong to, as `VerifiedStep.sampling`: positions are those of the
             step's first draft, whatever the depth.
         rows: the parameters, flushed.
         depth: how many drafts of the step precede this one.
         method: see the module.
-        draft_logits: float32 [slots, k, vocab_size]; q's logits are written at
+        draft_logits: float32 [slots, k, width of `kept_shard`]; q's logits are written at
             [batch.rows[i], depth]. Gumbel needs it, the other methods take None.
         columns: int32 [vocab_size], for a reduced draft vocabulary: the column of `logits` that
-            holds each token's logit, -1 for tokens it lacks, which are never drafted.
+            holds each token's logit, -1 for tokens it lacks, which are never drafted. Without a
+            shard only.
+        shard: the ids of `logits`, those of `rows`: ranks race, each in its own ids, and tell 16 to
+            32 bytes a row. None: each has all logits, the same ones, and none tells anything.
 
     Returns:
         int32 [n], always in [0, vocab_size).
     """
     if (method == "gumbel") != (draft_logits is not None):
         raise ValueError("gumbel drafts need draft_logits, others must have none")
-    if kernels_run_on(logits.device):
-        return draft_kernels.draw_drafts(logits, batch, rows, depth, method, draft_logits, columns)
-    return _draw_on_host(logits, batch, rows, depth, method, draft_logits, columns)
+    shard = shard or VocabShard.whole(rows.vocab_size)
+    draw = draft_kernels.draw_drafts if kernels_run_on(logits.device) else _draw_on_host
+    return draw(logits, batch, rows, depth, method, draft_logits, columns, shard)
+
+
+def kept_shard(rows: SamplingRows) -> VocabShard:
+    """The ids of the draft logits that a rank keeps: those of the target's that it verifies."""
+    return dividing(rows.shard) if kernels_run_on(rows.device) else rows.shard
 
 
 def _draw_on_host(
@@ -77,30 +88,38 @@ def _draw_on_host(
     method: DraftMethod,
     draft_logits: Tensor | None,
     columns: Tensor | None,
+    shard: VocabShard,
 ) -> Tensor:
     """`draw_drafts` in plain torch."""
-    values = _spread_columns(logits, rows.vocab_size, columns)
+    values = _spread_columns(logits, shard, columns)
     positions = batch.positions + depth
     if batch.needs.edited:
         own = SamplingBatch(batch.rows, positions, batch.rows_np, batch.needs)
-        values = mask_drafts(values, own, rows)
+        values = mask_drafts(values, own, rows, shard)
     if method == "greedy":
-        return greedy(values).int()
+        return greedy(values, shard).int()
     values = _scaled(values, rows.floats[batch.rows, TEMPERATURE])
     if draft_logits is not None:
-        draft_logits[batch.rows.long(), depth] = values
-    random = torch.from_numpy(rows.flags_np[batch.rows_np] & RANDOM != 0)
-    q = Distribution.of(values, random.double())
-    if method == "coupled":
-        key = rows.noise_key(batch.rows, positions)
-        return draws.draw(q, key, Purpose.TARGET).int()
-    return draws.draw(q, rows.noise_key(batch.rows, batch.positions), Purpose.DRAFT, depth).int()
+        first = rows.shard.first - shard.first
+        kept = values[:, first : first + rows.shard.width]
+        draft_logits[batch.rows.long(), depth] = kept
+    random = torch.from_numpy(np.flatnonzero(rows.flags_np[batch.rows_np] & RANDOM))
+    if len(random) == len(values):
+        token_ids = torch.empty(len(values), dtype=torch.int64)
+    else:
+        token_ids = greedy(values, shard)
+    if len(random):
+        noise = (Purpose.DRAFT, depth) if method == "gumbel" else (Purpose.TARGET, 0)
+        at = batch.positions if method == "gumbel" else positions
+        key = rows.noise_key(batch.rows[random], at[random])
+        token_ids[random] = draw_draft(values[random], key, *noise, shard)
+    return token_ids.int()
 
 
-def _spread_columns(logits: Tensor, vocab_size: int, columns: Tensor | None) -> Tensor:
-    """The drafter's logits in the target's vocabulary, float32 [n, vocab_size]."""
+def _spread_columns(logits: Tensor, shard: VocabShard, columns: Tensor | None) -> Tensor:
+    """The drafter's logits of the shard's ids, float32 [n, width]."""
     if columns is None:
-        return logits[:, :vocab_size].float()
+        return logits[:, : shard.width].float()
     values = logits[:, columns.clamp(min=0).long()].float()
     return values.masked_fill_(columns < 0, -torch.inf)
 

@@ -38,7 +38,7 @@ from sampling.noise import (
     stream,
     uniforms,
 )
-from sampling.race import Cut, TileMasses, all_masses, greedy, tile_masses
+from sampling.race import Cut, TileMasses, all_masses, greedy, race, tile_masses
 from sampling.shard import VocabShard
 
 Weigh: TypeAlias = Callable[[Tensor], Tensor]
@@ -46,6 +46,8 @@ Weigh: TypeAlias = Callable[[Tensor], Tensor]
 
 MAX_RATE = 2.0**64
 """Largest 1 / T of a draft: there any gap of logits decides, and a logit times it is finite."""
+RESIDUAL = Purpose.RESIDUAL
+"""Whose noise recovers a token: no draft's."""
 BLOCK_TILES = 16
 """Tiles of a residual weighed at a time."""
 
@@ -118,40 +120,43 @@ class Distribution(NamedTuple):
         scaled = (x - self.highest) / _positive(self.temperature)[:, None]
         return (scaled - self.log_mass).masked_fill(~kept, -torch.inf)
 
-    def log_prob_of(self, token_ids: Tensor) -> Tensor:
-        """The log-probability of one token a row, int64 [n], from the rank that holds it."""
-        ids = token_ids[:, None]
-        return self.shard.of_owners(self.log_probs(ids), ids)[:, 0]
-
     def greedy(self) -> Tensor:
         """The lowest id among the highest logits, int64 [n]."""
         return greedy(self.logits, self.shard)
 
 
-def draft_distribution(logits: Tensor) -> Distribution:
-    """The draft's q from its logits float32 [n, vocab_size], stored after temperature and masks.
-
-    Every rank holds all of them.
-    """
-    return Distribution.of(logits, logits.new_ones(len(logits), dtype=torch.float64))
-
-
-def draw(distribution: Distribution, key: NoiseKey, purpose: Purpose, depth: int = 0) -> Tensor:
-    """Draw one token a row, int64 [n], in range; the highest where the temperature is 0.
+def draft_distribution(logits: Tensor, shard: VocabShard | None = None) -> Distribution:
+    """The draft's q from its logits float32 [n, width], stored after temperature and masks.
 
     Args:
-        distribution: q, or whatever else is to be drawn from.
+        shard: which ids they are; None is all of the vocabulary.
+    """
+    return Distribution.of(logits, _ones(logits), shard=shard)
+
+
+def draw_draft(
+    logits: Tensor,
+    key: NoiseKey,
+    purpose: Purpose,
+    depth: int = 0,
+    shard: VocabShard | None = None,
+) -> Tensor:
+    """Draw one draft a row from softmax(logits), int64 [n], in range.
+
+    Of several ranks each tells 20 bytes a row.
+
+    Args:
+        logits: float32 [n, width], after temperature and masks.
         key: whose noise; its positions are those of the purpose, see `sampling.noise`.
         purpose: which stream of noise.
         depth: how many drafts of the step precede this one, for `Purpose.DRAFT`.
+        shard: as for `draft_distribution`.
     """
-
-    def weigh(token_ids: Tensor) -> Tensor:
-        return distribution.log_probs(token_ids).exp()
-
-    shard = distribution.shard
-    drawn = _two_level(distribution.tile_probs, weigh, shard, key, purpose, depth)
-    return torch.where(distribution.temperature > 0.0, drawn, distribution.greedy())
+    shard = shard or VocabShard.whole(logits.shape[1])
+    ones = _ones(logits)
+    stats = tile_masses(logits, ones, first=shard.first)
+    highest = shard.highest(stats.maxima.amax(1))
+    return race(logits, stats, ones, key, purpose, shard=shard, highest=highest, depth=depth)
 
 
 def acceptance_uniforms(key: NoiseKey, depth: int) -> Tensor:
@@ -178,9 +183,11 @@ def accept(
         key: positions are those of the step's first draft.
         depth: how many drafts of the step precede this one.
     """
-    ratio = target.log_prob_of(draft_ids)
+    ids = draft_ids[:, None]
+    ratio = target.log_probs(ids)
     if draft is not None:
-        ratio = ratio - draft.log_prob_of(draft_ids)
+        ratio = ratio - draft.log_probs(ids)
+    ratio = target.shard.of_owners(ratio, ids)[:, 0]
     kept = acceptance_uniforms(key, depth) < ratio.exp()
     return torch.where(target.temperature > 0.0, kept, draft_ids == target.greedy())
 
@@ -209,7 +216,7 @@ def recovered_draw(
         return torch.where(nothing, target.log_probs(token_ids).exp(), weigh(token_ids))
 
     masses = torch.where(nothing, target.tile_probs, masses)
-    drawn = _two_level(masses, weigh_something, shard, key, Purpose.RESIDUAL, 0)
+    drawn = _residual_race(masses, weigh_something, shard, key)
     return torch.where(target.temperature > 0.0, drawn, target.greedy())
 
 
@@ -242,10 +249,8 @@ def _tile_masses(weigh: Weigh, n: int, shard: VocabShard) -> Tensor:
     return torch.cat(masses, dim=1)
 
 
-def _two_level(
-    masses: Tensor, weigh: Weigh, shard: VocabShard, key: NoiseKey, purpose: Purpose, depth: int
-) -> Tensor:
-    """Race over any weights in two levels, as `sampling.race` does; int64 [n].
+def _residual_race(masses: Tensor, weigh: Weigh, shard: VocabShard, key: NoiseKey) -> Tensor:
+    """Race over a residual's weights in two levels, as `sampling.race` does; int64 [n].
 
     Args:
         masses: float64 [n, tiles], the total weights of the shard's tiles, up to a factor a row
@@ -253,12 +258,17 @@ def _two_level(
         weigh: the weights of a tile's tokens, up to a factor a row.
     """
     span, num_tiles = min(TILE, shard.vocab_size), masses.shape[1]
-    noise = exponentials(key, shard.first_tile, num_tiles, stream(purpose, LEVEL_TILE, depth))
+    noise = exponentials(key, shard.first_tile, num_tiles, stream(RESIDUAL, LEVEL_TILE))
     best, tile = noise.div_(masses).min(1)
     first = shard.first + tile * TILE
     weights = weigh(first[:, None] + torch.arange(span))
-    noise = exponentials(key, first, span, stream(purpose, LEVEL_TOKEN, depth))
+    noise = exponentials(key, first, span, stream(RESIDUAL, LEVEL_TOKEN))
     return shard.winner(best, first + noise.div_(weights).argmin(1))
+
+
+def _ones(logits: Tensor) -> Tensor:
+    """A temperature of 1 for each row, float64 [n]."""
+    return logits.new_ones(len(logits), dtype=torch.float64)
 
 
 def _positive(temperature: Tensor) -> Tensor:

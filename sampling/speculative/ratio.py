@@ -8,7 +8,7 @@ drafts by their ratio.
 
 from __future__ import annotations
 
-from sampling.kernels.logits import load_raw, processed
+from sampling.kernels.logits import TILE, load_raw, processed
 from sampling.kernels.order import is_kept
 from sampling.kernels.row_params import sampling_row
 from sampling.triton_support import jit, tl
@@ -38,9 +38,14 @@ def target_logits(
 
 @jit
 def draft_logits(source, logits, slot, token_ids):
-    """Load the draft's logits, float64, -inf outside the vocabulary; see `draft_slot`."""
-    inside = (token_ids >= 0) & (token_ids < source.vocab_size)
-    at = logits + slot * source.vocab_size + token_ids
+    """Load the draft's logits, float64, -inf outside what is held; see `draft_slot`."""
+    if source.first_tile is None:
+        width, columns = source.vocab_size, token_ids
+    else:
+        first = source.first_tile * TILE
+        width, columns = source.end_id - first, token_ids - first
+    inside = (columns >= 0) & (columns < width)
+    at = logits + slot * width + columns
     return tl.load(at, mask=inside, other=float("-inf")).to(tl.float64)
 
 

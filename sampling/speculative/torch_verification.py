@@ -93,7 +93,7 @@ def _decide(
         p = Distribution.of(chosen.values, temperature, chosen.cut, shard=rows.shard)
         q = None
         if drafts.logits is not None:
-            q = draft_distribution(drafts.logits[own.long(), depth])
+            q = draft_distribution(drafts.logits[own.long(), depth], rows.shard)
         rate = None if rates is None else rates[depth]
         position = batch.positions[index]
         some = _test(x[index], depth, p, q, rows, own, position, rate)

@@ -2,7 +2,8 @@
 """The drafter's draw in Triton: a pass over the tiles, then a race of the winner's tokens.
 
 `sampling.speculative.drafting` says what it computes. Both kernels make q's logits in registers,
-so they are written only where verification will read them.
+so they are written only where verification will read them. Of several ranks each draws a candidate
+from its own tiles, and all decide on one of them (`sampling.kernels.shard_race`).
 """
 
 from __future__ import annotations
@@ -13,13 +14,22 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
-from sampling.kernels.logits import TILE, Source, load_raw, masked_draft
-from sampling.kernels.race import winner
+from sampling.kernels.logits import TILE, Source, global_tile, load_raw, masked_draft
+from sampling.kernels.race import RowTiles, winner
 from sampling.kernels.row_params import is_random, load_temperature, noise_key, sampling_row
+from sampling.kernels.shard_race import (
+    BROKEN,
+    CANDIDATE_WORDS,
+    Candidates,
+    decide,
+    store_candidate,
+)
 from sampling.kernels.tile_pass import LOG2_E, block_mass
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
+from sampling.paths.triton_path import dividing, to_divide
 from sampling.race import MIN_SCALE
 from sampling.rows import SamplingRows
+from sampling.shard import VocabShard
 from sampling.speculative.draws import MAX_RATE
 from sampling.triton_support import constexpr, jit, padded_lanes, tl, triton
 
@@ -32,10 +42,19 @@ _DEPTH_SHIFT = constexpr(stream(Purpose.TARGET, depth=1).bit_length() - 1)
 
 
 class _Tiles(NamedTuple):
-    """The statistics of q's tiles."""
+    """The statistics of those of q's tiles that are held."""
 
     maxima: Tensor  # float32 [n, tiles]
     masses: Tensor  # float32 [n, tiles], at T = 1; empty where all rows are greedy
+
+
+class _Slots(NamedTuple):
+    """Where q's logits are kept."""
+
+    logits: Tensor  # float32 [slots, k, width]
+    k: int
+    width: int
+    first: int | None  # the id of the first column; None, where all are kept, costs nothing
 
 
 @jit
@@ -75,7 +94,6 @@ def _tiles_kernel(
     slots,
     stats,
     depth,
-    k,
     num_tiles,
     tiles: tl.constexpr,
     edited: tl.constexpr,
@@ -84,13 +102,12 @@ def _tiles_kernel(
     """Measure the tiles of q, and store q's logits where there are slots for them."""
     i, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * tiles
     tile = first + tl.arange(0, tiles)
-    token_ids = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    last = tl.minimum(first + tiles, num_tiles)
-    values = _draft_values(source, columns, i, depth, token_ids, first, last, edited, scaled)
+    begin = global_tile(source, first)
+    end = global_tile(source, tl.minimum(first + tiles, num_tiles))
+    token_ids = (begin + tl.arange(0, tiles))[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    values = _draft_values(source, columns, i, depth, token_ids, begin, end, edited, scaled)
     if slots is not None:
-        row = sampling_row(source, i)
-        slot = slots + (row * k + depth) * source.vocab_size
-        tl.store(slot + token_ids, values, mask=token_ids < source.vocab_size)
+        _keep(source, slots, i, depth, token_ids, values)
     maxima = tl.max(values, 1)
     at, inside = i * num_tiles + tile, tile < num_tiles
     tl.store(stats.maxima + at, maxima, mask=inside)
@@ -100,11 +117,23 @@ def _tiles_kernel(
 
 
 @jit
+def _keep(source, slots, i, depth, token_ids, values):
+    """Store q's logits of those ids that are kept."""
+    slot = slots.logits + (sampling_row(source, i) * slots.k + depth) * slots.width
+    if slots.first is None:
+        tl.store(slot + token_ids, values, mask=token_ids < source.vocab_size)
+    else:
+        column = token_ids - slots.first
+        tl.store(slot + column, values, mask=(column >= 0) & (column < slots.width))
+
+
+@jit
 def _draft_kernel(
     source,
     columns,
     stats,
     token_ids,
+    candidates,
     depth,
     num_tiles,
     padded_tiles: tl.constexpr,
@@ -112,32 +141,44 @@ def _draft_kernel(
     scaled: tl.constexpr,
     coupled: tl.constexpr,
 ):
-    """Race the tiles of q, then the winner's tokens; the highest logit of greedy rows."""
+    """Race the tiles of q that are held, then the winner's tokens; the highest of greedy rows."""
     i = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, padded_tiles)
-    at, inside = stats.maxima + i * num_tiles + tile, tile < num_tiles
-    maxima = tl.load(at, mask=inside, other=float("-inf"))
+    own, last = tile, num_tiles - 1
+    if source.first_tile is not None:
+        own, last = tile - source.first_tile, source.first_tile + num_tiles - 1
+    at, inside = i * num_tiles + own, (own >= 0) & (own < num_tiles)
+    maxima = tl.load(stats.maxima + at, mask=inside, other=float("-inf"))
     top = tl.max(maxima, 0)
-    won = tl.min(tl.where(maxima == top, tile, num_tiles - 1), 0)
+    won = tl.min(tl.where(maxima == top, tile, last), 0)
+    masses, noise = tl.zeros_like(maxima), tl.zeros((padded_tiles,), tl.float64)
     if scaled:
         seed, choice, position = noise_key(source, i)
         tile_stream, token_stream = _stream_ids(depth, coupled)
         position += depth if coupled else 0
         random = is_random(source, i)
         if random:
-            at = stats.masses + i * num_tiles + tile
-            masses = tl.load(at, mask=inside, other=0.0)
+            masses = tl.load(stats.masses + i * num_tiles + own, mask=inside, other=0.0)
             noise = exponential_range(0, position, choice, tile_stream, seed, padded_tiles // 2)
             weights = masses * tl.exp((maxima - top).to(tl.float64))
-            won = tl.minimum(winner(noise, weights, tile), num_tiles - 1)
+            won = tl.minimum(winner(noise, weights, tile), last)
+    if source.first_tile is not None:  # nothing wins where nothing is left of q
+        won = tl.maximum(won, source.first_tile)
     ids = won * TILE + tl.arange(0, TILE)
     values = _draft_values(source, columns, i, depth, ids, won, won + 1, edited, scaled)
     token = tl.min(tl.where(values == top, ids, source.vocab_size - 1), 0)
     if scaled:  # noqa: SIM102 - known to the compiler, the row is not
         if random:
-            noise = exponential_range(won * TILE, position, choice, token_stream, seed, TILE // 2)
-            token = winner(noise, tl.exp((values - top).to(tl.float64)), ids)
-    tl.store(token_ids + i, tl.minimum(token, source.vocab_size - 1))
+            times = exponential_range(won * TILE, position, choice, token_stream, seed, TILE // 2)
+            token = winner(times, tl.exp((values - top).to(tl.float64)), ids)
+    token = tl.minimum(token, source.vocab_size - 1)
+    if candidates is None:
+        tl.store(token_ids + i, token)
+    else:
+        broken = (maxima != maxima) | (masses != masses) | (maxima == float("inf"))
+        state = tl.where(tl.max(broken.to(tl.int32), 0) != 0, BROKEN, 0)
+        held = RowTiles(maxima, masses, top, state)
+        store_candidate(candidates, i, noise, held, tile == won, token)
 
 
 @jit
@@ -159,10 +200,13 @@ def draw_drafts(
     method: str,
     draft_logits: Tensor | None,
     columns: Tensor | None,
+    shard: VocabShard,
 ) -> Tensor:
     """Draw the drafts of one depth; arguments as for `drafting.draw_drafts`."""
-    source = Source.of(logits, batch, rows)._replace(mask_slots=None)  # drafts know no grammar
-    n, num_tiles = len(batch.rows), triton.cdiv(rows.vocab_size, TILE)
+    logits, shard = to_divide(logits, shard)
+    source = Source.of(logits, batch, rows, None if shard.is_whole else shard)
+    source = source._replace(mask_slots=None)  # drafts know no grammar
+    n, num_tiles = len(batch.rows), source.num_tiles
     scaled, edited = method != "greedy", batch.needs.edited
 
     def buffer(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -170,30 +214,39 @@ def draw_drafts(
 
     stats = _Tiles(buffer(n, num_tiles), buffer(n if scaled else 0, num_tiles))
     shared = {"edited": edited, "scaled": scaled, "enable_fp_fusion": False}
-    k = 0 if draft_logits is None else draft_logits.shape[1]
     tiles = 4 if logits.element_size() == 2 and not edited else 1  # as `tile_pass`
     _tiles_kernel[(n, triton.cdiv(num_tiles, tiles))](
         source,
         columns,
-        draft_logits,
+        None if draft_logits is None else _slots(draft_logits, rows),
         stats,
         depth,
-        k,
         num_tiles,
         tiles=tiles,
         num_warps=2 if edited else 1,
         **shared,
     )
     token_ids = buffer(n, dtype=torch.int32)
+    words = None if shard.is_whole else buffer(n, CANDIDATE_WORDS, dtype=torch.int32)
     _draft_kernel[(n,)](
         source,
         columns,
         stats,
         token_ids,
+        None if words is None else Candidates.of(words),
         depth,
         num_tiles,
-        padded_tiles=padded_lanes(num_tiles),
+        padded_tiles=padded_lanes(shard.num_tiles),
         coupled=method == "coupled",
         **shared,
     )
-    return token_ids
+    if words is None:
+        return token_ids
+    return decide(source, shard.exchange.all_gather(words), raced=scaled, scaled=True)[0]
+
+
+def _slots(draft_logits: Tensor, rows: SamplingRows) -> _Slots:
+    """The slots that hold the logits of `drafting.kept_shard`."""
+    kept = dividing(rows.shard)
+    first = None if kept.is_whole else kept.first
+    return _Slots(draft_logits, draft_logits.shape[1], kept.width, first)

@@ -71,7 +71,7 @@ class Verdicts(NamedTuple):
 class DraftTiles(NamedTuple):
     """q's logits, and the tile statistics of those that a draft is tested against."""
 
-    logits: Tensor  # float32 [slots, k, vocab_size]
+    logits: Tensor  # float32 [slots, k, width], those held
     maxima: Tensor  # float32 [R * k, tiles]
     masses: Tensor  # float32 [R * k, tiles], at T = 1
 
@@ -95,16 +95,17 @@ def _draft_at(source, work, r, depth):
 
 @jit
 def _draft_tiles_kernel(source, work, draft, num_tiles):
-    """Measure the tiles of q where a draft will be tested against it."""
+    """Measure the tiles of q that are held where a draft will be tested against it."""
     tile, at = tl.program_id(1), tl.program_id(0).to(tl.int64)
     r, depth = at // work.k, at % work.k
     i = tl.load(work.starts + r).to(tl.int64)
     _x, given = _draft_at(source, work, r, depth)
     if given & is_random(source, i):
-        ids = tile * TILE + tl.arange(0, TILE)
-        inside = ids < source.vocab_size
-        logits = draft.logits + draft_slot(source, i, work.k, depth) * source.vocab_size
-        values = tl.load(logits + ids, mask=inside, other=float("-inf"))[None, :]
+        columns, width = tile * TILE + tl.arange(0, TILE), source.vocab_size
+        if source.first_tile is not None:
+            width = source.end_id - source.first_tile * TILE
+        logits = draft.logits + draft_slot(source, i, work.k, depth) * width
+        values = tl.load(logits + columns, mask=columns < width, other=float("-inf"))[None, :]
         maxima = tl.max(values, 1)
         masses = block_mass(values, maxima, LOG2_E)
         lane = tl.arange(0, 1)
@@ -275,7 +276,7 @@ def decide(
     (num_rows, k), num_tiles = drafts.token_ids.shape, stats.maxima.shape[1]
     num_reported = len(source.rows) if reported else 0
     work = _empty_verdicts(drafts, num_reported, has_draft_logits=has_draft_logits)
-    draft = _draft_tiles(source, drafts, work, num_tiles) if has_draft_logits else None
+    draft = _draft_tiles(source, drafts, work, shard) if has_draft_logits else None
     _verdict_kernel[(num_rows, 1 + k)](
         source,
         stats,
@@ -316,12 +317,12 @@ def _empty_verdicts(drafts: Drafts, num_reported: int, *, has_draft_logits: bool
     )
 
 
-def _draft_tiles(source: Source, drafts: Drafts, work: Verdicts, num_tiles: int) -> DraftTiles:
-    """Sum q's tiles, of the drafts that are tested."""
+def _draft_tiles(source: Source, drafts: Drafts, work: Verdicts, shard: VocabShard) -> DraftTiles:
+    """Sum q's tiles, of the drafts that are tested; those of all ranks."""
     assert drafts.logits is not None
-    num_drafts = drafts.token_ids.numel()
-    maxima = torch.empty(num_drafts, num_tiles, dtype=torch.float32, device=drafts.logits.device)
-    draft = DraftTiles(drafts.logits, maxima, torch.empty_like(maxima))
+    num_drafts, own = drafts.token_ids.numel(), source.num_tiles
+    stats = torch.empty(2, num_drafts, own, dtype=torch.float32, device=drafts.logits.device)
+    draft = DraftTiles(drafts.logits, *stats)
     # As the tile pass: one warp a tile.
-    _draft_tiles_kernel[(num_drafts, num_tiles)](source, work, draft, num_tiles, num_warps=1)
-    return draft
+    _draft_tiles_kernel[(num_drafts, own)](source, work, draft, own, num_warps=1)
+    return draft if shard.is_whole else DraftTiles(drafts.logits, *shard.all_tiles(stats))

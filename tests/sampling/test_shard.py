@@ -234,8 +234,7 @@ def test_verification_is_that_of_one_rank(method: Method, has_logits: bool) -> N
 
 
 def _verify(step: Step, exchange: RankExchange, method: Method, rates: Tensor | None) -> Any:
-    batch, rows, drafts = step.make(torch.device("cpu"))
-    rows.shard = sharded(VOCAB, exchange)
+    batch, rows, drafts = step.make(torch.device("cpu"), sharded(VOCAB, exchange))
     outcome = verify(own(step.logits, rows.shard), batch, rows, drafts, method, rates)
     if outcome.logprobs is not None:  # undefined where no token stands
         stands = torch.zeros(len(batch.rows_np), dtype=torch.bool)

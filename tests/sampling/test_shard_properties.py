@@ -123,8 +123,7 @@ def test_drafts_of_every_kind_are_verified_as_by_one_rank(seed: int, method: Met
     step = random_step(wishes, 8, 3, VOCAB, has_draft_logits=has_logits, likely=0.9)
 
     def work(exchange: RankExchange) -> Any:
-        batch, rows, drafts = step.make(torch.device("cpu"))
-        rows.shard = sharded(VOCAB, exchange)
+        batch, rows, drafts = step.make(torch.device("cpu"), sharded(VOCAB, exchange))
         found = verify(own(step.logits, rows.shard), batch, rows, drafts, method, None)
         return found._replace(logprobs=None), rows.counts.words
 
@@ -144,8 +143,7 @@ def test_verification_tells_no_logits() -> None:
     step = random_step([{}, {"temperature": 0.0}], 6, 3, VOCAB, has_draft_logits=True, likely=0.9)
 
     def work(exchange: RankExchange) -> Any:
-        batch, rows, drafts = step.make(torch.device("cpu"))
-        rows.shard = sharded(VOCAB, exchange)
+        batch, rows, drafts = step.make(torch.device("cpu"), sharded(VOCAB, exchange))
         return verify(own(step.logits, rows.shard), batch, rows, drafts, "standard", None)
 
     assert sent(work) < 300 * len(step.logits)

@@ -8,6 +8,7 @@ nothing here is random.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -282,15 +283,21 @@ def test_items_are_scored_as_by_one_rank(size: int) -> None:
 DRAFTERS = {"ngram": None, "eagle": str(EAGLE_FOLDER), "draft_model": str(MODEL_FOLDER)}
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("method", ["standard", "coupled"])
-def test_drafts_are_verified_by_all_ranks(drafter: Any, method: Any) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "method", "sampled"),
+    [
+        *itertools.product(DRAFTERS, ["standard", "coupled"], ["greedy"]),
+        ("eagle", "standard", "gumbel"),
+    ],
+)
+def test_drafts_are_verified_by_all_ranks(drafter: Any, method: Any, sampled: Any) -> None:
     """With coupled acceptance a seeded request gives what it gives without drafts."""
     speculation = SpeculativeConfig(
         method=drafter,
         model=DRAFTERS[drafter],
         num_speculative_tokens=3,
         rejection_sample_method=method,
+        draft_sample_method=sampled,
     )
     alone = answers(structs.replace(CONFIG, speculation=speculation), mixed(24))
     together = answers(of(2, speculation=speculation), mixed(24))

@@ -178,15 +178,7 @@ def drop_the_penalty_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """A recovered token races on the noise that drew the draft it replaces."""
-    honest: Any = draws._two_level
-
-    def two_level(
-        masses: Any, weigh: Any, size: Any, key: Any, purpose: Purpose, depth: Any
-    ) -> Any:
-        shared = Purpose.DRAFT if purpose is Purpose.RESIDUAL else purpose
-        return honest(masses, weigh, size, key, shared, depth)
-
-    monkeypatch.setattr(draws, "_two_level", two_level)
+    monkeypatch.setattr(draws, "RESIDUAL", Purpose.DRAFT)
 
 
 @pytest.mark.parametrize(

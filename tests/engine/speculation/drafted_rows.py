@@ -19,6 +19,7 @@ from engine.models.fused.decoder import Decoder
 from sampling.batch import SamplingBatch
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
+from sampling.shard import VocabShard
 
 BLOCK_SIZE = 4
 NUM_ROWS = 3
@@ -34,11 +35,11 @@ NextLogits = Callable[[list[int], list[int]], torch.Tensor]
 
 
 def make_rows(
-    vocab_size: int, temperature: float, device: torch.device
+    vocab_size: int, temperature: float, device: torch.device, shard: VocabShard | None = None
 ) -> tuple[RequestRows, SamplingRows]:
     """The engine's rows, each with a seed of its own."""
     rows = RequestRows(NUM_ROWS, MAX_LEN, BLOCK_SIZE, device)
-    sampling = SamplingRows(NUM_ROWS + 1, vocab_size, device, history=rows.token_ids)
+    sampling = SamplingRows(NUM_ROWS + 1, vocab_size, device, history=rows.token_ids, shard=shard)
     for row in range(NUM_ROWS):
         params = SamplingParams(temperature=temperature, seed=row)
         sampling.add(row, params, seed=row, choice=0, prompt_len=1, num_tokens=1)

@@ -23,7 +23,7 @@ from tests.engine.speculation.tiny_heads import write_eagle1, write_eagle3
 from tests.engine.tiny_models import VOCAB, write_model
 
 DEVICE = torch.device("cpu")
-LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 0]}}
+LAYERS: dict[str, Any] = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 0]}}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def load(
     ],
 )
 def test_a_head_that_does_not_fit(
-    target_folder: Path, tmp_path: Path, method: Method, config: dict[str, object], expected: str
+    target_folder: Path, tmp_path: Path, method: Method, config: dict[str, Any], expected: str
 ) -> None:
     if method == "eagle":
         write_eagle1(tmp_path, bias=False, **config)

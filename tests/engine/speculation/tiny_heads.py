@@ -68,20 +68,33 @@ def write_eagle1(folder: Path, *, bias: bool, **config: object) -> Tensors:
     return write_head(folder, tensors, bias=bias, **config)
 
 
-def write_eagle3(folder: Path, *, draft_ids: list[int] | None, **config: object) -> Tensors:
-    """With `draft_ids` for a reduced vocabulary, and an embedding of its own without."""
+def write_eagle3(
+    folder: Path,
+    *,
+    draft_ids: list[int] | None,
+    vocab_size: int = VOCAB,
+    is_own: bool = True,
+    **config: object,
+) -> Tensors:
+    """With `draft_ids` for a reduced vocabulary; without, embedding and LM head are its own or not.
+
+    Args:
+        vocab_size: the target's.
+    """
+    config["vocab_size"] = vocab_size
     torch.manual_seed(2)
     tensors = {"fc.weight": _random(H, 3 * H)} | layer_tensors("midlayer", 2 * H)
     for norm in ("midlayer.input_layernorm", "midlayer.hidden_norm", "norm"):
         tensors[f"{norm}.weight"] = 1 + _random(H)
+    if draft_ids is None and is_own:
+        tensors["embed_tokens.weight"] = _random(vocab_size, H)
+        tensors["lm_head.weight"] = 4 * _random(vocab_size, H)
     if draft_ids is None:
-        tensors["embed_tokens.weight"] = _random(VOCAB, H)
-        tensors["lm_head.weight"] = 4 * _random(VOCAB, H)
         return write_head(folder, tensors, **config)
     ids = torch.tensor(draft_ids)
     tensors["lm_head.weight"] = 4 * _random(len(ids), H)
     tensors["d2t"] = ids - torch.arange(len(ids))
-    tensors["t2d"] = torch.isin(torch.arange(VOCAB), ids)
+    tensors["t2d"] = torch.isin(torch.arange(vocab_size), ids)
     return write_head(folder, tensors, **{"draft_vocab_size": len(ids)} | config)
 
 

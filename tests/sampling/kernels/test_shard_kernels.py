@@ -215,8 +215,7 @@ def test_verification_is_that_of_one_rank(method: str, has_logits: bool, where: 
 def _verify(
     step: Step, exchange: RankExchange, method: str, rates: Tensor | None, where: str
 ) -> Any:
-    batch, rows, drafts = step.make(torch.device(where))
-    rows.shard = sharded(VOCAB, exchange)
+    batch, rows, drafts = step.make(torch.device(where), sharded(VOCAB, exchange))
     logits = own(step.logits, rows.shard).to(where)
     outcome = triton_verification.verify(logits, batch, rows, drafts, method, rates)
     if outcome.logprobs is not None:  # undefined where no token stands, or none is asked for

@@ -13,6 +13,7 @@ from torch import Tensor
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
+from sampling.shard import VocabShard
 from sampling.speculative.verification import Method, verify
 from tests.sampling.steps import put_masks
 
@@ -52,12 +53,19 @@ class Step:
     counted: bool = True
     allowed: Sequence[Sequence[int] | None] = ()
 
-    def make(self, device: torch.device) -> tuple[SamplingBatch, SamplingRows, Drafts]:
-        """Make what `verify` takes beside the logits."""
+    def make(
+        self, device: torch.device, shard: VocabShard | None = None
+    ) -> tuple[SamplingBatch, SamplingRows, Drafts]:
+        """Make what `verify` takes beside the logits, on the rank that holds the shard."""
         num_rows, k = self.draft_ids.shape
         history = self._history().to(device)
         rows = SamplingRows(
-            num_rows, self.vocab_size, device, history=history, max_masks=len(self.allowed)
+            num_rows,
+            self.vocab_size,
+            device,
+            history=history,
+            max_masks=len(self.allowed),
+            shard=shard,
         )
         for row, params in enumerate(self.params):
             rows.add(
@@ -82,7 +90,10 @@ class Step:
             mask_slots=put_masks(rows, self.allowed) if self.allowed else None,
         )
         room = torch.full((num_rows,), k + 1, dtype=torch.int32) if self.room is None else self.room
-        q = None if self.draft_logits is None else self.draft_logits.to(device)
+        q = self.draft_logits
+        if q is not None:
+            kept = rows.shard
+            q = q[..., kept.first : kept.first + kept.width].contiguous().to(device)
         drafts = Drafts(
             starts.to(device),
             self.num_drafts.int().to(device),

@@ -21,7 +21,7 @@ from sampling.speculative.draws import (
     accept,
     acceptance_uniforms,
     draft_distribution,
-    draw,
+    draw_draft,
     recovered_draw,
 )
 
@@ -63,17 +63,10 @@ def test_draft_draws_equal_the_reference(width: int) -> None:
     logits[:, 0] = 0.0
     key = make_key(n)
     for depth in (0, 3):
-        drawn = draw(draft_distribution(logits), key, Purpose.DRAFT, depth)
+        drawn = draw_draft(logits, key, Purpose.DRAFT, depth)
         for i, q in enumerate(softmax(logits)):
             expected = reference.two_level(q, **words(key, i), purpose=Purpose.DRAFT, depth=depth)
             assert agree(drawn[i], expected)
-
-
-def test_a_greedy_draft_is_the_lowest_of_the_highest() -> None:
-    logits = torch.zeros(2, 3000)
-    logits[1, 1500:] = 1.0
-    greedy = Distribution.of(logits, torch.zeros(2, dtype=torch.float64))
-    assert draw(greedy, make_key(2), Purpose.DRAFT).tolist() == [0, 1500]
 
 
 def test_acceptance_uniforms_are_those_of_the_contract() -> None:
@@ -138,7 +131,7 @@ def test_equal_distributions_accept_always_and_recover_something_allowed() -> No
     logits[:, :2000] = -torch.inf
     target = Distribution.of(logits, torch.ones(n, dtype=torch.float64))
     draft, key = draft_distribution(logits), make_key(n)
-    x = draw(draft, key, Purpose.DRAFT)
+    x = draw_draft(logits, key, Purpose.DRAFT)
     assert accept(x, target, draft, key, 0).all()
     assert (recovered_draw(x, target, draft, key) >= 2000).all()
     one = torch.full((n, 3000), -torch.inf)
@@ -166,7 +159,7 @@ def test_a_cut_target_never_keeps_or_recovers_what_is_cut() -> None:
     kept = last.keeps(logits, torch.arange(500))
     assert (kept.sum(1) == 20).all()
     target, draft = Distribution.of(logits, temperature, last), draft_distribution(logits)
-    x = draw(draft, key, Purpose.DRAFT)
+    x = draw_draft(logits, key, Purpose.DRAFT)
     inside = kept.gather(1, x[:, None])[:, 0]
     assert not accept(x, target, draft, key, 0)[~inside].any()
     for q in (draft, None):
@@ -183,7 +176,7 @@ def test_a_bad_row_stays_in_range_and_alone(bad: float) -> None:
     def tokens() -> list[Tensor]:
         target, draft = Distribution.of(logits, ones), draft_distribution(draft_logits)
         return [
-            draw(target, key, Purpose.DRAFT),
+            draw_draft(logits, key, Purpose.DRAFT),
             recovered_draw(x, target, None, key),
             recovered_draw(x, target, draft, key),
         ]
@@ -202,8 +195,10 @@ def speculate(
     key = NoiseKey(torch.arange(n), torch.full((n,), 9), torch.zeros(n, dtype=torch.int64))
     ones = torch.ones(n, dtype=torch.float64)
     target = Distribution.of(logits.expand(n, -1), ones, last)
-    draft = None if draft_logits is None else draft_distribution(draft_logits.expand(n, -1))
-    x = torch.ones(n, dtype=torch.int64) if draft is None else draw(draft, key, Purpose.DRAFT)
+    draft, x = None, torch.ones(n, dtype=torch.int64)
+    if draft_logits is not None:
+        draft = draft_distribution(draft_logits.expand(n, -1))
+        x = draw_draft(draft_logits.expand(n, -1), key, Purpose.DRAFT)
     recovered = recovered_draw(x, target, draft, key)
     if shared:  # the draft's own noise again
         assert draft_logits is not None
