@@ -1,8 +1,8 @@
 """The processes of ranks 1 and up, as rank 0 sees them. No torch.
 
 Each is told messages over its standard input, a length and as many bytes each, and ends when
-that does. Its standard output carries lines of status: once it serves a `RankStatus` twice a
-second, and one with an error before it ends by itself.
+that does. Its standard output carries lines of status: a `RankStatus` twice a second, from before
+it imports torch, and one with an error before it ends by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import PIPE
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 
@@ -33,20 +33,36 @@ WATCH_S = 0.5
 """Seconds between looks at the ranks."""
 SILENCE_S = 10.0
 """Seconds without a status after which a rank counts as hung."""
+START_SILENCE_S = 60.0
+"""The same of a rank that starts, unless it was stopped. Whoever loads a library holds the
+interpreter all the while: torch's are some gigabytes, which a cold disk reads for half a minute,
+and ranks that start together take the disk and the cores from each other."""
+START_LIMIT_S = 600.0
+"""Seconds in which others wait for a rank that starts after which it counts as hung. All ranks do
+the same work until then, but reading weights may take one some minutes more than another."""
 GRACE_S = 2.0
 """Seconds in which a rank that fails has told why, once others notice."""
 
 
 class RankStatus(msgspec.Struct, frozen=True):
-    """A line from a rank that serves, or from one that ends.
+    """A line from a rank.
 
     Attributes:
-        num_begun: exchanges and messages it has come to.
+        num_begun: exchanges and messages it has come to; -1 before it meets the others.
+        serves: whether it has started.
         error: why it ends; None while it goes on.
     """
 
-    num_begun: int = 0
+    num_begun: int = -1
+    serves: bool = False
     error: str | None = None
+
+
+class _Heard(NamedTuple):
+    """What was heard last of a rank, and when; first of all that it was started."""
+
+    at: float
+    status: RankStatus
 
 
 class RankProcesses:
@@ -72,22 +88,25 @@ class RankProcesses:
         self.num_told = 0
         self._folder = Path(tempfile.mkdtemp(prefix="tailrace-ranks-"))
         # Before the engine's own limit, whose message names no rank.
-        self._limit_s = 0.75 * config.step_timeout_s
+        self._step_limit_s = 0.75 * config.step_timeout_s
         self._on_lost = on_lost
         self._lost = threading.Event()
         self._reason = ""
         self._lock = threading.Lock()
-        self._heard: dict[int, tuple[float, RankStatus]] = {}  # by rank, once it serves
+        self._num_begun: Callable[[], int] = lambda: 0
         self._processes = [
             subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=rank_environment(rank, gpus))
             for rank in range(1, config.tensor_parallel_size)
         ]
+        began = _Heard(time.monotonic(), RankStatus())
+        self._heard = {rank: began for rank, _ in enumerate(self._processes, 1)}
         self._threads = []
         for rank, process in enumerate(self._processes, 1):
             _write(process, encode(Setup(config, rank, str(self.meeting))))
             thread = threading.Thread(target=self._follow, args=(rank, process), daemon=True)
             thread.start()
             self._threads.append(thread)
+        threading.Thread(target=self._watch, daemon=True).start()
 
     @property
     def meeting(self) -> Path:
@@ -99,14 +118,14 @@ class RankProcesses:
         """The process ids of ranks 1 and up."""
         return [process.pid for process in self._processes]
 
-    def watch(self, num_begun: Callable[[], int]) -> None:
-        """Watch the ranks from now on, all of which have come to the meeting.
+    def have_met(self, num_begun: Callable[[], int]) -> None:
+        """All of them have come to the meeting.
 
         Args:
             num_begun: the exchanges and messages that rank 0 has come to.
         """
         shutil.rmtree(self._folder, ignore_errors=True)
-        threading.Thread(target=self._watch, args=(num_begun,), daemon=True).start()
+        self._num_begun = num_begun
 
     def tell(self, message: Message) -> None:
         """Send a message to all of them; one that is lost is noticed elsewhere."""
@@ -141,23 +160,30 @@ class RankProcesses:
             if status.error is not None:
                 reason = f": {status.error}"
                 break
-            self._heard[rank] = time.monotonic(), status
+            self._heard[rank] = _Heard(time.monotonic(), status)
         else:
             reason = f" (status {process.wait()})"
         self._lose(f"rank {rank} ended{reason}")
 
-    def _watch(self, num_begun: Callable[[], int]) -> None:
-        """Lose a rank that is silent, or that the others wait for longer than a step may take."""
+    def _watch(self) -> None:
+        """Lose a rank that is silent, or that the others wait for longer than they should."""
         behind: dict[int, tuple[int, float]] = {}  # exchanges a rank had come to, and since when
         while not self._lost.wait(WATCH_S):
-            now, begun = time.monotonic(), num_begun()
-            for rank, (heard_at, status) in list(self._heard.items()):
-                if now - heard_at > SILENCE_S:
+            now, begun = time.monotonic(), self._num_begun()
+            for rank, process in enumerate(self._processes, 1):
+                heard_at, status = self._heard[rank]
+                may_be_busy = not status.serves and not _is_stopped(process)
+                if now - heard_at > (START_SILENCE_S if may_be_busy else SILENCE_S):
                     self._lose(f"rank {rank} has been silent for {now - heard_at:.0f} s")
-                if status.num_begun >= begun or behind.get(rank, (-1, 0.0))[0] != status.num_begun:
+                if status.num_begun >= begun or behind.get(rank, (-2, 0.0))[0] != status.num_begun:
                     behind[rank] = status.num_begun, now
-                elif now - behind[rank][1] > self._limit_s:
-                    self._lose(f"rank {rank} has kept a step waiting for {self._limit_s:g} s")
+                elif now - behind[rank][1] > (limit_s := self._limit_s(status)):
+                    doing = "a step" if status.serves else "the start"
+                    self._lose(f"rank {rank} has kept {doing} waiting for {limit_s:g} s")
+
+    def _limit_s(self, status: RankStatus) -> float:
+        """Seconds for which a rank may keep the others waiting."""
+        return self._step_limit_s if status.serves else max(START_LIMIT_S, self._step_limit_s)
 
     def _lose(self, reason: str) -> None:
         with self._lock:
@@ -186,6 +212,15 @@ def rank_environment(rank: int, gpus: Sequence[str]) -> dict[str, str] | None:
     own = gpus[rank]
     others = [name for name in gpus if name != own]
     return os.environ | {"CUDA_VISIBLE_DEVICES": ",".join([own, *others])}
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child was stopped by a signal and has not been continued."""
+    try:
+        found = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it has ended
+        return False
+    return found is not None
 
 
 def _write(process: subprocess.Popen[bytes], raw: bytes) -> None:

@@ -94,11 +94,30 @@ class _Pipe:
         with self._lock, contextlib.suppress(BrokenPipeError):  # rank 0 is gone; `_read` knows
             os.write(self._fd, msgspec.json.encode(status) + b"\n")
 
-    def beat(self, exchange: GlooExchange) -> None:
-        """Tell for ever how many exchanges this rank has come to."""
+    def beat(self, life: _Life) -> None:
+        """Tell for ever how far this rank is."""
         while True:
-            self.send(RankStatus(exchange.num_begun))
+            self.send(life.status())
             time.sleep(BEAT_S)
+
+
+class _Life:
+    """How far this rank is.
+
+    Attributes:
+        exchange: with the others, once they have met.
+        serves: whether it has started.
+    """
+
+    def __init__(self) -> None:
+        self.exchange: GlooExchange | None = None
+        self.serves = False
+
+    def status(self) -> RankStatus:
+        """What is told of it."""
+        if self.exchange is None:
+            return RankStatus()
+        return RankStatus(self.exchange.num_begun, self.serves)
 
 
 def _read(messages: queue.SimpleQueue[bytes]) -> None:
@@ -112,14 +131,15 @@ def main() -> int:
     """Run the process; returns the exit status."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    pipe = _Pipe()
+    pipe, life = _Pipe(), _Life()
+    threading.Thread(target=pipe.beat, args=(life,), daemon=True).start()
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(messages,), daemon=True).start()
     setup = decode(messages.get())
     assert isinstance(setup, Setup), "the first message is the setup"
     configure_logging(setup.config.log_level, setup.config.log_format, "engine", "sampling")
     try:
-        _follow(setup, messages, pipe)
+        _follow(setup, messages, life)
     except Exception as error:
         if not isinstance(error, ConfigError):
             logger.exception("rank %d cannot go on", setup.rank)
@@ -127,7 +147,7 @@ def main() -> int:
     return EXIT_FAILED
 
 
-def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], pipe: _Pipe) -> None:
+def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], life: _Life) -> None:
     """Build the rank and run what it is told, for ever."""
     from engine.startup.build import build_rank  # torch, once rank 0 can be followed
     from engine.startup.device import resolve_device
@@ -136,9 +156,9 @@ def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], pipe: _Pipe) -> No
     adopt_library_lines()
     config = setup.config
     device = resolve_device(config.model)
-    exchange = meet(config, Path(setup.meeting), setup.rank, device)
+    life.exchange = exchange = meet(config, Path(setup.meeting), setup.rank, device)
     follower = Follower(build_rank(config, exchange))
-    threading.Thread(target=pipe.beat, args=(exchange,), daemon=True).start()
+    life.serves = True
     while True:
         message = decode(messages.get())
         assert not isinstance(message, Setup), "there is one setup"

@@ -38,7 +38,7 @@ def start_ranks(
     others = RankProcesses(config, on_lost, gpus=gpus)
     with phase("starting ranks"):
         exchange = meet(config, others.meeting, 0, device)
-    others.watch(lambda: exchange.num_begun + others.num_told)
+    others.have_met(lambda: exchange.num_begun + others.num_told)
     return others, exchange
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -70,7 +71,7 @@ async def test_an_engine_ends_with_the_name_of_the_rank_it_lost(
         CONFIG,
         model=structs.replace(CONFIG.model, device=device),
         tensor_parallel_size=2,
-        step_timeout_s=6.0,
+        step_timeout_s=40.0,  # three quarters of it are more than the silence of a stopped rank
     )
     client = await EngineClient.start(config)
     (rank,) = psutil.Process(client.pid).children()
@@ -81,12 +82,38 @@ async def test_an_engine_ends_with_the_name_of_the_rank_it_lost(
         await submission.__anext__()
         rank.send_signal(sig)
         with pytest.raises(EngineDeadError, match=r"rank 1 (ended \(status -9\)|has )"):
-            await asyncio.wait_for(read(submission), 30.0)
+            await asyncio.wait_for(read(submission), 60.0)
     finally:
         if sig == signal.SIGSTOP:
             rank.send_signal(signal.SIGCONT)
         await client.close()
     rank.wait(30.0)  # it ends with its engine
+
+
+async def test_an_engine_ends_with_the_name_of_a_rank_that_is_stopped_while_it_starts() -> None:
+    """Rank 0 waits for it at the meeting. The test takes the ten seconds of the silence."""
+    starting = asyncio.create_task(
+        EngineClient.start(structs.replace(CONFIG, tensor_parallel_size=2))
+    )
+    try:
+        rank = await asyncio.wait_for(_first_rank(), 60.0)
+        rank.send_signal(signal.SIGSTOP)
+        with pytest.raises(ConfigError, match=r"^rank 1 has been silent for \d+ s$"):
+            await asyncio.wait_for(starting, 60.0)
+    finally:
+        starting.cancel()
+    rank.send_signal(signal.SIGCONT)
+    rank.wait(30.0)  # it ends with its engine
+
+
+async def _first_rank() -> psutil.Process:
+    """The process of a rank that this one's engine has just started."""
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "engine.startup.rank" in " ".join(process.cmdline()):
+                    return process
+        await asyncio.sleep(0.05)
 
 
 async def test_answers_aborts_and_closes(client: EngineClient) -> None:

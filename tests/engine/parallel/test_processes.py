@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,9 @@ from engine.parallel.processes import LENGTH_BYTES, RankProcesses, read_message
 
 WAIT_S = 30.0
 CONFIG = EngineConfig(model=ModelConfig(model="m"), tensor_parallel_size=2, step_timeout_s=0.5)
-BEATS = "while True: print('{\"num_begun\": 3}', flush=True); time.sleep(0.05)"
+SERVES = 'print(\'{"num_begun": 3, "serves": true}\', flush=True)'
+STARTS = "print('{\"num_begun\": 3}', flush=True)"
+BEATS = f"while True: {SERVES}; time.sleep(0.05)"
 
 Start = Callable[[str], tuple[RankProcesses, queue.SimpleQueue[str]]]
 
@@ -68,20 +71,54 @@ def test_a_rank_that_raises_says_why(start: Start) -> None:
 
 def test_a_rank_that_falls_silent_is_named(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE_S", 0.5)
-    others, lost = start("print('{\"num_begun\": 3}', flush=True); time.sleep(60)")
-    others.watch(lambda: 3)
+    _, lost = start(f"{SERVES}; time.sleep(60)")
+    assert lost.get(timeout=WAIT_S).startswith("rank 1 has been silent for")
+
+
+@pytest.mark.parametrize("code", ["time.sleep(60)", f"{STARTS}; time.sleep(60)"])
+def test_a_rank_that_is_silent_while_it_starts_is_named(
+    start: Start, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr(module, "START_SILENCE_S", 0.5)
+    _, lost = start(code)
+    assert lost.get(timeout=WAIT_S).startswith("rank 1 has been silent for")
+
+
+def test_a_rank_that_is_busy_while_it_starts_is_not_lost_unless_it_is_stopped(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it was silent when it is stopped, there is nothing more to wait for."""
+    monkeypatch.setattr(module, "SILENCE_S", 0.5)
+    others, lost = start(f"{STARTS}; time.sleep(60)")
+    time.sleep(1.5)
+    assert lost.empty()
+    psutil.Process(others.pids[0]).send_signal(signal.SIGSTOP)
     assert lost.get(timeout=WAIT_S).startswith("rank 1 has been silent for")
 
 
 def test_a_rank_that_keeps_a_step_waiting_is_named(start: Start) -> None:
     others, lost = start(BEATS)
-    others.watch(lambda: 4)
+    others.have_met(lambda: 4)
     assert lost.get(timeout=WAIT_S) == "rank 1 has kept a step waiting for 0.375 s"
 
 
-def test_a_rank_that_waits_for_others_is_not_lost(start: Start) -> None:
-    others, lost = start(BEATS)
-    others.watch(lambda: 3)
+@pytest.mark.parametrize("begun", [0, 4])
+def test_a_rank_that_keeps_the_start_waiting_is_named(
+    start: Start, monkeypatch: pytest.MonkeyPatch, begun: int
+) -> None:
+    """At the meeting, and at an exchange behind it."""
+    monkeypatch.setattr(module, "START_LIMIT_S", 0.5)
+    told = STARTS if begun else "print('{}', flush=True)"
+    others, lost = start(f"while True: {told}; time.sleep(0.05)")
+    if begun:
+        others.have_met(lambda: begun)
+    assert lost.get(timeout=WAIT_S) == "rank 1 has kept the start waiting for 0.5 s"
+
+
+@pytest.mark.parametrize("told", [SERVES, STARTS])
+def test_a_rank_that_waits_for_others_is_not_lost(start: Start, told: str) -> None:
+    others, lost = start(f"while True: {told}; time.sleep(0.05)")
+    others.have_met(lambda: 3)
     time.sleep(1.5)
     assert lost.empty()
 
