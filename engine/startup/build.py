@@ -73,19 +73,21 @@ def build_engine(
         model = _load(config, device, reference=measure.reference)
         return assemble(config, model, device, tokenizer=tokenizer, measure=measure, begun=begun)
     others, exchange = start_ranks(config, device, on_rank_lost)
-    model = _load(config, device, exchange)
+    measure = ErrorMeasure(config, tokenizer, exchange)
+    model = _load(config, device, exchange, measure.reference)
 
     def lead(runner: ModelRunner) -> Runner:
         return LeadRunner(runner, runner.mask_buffer, others)
 
-    return assemble(config, model, device, lead, tokenizer, exchange)
+    return assemble(config, model, device, lead, tokenizer, exchange, measure)
 
 
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     """Build the runner of a rank other than 0; raises as `build_engine`."""
     device = _prepare(config)
-    model = _load(config, device, exchange)
-    runner = _build_runner(_on_device(config, device), model, device, exchange).runner
+    measure = ErrorMeasure(config, None, exchange)
+    model = _load(config, device, exchange, measure.reference)
+    runner = _build_runner(_on_device(config, device), model, device, exchange, measure).runner
     _freeze()
     return runner
 

@@ -4,6 +4,10 @@ The reference runs while weights are loaded, layer by layer (`engine.models.fuse
 behind the loading where keys and values alone are rounded. The served model runs whole, over a
 cache that stores keys and values as the server's does. Both attend in plain torch, so that nothing
 but what is rounded tells them apart.
+
+Of several ranks each runs its part of both models, with the sums that it serves with, and compares
+the logits of its ids: of each position ranks tell each other the log of a mass, of all positions
+the divergence and the gap that they found.
 """
 
 from __future__ import annotations
@@ -20,8 +24,9 @@ from engine.contracts.model import CausalLM
 from engine.models.fused.reference import Reference, attention_of_text
 from engine.models.loader import max_position
 from engine.progress import phase
-from engine.startup.error_text import error_text
+from engine.startup.error_text import NUM_TOKENS, error_text
 from engine.structured.tokenizer import TokenizerReader
+from sampling.shard import LoneRank, RankExchange
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +39,19 @@ class ErrorMeasure:
 
     Args:
         reader: of the model's tokenizer; without one the text is of arbitrary tokens.
+        exchange: the ranks that measure together; rank 0's reader is that of all.
 
     Attributes:
         reference: to be given to the loading.
     """
 
-    def __init__(self, config: EngineConfig, reader: TokenizerReader | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        reader: TokenizerReader | None,
+        exchange: RankExchange | None = None,
+    ) -> None:
+        self._exchange = exchange or LoneRank()
         self._config = config
         self._reader = reader
         self._text: tuple[str, torch.Tensor] | None = None
@@ -61,7 +73,8 @@ class ErrorMeasure:
             wanted, reference.hidden = reference.hidden, None
             if wanted is None:
                 wanted = hidden_states(model, ids, None)
-            mean_kl, gap = _differ(model, wanted, hidden_states(model, ids, scales))
+            served = hidden_states(model, ids, scales)
+            mean_kl, gap = _differ(model, wanted, served, self._exchange)
         if not math.isfinite(mean_kl + gap):
             logger.warning("logits of the quantized model or of its reference are no numbers")
         assert self._text is not None
@@ -76,6 +89,7 @@ class ErrorMeasure:
     def _token_ids(self, vocab_size: int) -> torch.Tensor:
         if self._text is None:
             name, ids = error_text(self._reader, vocab_size)
+            ids = _of_first_rank(ids, self._exchange)
             model = self._config.model
             self._text = name, ids[: model.max_model_len or max_position(model)]
         return self._text[1]
@@ -107,25 +121,50 @@ class Difference(NamedTuple):
     largest_gap: float
 
 
-def difference(parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Difference:
-    """Compare logits [N, vocab] of a reference with others, part by part, in float64."""
+def difference(
+    parts: Iterable[tuple[torch.Tensor, torch.Tensor]], exchange: RankExchange | None = None
+) -> Difference:
+    """Compare logits [N, vocab] of a reference with others, part by part, in float64.
+
+    Args:
+        exchange: of the ranks that each have logits of other ids.
+    """
+    exchange = exchange or LoneRank()
     total, largest, count = 0.0, 0.0, 0
     for reference, other in parts:
-        log_p, log_q = (logits.double().log_softmax(-1) for logits in (reference, other))
+        log_p, log_q = _log_probs(torch.stack((reference, other)).double(), exchange)
         gaps = (log_p - log_q).where(log_p != log_q, 0.0)  # both are -inf where a model has masks
         total += float((log_p.exp() * gaps).sum())
         gap = float(gaps.abs().max())
         largest = gap if math.isnan(gap) else max(largest, gap)
         count += len(reference)
-    mean_kl = total / count
+    told = exchange.all_gather(torch.tensor([total, largest], dtype=torch.float64))
+    mean_kl, largest = float(told[:, 0].sum()) / count, float(told[:, 1].amax())
     return Difference(max(mean_kl, 0.0) if math.isfinite(mean_kl) else mean_kl, largest)
 
 
+def _log_probs(logits: torch.Tensor, exchange: RankExchange) -> torch.Tensor:
+    """The log-probabilities of logits float64 [2, N, ids], normalised over all ranks' ids."""
+    log_masses = exchange.all_gather(logits.logsumexp(-1))
+    return logits - log_masses.logsumexp(0)[..., None]
+
+
 @torch.inference_mode()
-def _differ(model: CausalLM, reference: torch.Tensor, served: torch.Tensor) -> Difference:
+def _differ(
+    model: CausalLM, reference: torch.Tensor, served: torch.Tensor, exchange: RankExchange
+) -> Difference:
     """What two hidden states [T, hidden_size] each make of the next token, compared."""
     parts = zip(*(torch.split(x, ROWS) for x in (reference, served)), strict=True)
-    return difference((model.logits(wanted), model.logits(own)) for wanted, own in parts)
+    logits = ((model.logits(wanted), model.logits(own)) for wanted, own in parts)
+    return difference(logits, exchange)
+
+
+def _of_first_rank(ids: torch.Tensor, exchange: RankExchange) -> torch.Tensor:
+    """Rank 0's ids int64 [T], at most `NUM_TOKENS`; a rank may have others."""
+    padded = torch.full((NUM_TOKENS,), -1)
+    padded[: len(ids)] = ids
+    told = exchange.all_gather(padded)[0]
+    return told[told >= 0]
 
 
 def _precision(model: CausalLM) -> str:

@@ -28,6 +28,7 @@ from engine.request import ScoringRequest
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import assemble, build_engine
+from engine.startup.error_statement import ErrorMeasure
 from engine.startup.ranks import set_threads
 from engine.structured.tokenizer import TokenizerReader
 from tests.engine.models.quantized.packers import (
@@ -238,7 +239,9 @@ def start(name: str, folder: Path) -> Engine:
         return LeadRunner(runner, runner.mask_buffer, SilentRanks())
 
     reader = None if config.structured is None else TokenizerReader(config.structured)
-    return assemble(config, load_model(config.model, GPU, exchange), GPU, lead, reader, exchange)
+    measure = ErrorMeasure(config, reader, exchange)
+    loaded = load_model(config.model, GPU, exchange, measure.reference)
+    return assemble(config, loaded, GPU, lead, reader, exchange, measure)
 
 
 def serve(engine: Engine) -> None:

@@ -18,6 +18,7 @@ from engine.parallel.messages import Message, Setup, decode, encode
 from engine.plan import Runner
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import assemble, build_rank
+from engine.startup.error_statement import ErrorMeasure
 from engine.startup.rank import Follower
 from engine.structured.tokenizer import TokenizerReader
 from tests.sampling.ranks import Board, ThreadRank
@@ -89,8 +90,10 @@ def engine_of(config: EngineConfig) -> Iterator[tuple[Engine, ThreadRanks]]:
         return LeadRunner(runner, runner.mask_buffer, others)
 
     tokenizer = None if config.structured is None else TokenizerReader(config.structured)
-    make = partial(assemble, tokenizer=tokenizer, exchange=exchange)
+    measure = ErrorMeasure(config, tokenizer, exchange)
+    make = partial(assemble, tokenizer=tokenizer, exchange=exchange, measure=measure)
     try:
-        yield make(config, load_model(config.model, CPU, exchange), CPU, lead), others
+        model = load_model(config.model, CPU, exchange, measure.reference)
+        yield make(config, model, CPU, lead), others
     finally:
         others.end()

@@ -35,6 +35,7 @@ from engine.request import (
     StepOutput,
 )
 from engine.speculative_config import SpeculativeConfig
+from engine.startup.error_text import NAME
 from engine.submission import entries_of
 from sampling.params import SamplingParams
 from tests.engine.models.fused.test_shards import MODELS
@@ -259,6 +260,16 @@ def test_rounded_weights_and_keys_err_as_on_one_rank() -> None:
     together = chosen(2, cache=cache, model=model)
     assert len(exact) == 800
     assert 0 < np.abs(together - exact).mean() < 1.2 * np.abs(alone - exact).mean()
+
+
+def test_the_first_rank_states_the_error_on_its_text() -> None:
+    model = structs.replace(CONFIG.model, quantization="fp8")
+    with engine_of(of(2, model=model)) as (engine, _):
+        statement = engine.info.quantization
+    assert statement is not None
+    assert statement.text.startswith(f"{NAME}, ")
+    assert statement.mean_kl is not None
+    assert 1e-5 < statement.mean_kl < 0.1
 
 
 @pytest.mark.parametrize("size", SIZES)
