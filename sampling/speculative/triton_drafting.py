@@ -98,6 +98,7 @@ def _tiles_kernel(
     tiles: tl.constexpr,
     edited: tl.constexpr,
     scaled: tl.constexpr,
+    kept: tl.constexpr,
 ):
     """Measure the tiles of q, and store q's logits where there are slots for them."""
     i, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * tiles
@@ -106,7 +107,7 @@ def _tiles_kernel(
     end = global_tile(source, tl.minimum(first + tiles, num_tiles))
     token_ids = (begin + tl.arange(0, tiles))[:, None] * TILE + tl.arange(0, TILE)[None, :]
     values = _draft_values(source, columns, i, depth, token_ids, begin, end, edited, scaled)
-    if slots is not None:
+    if kept:
         _keep(source, slots, i, depth, token_ids, values)
     maxima = tl.max(values, 1)
     at, inside = i * num_tiles + tile, tile < num_tiles
@@ -223,6 +224,7 @@ def draw_drafts(
         depth,
         num_tiles,
         tiles=tiles,
+        kept=draft_logits is not None,
         num_warps=2 if edited else 1,
         **shared,
     )
