@@ -6,6 +6,7 @@ Compiling a kernel takes about a second of one core, seven eighths of it outside
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import threading
@@ -43,6 +44,28 @@ class _HeldThreads(ThreadPoolExecutor):
         return fn(*args, **options)
 
 
+_PARSING = threading.Lock()
+
+
+def _parse_in_turn() -> None:
+    """Let one thread at a time parse kernels' sources.
+
+    Older Pythons, 3.11.7 among them, count the parser's depth for all threads together, and raise a
+    SystemError where two of them meet in it (CPython's issue 106905).
+    """
+    kind = triton.runtime.jit.JITCallable
+    parse = kind.parse
+    if hasattr(parse, "__wrapped__"):
+        return
+
+    @functools.wraps(parse)
+    def in_turn(function: Any) -> Any:
+        with _PARSING:
+            return parse(function)
+
+    kind.parse = in_turn
+
+
 class Compilation:
     """Kernels that are being compiled on threads. `compiling` makes one."""
 
@@ -74,6 +97,7 @@ def compiling() -> Iterator[Compilation]:
     if not HAS_TRITON or INTERPRETED:
         yield compilation
         return
+    _parse_in_turn()
 
     def collect(kernel: Any, grid: Any) -> Callable[..., None]:
         def launch(*args: Any, **options: Any) -> None:

@@ -6,6 +6,8 @@ differ between branches, constants that are not, shapes that are no powers of tw
 
 from __future__ import annotations
 
+import ast
+import threading
 import time
 import types
 from collections.abc import Iterator
@@ -122,6 +124,29 @@ def test_anything_may_run_while_kernels_are_compiled(loaded: list[Any]) -> None:
     assert sorted(kernel.src.constants[(1,)] for kernel in loaded) == [8, 16]
     assert len(heard) == 2
     assert not out.any()
+
+
+def test_one_thread_at_a_time_parses(loaded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, met, parse = threading.Lock(), threading.Event(), ast.parse
+
+    def watched(*args: Any, **options: Any) -> Any:
+        if not parsing.acquire(blocking=False):
+            met.set()
+            return parse(*args, **options)
+        try:
+            time.sleep(0.02)  # others would come
+            return parse(*args, **options)
+        finally:
+            parsing.release()
+
+    monkeypatch.setattr(ast, "parse", watched)
+    monkeypatch.setenv("TRITON_ALWAYS_COMPILE", "1")  # what a cache has is not parsed
+    out = torch.zeros(256, dtype=torch.int32)
+    with compiling_together():
+        for count in (128, 256):
+            _one_kernel[(1,)](out, count=count)
+    assert len(loaded) == 2
+    assert not met.is_set()
 
 
 def test_kernels_wait_until_all_are_collected_and_an_error_lets_them_go(loaded: list[Any]) -> None:
