@@ -153,10 +153,7 @@ class _HostWork(Future[Any]):
         return super().result(timeout)
 
     def run(self) -> None:
-        try:
-            self.set_result(self._work(*self._args))
-        except Exception as error:
-            self.set_exception(error)
+        _run(self, self._work, self._args)
 
 
 class InlineLauncher:
@@ -164,8 +161,13 @@ class InlineLauncher:
 
     def __call__(self, work: Any, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        try:
-            future.set_result(work(*args))
-        except Exception as error:
-            future.set_exception(error)
+        _run(future, work, args)
         return future
+
+
+def _run(future: Future[Any], work: Any, args: tuple[Any, ...]) -> None:
+    """Compute what a future is of, or keep what that raises."""
+    try:
+        future.set_result(work(*args))
+    except Exception as error:
+        future.set_exception(error)

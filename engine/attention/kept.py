@@ -60,7 +60,7 @@ class KeptKeys:
         seq_lens: Int32Array = inputs.seq_lens.numpy()
         num_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
         if not self._serves(inputs, seq_lens, num_blocks):
-            self._layers.clear()
+            self._forget()
             return False
         tables: Int32Array = inputs.block_tables.numpy()
         if num_blocks * self._block_size != self._num_keys:
@@ -68,8 +68,7 @@ class KeptKeys:
             self._views.clear()
         self._is_new = not self._continues(tables, seq_lens)
         if self._is_new:
-            self._layers.clear()
-            self._views.clear()
+            self._forget()
             self._source = self._all_pages(tables, seq_lens, num_blocks)
         else:
             self._source, self._target = self._last_tokens(inputs.slots.numpy(), seq_lens)
@@ -93,6 +92,10 @@ class KeptKeys:
             k, v = rows[:, :, : self._num_keys].transpose(2, 3)
             self._views[index] = k, v
         return self._views[index]
+
+    def _forget(self) -> None:
+        self._layers.clear()
+        self._views.clear()  # which hold the layers' memory too
 
     def _serves(self, inputs: AttentionInputs, seq_lens: Int32Array, num_blocks: int) -> bool:
         """Whether every row brings one token, and rows are few and alike in length."""

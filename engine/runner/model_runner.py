@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,17 +68,17 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Issue a step behind those already issued; where it awaits masks, all but its draw."""
         if not plan.awaits_masks:
-            return LaunchedStep(plan, self._launcher(self._issue, plan))
-        begun = self._launcher(self._issue_forward, plan)
+            return LaunchedStep(plan, self._in_order(plan.num_tokens, self._issue, plan))
+        begun = self._in_order(plan.num_tokens, self._begin, plan)
 
         def issue_draw(masks: StepMasks) -> Future[HostCopy]:
-            return self._launcher(lambda: self._issue_draw(begun.result(), masks))
+            return self._in_order(plan.num_tokens, lambda: self._finish(begun.result(), masks))
 
         return LaunchedStep(plan, None, issue_draw)
 
     def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
         """Issue a step of scoring behind what was issued before."""
-        return LaunchedScoring(self._launcher(self._issue_scoring, plan))
+        return LaunchedScoring(self._in_order(len(plan.token_ids), self._issue_scoring, plan))
 
     def forget(self, rows: Int32Array) -> None:
         """Vacate rows at once instead of with the next plan, as after a measurement."""
@@ -95,22 +96,21 @@ class ModelRunner:
         """The host's buffer for the masks of the next draw; see `HostMasks`."""
         return self._masks.buffer
 
+    def _in_order(self, num_tokens: int, work: Any, *args: Any) -> Future[Any]:
+        """Issue work of so many tokens behind what was issued before."""
+
+        def issue() -> Any:
+            with self._threads(num_tokens):
+                return work(*args)
+
+        return self._launcher(issue)
+
     def _issue(self, plan: StepPlan) -> HostCopy:
-        with self._threads(plan.num_tokens):
-            return self._finish(self._begin(plan), None)
-
-    def _issue_forward(self, plan: StepPlan) -> _BegunStep:
-        with self._threads(plan.num_tokens):
-            return self._begin(plan)
-
-    def _issue_draw(self, begun: _BegunStep, masks: StepMasks) -> HostCopy:
-        with self._threads(begun.plan.num_tokens):
-            return self._finish(begun, masks)
+        return self._finish(self._begin(plan), None)
 
     def _issue_scoring(self, plan: ScoringPlan) -> HostCopy:
         device, shard = self._rows.device, self._sampling_rows.shard
-        with self._threads(len(plan.token_ids)):
-            return issue_scoring(plan, self._stage.model, self._forward, device, shard)
+        return issue_scoring(plan, self._stage.model, self._forward, device, shard)
 
     @torch.inference_mode()
     def _begin(self, plan: StepPlan) -> _BegunStep:

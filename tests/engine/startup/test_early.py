@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from unittest import mock
 
 import pytest
 
@@ -39,11 +37,9 @@ class Driver:
 
 
 @pytest.fixture(autouse=True)
-def environment() -> Iterator[None]:
-    with mock.patch.dict(os.environ):
-        for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-            os.environ.pop(name, None)
-        yield
+def _no_settings_of_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

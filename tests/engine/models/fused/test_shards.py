@@ -160,6 +160,20 @@ def test_a_rank_keeps_its_own_keys_only(tmp_path: Path) -> None:
     assert on_ranks(4, work) == [alone // 2] * 4, "two ranks a key head"
 
 
+def count_parts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many numbers are read as parts of each tensor from now on."""
+    sizes, fill_part = Counter[str](), Checkpoint.fill_part
+
+    def reading(
+        checkpoint: Checkpoint, target: torch.Tensor, name: str, *args: Any, **kwargs: Any
+    ) -> None:
+        sizes[name] += target.numel()
+        fill_part(checkpoint, target, name, *args, **kwargs)
+
+    monkeypatch.setattr(Checkpoint, "fill_part", reading)
+    return sizes
+
+
 WHOLE = re.compile(
     r"norm|embed|\.router\.|\.(o_proj|dense|down_proj|fc2|c_proj)\.bias$|down_proj_bias$"
 )
@@ -173,21 +187,14 @@ def test_a_rank_reads_its_parts_alone(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_tiny(MODELS[name], tmp_path)
-    whole, sizes = set(), Counter[str]()
-    stored, fill_part = Checkpoint.stored, Checkpoint.fill_part
+    whole, sizes = set(), count_parts(monkeypatch)
+    stored = Checkpoint.stored
 
     def reading(checkpoint: Checkpoint, name: str) -> torch.Tensor:
         whole.add(name)
         return stored(checkpoint, name)
 
-    def reading_part(
-        checkpoint: Checkpoint, target: torch.Tensor, name: str, *args: Any, **kwargs: Any
-    ) -> None:
-        sizes[name] += target.numel()
-        fill_part(checkpoint, target, name, *args, **kwargs)
-
     monkeypatch.setattr(Checkpoint, "stored", reading)
-    monkeypatch.setattr(Checkpoint, "fill_part", reading_part)
     on_ranks(2, lambda exchange: load_model(ModelConfig(model=str(tmp_path)), CPU, exchange))
     assert whole
     assert all(WHOLE.search(name) for name in whole)

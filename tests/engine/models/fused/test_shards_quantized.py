@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from engine.errors import ModelError
 from engine.kernels.fp8 import quantize_rows
 from engine.kernels.quantized.fp8_blocks import quantize_spans_torch
 from engine.kernels.quantized.int4 import pack
-from engine.models.checkpoint.weights import Checkpoint
 from engine.models.fused.decoder import Decoder
 from engine.models.loader import load_model
 from engine.models.quantized.parts import BlockPart, DensePart, Fp8Part, Int4Part
@@ -27,6 +25,7 @@ from tests.engine.models.fused.test_shards import (
     CPU,
     MODELS,
     WIDE,
+    count_parts,
     logits_of,
     wanted_of,
     widened,
@@ -122,16 +121,7 @@ def test_a_rank_reads_its_own_groups_of_mxfp4_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gpt_oss(tmp_path, widened(GPT_OSS))
-    sizes = Counter[str]()
-    fill_part = Checkpoint.fill_part
-
-    def reading(
-        checkpoint: Checkpoint, target: torch.Tensor, name: str, *args: Any, **kwargs: Any
-    ) -> None:
-        sizes[name] += target.numel()
-        fill_part(checkpoint, target, name, *args, **kwargs)
-
-    monkeypatch.setattr(Checkpoint, "fill_part", reading)
+    sizes = count_parts(monkeypatch)
     on_ranks(2, lambda exchange: load_model(ModelConfig(model=str(tmp_path)), CPU, exchange))
     with safe_open(tmp_path / "model.safetensors", framework="pt") as tensors:
         divided = ("_blocks", "_scales", "q_proj.weight", "o_proj.weight", "lm_head.weight")
