@@ -126,6 +126,18 @@ def _load_tiles(source, i, tile, tiles: tl.constexpr):
 
 
 @jit
+def _highest(values, tiles: tl.constexpr, peaked: tl.constexpr):
+    """Maxima of [tiles, TILE], by way of the peaks where maxima come from them.
+
+    Otherwise Triton 3.6 gives every thread whole tiles, and takes 13 s to compile that.
+    """
+    if peaked:
+        return tl.max(tl.max(tl.reshape(values, (tiles, _PEAKS, _PEAK)), 2), 1)
+    else:
+        return tl.max(values, 1)
+
+
+@jit
 def _measure(
     stats,
     raw,
@@ -159,7 +171,7 @@ def _measure(
         masses = tl.where(worst == 2, float("nan"), masses)
     elif masked:  # noqa: SIM102 - known to the compiler; a bad row has left a NaN in the mass
         if tl.min(maxima, 0) == float("-inf"):
-            some = tl.max((raw > float("-inf")).to(tl.int32), 1)
+            some = _highest((raw > float("-inf")).to(tl.int32), tiles, peaked)
             hidden = (maxima == float("-inf")) & (masses == 0.0) & (some != 0)
             masses = tl.where(hidden, MASKED_OUT, masses)
     tl.store(stats.maxima + out, maxima, mask=inside)
