@@ -132,9 +132,8 @@ def _highest(values, tiles: tl.constexpr, peaked: tl.constexpr):
     Otherwise Triton 3.6 gives every thread whole tiles, and takes 13 s to compile that.
     """
     if peaked:
-        return tl.max(tl.max(tl.reshape(values, (tiles, _PEAKS, _PEAK)), 2), 1)
-    else:
-        return tl.max(values, 1)
+        values = tl.max(tl.reshape(values, (tiles, _PEAKS, _PEAK)), 2)
+    return tl.max(values, 1)
 
 
 @jit
