@@ -60,7 +60,7 @@ def case_us(
     lengths = torch.full((rows,), context, dtype=torch.int32, device=DEVICE)
     q = torch.randn(rows * query_len, heads[0], HEAD_DIM, dtype=torch.bfloat16, device=DEVICE)
     out = torch.empty_like(q)
-    scratch = DecodeScratch([spec], rows, DEVICE, query_len)
+    scratch = DecodeScratch([spec], rows, DEVICE, query_len, cache.layers[0].itemsize)
 
     def attend(layer: int) -> None:
         pages, scales = cache.layers[layer], cache.layer_scales(layer)

@@ -58,8 +58,10 @@ class CudaAttention:
         self._specs = list(specs)
         self._cache = cache
         self._cells = [layer.flatten(0, 2) for layer in cache.layers]
-        device = cache.layers[0].device
-        self._scratch = DecodeScratch(self._specs, max_rows, device, max_decode_len)
+        stored = cache.layers[0]
+        self._scratch = DecodeScratch(
+            self._specs, max_rows, stored.device, max_decode_len, stored.itemsize
+        )
         self._tiled = TiledPrefill(self._specs, cache)
         self._flashinfer = _flashinfer_prefill(self._specs, cache)
         self._by_flashinfer: set[int] = set()  # layers, once it is loaded
@@ -132,7 +134,7 @@ class CudaAttention:
         self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
     ) -> torch.Tensor:
         inputs, spec, scales = self._inputs, self._specs[layer], self._cache.layer_scales(layer)
-        if scales is not None or inputs.decode_len > 1 or self._num_decode < len(qkv):
+        if inputs.decode_len > 1 or self._num_decode < len(qkv):
             q = rope_and_store(qkv, heads, rotation, self.cells(layer))
             return self.attend_stored(layer, q)
         out = qkv.new_empty((len(qkv), spec.num_q_heads, spec.head_dim))
@@ -146,6 +148,7 @@ class CudaAttention:
             inputs.seq_lens,
             out,
             self._scratch,
+            scales,
         )
         return out
 

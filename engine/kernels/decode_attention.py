@@ -132,8 +132,9 @@ def _attend(
     # Values in float8 come in pairs, whose halves have sums of their own.
     in_half: tl.constexpr = paged.scales is not None and tile.queries.dtype == tl.float16
     in_pairs: tl.constexpr = in_half and shape.head_dim % 2 == 0
-    even = tl.full((shape.padded_queries, shape.padded_dim // 2), 0.0, tl.float32)
-    odd = even
+    if in_pairs:
+        pairs = tl.reshape(acc, (shape.padded_queries, shape.padded_dim // 2, 2))
+        even, odd = tl.split(pairs)
     for at in range(start, end, shape.block):
         n = at + tl.arange(0, shape.block)
         inside = n < end
@@ -211,8 +212,7 @@ def _decode_kernel(
     acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
     if positions is not None:  # noqa: SIM102  # what is left out is not compiled
         if share == 0:
-            pages = paged.pages
-            top, total, acc = see_newest(product, newest, pages, tile, row, head, rules, shape)
+            top, total, acc = see_newest(product, newest, paged, tile, row, head, rules, shape)
     top, total, acc = _attend(
         top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape
     )
@@ -273,16 +273,16 @@ def paged_decode_product(
     seq_lens: torch.Tensor,
     out: torch.Tensor,
     scratch: DecodeScratch,
+    scales: torch.Tensor | None = None,
 ) -> None:
     """Turn each row's newest token, store its key and value, and attend from it.
 
     Args:
         positions: int64 [R], of the tokens in their rows.
         slots: int64 [R], block * page + offset where the tokens' keys and values go.
-        pages: one layer of a KVCache that stores keys and values as they are.
-        block_tables, seq_lens, out: as for `paged_decode`, of one token a row.
+        pages, block_tables, seq_lens, out, scales: as for `paged_decode`, of one token a row.
     """
-    paged = _Paged(pages, block_tables, seq_lens, None)
+    paged = _Paged(pages, block_tables, seq_lens, scales)
     _launch(spec, product.qkv, out, paged, scratch, 1, product, positions, slots)
 
 

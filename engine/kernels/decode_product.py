@@ -2,8 +2,8 @@
 """The newest token of a row in the decode kernel: taken from the QKV product it was made by.
 
 The kernel then normalizes and rotates what it reads, as `rope.rope_and_store` does, and the newest
-key and value go from the product into the softmax and to their cells at once: a launch less a
-layer, and no queries or keys on their way through memory.
+key and value go from the product into the softmax and to their cells at once, rounded where the
+cache rounds: a launch less a layer, and no queries or keys on their way through memory.
 
 Letters in comments as in `decode_attention`.
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.kernels.fp8 import stored_fp8
 from engine.kernels.pages import LOG2E, capped
 from sampling.triton_support import jit, tl
 
@@ -105,8 +106,8 @@ def turned(product, turn, row, heads, mask, shape: tl.constexpr):
 
 
 @jit
-def see_newest(product, newest, pages, tile, row, head, rules, shape: tl.constexpr):
-    """Store the row's newest key and value, and begin the softmax with them.
+def see_newest(product, newest, paged, tile, row, head, rules, shape: tl.constexpr):
+    """Store the row's newest key and value, and begin the softmax with them as they are stored.
 
     Returns:
         Maxima, sums of weights and weighted values, as of `_attend`.
@@ -117,14 +118,19 @@ def see_newest(product, newest, pages, tile, row, head, rules, shape: tl.constex
     key = turned(product, newest.key, row, heads, mask, shape)
     first = (row * (shape.group + 2) + shape.group + 1) * shape.kv_heads + head
     value = tl.load(product.qkv + first * shape.head_dim + d[None, :], mask=mask, other=0.0)
+    if paged.scales is not None:
+        key = stored_fp8(key, tl.load(paged.scales + head))
+        value = stored_fp8(value, tl.load(paged.scales + shape.kv_heads + head))
 
     block_id, offset = newest.slot // shape.page, newest.slot % shape.page
     cell = ((2 * block_id * shape.page + offset) * shape.kv_heads + head) * shape.head_dim
     to_values: tl.constexpr = shape.page * shape.kv_heads * shape.head_dim
-    tl.store(pages + cell + d[None, :], key, mask=mask)
-    tl.store(pages + cell + to_values + d[None, :], value, mask=mask)
+    tl.store(paged.pages + cell + d[None, :], key, mask=mask)
+    tl.store(paged.pages + cell + to_values + d[None, :], value, mask=mask)
 
     scores = tl.sum(tile.queries.to(tl.float32) * key.to(tl.float32), 1) * rules.scale
+    if paged.scales is not None:
+        scores *= tile.factors
     top = capped(scores, rules.softcap) * LOG2E
     total = tl.full((shape.padded_queries,), 1.0, tl.float32)
     acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32) + value.to(tl.float32)

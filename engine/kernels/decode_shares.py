@@ -16,6 +16,9 @@ from sampling.triton_support import jit, tl
 
 MAX_SHARES = 16
 """Most programs that share a row and key head."""
+FULL = 2
+"""Programs a processor of the GPU that keep enough keys of 16 bits on their way; of keys of 8 bits,
+of which a program has half the bytes on their way, it takes twice as many."""
 
 
 class DecodeScratch:
@@ -26,6 +29,9 @@ class DecodeScratch:
         stats: float32, room for their maxima and sums of weights.
         arrivals: int32, shares that have come, 0 between launches.
         max_query_len: most query tokens of a row.
+
+    Args:
+        key_size: bytes of a number of a key, as the cache stores it.
     """
 
     def __init__(
@@ -34,9 +40,13 @@ class DecodeScratch:
         max_rows: int,
         device: torch.device,
         max_query_len: int = 1,
+        key_size: int = 2,
     ) -> None:
-        properties = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
-        self.num_programs = 2 * properties.multi_processor_count if properties else 8
+        self.num_programs = 8
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            full = 2 * FULL if key_size == 1 else FULL
+            self.num_programs = full * properties.multi_processor_count
         heads = max(spec.num_q_heads for spec in specs)
         kv_heads = min(spec.num_kv_heads for spec in specs)
         # shares > 1 only while rows * kv_heads * shares <= num_programs
