@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from engine.contracts.attention import AttentionSpec, KVCache
-from engine.kernels.decode_attention import paged_decode
-from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.decode.attention import paged_decode
+from engine.kernels.decode.shares import DecodeScratch
 
 DEVICE = torch.device("cuda")
 HEADS = {"16 q, 8 kv": (16, 8), "32 q, 8 kv": (32, 8)}

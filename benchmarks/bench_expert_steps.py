@@ -21,9 +21,9 @@ from benchmarks.figures import Figure, figure
 from benchmarks.shapes import EXPERTS, QWEN3, cache_bytes_per_token, expert_step_bytes
 from engine.contracts.attention import AttentionSpec, KVCache
 from engine.contracts.heads import Heads, Rotation
-from engine.kernels.decode_attention import paged_decode_product
-from engine.kernels.decode_product import Product
-from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.decode.attention import paged_decode_product
+from engine.kernels.decode.product import Product
+from engine.kernels.decode.shares import DecodeScratch
 from engine.models.checkpoint.weights import DummyWeights
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import decoder_config

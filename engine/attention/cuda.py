@@ -26,9 +26,9 @@ from engine.attention.tiled import TiledPrefill, one_of_each
 from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
 from engine.contracts.heads import Heads, Rotation
 from engine.errors import first_line
-from engine.kernels.decode_attention import paged_decode, paged_decode_product
-from engine.kernels.decode_product import Product
-from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.decode.attention import paged_decode, paged_decode_product
+from engine.kernels.decode.product import Product
+from engine.kernels.decode.shares import DecodeScratch
 from engine.kernels.rope import rope_and_store
 from sampling.compiling import compiling_together
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.attention import AttentionSpec
+from engine.kernels.overlap import prefetch
 from sampling.triton_support import INTERPRETED, constexpr, jit, tl
 
 MIN_DOT = 16
@@ -20,6 +21,7 @@ MIN_DOT = 16
 LOG2E = constexpr(1.4426950408889634)
 _COLUMNS, _INTERPRETED = constexpr(4), constexpr(INTERPRETED)
 _TINY = constexpr(1e-30)
+_LINE = constexpr(128)  # bytes of a line of the L2 cache
 
 
 class AttentionShape(NamedTuple):
@@ -126,6 +128,18 @@ def cells_of(block_ids, n, head, shape: tl.constexpr):
     page_stride: tl.constexpr = 2 * shape.page * shape.kv_heads * shape.head_dim
     offsets = (n % shape.page * shape.kv_heads + head) * shape.head_dim
     return block_ids.to(tl.int64) * page_stride + offsets
+
+
+@jit
+def prefetch_cells(pages, cells, shape: tl.constexpr):
+    """Ask for the keys and values at `cells` [N] to be brought to the L2 cache."""
+    per_line: tl.constexpr = _LINE * 8 // pages.dtype.element_ty.primitive_bitwidth
+    lines: tl.constexpr = max(shape.padded_dim // per_line, 1)
+    within = tl.minimum(tl.arange(0, lines) * per_line, shape.head_dim - 1)
+    to_values: tl.constexpr = shape.page * shape.kv_heads * shape.head_dim
+    at = cells[:, None] + within[None, :]
+    prefetch(pages + at)
+    prefetch(pages + to_values + at)
 
 
 @jit

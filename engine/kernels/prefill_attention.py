@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.decode_shares import rescale
+from engine.kernels.decode.shares import rescale
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.pages import (
     LOG2E,

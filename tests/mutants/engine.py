@@ -257,11 +257,11 @@ RUNNER = (
     ),
     Mutant(
         "a-window-begins-one-key-late",
-        "engine/kernels/decode_attention.py",
+        "engine/kernels/decode/shares.py",
         "seq_len - shape.query_len + 1 - rules.window, 0)",
         "seq_len - shape.query_len + 2 - rules.window, 0)",
         (
-            "tests/engine/kernels/test_decode_attention.py"
+            "tests/engine/kernels/decode/test_attention.py"
             "::test_windows_that_begin_around_the_edge_of_a_block",
         ),
         interpreted=True,

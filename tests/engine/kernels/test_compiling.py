@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from engine.contracts.attention import AttentionSpec, KVCache
-from engine.kernels.decode_attention import paged_decode, paged_decode_product
-from engine.kernels.decode_product import Product
-from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.decode.attention import paged_decode, paged_decode_product
+from engine.kernels.decode.product import Product
+from engine.kernels.decode.shares import DecodeScratch
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.groups import group_pairs_triton

@@ -3,7 +3,8 @@
 
 A program takes a key head, a row and a share of the row's keys, which it reads once for all query
 tokens and heads. Where a row is shared by several programs, the last of them to arrive adds up
-what the others left, in the order of the shares: the sum does not depend on who came last. The
+what the others left, in the order of the shares: the sum does not depend on who came last. While
+the kernel before it still makes the queries, a program asks for its first keys and values. The
 torch twin is `PlainAttention`.
 
 Letters in comments: G query heads a key head, M = query_len * G queries (token by token, padded to
@@ -12,25 +13,30 @@ at least 16 for the matrix units), D head_dim (padded to a power of two), N keys
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.decode_product import Product, load_newest, see_newest, turned
-from engine.kernels.decode_shares import DecodeScratch, Shared, add_shares, leave, rescale
+from engine.kernels.decode.product import (
+    Product,
+    load_key,
+    load_newest,
+    load_queries,
+    load_value,
+    see_newest,
+    turned,
+)
+from engine.kernels.decode.shares import DecodeScratch, Shared, add_shares, leave, share_of
+from engine.kernels.decode.softmax import DecodeTile, add_sinks, attend
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.pages import (
-    LOG2E,
     MIN_DOT,
     AttentionShape,
     Rules,
-    capped,
     cells_of,
     in_half,
-    load_keys,
-    load_value_pairs,
-    load_values,
+    prefetch_cells,
     times_scale,
 )
 from sampling.triton_support import jit, tl, triton
@@ -45,131 +51,34 @@ class _Paged(NamedTuple):
     scales: torch.Tensor | None
 
 
-class _DecodeTile(NamedTuple):
-    """The queries of a row and key head; values within the kernel."""
-
-    queries: Any  # [M, D]
-    factors: Any  # [M], that scores with keys in float8 are multiplied with
-    at: Any  # [M, D], their offsets in q, and those of their outputs in out
-    mask: Any  # [M, D], of those there are
-    inside: Any  # [M], likewise
-    heads: Any  # [M]
-    positions: Any  # [M]
-
-
 @jit
-def _share_of(seq_len, num_keys, num_shares, rules, shape: tl.constexpr):
-    """The first key any query sees, keys a share, and how many shares there are, at least one.
-
-    Of the row's keys the first `num_keys` are shared.
-    """
-    first = 0
-    if rules.window is not None:
-        first = tl.maximum(seq_len - shape.query_len + 1 - rules.window, 0)
-        first = first // shape.block * shape.block
-    turns = tl.cdiv(tl.cdiv(num_keys - first, num_shares), shape.block)
-    per_share = tl.maximum(turns, 1) * shape.block
-    return first, per_share, tl.maximum(tl.cdiv(num_keys - first, per_share), 1)
-
-
-@jit
-def _load_tile(q, product, newest, row, head, seq_len, scales, shape: tl.constexpr):
-    """Load or make the queries of a row and key head, `in_half` for keys in float8."""
+def _load_tile(q, made, row, head, seq_len, scales, shape: tl.constexpr):
+    """Load the queries of a row and key head unless they are `made`, `in_half` for float8 keys."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     inside = m < shape.query_len * shape.group
     token, heads = m // shape.group, head * shape.group + m % shape.group
     mask = inside[:, None] & (d < shape.head_dim)[None, :]
     at_token = (row * shape.query_len + token) * shape.kv_heads * shape.group
     at = (at_token + heads)[:, None] * shape.head_dim + d[None, :]
-    if newest is None:
+    queries = made
+    if made is None:
         queries = tl.load(q + at, mask=mask, other=0.0)
-    else:
-        queries = turned(product, newest.queries, row, heads, mask, shape)
     factors = tl.full((shape.padded_queries,), 1.0, tl.float32)
     if scales is not None:
         queries, factors = in_half(queries)
         factors *= tl.load(scales + head)
-    return _DecodeTile(queries, factors, at, mask, inside, heads, seq_len - shape.query_len + token)
+    return DecodeTile(queries, factors, at, mask, inside, heads, seq_len - shape.query_len + token)
 
 
 @jit
-def _distances(tile, n, inside, seq_len, shape: tl.constexpr):
-    """Key position - query position [M or 1, N], and whether a query sees a key n [N]."""
-    if shape.query_len == 1:  # a comparison for each key instead of each score
-        distance = (n - seq_len + 1)[None, :]
-        seen = inside[None, :]
-    else:
-        distance = n[None, :] - tile.positions[:, None]
-        seen = inside[None, :] & (distance <= 0)
-    return distance, seen
+def _prefetch_block(pages, table, head, start, end, shape: tl.constexpr):
+    """Ask for the first block of a share's keys and values, while the queries are made.
 
-
-@jit
-def _scores(tile, keys, distance, slopes, rules, scales, shape: tl.constexpr):
-    """Attention scores of queries and keys [D, N] in units of log2, -inf outside the window."""
-    scores = tl.dot(tile.queries, keys, input_precision=shape.precision)
-    if scales is None:
-        scores *= rules.scale
-    else:
-        scores *= (rules.scale * tile.factors)[:, None]
-    scores = capped(scores, rules.softcap)
-    if rules.alibi_slopes is not None:
-        scores += slopes[:, None] * distance.to(tl.float32)
-    scores *= LOG2E
-    if rules.window is not None:
-        scores = tl.where(distance > -rules.window, scores, float("-inf"))
-    return scores
-
-
-@jit
-def _attend(
-    top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape: tl.constexpr
-):
-    """Maxima, sums of weights and weighted values, continued over the keys from start to end."""
-    slopes = None
-    if rules.alibi_slopes is not None:
-        slopes = tl.load(rules.alibi_slopes + tile.heads, mask=tile.inside, other=0.0)
-    # Values in float8 come in pairs, whose halves have sums of their own.
-    in_half: tl.constexpr = paged.scales is not None and tile.queries.dtype == tl.float16
-    in_pairs: tl.constexpr = in_half and shape.head_dim % 2 == 0
-    if in_pairs:
-        pairs = tl.reshape(acc, (shape.padded_queries, shape.padded_dim // 2, 2))
-        even, odd = tl.split(pairs)
-    for at in range(start, end, shape.block):
-        n = at + tl.arange(0, shape.block)
-        inside = n < end
-        block_ids = tl.load(table + n // shape.page, mask=inside, other=0)
-        cells = cells_of(block_ids, n, head, shape)
-        keys = load_keys(paged.pages, cells, inside, shape).to(tile.queries.dtype)
-        distance, seen = _distances(tile, n, inside, seq_len, shape)
-        scores = _scores(tile, keys, distance, slopes, rules, paged.scales, shape)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        weights = rescale(scores, higher[:, None])
-        shrink = rescale(top, higher)
-        total = total * shrink + tl.sum(weights, 1)
-        if in_pairs:
-            first, second = load_value_pairs(paged.pages, cells, inside, shape)
-            weights = weights.to(tl.float16)
-            even = tl.dot(weights, first, even * shrink[:, None])
-            odd = tl.dot(weights, second, odd * shrink[:, None])
-        else:
-            values = load_values(paged.pages, cells, inside, shape).to(tile.queries.dtype)
-            acc = acc * shrink[:, None]
-            acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=shape.precision)
-        top = higher
-    if in_pairs:
-        acc = tl.reshape(tl.join(even, odd), (shape.padded_queries, shape.padded_dim))
-    return top, total, acc
-
-
-@jit
-def _add_sinks(tile, top, total, acc, sinks):
-    """Add the sinks' weights, which have no values, to the sums."""
-    sink = tl.load(sinks + tile.heads, mask=tile.inside, other=float("-inf")) * LOG2E
-    higher = tl.maximum(top, sink)
-    shrink = rescale(top, higher)
-    return total * shrink + rescale(sink, higher), acc * shrink[:, None]
+    They were written in a step before, but for the newest, which do no harm here.
+    """
+    n = start + tl.arange(0, shape.block)
+    block_ids = tl.load(table + n // shape.page, mask=n < end, other=0)
+    prefetch_cells(pages, cells_of(block_ids, n, head, shape), shape)
 
 
 @jit(
@@ -195,25 +104,34 @@ def _decode_kernel(
     seq_len = tl.load(paged.seq_lens + row)
     # In the cache already. (Triton cannot compare a tuple that holds None.)
     num_keys = seq_len if positions is None else seq_len - 1
-    first, per_share, active = _share_of(seq_len, num_keys, num_shares, rules, shape)
-    newest = None
+    first, per_share, active = share_of(seq_len, num_keys, num_shares, rules, shape)
+    table = paged.tables + row * table_stride
+    start = first + share * per_share
+    end = tl.minimum(start + per_share, num_keys)
+    made = None
     if positions is not None:
         newest = load_newest(product, positions, slots, row, head, shape)
+    if overlap:  # noqa: SIM102  # what is left out is not compiled
+        if start < end:
+            _prefetch_block(paged.pages, table, head, start, end, shape)
     wait_for_last(overlap)
     if share >= active:
         return
 
-    tile = _load_tile(q, product, newest, row, head, seq_len, paged.scales, shape)
-    table = paged.tables + row * table_stride
-    start = first + share * per_share
-    end = tl.minimum(start + per_share, num_keys)
+    if positions is not None:
+        heads = load_queries(product, row, head, shape)
+        key = load_key(product, row, head, share, shape)
+        value = load_value(product, row, head, share, shape)
+        made = turned(product, newest.queries, heads, shape)
+    tile = _load_tile(q, made, row, head, seq_len, paged.scales, shape)
     top = tl.full((shape.padded_queries,), float("-inf"), tl.float32)
     total = tl.full((shape.padded_queries,), 0.0, tl.float32)
     acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
     if positions is not None:  # noqa: SIM102  # what is left out is not compiled
         if share == 0:
-            top, total, acc = see_newest(product, newest, paged, tile, row, head, rules, shape)
-    top, total, acc = _attend(
+            own = turned(product, newest.key, key, shape)
+            top, total, acc = see_newest(own, value, newest.slot, paged, tile, head, rules, shape)
+    top, total, acc = attend(
         top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape
     )
 
@@ -229,7 +147,7 @@ def _decode_kernel(
             top, total, acc = add_shares(shared, cell, active, tile, shape)
     if is_last:
         if rules.sinks is not None:
-            total, acc = _add_sinks(tile, top, total, acc, rules.sinks)
+            total, acc = add_sinks(tile, top, total, acc, rules.sinks)
         total = tl.where(total == 0.0, 1.0, total)  # padded queries
         acc = times_scale(acc, paged.scales, shape.kv_heads + head)
         tl.store(out + tile.at, (acc / total[:, None]).to(out.dtype.element_ty), mask=tile.mask)

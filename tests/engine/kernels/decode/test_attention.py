@@ -10,8 +10,8 @@ import torch
 
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec, KVCache
-from engine.kernels.decode_attention import paged_decode
-from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.decode.attention import paged_decode
+from engine.kernels.decode.shares import DecodeScratch
 from tests.engine.kernels.where import DEVICES
 
 SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)

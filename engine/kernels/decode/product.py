@@ -5,7 +5,7 @@ The kernel then normalizes and rotates what it reads, as `rope.rope_and_store` d
 key and value go from the product into the softmax and to their cells at once, rounded where the
 cache rounds: a launch less a layer, and no queries or keys on their way through memory.
 
-Letters in comments as in `decode_attention`.
+Letters in comments as in `attention`.
 """
 
 from __future__ import annotations
@@ -49,6 +49,13 @@ class _Newest(NamedTuple):
     slot: Any
 
 
+class _Heads(NamedTuple):
+    """Heads as the product has them; values within the kernel."""
+
+    lanes: Any  # [M, D]
+    partners: Any  # [M, D], the lane that each is paired with
+
+
 @jit
 def load_newest(product, positions, slots, row, head, shape: tl.constexpr):
     """Load what a row's queries and key are turned with and where the key goes.
@@ -56,14 +63,26 @@ def load_newest(product, positions, slots, row, head, shape: tl.constexpr):
     No kernel in flight writes any of it.
     """
     position = tl.load(positions + row)
-    heads = head * shape.group + tl.arange(0, shape.padded_queries)
-    is_query = tl.arange(0, shape.padded_queries) < shape.group
-    inside = tl.arange(0, shape.padded_dim) < shape.head_dim
-    mask = is_query[:, None] & inside[None, :]
+    heads, mask = _query_heads(head, shape)
     queries = _load_turn(product, position, heads, mask, shape)
-    heads = tl.arange(0, 1) + shape.group * shape.kv_heads + head
-    key = _load_turn(product, position, heads, inside[None, :], shape)
+    heads, mask = _key_head(head, shape)
+    key = _load_turn(product, position, heads, mask, shape)
     return _Newest(queries, key, tl.load(slots + row))
+
+
+@jit
+def _query_heads(head, shape: tl.constexpr):
+    """The heads of a key head's queries [M], and the mask of those there are [M, D]."""
+    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
+    mask = (m < shape.group)[:, None] & (d < shape.head_dim)[None, :]
+    return head * shape.group + m, mask
+
+
+@jit
+def _key_head(head, shape: tl.constexpr):
+    """The head of a key [1], and its mask [1, D]."""
+    mask = (tl.arange(0, shape.padded_dim) < shape.head_dim)[None, :]
+    return tl.arange(0, 1) + shape.group * shape.kv_heads + head, mask
 
 
 @jit
@@ -90,12 +109,49 @@ def _partner(d, shape: tl.constexpr):
 
 
 @jit
-def turned(product, turn, row, heads, mask, shape: tl.constexpr):
-    """Load heads [M] of a row's product, normalize and rotate them: [M, D]."""
+def load_queries(product, row, head, shape: tl.constexpr):
+    """Load the queries of a row and key head as the product has them."""
+    heads, mask = _query_heads(head, shape)
+    return _load_heads(product, row, heads, mask, shape)
+
+
+@jit
+def load_key(product, row, head, share, shape: tl.constexpr):
+    """Load the key of a row as the product has it, for the first share; zeros for the others."""
+    heads, mask = _key_head(head, shape)
+    mask &= tl.full((1, 1), share, tl.int32) == 0
+    return _load_heads(product, row, heads, mask, shape)
+
+
+@jit
+def load_value(product, row, head, share, shape: tl.constexpr):
+    """Load the value of a row [1, D], likewise."""
+    heads, mask = _key_head(head, shape)
+    mask &= tl.full((1, 1), share, tl.int32) == 0
+    first = _first(row, heads + shape.kv_heads, shape)
     d = tl.arange(0, shape.padded_dim)[None, :]
-    first = (row * (shape.group + 2) * shape.kv_heads + heads)[:, None] * shape.head_dim
-    x = tl.load(product.qkv + first + d, mask=mask, other=0.0)
-    y = tl.load(product.qkv + first + _partner(d, shape), mask=mask, other=0.0).to(tl.float32)
+    return tl.load(product.qkv + first + d, mask=mask, other=0.0)
+
+
+@jit
+def _load_heads(product, row, heads, mask, shape: tl.constexpr):
+    """Load heads [M] of a row."""
+    d = tl.arange(0, shape.padded_dim)[None, :]
+    first = _first(row, heads, shape)
+    lanes = tl.load(product.qkv + first + d, mask=mask, other=0.0)
+    return _Heads(lanes, tl.load(product.qkv + first + _partner(d, shape), mask=mask, other=0.0))
+
+
+@jit
+def _first(row, heads, shape: tl.constexpr):
+    """Where heads [M] of a row begin in the product."""
+    return (row * (shape.group + 2) * shape.kv_heads + heads)[:, None] * shape.head_dim
+
+
+@jit
+def turned(product, turn, heads, shape: tl.constexpr):
+    """Normalize and rotate heads: [M, D]."""
+    x, y = heads.lanes, heads.partners.to(tl.float32)
     dtype = x.dtype
     x = x.to(tl.float32)
     if product.norm is not None:
@@ -106,27 +162,22 @@ def turned(product, turn, row, heads, mask, shape: tl.constexpr):
 
 
 @jit
-def see_newest(product, newest, paged, tile, row, head, rules, shape: tl.constexpr):
-    """Store the row's newest key and value, and begin the softmax with them as they are stored.
+def see_newest(key, value, slot, paged, tile, head, rules, shape: tl.constexpr):
+    """Store a row's newest key and value, and begin the softmax with them as they are stored.
 
     Returns:
-        Maxima, sums of weights and weighted values, as of `_attend`.
+        Maxima, sums of weights and weighted values, as of `softmax.attend`.
     """
-    d = tl.arange(0, shape.padded_dim)
-    mask = (d < shape.head_dim)[None, :]
-    heads = tl.arange(0, 1) + shape.group * shape.kv_heads + head
-    key = turned(product, newest.key, row, heads, mask, shape)
-    first = (row * (shape.group + 2) + shape.group + 1) * shape.kv_heads + head
-    value = tl.load(product.qkv + first * shape.head_dim + d[None, :], mask=mask, other=0.0)
     if paged.scales is not None:
         key = stored_fp8(key, tl.load(paged.scales + head))
         value = stored_fp8(value, tl.load(paged.scales + shape.kv_heads + head))
 
-    block_id, offset = newest.slot // shape.page, newest.slot % shape.page
+    d = tl.arange(0, shape.padded_dim)[None, :]
+    block_id, offset = slot // shape.page, slot % shape.page
     cell = ((2 * block_id * shape.page + offset) * shape.kv_heads + head) * shape.head_dim
     to_values: tl.constexpr = shape.page * shape.kv_heads * shape.head_dim
-    tl.store(paged.pages + cell + d[None, :], key, mask=mask)
-    tl.store(paged.pages + cell + to_values + d[None, :], value, mask=mask)
+    tl.store(paged.pages + cell + d, key, mask=d < shape.head_dim)
+    tl.store(paged.pages + cell + to_values + d, value, mask=d < shape.head_dim)
 
     scores = tl.sum(tile.queries.to(tl.float32) * key.to(tl.float32), 1) * rules.scale
     if paged.scales is not None:

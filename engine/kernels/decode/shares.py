@@ -2,12 +2,12 @@
 """Scratch and sums for a row whose keys are shared among several programs of the decode kernel.
 
 The last share to arrive adds up what the others left, in the order of the shares: the sum does not
-depend on who came last. Letters in comments as in `decode_attention`.
+depend on who came last. Letters in comments as in `attention`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,6 +74,21 @@ class Shared(NamedTuple):
 
 
 @jit
+def share_of(seq_len, num_keys, num_shares, rules, shape: tl.constexpr):
+    """The first key any query sees, keys a share, and how many shares there are, at least one.
+
+    Of the row's keys the first `num_keys` are shared.
+    """
+    first = 0
+    if rules.window is not None:
+        first = tl.maximum(seq_len - shape.query_len + 1 - rules.window, 0)
+        first = first // shape.block * shape.block
+    turns = tl.cdiv(tl.cdiv(num_keys - first, num_shares), shape.block)
+    per_share = tl.maximum(turns, 1) * shape.block
+    return first, per_share, tl.maximum(tl.cdiv(num_keys - first, per_share), 1)
+
+
+@jit
 def rescale(top, higher):
     """The factor from weights relative to `top` to weights relative to `higher`.
 
@@ -94,29 +109,53 @@ def leave(shared, cell, tile, top, total, acc, shape: tl.constexpr):
     tl.store(sums + cell * count * shape.head_dim, acc, mask=tile.mask)
 
 
+class _Left(NamedTuple):
+    """What a share left, zeros beyond the last; values within the kernel."""
+
+    top: Any  # [M]
+    total: Any  # [M]
+    acc: Any  # [M, D]
+
+
 @jit
-def add_shares(shared, cell, active, tile, shape: tl.constexpr):
-    """Maxima, sums of weights and weighted values of all shares, in their order."""
+def _load_left(shared, first, share, active, tile, shape: tl.constexpr):
+    """Load what a share left in its cell, past the first-level cache with what was there before."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     count: tl.constexpr = shape.query_len * shape.group
-    sums = shared.sums + m[:, None] * shape.head_dim + d[None, :]
+    there, cell = tl.full((shape.padded_queries,), share, tl.int32) < active, first + share
+    stat = shared.stats + (cell * count + m) * 2
+    sums = shared.sums + m[:, None] * shape.head_dim + d[None, :] + cell * count * shape.head_dim
+    inside = tile.inside & there
+    top = tl.load(stat, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(stat + 1, mask=inside, other=0.0, cache_modifier=".cg")
+    acc = tl.load(sums, mask=tile.mask & there[:, None], other=0.0, cache_modifier=".cg")
+    return _Left(top, total, acc)
+
+
+@jit
+def _add(top, total, acc, left):
+    higher = tl.maximum(top, left.top)
+    mine, theirs = rescale(top, higher), rescale(left.top, higher)
+    total = total * mine + left.total * theirs
+    return higher, total, acc * mine[:, None] + left.acc * theirs[:, None]
+
+
+@jit
+def add_shares(shared, cell, active, tile, shape: tl.constexpr):
+    """Maxima, sums of weights and weighted values of all shares, in their order.
+
+    Four are loaded at a time: one after the other, each would take a turn through the memory.
+    """
     top = tl.full((shape.padded_queries,), float("-inf"), tl.float32)
     total = tl.full((shape.padded_queries,), 0.0, tl.float32)
     acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
-    for share in range(active):
-        # Past the first-level cache, which may hold what was there before.
-        stat = shared.stats + ((cell + share) * count + m) * 2
-        other_top = tl.load(stat, mask=tile.inside, other=float("-inf"), cache_modifier=".cg")
-        other_total = tl.load(stat + 1, mask=tile.inside, other=0.0, cache_modifier=".cg")
-        other = tl.load(
-            sums + (cell + share) * count * shape.head_dim,
-            mask=tile.mask,
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        higher = tl.maximum(top, other_top)
-        mine, theirs = rescale(top, higher), rescale(other_top, higher)
-        total = total * mine + other_total * theirs
-        acc = acc * mine[:, None] + other * theirs[:, None]
-        top = higher
+    for share in range(0, active, 4):
+        one = _load_left(shared, cell, share, active, tile, shape)
+        two = _load_left(shared, cell, share + 1, active, tile, shape)
+        three = _load_left(shared, cell, share + 2, active, tile, shape)
+        four = _load_left(shared, cell, share + 3, active, tile, shape)
+        top, total, acc = _add(top, total, acc, one)
+        top, total, acc = _add(top, total, acc, two)
+        top, total, acc = _add(top, total, acc, three)
+        top, total, acc = _add(top, total, acc, four)
     return top, total, acc

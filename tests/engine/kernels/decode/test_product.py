@@ -11,9 +11,9 @@ import torch
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.contracts.heads import Heads, Rotation
-from engine.kernels.decode_attention import paged_decode_product
-from engine.kernels.decode_product import Product
-from engine.kernels.decode_shares import DecodeScratch
+from engine.kernels.decode.attention import paged_decode_product
+from engine.kernels.decode.product import Product
+from engine.kernels.decode.shares import DecodeScratch
 from engine.kernels.rope import rope_table
 from tests.engine.attention.float8 import in_float8
 from tests.engine.kernels.where import DEVICES
