@@ -118,6 +118,7 @@ class Bench:
             cache=CacheConfig(num_blocks=num_blocks),
             scheduler=SchedulerConfig(max_rows=256, max_step_tokens=8192),
             cuda_graphs=cuda_graphs,
+            wait_for_kernels=True,
         )
         return timed_engine(config, self._model)
 

@@ -72,6 +72,7 @@ def make_engine(folder: str, **limits: Any) -> Engine:
             model=ModelConfig(model=folder, load_format="dummy", **limits),
             cache=CacheConfig(memory_utilization=UTILIZATION, prefix_caching=False),
             scheduler=SchedulerConfig(max_rows=64, max_step_tokens=8192),
+            wait_for_kernels=True,
         )
     )
 

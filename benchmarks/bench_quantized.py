@@ -48,6 +48,7 @@ def make_engine(model: ModelConfig) -> tuple[Engine, TimedRunner, Row]:
         model=model,
         cache=CacheConfig(num_blocks=20_000),
         scheduler=SchedulerConfig(max_rows=256, max_step_tokens=8192),
+        wait_for_kernels=True,
     )
     return *timed_engine(config, loaded), row
 

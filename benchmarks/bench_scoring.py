@@ -81,6 +81,7 @@ def make_engine(model: str, sizes: Sizes) -> Engine:
             ),
             cache=CacheConfig(memory_utilization=0.5),
             scheduler=SchedulerConfig(max_step_tokens=sizes.step_tokens),
+            wait_for_kernels=True,
         )
     )
 

@@ -16,7 +16,9 @@ import contextlib
 import gc
 import itertools
 import json
+import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -39,12 +41,15 @@ Result = dict[str, float]
 
 @contextlib.contextmanager
 def serving(model: str, *flags: str, ready_timeout_s: float = 300.0) -> Iterator[str]:
-    """A server of our own on a free port; gives its base URL."""
+    """A server of our own on a free port, with nothing left to build; gives its base URL.
+
+    With `--no-wait-for-kernels` it may be building still. Its compilers end when it does.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "server.cli", "serve", model, "--port", str(port), *flags]
-    server = subprocess.Popen(command)
+    command = [sys.executable, "-m", "server.cli", "serve", model, "--port", str(port)]
+    server = subprocess.Popen([*command, "--wait-for-kernels", *flags], start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:
         deadline = time.monotonic() + ready_timeout_s
@@ -55,7 +60,11 @@ def serving(model: str, *flags: str, ready_timeout_s: float = 300.0) -> Iterator
         yield url
     finally:
         server.terminate()
-        server.wait(timeout=30)
+        try:
+            server.wait(timeout=30)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
 
 
 def _ready(url: str) -> bool:

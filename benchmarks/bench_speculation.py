@@ -87,6 +87,7 @@ def engine_of(
         cache=CacheConfig(num_blocks=max_rows * MAX_LEN // 16 + 2, prefix_caching=False),
         scheduler=SchedulerConfig(max_rows=max_rows, max_step_tokens=4096),
         speculation=speculation,
+        wait_for_kernels=True,
     )
     return assemble(engine_config, model, DEVICE)
 

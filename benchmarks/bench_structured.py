@@ -123,6 +123,7 @@ def engine_of(model: CausalLM, config: ModelConfig) -> Engine:
         cache=CacheConfig(num_blocks=NUM_ROWS * MAX_LEN // 16 + 2, prefix_caching=False),
         scheduler=SchedulerConfig(max_rows=NUM_ROWS, max_step_tokens=4096),
         structured=structured,
+        wait_for_kernels=True,
     )
     return assemble(engine_config, model, DEVICE, tokenizer=TokenizerReader(structured))
 

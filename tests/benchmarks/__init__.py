@@ -1,0 +1,1 @@
+"""Benchmarks tried out on a CPU, as far as it goes."""
