@@ -34,11 +34,6 @@ def row_width(max_len: int, num_drafts: int) -> int:
     return max_len + (2 * num_drafts + 2 if num_drafts else 0)
 
 
-def history_width(max_len: int, num_drafts: int) -> int:
-    """The token ids kept of a row, as many as the kernels are compiled for."""
-    return -(-row_width(max_len, num_drafts) // ALIGNMENT) * ALIGNMENT
-
-
 class RequestRows:
     """Owns what the device knows of each row.
 
@@ -67,7 +62,7 @@ class RequestRows:
         self.scratch_row = max_rows
         num_rows = max_rows + 1
         max_blocks = -(-row_width(max_len, num_drafts) // block_size)
-        width = history_width(max_len, num_drafts)
+        width = -(-row_width(max_len, num_drafts) // ALIGNMENT) * ALIGNMENT
         self.token_ids = torch.zeros((num_rows, width), dtype=torch.int32, device=device)
         self.num_computed = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.limits = torch.zeros(num_rows, dtype=torch.int64, device=device)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch
-from sampling.compiling import Compilation, compiling
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import TOP_LANES
 from sampling.kernels.tile_pass import tile_pass
@@ -37,10 +36,10 @@ from sampling.rows import (
 from sampling.speculative import triton_verification
 
 
-def begin(
+def compile_early(
     vocab_size: int, history_width: int, device: torch.device, max_top: int, *, has_masks: bool
-) -> Compilation:
-    """Begin to compile what draws from float32 logits can need, before there are rows to draw.
+) -> None:
+    """Launch what draws from float32 logits can need, before there are rows to draw.
 
     Args:
         history_width: token ids that are kept of a row; kernels are compiled for its divisors.
@@ -49,9 +48,7 @@ def begin(
     """
     history = torch.zeros((1, history_width), dtype=torch.int32, device=device)
     like = SamplingRows(1, vocab_size, device, history=history, max_masks=int(has_masks))
-    with compiling() as compilation:
-        compile_kernels(like, torch.float32, max_top)
-    return compilation
+    compile_kernels(like, torch.float32, max_top)
 
 
 def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> None:

@@ -68,26 +68,12 @@ class CudaAttention:
         self._planned: set[int] = set()  # those of the step
         self._pair_flops = sum(4 * spec.num_q_heads * spec.head_dim for spec in self._specs)
         with compiling_together():
-            self._tiled.compile()
-            self._compile_decode()
+            launch_kernels(self._specs, cache)
             if self._flashinfer is not None:
                 self._flashinfer.compile()
         self._num_decode = 0  # tokens
         self._inputs: AttentionInputs
         self._key_rows: torch.Tensor | None = None  # of the step, once a layer asks for its cells
-
-    def _compile_decode(self) -> None:
-        """Launch the kernel that mixed steps decode with, on one token of the null block.
-
-        Steps of nothing but decoding rows are warmed up when their graphs are captured.
-        """
-        device, dtype = self._cache.layers[0].device, self._cache.dtype
-        table = torch.zeros((1, 1), dtype=torch.int32, device=device)
-        for layer in one_of_each(self._specs):
-            spec, scales = self._specs[layer], self._cache.layer_scales(layer)
-            q = torch.zeros((1, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
-            out, pages = torch.empty_like(q), self._cache.layers[layer]
-            paged_decode(spec, q, pages, table, table[0] + 1, out, self._scratch, scales=scales)
 
     def begin(self, inputs: AttentionInputs) -> None:
         self._inputs, self._key_rows = inputs, None
@@ -196,6 +182,22 @@ class CudaAttention:
                 self._flashinfer.attend(layer, q[count:], out[count:])
             else:
                 self._tiled.attend(layer, q, out)
+
+
+def launch_kernels(specs: Sequence[AttentionSpec], cache: KVCache) -> None:
+    """Launch our own kernels of mixed steps once for each kind of layer, on the null block.
+
+    Steps of nothing but decoding rows are warmed up when their graphs are captured.
+    """
+    TiledPrefill(specs, cache).compile()
+    device, dtype = cache.layers[0].device, cache.dtype
+    scratch = DecodeScratch(list(specs), 1, device)
+    table = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    for layer in one_of_each(specs):
+        spec, pages, scales = specs[layer], cache.layers[layer], cache.layer_scales(layer)
+        q = torch.zeros((1, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
+        out = torch.empty_like(q)
+        paged_decode(spec, q, pages, table, table[0] + 1, out, scratch, scales=scales)
 
 
 def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> FlashInferPrefill | None:

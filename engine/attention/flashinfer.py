@@ -106,7 +106,7 @@ class FlashInferPrefill:
     def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
         dtype, device = cache.dtype, cache.layers[0].device
         self.layers = {i for i, spec in enumerate(specs) if is_expressible(spec, dtype)}
-        self._cache = cache
+        self._specs, self._cache = list(specs), cache
         self._widened = None if cache.scales is None else WidenedPages(specs, cache)
         self._kinds = [Kind.of(spec) for spec in specs]
         self._step = 0
@@ -114,11 +114,7 @@ class FlashInferPrefill:
         kinds = {self._kinds[i] for i in self.layers}
         backend = backend_of(device)
         self._wrappers = {kind: _wrappers(workspace, backend) for kind in kinds}
-        # For rows that share blocks; a query of a layer with a window may see only some of these.
-        shareable = {
-            kind for kind in kinds if kind.sliding_window is None and self._widened is None
-        }
-        self._shared = {kind: _wrappers(workspace, backend) for kind in shareable}
+        self._shared = {kind: _wrappers(workspace, backend) for kind in _shareable(specs, cache)}
         self._num_alone = 0  # tokens of the rows that share nothing
         self._tables: torch.Tensor
         self._tiles: dict[int, torch.Tensor] = {}  # by query heads a key head
@@ -144,8 +140,7 @@ class FlashInferPrefill:
             )
             for kind in self._wrappers:
                 self._widened.of_layer(self._kinds.index(kind))
-        for kind in self._shared:
-            _compile_items(kind, self._cache.layers[self._kinds.index(kind)])
+        launch_items(self._specs, self._cache)
 
     def has_room(self, inputs: AttentionInputs) -> bool:
         """Whether it can attend in a step of these rows; their `seq_lens_np` must be exact."""
@@ -250,17 +245,31 @@ class FlashInferPrefill:
         item_attention(out, log, q, cache, tables, tiles, kind.scale, kind.softcap)
 
 
-def _compile_items(kind: Kind, pages: torch.Tensor) -> None:
+def _shareable(specs: Sequence[AttentionSpec], cache: KVCache) -> dict[Kind, int]:
+    """A layer of each kind that reads blocks once for all rows that share them.
+
+    A query of a layer with a window may see only some of these; widened pages are one row's.
+    """
+    return {
+        Kind.of(spec): layer
+        for layer, spec in enumerate(specs)
+        if is_expressible(spec, cache.dtype)
+        and spec.sliding_window is None
+        and cache.scales is None
+    }
+
+
+def launch_items(specs: Sequence[AttentionSpec], cache: KVCache) -> None:
     """Launch item attention on the null block, so that no request has to compile it."""
-    device = pages.device
-    shape = (1, kind.num_q_heads, kind.head_dim)
-    q, out = torch.zeros((2, *shape), dtype=pages.dtype, device=device)
-    log, tables = torch.zeros(shape[:2], device=device), torch.zeros((1, 1), device=device)
-    one = np.ones(1, dtype=np.int64)
-    tiles = to_device(
-        item_tiles(np.array([0, 1], dtype=np.int32), one, 0 * one, kind.group), device
-    )
-    item_attention(out, log, q, pages, tables.int(), tiles, kind.scale, kind.softcap)
+    for kind, layer in _shareable(specs, cache).items():
+        pages, shape = cache.layers[layer], (1, kind.num_q_heads, kind.head_dim)
+        q, out = torch.zeros((2, *shape), dtype=pages.dtype, device=pages.device)
+        log = torch.zeros(shape[:2], device=pages.device)
+        tables = torch.zeros((1, 1), dtype=torch.int32, device=pages.device)
+        one = np.ones(1, dtype=np.int64)
+        starts = np.array([0, 1], dtype=np.int32)
+        tiles = to_device(item_tiles(starts, one, 0 * one, kind.group), pages.device)
+        item_attention(out, log, q, pages, tables, tiles, kind.scale, kind.softcap)
 
 
 def _wrappers(workspace: torch.Tensor, backend: str) -> list[Any]:

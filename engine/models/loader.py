@@ -158,7 +158,9 @@ def expected_model(config: ModelConfig, device: torch.device) -> ExpectedModel:
     if unfused_reason(hf_config) is not None:
         return ExpectedModel([], dtype, None, limit)
     shape = decoder_config(hf_config)
-    return ExpectedModel(attention_specs(shape), dtype, shape.vocab_size, limit)
+    with device:
+        specs = attention_specs(shape)
+    return ExpectedModel(specs, dtype, shape.vocab_size, limit)
 
 
 def eos_token_ids(config: ModelConfig) -> tuple[int, ...]:

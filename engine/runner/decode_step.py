@@ -68,6 +68,20 @@ class DecodeRowWriter:
         )
 
 
+def launch_ends(rows: RequestRows, max_rows: int) -> None:
+    """Launch the kernels at the two ends of decode steps without drafts.
+
+    Args:
+        rows: one row, for `max_rows` and the scratch row; only for launches that are collected.
+    """
+    tensors = (rows.token_ids, rows.num_computed, rows.limits, rows.drafts, rows.block_tables)
+    state = RowState(*(tensor.expand(max_rows + 1, *tensor.shape[1:]) for tensor in tensors))
+    ids = torch.zeros(1, dtype=torch.int64, device=rows.device)
+    inputs = DecodeInputs.empty(1, 0, rows.block_tables.shape[1], rows.device)
+    gather_decode_inputs(ids, state, inputs, rows.block_size)
+    enter_decoded(ids, inputs.input_ids, state)
+
+
 class DecodeStep:
     """Runs steps in which every row decodes with equally many drafts.
 

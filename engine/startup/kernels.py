@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import torch
 
-from engine.attention.flashinfer import modules_of
+from engine.attention.cuda import launch_kernels
+from engine.attention.flashinfer import launch_items, modules_of
 from engine.attention.modules import loading, wait_for_modules
-from engine.batch import history_width
+from engine.batch import RequestRows
 from engine.config import EngineConfig
+from engine.contracts.attention import KVCache
 from engine.contracts.model import CausalLM
-from engine.models.loader import expected_model
+from engine.models.loader import ExpectedModel, expected_model
 from engine.planning.drafting import draft_rules
 from engine.progress import phase
+from engine.runner.decode_step import launch_ends
 from sampling import warm_up
-from sampling.compiling import Compilation, begin_reading_triton
+from sampling.compiling import Compilation, begin_reading_triton, compiling
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths import flashinfer
 from sampling.triton_support import kernels_run_on
@@ -43,7 +46,10 @@ def begin_loading(config: EngineConfig, device: torch.device) -> None:
 
 
 def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation | None:
-    """Begin to compile the sampler's kernels; None where only the loaded model tells which.
+    """Begin to compile the sampler's kernels, mixed steps' attention, and decode steps' ends.
+
+    Returns:
+        None where only the loaded model tells which they are.
 
     Raises:
         ModelError: the model cannot be served.
@@ -55,9 +61,24 @@ def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation |
     if model.vocab_size is None:
         return None
     max_len = (config.model.max_model_len or model.max_position) + 1
-    width = history_width(max_len, draft_rules(config.speculation).num_tokens)
-    has_masks = config.structured is not None
-    return warm_up.begin(model.vocab_size, width, device, max_top, has_masks=has_masks)
+    num_drafts, block_size = draft_rules(config.speculation).num_tokens, config.cache.block_size
+    row = RequestRows(0, max_len, block_size, device, num_drafts)
+    width, has_masks = row.token_ids.shape[1], config.structured is not None
+    with compiling() as compilation:
+        warm_up.compile_early(model.vocab_size, width, device, max_top, has_masks=has_masks)
+        _launch_attention(config, model, device)
+        launch_ends(row, config.scheduler.max_rows)
+    return compilation
+
+
+def _launch_attention(config: EngineConfig, model: ExpectedModel, device: torch.device) -> None:
+    """Launch what `CudaAttention` launches when it is made, over a cache of one block."""
+    specs, is_fp8 = model.attention_specs, config.cache.dtype == "fp8"
+    scales = [torch.ones(2, spec.num_kv_heads, device=device) for spec in specs] if is_fp8 else None
+    cache = KVCache(specs, 1, config.cache.block_size, model.dtype, device, scales)
+    launch_kernels(specs, cache)
+    if modules_of(specs, model.dtype, device):
+        launch_items(specs, cache)
 
 
 def wait_for_kernels(config: EngineConfig, model: CausalLM, device: torch.device) -> None:

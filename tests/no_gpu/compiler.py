@@ -66,11 +66,13 @@ class Compiler:
 
     Attributes:
         compiled: kernels by Triton's hash of them.
+        alone: names of those that nothing was compiled beside: a start waits for each.
         faults: launches that a GPU would refuse, in words, with the first one's arguments.
     """
 
     def __init__(self) -> None:
         self.compiled: dict[str, Compiled] = {}
+        self.alone: list[str] = []
         self.faults: dict[str, str] = {}
         self._run = triton.runtime.JITFunction.run
         self._functions: set[Any] = set()
@@ -94,6 +96,8 @@ class Compiler:
             self._refuse(f"{name}: {_reason(error)}", launch)
             return None
         if kernel.hash not in self.compiled:
+            if "__getitem__" not in vars(triton.runtime.JITFunction):  # `compiling`'s
+                self.alone.append(name)
             if kernel.hash not in _USAGE:
                 _USAGE[kernel.hash] = _usage(kernel)
             self.compiled[kernel.hash] = Compiled(name, launch, *_USAGE[kernel.hash])

@@ -1,8 +1,9 @@
 """`make compile-kernels`: starts servers on a GPU that is not there, and tells of their kernels.
 
 python -m tests.no_gpu.run [START...] compiles what each start, and its first steps, launch. It
-tells of each kernel the most registers, bytes of stack and bytes of shared memory of its variants,
-and ends with 1 where a GPU would have refused a launch or a request have waited for a compile.
+tells how many kernels were compiled with nothing beside them, and of each the most registers, bytes
+of stack and bytes of shared memory of its variants. It ends with 1 where a GPU would have refused a
+launch or a request have waited for a compile.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def main(names: list[str]) -> int:
         began = time.monotonic()
         compiler = compiled_by(name)
         seconds = time.monotonic() - began
-        print(f"{name}: {len(compiler.compiled)} kernels, {seconds:.0f} s", flush=True)
+        counts = f"{len(compiler.compiled)} kernels, {len(compiler.alone)} of them alone"
+        print(f"{name}: {counts}, {seconds:.0f} s", flush=True)
         for fault, launch in compiler.faults.items():
             print(f"  FAULT {fault}\n    {launch}", flush=True)
         num_faults += len(compiler.faults)

@@ -167,7 +167,8 @@ def test_what_is_begun_before_the_model_is_what_the_sampler_compiles(
     needs = SamplingNeeds(flags=RANDOM | EDITED, greedy=False, num_top=0, num_explicit=0)
     monkeypatch.setattr(warm_up, "_needs_of_kernels", lambda like, max_top: [needs])
     vocab_size, history_len, cpu = 5000, 65, torch.device("cpu")
-    warm_up.begin(vocab_size, history_len, cpu, max_top=0, has_masks=True).finish()
+    with compiling_together():
+        warm_up.compile_early(vocab_size, history_len, cpu, max_top=0, has_masks=True)
     assert loaded
     heard: list[str] = []
     on_compilation(heard.append)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.batch import RequestRows
 from engine.contracts.attention import AttentionSpec, KVCache
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
@@ -30,6 +31,13 @@ from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear
 from engine.kernels.quantized.int4 import pack
 from engine.kernels.quantized.int4_skinny import int4_skinny_linear
 from engine.kernels.skinny import Norm
+from engine.kernels.step_io import (
+    DecodeInputs,
+    RowState,
+    enter_decoded,
+    gather_decode_inputs,
+)
+from engine.runner.decode_step import launch_ends
 from tests.engine.kernels.experts.reference import random_weights
 from tests.no_gpu.compiler import Compiler, compiled_only, needs_compiler
 
@@ -89,6 +97,23 @@ def test_lone_quantised_rows(quantize: Any, gated: bool, compiled: Compiler) -> 
         packed = pack(numbers, scales.bfloat16(), zeros, 128)
         int4_skinny_linear(x, packed, None, norm=norm, gated=gated)
     assert compiled.names == {"_fp8_skinny_kernel", "_int4_skinny_kernel"}
+
+
+@pytest.mark.parametrize("max_rows", [31, 256])
+def test_what_is_begun_of_decode_steps_is_what_they_launch(
+    max_rows: int, compiled: Compiler
+) -> None:
+    launch_ends(RequestRows(0, 65, 16, CPU), max_rows)
+    begun = set(compiled.compiled)
+    rows = RequestRows(max_rows, 65, 16, CPU)
+    state = RowState(rows.token_ids, rows.num_computed, rows.limits, rows.drafts, rows.block_tables)
+    inputs = DecodeInputs.empty(max_rows, 0, rows.block_tables.shape[1], CPU)
+    ids = torch.full((max_rows,), max_rows)
+    for size in (1, max_rows):
+        gather_decode_inputs(ids[:size], state, inputs.of_rows(size), 16)
+        enter_decoded(ids[:size], torch.zeros((size, 1), dtype=torch.int32), state)
+    assert set(compiled.compiled) == begun
+    assert compiled.names == {"_gather_kernel", "_enter_kernel"}
 
 
 SPECS = {

@@ -84,8 +84,20 @@ def test_the_sampler_s_kernels_are_begun_for_the_rows_to_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     begun: list[tuple[Any, ...]] = []
+
+    def note(*args: Any, has_masks: bool) -> None:
+        begun.append((*args, has_masks))
+
+    def on_cpu(
+        max_rows: int, max_len: int, block_size: int, device: torch.device, num_drafts: int
+    ) -> RequestRows:
+        return RequestRows(max_rows, max_len, block_size, CPU, num_drafts)
+
     monkeypatch.setattr(kernels, "kernels_run_on", lambda device: True)
-    monkeypatch.setattr(warm_up, "begin", lambda *args, has_masks: begun.append((*args, has_masks)))
+    monkeypatch.setattr(warm_up, "compile_early", note)
+    monkeypatch.setattr(kernels, "RequestRows", on_cpu)
+    for name in ("_launch_attention", "launch_ends"):
+        monkeypatch.setattr(kernels, name, lambda *args: None)
     kernels.begin_compiling(CONFIG, CUDA)
     short = structs.replace(CONFIG.model, max_model_len=64)
     kernels.begin_compiling(structs.replace(CONFIG, model=short), CUDA)
