@@ -195,12 +195,26 @@ class DecoderWeights:
         read = read_experts(experts, self, prefix, norm, config.norm_eps)
         return read if self._exchange.size == 1 else DividedExperts(read, self._exchange)
 
-    def part(self, module: str, num_channels: int, width: int) -> Part:
-        """Read one module's weight, quantized as the checkpoint or the configuration says."""
+    def part(
+        self, module: str, num_channels: int, width: int, channels: torch.Tensor | None = None
+    ) -> Part:
+        """Read one module's weight, quantized as the checkpoint or the configuration says.
+
+        Args:
+            channels: as of `QuantizedReader.part`; None where the checkpoint is not quantized.
+        """
         if self._quantized is not None:
-            return self._quantized.part(module, num_channels, width)
+            return self._quantized.part(module, num_channels, width, channels)
         weight = self.read((num_channels, width), f"{module}.weight")
         return Fp8Part(quantize_rows(weight)) if self._fp8 else DensePart(weight)
+
+    def part_by_groups(
+        self, module: str, num_channels: int, width: int
+    ) -> tuple[Part, torch.Tensor | None]:
+        """Read a weight and its inputs in their groups' order; see `QuantizedReader`."""
+        if self._quantized is not None:
+            return self._quantized.part_by_groups(module, num_channels, width)
+        return self.part(module, num_channels, width), None
 
     def place(self, module: str) -> str:
         """A module's name for errors, behind its file where it is quantised."""

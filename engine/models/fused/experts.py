@@ -16,7 +16,7 @@ from engine.kernels.experts.weights import ExpertWeights, Fp8Experts, Weights
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear
 from engine.models.fused.expert_stack import ExpertStack
-from engine.models.quantized.parts import Int4Part, Part
+from engine.models.quantized.parts import Part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +165,12 @@ class _Reader(Protocol):
     def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
     def read_float32(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
     def experts(self, module: str, shape: tuple[int, int, int]) -> Weights: ...
-    def part(self, module: str, num_channels: int, width: int) -> Part: ...
+    def part(
+        self, module: str, num_channels: int, width: int, channels: torch.Tensor | None = None
+    ) -> Part: ...
+    def part_by_groups(
+        self, module: str, num_channels: int, width: int
+    ) -> tuple[Part, torch.Tensor | None]: ...
     def place(self, module: str) -> str: ...
     def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor: ...
     def product(self, prefix: str, widths: dict[str, int], fan_in: int) -> Linear | Fp8Linear: ...
@@ -200,26 +205,18 @@ def _read_each(config: ExpertsConfig, reader: _Reader, name: str, hidden: int) -
     """Read experts that are modules of their own.
 
     Where an expert's down product has its inputs in an order (GPTQ's act-order), gate and up have
-    their channels put into it, and nothing is left to do for a step.
+    their channels put into it, and nothing is left to do for a step; a rank's are whole groups.
     """
     num_experts, inner = config.num_experts, config.inner
     gate_up = ExpertStack(reader.place, num_experts, 2 * inner)
     down = ExpertStack(reader.place, num_experts, hidden)
     for expert in range(num_experts):
         gate, up, own_down = (f"{name}.{expert}.{part}" for part in config.names)
-        part, order = _in_its_order(reader.part(own_down, hidden, inner))
+        part, order = reader.part_by_groups(own_down, hidden, inner)
         down.put(expert, 0, part, own_down)
         for start, module in ((0, gate), (inner, up)):
-            part = reader.part(module, inner, hidden)
-            gate_up.put(expert, start, part if order is None else part.channels(order), module)
+            gate_up.put(expert, start, reader.part(module, inner, hidden, order), module)
     return ExpertWeights(gate_up.weights, down.weights, None, None, config.gate)
-
-
-def _in_its_order(part: Part) -> tuple[Part, torch.Tensor | None]:
-    """A part whose inputs come in the order of its columns, and that order."""
-    if isinstance(part, Int4Part):
-        return part._replace(order=None), part.order
-    return part, None
 
 
 def _read_joined(config: ExpertsConfig, reader: _Reader, name: str, hidden: int) -> ExpertWeights:

@@ -24,6 +24,7 @@ from engine.kernels.quantized.fp8_block_linear import Fp8BlockLinear
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.int4 import MIDDLE, Int4Groups, pack
 from engine.kernels.quantized.int4_linear import Int4Linear
+from engine.models.quantized.ordered import ordered_inputs
 
 Own = slice | torch.Tensor
 
@@ -107,7 +108,12 @@ class BlockPart(NamedTuple):
 
 
 class Int4Part(NamedTuple):
-    """A 4-bit weight; `order` gives the input of each of its columns, None as they come."""
+    """A 4-bit weight.
+
+    Attributes:
+        order: int64 [columns], the input of each column, None as they come. Every input has one;
+            further ones are of weight 0.
+    """
 
     groups: Int4Groups
     order: torch.Tensor | None = None
@@ -121,7 +127,7 @@ class Int4Part(NamedTuple):
 
     def inputs(self, own: slice) -> Int4Part:
         if self.order is not None:
-            raise ValueError("their groups are not of neighbouring inputs (desc_act)")
+            return Int4Part(*ordered_inputs(self.groups, self.order, own))
         kept = _groups_of(own, self.groups.group, self.groups.in_features)
         _, scales, zeros, group, _ = self.groups
         zeros = None if zeros is None else zeros[:, kept].contiguous()
@@ -132,7 +138,8 @@ class Int4Part(NamedTuple):
         wide = self.groups.dequantized()
         if self.order is None:
             return wide
-        return torch.empty_like(wide).index_copy_(1, self.order, wide)
+        num_inputs = int(self.order.max()) + 1
+        return wide.new_zeros(len(wide), num_inputs).index_add_(1, self.order, wide)
 
     def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> Linear:
         return Int4Linear(self.groups, bias, self.order)

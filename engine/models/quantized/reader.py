@@ -9,15 +9,11 @@ import torch
 
 from engine.errors import ModelError
 from engine.kernels.experts.weights import Int4Experts
-from engine.kernels.fp8 import quantize_rows
-from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
-from engine.kernels.quantized.int4 import MIDDLE, pack
 from engine.models.checkpoint.weights import Checkpoint, WeightSource
+from engine.models.quantized.dummy import dummy_part
 from engine.models.quantized.mxfp4 import read_mxfp4
 from engine.models.quantized.parts import (
-    BlockPart,
     DensePart,
-    Fp8Part,
     Int4Part,
     Part,
     SeparateParts,
@@ -112,19 +108,46 @@ class QuantizedReader:
         # Tools of GPTQ write biases of zeros where a model has none.
         return join(parts), bias if has_bias or bool(bias.any()) else None
 
-    def part(self, module: str, num_channels: int, width: int) -> Part:
-        """Read the weight of one module."""
-        name, shape = f"{module}.weight", (num_channels, width)
-        own = None if self.shards is None else self.shards.part(name, shape)
-        if own is None:
-            part = self._unpacked(module, shape)
-        elif self._scheme_of(module) is None:
-            part = DensePart(self._fill(name, shape, self.shards))
+    def part(
+        self, module: str, num_channels: int, width: int, channels: torch.Tensor | None = None
+    ) -> Part:
+        """Read the weight of one module.
+
+        Args:
+            channels: those of the whole weight that are read, int64 [num_channels], in order; None
+                are all, or a rank's.
+        """
+        shape = (num_channels, width)
+        own = self._own(module, shape)
+        part: Part
+        if channels is not None:
+            part = self._whole(module, shape, own).channels(channels)
+        elif own is not None and self._scheme_of(module) is None:
+            part = DensePart(self._fill(f"{module}.weight", shape, self.shards))
         else:
-            part = self._part_of(module, shape, own)
-        if self.keeps:
-            self.kept[module] = part
-        return part
+            part = self._divided(module, self._whole(module, shape, own), own)
+        return self._noted(module, part)
+
+    def part_by_groups(
+        self, module: str, num_channels: int, width: int
+    ) -> tuple[Part, torch.Tensor | None]:
+        """Read the weight of one module with its inputs in the order of their groups (`desc_act`).
+
+        A rank's are then whole groups.
+
+        Returns:
+            The weight, and its inputs in the whole weight, int64 [width]; None where they are as of
+            `part`.
+        """
+        shape = (num_channels, width)
+        own = self._own(module, shape)
+        if self._scheme_of(module) is None:
+            return self.part(module, num_channels, width), None
+        whole, order = self._whole(module, shape, own), None
+        if isinstance(whole, Int4Part) and whole.order is not None:
+            order = whole.order if own is None else whole.order[own.own[0]]
+            whole = whole._replace(order=None)
+        return self._noted(module, self._divided(module, whole, own)), order
 
     def dequantized(self) -> DequantizedReader:
         """Make the reader of what this one reads from now on, without its quantisation."""
@@ -148,15 +171,30 @@ class QuantizedReader:
             self.kept_experts[module] = weights
         return weights
 
-    def _part_of(self, module: str, shape: tuple[int, int], own: OwnedPart) -> Part:
-        """Unpack the whole of a weight, and keep a rank's part [channels, inputs] of it."""
-        assert self.shards is not None
+    def _own(self, module: str, shape: tuple[int, int]) -> OwnedPart | None:
+        return None if self.shards is None else self.shards.part(f"{module}.weight", shape)
+
+    def _noted(self, module: str, part: Part) -> Part:
+        if self.keeps:
+            self.kept[module] = part
+        return part
+
+    def _whole(self, module: str, shape: tuple[int, int], own: OwnedPart | None) -> Part:
+        """Unpack the whole of a weight, of which a rank's part has a shape."""
         num_channels, width = shape
-        by_output = own.dim == 0
-        sizes = (own.whole, width) if by_output else (num_channels, own.whole)
-        whole = self._unpacked(module, sizes)
+        if own is not None and own.dim == 0:
+            num_channels = own.whole
+        elif own is not None:
+            width = own.whole
+        return self._unpacked(module, (num_channels, width))
+
+    def _divided(self, module: str, whole: Part, own: OwnedPart | None) -> Part:
+        """A rank's part of a weight, with the scales that the whole has."""
+        if own is None:
+            return whole
         assert not isinstance(whole, SeparateParts), "one module is one part"
-        if by_output:
+        assert self.shards is not None
+        if own.dim == 0:
             ranges = [torch.arange(each.start, each.stop, device=self._device) for each in own.own]
             return whole.channels(torch.cat(ranges))
         (inputs,) = own.own
@@ -174,7 +212,7 @@ class QuantizedReader:
             return DensePart(self._fill(f"{module}.weight", shape))
         if isinstance(self._source, Checkpoint):
             return unpack(scheme, ModuleTensors(self._source, module, shape, self._device))
-        return _dummy(scheme, self._fill(f"{module}.weight", shape))
+        return dummy_part(scheme, self._fill(f"{module}.weight", shape))
 
     def _scheme_of(self, module: str) -> Scheme | None:
         """The scheme by which a module's weight is stored; None: as it was."""
@@ -227,10 +265,18 @@ class DequantizedReader(QuantizedReader):
         super().__init__(reader.quantization, reader._source, reader._dtype, reader._device)
         self._reader = reader
 
-    def part(self, module: str, num_channels: int, width: int) -> Part:
-        """The weight of one module [num_channels, width] in the model's dtype."""
+    def part(
+        self, module: str, num_channels: int, width: int, channels: torch.Tensor | None = None
+    ) -> Part:
+        """The weight of one module [num_channels, width] in the model's dtype, as it was read."""
         kept = self._reader.kept.pop(module)
         return DensePart(kept.dequantized().to(self._dtype))
+
+    def part_by_groups(
+        self, module: str, num_channels: int, width: int
+    ) -> tuple[Part, torch.Tensor | None]:
+        """Give a weight as it was read: in that order, as the products before it."""
+        return self.part(module, num_channels, width), None
 
     def experts(self, module: str, shape: tuple[int, int, int]) -> torch.Tensor:
         """All experts' weights [experts, out, in] in the model's dtype."""
@@ -239,25 +285,3 @@ class DequantizedReader(QuantizedReader):
         for expert, weight in enumerate(weights):
             weight.copy_(kept.of(expert))
         return weights
-
-
-def _dummy(scheme: Scheme, weight: torch.Tensor) -> Part:
-    """Quantise random weights by a scheme, rounding each number to the nearest."""
-    if scheme.storage == "fp8":
-        scale = 1.0 if scheme.inputs == "by tensor" else None
-        return Fp8Part(quantize_rows(weight), scale, scheme.largest_input)
-    n, k = weight.shape
-    if scheme.storage == "fp8-blocks":
-        padded = torch.zeros(-(-n // SPAN) * SPAN, -(-k // SPAN) * SPAN, device=weight.device)
-        padded[:n, :k] = weight
-        blocks = padded.view(-1, SPAN, padded.shape[1] // SPAN, SPAN).transpose(1, 2)
-        rows = quantize_rows(blocks.reshape(-1, SPAN * SPAN))
-        values = rows.values.view(torch.uint8).view(*blocks.shape).transpose(1, 2)
-        values = values.reshape(padded.shape)[:n, :k].contiguous().view(rows.values.dtype)
-        scales = rows.scales.view(-1, padded.shape[1] // SPAN).repeat_interleave(SPAN, 0)[:n]
-        return BlockPart(Fp8Blocks(values, scales.contiguous()))
-    group = scheme.group or k
-    wide = weight.float().view(n, -1, group)
-    scales = wide.abs().amax(-1).clamp(min=1e-12) / (MIDDLE - 1)
-    q = (wide / scales[..., None]).round().add(MIDDLE).to(torch.uint8).view(n, k)
-    return Int4Part(pack(q, scales.to(weight.dtype), None, group))
