@@ -19,16 +19,33 @@ from engine.request import Request
 from engine.rows import BoolArray, Choice
 
 
+class RankTest(msgspec.Struct, frozen=True):
+    """What `tailrace verify` has all ranks do, see `engine.startup.self_test`.
+
+    Attributes:
+        quick: make fewer draws. seed: of the counts.
+        with_model: serve the model behind the checks.
+        text: token ids whose logits the model is to compute first; none where it has no reference.
+    """
+
+    quick: bool
+    seed: int
+    with_model: bool
+    text: list[int]
+
+
 class Setup(msgspec.Struct, tag="setup", frozen=True):
     """The first message: who the process is.
 
     Attributes:
         meeting: the file at which ranks meet.
+        self_test: what it does before it serves.
     """
 
     config: EngineConfig
     rank: int
     meeting: str
+    self_test: RankTest | None = None
 
 
 class RowAdmission(msgspec.Struct, frozen=True):

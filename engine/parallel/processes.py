@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from engine.config import EngineConfig
-from engine.parallel.messages import Message, Setup, encode
+from engine.parallel.messages import Message, RankTest, Setup, encode
 from engine.parallel.programs import command_of
 
 COMMAND = command_of("engine.startup.rank")
@@ -73,6 +73,7 @@ class RankProcesses:
             which names the rank.
         command: starts one of them.
         gpus: of each rank, as CUDA_VISIBLE_DEVICES names them; none for ranks on a CPU.
+        self_test: what they do before they serve.
 
     Attributes:
         num_told: messages told so far.
@@ -84,6 +85,7 @@ class RankProcesses:
         on_lost: Callable[[str], None],
         command: Sequence[str] = COMMAND,
         gpus: Sequence[str] = (),
+        self_test: RankTest | None = None,
     ) -> None:
         self.num_told = 0
         self._folder = Path(tempfile.mkdtemp(prefix="tailrace-ranks-"))
@@ -102,7 +104,7 @@ class RankProcesses:
         self._heard = {rank: began for rank, _ in enumerate(self._processes, 1)}
         self._threads = []
         for rank, process in enumerate(self._processes, 1):
-            _write(process, encode(Setup(config, rank, str(self.meeting))))
+            _write(process, encode(Setup(config, rank, str(self.meeting), self_test)))
             thread = threading.Thread(target=self._follow, args=(rank, process), daemon=True)
             thread.start()
             self._threads.append(thread)

@@ -37,7 +37,7 @@ from engine.startup.device import resolve_device
 from engine.startup.error_statement import ErrorMeasure
 from engine.startup.kernels import begin_compiling, begin_loading, wait_for_kernels
 from engine.startup.kv_scales import kv_scales
-from engine.startup.ranks import set_threads, start_ranks
+from engine.startup.ranks import Ranks, set_threads, start_ranks
 from engine.startup.samplers import make_sampler
 from engine.startup.sizes import check_context, longest_context, size_cache
 from engine.structured.grammars import Grammars
@@ -53,6 +53,7 @@ def build_engine(
     config: EngineConfig,
     on_rank_lost: Callable[[str], None] = lambda reason: None,
     tokenizer: TokenizerReader | None = None,
+    ranks: Ranks | None = None,
 ) -> Engine:
     """Load the model and assemble an engine that is ready to step.
 
@@ -60,6 +61,7 @@ def build_engine(
         on_rank_lost: called on another thread, with the reason, when another rank is lost. The
             engine cannot go on then.
         tokenizer: that of `config.structured`, if it is on its way already.
+        ranks: the other ranks, if they have been started.
 
     Raises:
         ConfigError: a setting that does not fit, with the numbers.
@@ -72,7 +74,7 @@ def build_engine(
         begun, measure = begin_compiling(config, device), ErrorMeasure(config, tokenizer)
         model = _load(config, device, reference=measure.reference)
         return assemble(config, model, device, tokenizer=tokenizer, measure=measure, begun=begun)
-    others, exchange = start_ranks(config, device, on_rank_lost)
+    others, exchange = ranks or start_ranks(config, device, on_rank_lost)
     measure = ErrorMeasure(config, tokenizer, exchange)
     model = _load(config, device, exchange, measure.reference)
 

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,33 +14,60 @@ from engine.config import ConfigError, EngineConfig
 from engine.models.fused.shares import FLAG
 from engine.models.loader import check_ranks
 from engine.parallel.collectives import GlooExchange
+from engine.parallel.messages import RankTest
 from engine.parallel.processes import RankProcesses
 from engine.progress import phase
 from sampling.kernels.logprobs import MAX_TOP
+from sampling.shard import RankExchange
 
 logger = logging.getLogger(__name__)
 
 
+class Ranks(NamedTuple):
+    """The other ranks, as rank 0 has started them, and its exchange with them."""
+
+    others: RankProcesses
+    exchange: GlooExchange
+
+
 def start_ranks(
-    config: EngineConfig, device: torch.device, on_lost: Callable[[str], None]
-) -> tuple[RankProcesses, GlooExchange]:
+    config: EngineConfig,
+    device: torch.device,
+    on_lost: Callable[[str], None],
+    self_test: RankTest | None = None,
+) -> Ranks:
     """Start ranks 1 and up, and meet them as rank 0.
 
     Args:
-        on_lost: as in `RankProcesses`.
+        on_lost, self_test: as in `RankProcesses`.
 
     Raises:
-        ConfigError, ModelError: what is asked for is not divided among ranks; none was started.
+        ConfigError, ModelError: as `check_asked`; none was started.
     """
-    size = config.tensor_parallel_size
-    check_config(config, device)
-    check_ranks(config.model, size, device)
-    gpus = visible_gpus(size) if device.type == "cuda" else ()
-    others = RankProcesses(config, on_lost, gpus=gpus)
+    gpus = check_asked(config, device, with_model=self_test is None or self_test.with_model)
+    others = RankProcesses(config, on_lost, gpus=gpus, self_test=self_test)
     with phase("starting ranks"):
         exchange = meet(config, others.meeting, 0, device)
     others.have_met(lambda: exchange.num_begun + others.num_told)
-    return others, exchange
+    return Ranks(others, exchange)
+
+
+def check_asked(
+    config: EngineConfig, device: torch.device, *, with_model: bool = True
+) -> tuple[str, ...]:
+    """Refuse what ranks cannot do; returns the GPU of each, none on a CPU.
+
+    Args:
+        with_model: they are to serve `config.model`.
+
+    Raises:
+        ConfigError, ModelError: what is asked for is not divided among ranks.
+    """
+    size = config.tensor_parallel_size
+    check_config(config, device)
+    if with_model:
+        check_ranks(config.model, size, device)
+    return visible_gpus(size) if device.type == "cuda" else ()
 
 
 def meet(config: EngineConfig, meeting: Path, rank: int, device: torch.device) -> GlooExchange:
@@ -78,6 +106,11 @@ def set_threads(config: EngineConfig) -> None:
     elif config.tensor_parallel_size > 1:
         num_cpus = len(os.sched_getaffinity(0))
         torch.set_num_threads(max(1, num_cpus // config.tensor_parallel_size))
+
+
+def of_ranks(exchange: RankExchange) -> str:
+    """How many ranks did something, behind its name; nothing where it was one."""
+    return f", {exchange.size} ranks" if exchange.size > 1 else ""
 
 
 def check_config(config: EngineConfig, device: torch.device) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from engine.config import EngineConfig, SamplingConfig
 from engine.errors import first_line
+from engine.startup.ranks import of_ranks
 from engine.startup.samplers import sampler_config
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
@@ -60,8 +61,7 @@ def sampler_results(
 
 
 def _path(name: str, device: torch.device, exchange: RankExchange) -> str:
-    ranks = f", {exchange.size} ranks" if exchange.size > 1 else ""
-    return f"{name}, {device.type}{ranks}"
+    return f"{name}, {device.type}{of_ranks(exchange)}"
 
 
 def flag_coverage(

@@ -1,15 +1,20 @@
 """The self-test, `tailrace verify`: shows on the user's machine that no path loses its tail.
 
 It drives the functions that the engine calls, chosen by the same configuration, and prints a
-table. Replays and comparisons raise no false alarm; each count has the odds its line shows, and
-the sum over a run stays below 1e-6.
+table. Of several ranks the others are processes of the engine, which do what rank 0 does, and then
+serve with it. Replays and comparisons raise no false alarm; each count has the odds its line shows,
+and the sum over a run stays below 1e-6.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import os
 import secrets
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import TextIO
@@ -18,16 +23,18 @@ import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.parallel.messages import RankTest
 from engine.request import Request
 from engine.startup.build import build_engine
 from engine.startup.device import resolve_device
-from engine.startup.model_check import model_checks
+from engine.startup.model_check import model_checks, model_reference, served_logits
+from engine.startup.ranks import Ranks, check_asked, of_ranks, set_threads, start_ranks
 from engine.startup.sampler_checks import sampler_results
-from engine.startup.self_test_ranks import drawing_ranks
 from sampling.params import SamplingParams
 from sampling.selftest import checks
 from sampling.selftest.checks import ODDS, Result
 from sampling.selftest.statistics import chi_square
+from sampling.shard import LoneRank, RankExchange
 
 MODEL_DRAWS, MODEL_TOP = 4_000, 20
 
@@ -44,8 +51,8 @@ def run_self_test(
     """Run every check and print the table.
 
     Args:
-        config: as for serving; its device and its promises about sampling are verified. Of several
-            ranks, each draws from its shard.
+        config: as for serving; its device and its promises about sampling are verified. Several
+            ranks each compute and draw their shard of the logits.
         quick: make fewer draws, so as to end within two minutes on two cores.
         with_model: also compare the logits of `config.model` with its reference's, and draw through
             the whole engine.
@@ -92,17 +99,64 @@ def _print_row(cells: tuple[str, ...], out: TextIO) -> None:
 def _results(
     config: EngineConfig, device: torch.device, quick: bool, with_model: bool, seed: int
 ) -> Iterator[Result]:
-    if with_model:
-        yield from model_checks(config)
-    with drawing_ranks(config, device, quick=quick, seed=seed) as exchange:
+    if config.tensor_parallel_size > 1:
+        check_asked(config, device, with_model=with_model)  # before the reference takes its minutes
+    reference = model_reference(config) if with_model else None
+    text = [] if reference is None else reference.ids.tolist()
+    with _ranks(config, device, RankTest(quick, seed, with_model, text)) as ranks:
+        exchange = LoneRank() if ranks is None else ranks.exchange
+        if with_model:
+            yield from model_checks(config, reference, exchange)
+        del reference
         yield from sampler_results(config, device, quick, seed, exchange)
-    if with_model:
-        yield model_frequencies(config, seed)
+        if with_model:
+            yield model_frequencies(config, seed, ranks)
 
 
-def model_frequencies(config: EngineConfig, seed: int) -> Result:
-    """Test the next tokens that the whole engine draws against its logprobs (chi-square)."""
-    engine = build_engine(config)
+@contextlib.contextmanager
+def _ranks(
+    config: EngineConfig, device: torch.device, self_test: RankTest
+) -> Iterator[Ranks | None]:
+    """Start the other ranks of a configuration, if it has any.
+
+    One that is lost ends this process, which may wait for it on the device.
+    """
+    if config.tensor_parallel_size == 1:
+        yield None
+        return
+    set_threads(config)
+    ranks = start_ranks(config, device, _end, self_test)
+    try:
+        yield ranks
+    finally:
+        ranks.others.close()
+
+
+def _end(reason: str) -> None:
+    print(f"tailrace: error: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def take_part(
+    config: EngineConfig, device: torch.device, self_test: RankTest, exchange: RankExchange
+) -> None:
+    """Do what rank 0 does in the self-test, on another rank, up to where both build an engine."""
+    set_threads(config)
+    if self_test.text:
+        served_logits(config, torch.tensor(self_test.text, device=device), exchange)
+    for _ in sampler_results(config, device, self_test.quick, self_test.seed, exchange):
+        pass
+    if not self_test.with_model:
+        threading.Event().wait()  # until rank 0 ends it
+
+
+def model_frequencies(config: EngineConfig, seed: int, ranks: Ranks | None = None) -> Result:
+    """Test the next tokens that the whole engine draws against its logprobs (chi-square).
+
+    Args:
+        ranks: the other ranks, which build their parts of the engine.
+    """
+    engine = build_engine(config, ranks=ranks)
     prompt = np.arange(1, 9, dtype=np.int32) % engine.info.vocab_size
     params = SamplingParams(seed=seed, logprobs=MODEL_TOP)
     engine.submit(
@@ -125,4 +179,5 @@ def model_frequencies(config: EngineConfig, seed: int) -> Result:
     drawn = torch.tensor([cells.get(token, len(cells)) for token in tokens])
     counts = torch.bincount(drawn, minlength=len(cells) + 1)
     outcome = chi_square(counts, torch.cat((probabilities, rest)), ODDS)
-    return checks.result_of("frequencies: next token", f"engine, {config.model.model}", outcome)
+    path = f"engine{'' if ranks is None else of_ranks(ranks.exchange)}, {config.model.model}"
+    return checks.result_of("frequencies: next token", path, outcome)

@@ -16,7 +16,7 @@ import pytest
 
 from engine.config import EngineConfig, ModelConfig
 from engine.parallel import processes as module
-from engine.parallel.messages import DrawStep, Setup, decode, encode
+from engine.parallel.messages import DrawStep, RankTest, Setup, decode, encode
 from engine.parallel.processes import LENGTH_BYTES, RankProcesses, read_message
 
 WAIT_S = 30.0
@@ -132,9 +132,10 @@ def test_a_rank_that_was_closed_is_not_lost(start: Start) -> None:
 
 
 def test_a_rank_is_told_its_setup_and_what_follows() -> None:
-    raw = encode(Setup(CONFIG, 1, "meeting"))
+    setup = Setup(CONFIG, 1, "meeting", RankTest(True, 7, True, [1, 2]))
+    raw = encode(setup)
     stream = io.BytesIO(len(raw).to_bytes(LENGTH_BYTES, "little") + raw + b"\x09")
-    assert decode(read_message(stream) or b"") == Setup(CONFIG, 1, "meeting")
+    assert decode(read_message(stream) or b"") == setup
     assert read_message(stream) is None, "a message that was cut off is none"
 
 

@@ -14,25 +14,32 @@ from engine.contracts.attention import AttentionInputs
 from engine.kernels.fp8 import Fp8Rows, quantize_rows
 from engine.models.fused import decoder_weights
 from engine.startup import model_check
-from engine.startup.model_check import model_checks
+from engine.startup.model_check import model_checks, model_reference, served_logits
 from sampling.selftest.checks import Result
+from sampling.shard import LoneRank, RankExchange
 from tests.engine.models.fused.test_decoder import MODELS
+from tests.engine.models.fused.test_shards import MODELS as WIDE_MODELS
 from tests.engine.models.quantized.packers import Tensors, gptq, round_weight, write_quantized
 from tests.engine.models.serving import LENGTH, write_tiny
+from tests.sampling.ranks import on_ranks
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
 
 
-def checked(folder: Path, kv: CacheDtype = "auto", **model: Any) -> list[Result]:
-    """The rows of mean KL and of the largest gap."""
+def config_of(folder: Path, kv: CacheDtype = "auto", **model: Any) -> EngineConfig:
     limits: dict[str, Any] = {} if folder == DEMO else {"max_model_len": LENGTH}
-    config = EngineConfig(
+    return EngineConfig(
         model=ModelConfig(model=str(folder), device="cpu", **limits, **model),
         cache=CacheConfig(dtype=kv),
         structured=StructuredConfig(tokenizer=str(folder)) if folder == DEMO else None,
     )
-    results = list(model_checks(config))
+
+
+def checked(folder: Path, kv: CacheDtype = "auto", **model: Any) -> list[Result]:
+    """The rows of mean KL and of the largest gap."""
+    config = config_of(folder, kv, **model)
+    results = list(model_checks(config, model_reference(config), LoneRank()))
     assert [result.check for result in results] == ["logits: mean KL", "logits: largest gap"]
     return results
 
@@ -50,6 +57,43 @@ def test_float32_is_transformers_own(name: str, tmp_path: Path) -> None:
     assert nats(kl) < 1e-9
     assert nats(gap) < 1e-4
     assert kl.path == "transformers in float32"
+
+
+def checked_on_ranks(folder: Path, kv: CacheDtype = "auto") -> list[Result]:
+    """The same of two ranks, of which the first has the reference."""
+    config = config_of(folder, kv)
+    reference = model_reference(config)
+    assert reference is not None
+
+    def work(exchange: RankExchange) -> list[Result]:
+        if exchange.rank == 0:
+            return list(model_checks(config, reference, exchange))
+        served_logits(config, reference.ids, exchange)
+        return []
+
+    return on_ranks(2, work)[0]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mixtral"])
+def test_ranks_serve_what_transformers_computes(name: str, tmp_path: Path) -> None:
+    write_tiny(WIDE_MODELS[name], tmp_path)
+    kl, gap = checked_on_ranks(tmp_path)
+    assert kl.passed
+    assert gap.passed
+    assert nats(kl) < 1e-9
+    assert nats(gap) < 1e-4
+    assert kl.path == "transformers in float32, 2 ranks"
+    kl, _ = checked_on_ranks(tmp_path, "fp8")
+    assert kl.passed
+    assert nats(kl) > 1e-6
+
+
+def test_ranks_that_add_up_nothing_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(WIDE_MODELS["qwen3"], tmp_path)
+    monkeypatch.setattr(decoder_weights, "summed", lambda product, exchange: product)
+    kl, gap = checked_on_ranks(tmp_path)
+    assert not kl.passed
+    assert not gap.passed
 
 
 def test_bfloat16_is_bounded_by_transformers_own() -> None:
@@ -138,5 +182,7 @@ def test_a_reference_that_does_not_fit_runs_on_the_cpu(
 
 def test_random_weights_have_no_reference() -> None:
     config = EngineConfig(model=ModelConfig(model=str(DEMO), device="cpu", load_format="dummy"))
-    (result,) = model_checks(config)
+    reference = model_reference(config)
+    assert reference is None
+    (result,) = model_checks(config, reference, LoneRank())
     assert result.statistic == "random weights"

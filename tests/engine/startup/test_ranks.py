@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from msgspec import structs
 
 from demo import MODEL_FOLDER
 from engine.config import ConfigError, EngineConfig, ModelConfig, SamplingConfig
+from engine.errors import ModelError
+from engine.parallel.messages import RankTest
 from engine.startup import ranks
 from engine.startup.ranks import start_ranks, visible_gpus
 
@@ -64,6 +67,13 @@ def test_ranks_have_the_first_gpus(
 def test_other_numbers_of_ranks_are_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=f"must be 1, 2, 4 or 8, got {size}"):
         structs.replace(CONFIG, tensor_parallel_size=size)
+
+
+def test_a_self_test_without_a_model_asks_for_none(tmp_path: Path) -> None:
+    absent = structs.replace(CONFIG, model=ModelConfig(model=str(tmp_path), device="cpu"))
+    for with_model, error in ((False, AssertionError), (True, ModelError)):
+        with pytest.raises(error):
+            start_ranks(absent, torch.device("cpu"), print, RankTest(True, 1, with_model, []))
 
 
 def test_what_is_fine_is_started() -> None:

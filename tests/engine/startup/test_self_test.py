@@ -6,7 +6,7 @@ Replays are exact; the counts' seed is fixed here, so the outcome is fixed too.
 import io
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +17,10 @@ import engine.startup.build
 import engine.startup.samplers
 import engine.startup.self_test
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
+from engine.errors import ModelError
+from engine.parallel.messages import RankTest
 from engine.startup import sampler_checks
+from engine.startup.ranks import Ranks
 from engine.startup.sampler_checks import flag_coverage, sampler_results
 from engine.startup.samplers import sampler_config
 from engine.startup.self_test import run_self_test
@@ -161,11 +164,30 @@ def test_ranks_draw_what_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_processes_of_two_ranks_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("with_model", [False, True])
+def test_processes_of_two_ranks_pass(with_model: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_checks, "MANY", MANY._replace(draws=2_000))
-    both, table = structs.replace(config(), tensor_parallel_size=2), io.StringIO()
-    assert run_self_test(both, quick=True, with_model=False, seed=1, out=table) == 0
-    assert "sampler, cpu, 2 ranks" in table.getvalue()
+    alone = demo_config() if with_model else config()
+    both, table = structs.replace(alone, tensor_parallel_size=2), io.StringIO()
+    assert run_self_test(both, quick=True, with_model=with_model, seed=1, out=table) == 0
+    paths = ["transformers in float32, 2 ranks", "engine, 2 ranks"] if with_model else []
+    for path in [*paths, "sampler, cpu, 2 ranks"]:
+        assert path in table.getvalue()
+
+
+def test_ranks_are_refused_before_the_reference_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(config: EngineConfig) -> None:
+        raise AssertionError("the reference runs")
+
+    monkeypatch.setattr(engine.startup.self_test, "model_reference", run)
+    both = structs.replace(demo_config(), tensor_parallel_size=2)
+    refused = structs.replace(both, model=structs.replace(both.model, model_impl="transformers"))
+    for asked, error, message in (
+        (both, AssertionError, "the reference runs"),
+        (refused, ModelError, "^--tensor-parallel-size 2: only the fused decoder is divided"),
+    ):
+        with pytest.raises(error, match=message):
+            run_self_test(asked, quick=True, with_model=True, seed=1, out=io.StringIO())
 
 
 def test_checks_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,15 +202,60 @@ def test_checks_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [Result(**json.loads(line)) for line in out.getvalue().splitlines()] == results
 
 
+def demo_config() -> EngineConfig:
+    return engine_config(load_settings({"device": "cpu"}))
+
+
 def test_a_model_is_drawn_through_the_whole_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.startup.self_test, "MODEL_DRAWS", 600)
-    demo = engine_config(load_settings({"device": "cpu"}))
-    assert engine.startup.self_test.model_frequencies(demo, seed=3).passed
+    assert engine.startup.self_test.model_frequencies(demo_config(), seed=3).passed
+
+
+def test_one_start_of_ranks_serves_all_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs meet only once in a process."""
+    module = engine.startup.self_test
+    calls: list[tuple[Any, ...]] = []
+    passed = Result("a", "path", "1", "1", 0.0, True)
+
+    class Others:
+        def close(self) -> None:
+            calls.append(("close",))
+
+    def noting(name: str, *, one: bool = False) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            calls.append((name, given[-1]))
+            return passed if one else iter([passed])
+
+        return run
+
+    exchange: Any = object()
+    ranks = Ranks(cast("Any", Others()), exchange)
+
+    def start(config: EngineConfig, device: torch.device, lost: object, test: RankTest) -> Ranks:
+        calls.append(("start", test))
+        return ranks
+
+    monkeypatch.setattr(module, "start_ranks", start)
+    monkeypatch.setattr(module, "set_threads", lambda config: None)
+    monkeypatch.setattr(module, "model_reference", lambda config: None)
+    monkeypatch.setattr(module, "model_checks", noting("logits"))
+    monkeypatch.setattr(module, "sampler_results", noting("sampler"))
+    monkeypatch.setattr(module, "model_frequencies", noting("engine", one=True))
+    both = structs.replace(demo_config(), tensor_parallel_size=2)
+    assert run_self_test(both, quick=True, with_model=True, seed=7, out=io.StringIO()) == 0
+    assert calls == [
+        ("start", RankTest(quick=True, seed=7, with_model=True, text=[])),
+        ("logits", exchange),
+        ("sampler", exchange),
+        ("engine", ranks),
+        ("close",),
+    ]
 
 
 def test_a_model_s_logits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Result("logits: mean KL", "transformers in float32", "1 nats", "1e-06", 0.0, False)
-    monkeypatch.setattr(engine.startup.self_test, "model_checks", lambda config: iter([failed]))
+    monkeypatch.setattr(engine.startup.self_test, "model_reference", lambda config: None)
+    monkeypatch.setattr(engine.startup.self_test, "model_checks", lambda *_: iter([failed]))
     results = engine.startup.self_test._results(config(), CPU, True, True, 1)
     assert next(results) == failed
 
