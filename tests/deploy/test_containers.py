@@ -81,6 +81,13 @@ def test_settings_are_those_of_the_server() -> None:
     assert flags <= {flag_of(name) for name in Settings.model_fields}
 
 
+def test_kubernetes_sets_no_variables_of_the_server() -> None:
+    """It names one after each service, such as TAILRACE_PORT, unless it is told not to."""
+    services = [each["metadata"]["name"] for each in KUBERNETES if each["kind"] == "Service"]
+    assert services == ["tailrace"], "whose variables begin like the server's own"
+    assert pod()["enableServiceLinks"] is False
+
+
 def test_what_compose_mounts_is_there() -> None:
     for service in COMPOSE["services"].values():
         sources = [volume.split(":")[0] for volume in service["volumes"]]
