@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 import ray
 from fastapi import FastAPI
 from prometheus_client import disable_created_metrics
@@ -28,12 +27,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from engine.client import EngineClient
-from engine.config import ConfigError, EngineConfig
+from engine.config import EngineConfig
+from engine.errors import kind_and_line
 from engine.logs import configure_logging
 from engine.models.checkpoint.folder import model_folder
 from server.app import create_app
-from server.command.fleet_settings import FleetConfig, FleetOptions, fleet_config
-from server.command.settings import load_settings
+from server.command.fleet_settings import FleetConfig, FleetOptions, config_of_args
+from server.context import Context
 from server.fleet.engine import FleetEngine
 from server.fleet.identity import model_identity
 from server.fleet.messages import ReplicaReport, decode_report, encode_message
@@ -41,6 +41,7 @@ from server.fleet.prefixes import BLOCK_TOKENS
 from server.fleet.replica import Replica
 from server.fleet.routing import PrefixRouter
 from server.fleet.scaling import wanted_replicas
+from server.http.admission import ShutdownError
 from server.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger("tailrace")
@@ -53,6 +54,8 @@ NO_LIMIT = 1 << 20
 REPORT_TIMEOUT_S = 5.0
 HEALTH_TIMEOUT_S = 5.0
 """Ray Serve ends a replica that has not answered three times in a row."""
+LAST_WORDS_S = 2.0
+"""Seconds in which an ingress that ends sends the errors of requests that did not."""
 LOGGING = {"enable_access_log": False, "log_level": "WARNING"}
 """Ray Serve's own lines; the server's go by its flags."""
 
@@ -207,7 +210,16 @@ class Ingress:
             trust_remote_code=config.trust_remote_code,
         )
         engine = await FleetEngine.start(_RayReplicas(self._handle), config.seed)
-        return create_app(engine, tokenizer, config.http, max_tries=MAX_TRIES)
+        app = create_app(engine, tokenizer, config.http, max_tries=MAX_TRIES)
+        self._context: Context = app.state.context
+        return app
+
+    async def drain(self) -> None:
+        """Refuse new requests and wait for open ones; those that take too long fail."""
+        lifecycle = self._context.lifecycle
+        if not await lifecycle.drain(self._config.shutdown_timeout_s):
+            self._context.admission.fail_all(ShutdownError())
+            await lifecycle.drain(LAST_WORDS_S)
 
 
 def application(config: FleetConfig) -> serve.Application:
@@ -219,7 +231,8 @@ def application(config: FleetConfig) -> serve.Application:
         "graceful_shutdown_wait_loop_s": 0.5,
         "logging_config": LOGGING,
     }
-    num_gpus = config.gpus_per_replica if ray.cluster_resources().get("GPU") else 0
+    is_asked = config.engine.model.device == "cuda"  # then Ray waits for GPUs, or starts machines
+    has_gpus = is_asked or bool(ray.cluster_resources().get("GPU"))
     engines = (
         serve.deployment(EngineReplica)
         .options(
@@ -227,7 +240,10 @@ def application(config: FleetConfig) -> serve.Application:
             **_counts(options),
             health_check_period_s=2.0,
             health_check_timeout_s=HEALTH_TIMEOUT_S,
-            ray_actor_options={"num_cpus": 1, "num_gpus": num_gpus},
+            ray_actor_options={
+                "num_cpus": 1,
+                "num_gpus": config.gpus_per_replica if has_gpus else 0,
+            },
             request_router_config={
                 "request_router_class": FleetRouter,
                 "request_router_kwargs": {"max_lead": options.max_lead},
@@ -237,6 +253,15 @@ def application(config: FleetConfig) -> serve.Application:
     )
     ingress = serve.deployment(serve.ingress()(Ingress))
     return ingress.options(**shared, num_replicas=options.ingresses).bind(engines, config)
+
+
+def drain(timeout_s: float) -> None:
+    """Let the ingresses of the fleet refuse new requests, and wait for open ones to end."""
+    try:
+        asked = serve.get_app_handle(NAME).broadcast("drain")
+        asked.results(timeout_s=timeout_s + 2 * LAST_WORDS_S, return_exceptions=True)
+    except (RayError, RayServeException, TimeoutError) as error:  # no ingress, or one that hangs
+        logger.warning("open requests are cut: %s", kind_and_line(error))
 
 
 def _counts(options: FleetOptions) -> dict[str, Any]:
@@ -261,11 +286,7 @@ def app(args: dict[str, Any]) -> serve.Application:
 
     `restart` may have any value: another one restarts all replicas, one after another.
     """
-    names = set(FleetOptions.__struct_fields__)
-    own = {key: value for key, value in args.items() if key in names}
-    try:
-        options = msgspec.convert(own, FleetOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"args of the fleet: {error}") from None
-    given = {key: value for key, value in args.items() if key not in names | {"restart"}}
-    return application(fleet_config(load_settings(given), options))
+    config = config_of_args(args)
+    if not ray.is_initialized():
+        ray.init(namespace="serve")  # `serve run` asks for the application before it connects
+    return application(config)

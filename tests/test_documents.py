@@ -29,6 +29,7 @@ DOTTED = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OTHER_FLAGS = {
+    *("--head", "--address", "--generate"),  # of Ray
     *("--quick", "--kernels", "--help", "--version", "--full", "--parts", "--build"),
     *("--target", "--gpus", "--ipc", "--json", "--shape", "--tasks"),
 }

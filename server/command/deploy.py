@@ -6,12 +6,14 @@ import argparse
 import logging
 import os
 import re
+import secrets
 import signal
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from engine.config import ConfigError
-from server.command.fleet_settings import FleetConfig, FleetOptions, fleet_config
+from server.command.fleet_settings import FleetConfig, FleetOptions, check_gpus, fleet_config
 from server.command.listen import bind
 from server.command.logs import configure_server_logging
 from server.command.parser import add_settings
@@ -71,22 +73,36 @@ def deploy(settings: Settings, options: FleetOptions) -> int:
 
     _start_ray(config)
     try:
+        check_gpus(config, int(ray.cluster_resources().get("GPU", 0)))
         _run(fleet, config, settings)
         while signal.sigwait(signals) == signal.SIGHUP:
             logger.info("restarting all replicas, one after another")
             _run(fleet, config, settings)
         logger.info("shutting down: at most %g s for open requests", config.shutdown_timeout_s)
-        fleet.serve.shutdown()
+        fleet.drain(config.shutdown_timeout_s)
+        fleet.serve.shutdown()  # which ends what listens before what it waits for
     finally:
         ray.shutdown()
     return 0
 
 
+def ray_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which Ray, as it is imported, learns how to behave; those set stay.
+
+    Its processes know each other by a token. Ray would keep one in the home folder, where other
+    clusters of this user find it from then on.
+    """
+    wanted = {"RAY_USAGE_STATS_ENABLED": "0"}
+    if not any(name.startswith("RAY_AUTH_") for name in environ):
+        wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return {name: value for name, value in wanted.items() if name not in environ}
+
+
 def _import_fleet() -> ModuleType:
     """The application, which imports Ray; raises `ConfigError` where that is missing."""
-    if find_spec("ray") is None or find_spec("ray.serve") is None:
+    if find_spec("ray") is None:
         raise ConfigError("`tailrace deploy` needs Ray Serve: pip install 'tailrace[ray]'")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.update(ray_variables(os.environ))
     try:
         from deploy import ray_serve
     except ModuleNotFoundError as error:

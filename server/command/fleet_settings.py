@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, structs
@@ -11,7 +11,7 @@ from msgspec import Meta, structs
 from engine.config import ConfigError, EngineConfig
 from server.command.configure import engine_config, server_config
 from server.command.models import check_models
-from server.command.settings import Settings, flag_of
+from server.command.settings import Settings, flag_of, load_settings, nearest
 from server.config import ServerConfig
 from server.fleet.routing import MAX_LEAD
 
@@ -90,6 +90,52 @@ def fleet_config(settings: Settings, options: FleetOptions) -> FleetConfig:
         gpus_per_replica=0 if settings.device == "cpu" else settings.tensor_parallel_size,
         shutdown_timeout_s=settings.shutdown_timeout,
     )
+
+
+def config_of_args(args: dict[str, Any]) -> FleetConfig:
+    """The configuration of a fleet by the `args` of a file for `serve deploy`.
+
+    Args:
+        args: settings of a server and `FleetOptions`, by name. `restart` may have any value.
+
+    Raises:
+        ConfigError: an argument that is unknown, or breaks its limit.
+    """
+    names = set(FleetOptions.__struct_fields__)
+    try:
+        own = {key: value for key, value in args.items() if key in names}
+        options = msgspec.convert(own, FleetOptions, strict=False)  # `serve run` gives text
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"args of the fleet: {error}") from None
+    given = {key: value for key, value in args.items() if key not in names | {"restart"}}
+    for name in given:
+        if name in ("host", "port"):
+            raise ConfigError(f"args of the fleet: {name} belongs into http_options of the file")
+        if name not in Settings.model_fields:
+            hint = nearest(name, names | Settings.model_fields.keys())
+            raise ConfigError(f"args of the fleet: {name} is no setting{hint}")
+    settings = load_settings(given)
+    config = fleet_config(settings, options)
+    # Where Ray Serve listens is not known here, so neither are the names of the machine.
+    http = structs.replace(config.http, allowed_hosts=tuple(settings.allowed_hosts))
+    return structs.replace(config, http=http)
+
+
+def check_gpus(config: FleetConfig, num_gpus: int) -> None:
+    """Raise `ConfigError` where a machine with so many GPUs has too few for a fleet.
+
+    Ray would wait for more without an end. Where there are none, engines run on the CPU unless
+    `--device cuda` is given.
+    """
+    if num_gpus == 0 and config.engine.model.device != "cuda":
+        return
+    options, each = config.options, config.gpus_per_replica
+    most = options.max_replicas or options.replicas
+    if most * each > num_gpus:
+        raise ConfigError(
+            f"{most} replicas with {each} GPUs each need {most * each}, and there are {num_gpus}: "
+            "lower --replicas, --max-replicas or --tensor-parallel-size"
+        )
 
 
 def _check(settings: Settings, options: FleetOptions) -> None:

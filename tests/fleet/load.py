@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -104,3 +105,13 @@ async def send_all(
     limits = httpx.Limits(max_connections=concurrency)
     async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as client:
         return list(await asyncio.gather(*(one(path, body) for path, body in asked)))
+
+
+def load_until(done: threading.Event, url: str) -> list[Outcome]:
+    """Mixed requests, eight at once, until something is done."""
+    found: list[Outcome] = []
+    seed = 100
+    while not done.is_set():
+        seed += 1
+        found += asyncio.run(send_all(url, mixed(24, seed), concurrency=8))
+    return found

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from demo import MODEL_FOLDER
-from tests.fleet.load import MODEL, Outcome, mixed, send_all
+from tests.fleet.load import MODEL, load_until, mixed, send_all
 from tests.fleet.process import FLAGS, Fleet, fleet, until
 from tests.serving.process import Server, serve
 from tests.serving.test_lm_eval import evaluate, make_tasks
@@ -143,16 +144,6 @@ def test_a_killed_replica_costs_only_the_streams_it_had_begun(three: Fleet, kind
     until(lambda: three.num_rows == 24)
 
 
-def load_until(done: threading.Event, server: Server) -> list[Outcome]:
-    """Mixed requests, eight at once, until something is done."""
-    found: list[Outcome] = []
-    seed = 100
-    while not done.is_set():
-        seed += 1
-        found += asyncio.run(send_all(server.url, mixed(24, seed), concurrency=8))
-    return found
-
-
 @pytest.mark.skipif(not importlib.util.find_spec("lm_eval"), reason="lm_eval: the extra `slow`")
 def test_lm_eval_gets_what_one_server_gives(
     three: Fleet, one: Server, tasks: Path, tmp_path: Path
@@ -180,7 +171,7 @@ def _number(answer: Any) -> float:
 def test_a_rolling_restart_loses_nothing(three: Fleet) -> None:
     old = set(three.engines)
     done, found = threading.Event(), []
-    loader = threading.Thread(target=lambda: found.extend(load_until(done, three)))
+    loader = threading.Thread(target=lambda: found.extend(load_until(done, three.url)))
     loader.start()
     try:
         three.process.send_signal(signal.SIGHUP)
@@ -215,3 +206,22 @@ def test_replicas_come_with_the_load_and_go_with_it() -> None:
         found += asyncio.run(send_all(made.url, mixed(12, 9), concurrency=4))
         print(f"{len(found)} requests while 1 became 3 and 1 again")
         assert [e for e in found if e.status != 200 or e.errors or not e.ended] == []
+
+
+def test_a_fleet_that_ends_lets_open_requests_end() -> None:
+    """New ones are refused meanwhile, as one server refuses them."""
+    body = {"model": MODEL, "prompt": "def f(", "max_tokens": 1000, "ignore_eos": True}
+    with fleet() as made, httpx.Client(base_url=made.url, timeout=300) as client:
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as reply:
+            lines = reply.iter_lines()
+            next(lines)
+            made.process.send_signal(signal.SIGTERM)
+            until(lambda: made.get("/ready").status_code == 503, 10)
+            refused = httpx.post(made.url + "/v1/completions", json=body)
+            assert refused.status_code == 503
+            assert "shutting down" in refused.json()["error"]["message"]
+            events = [line for line in lines if line]
+        assert len(events) > 100, "there was time to cut it"
+        assert events[-1] == "data: [DONE]"
+        assert not any('"error"' in event for event in events)
+        assert made.process.wait(60) == 0

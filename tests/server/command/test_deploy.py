@@ -9,9 +9,16 @@ from typing import Any
 
 import pytest
 
+from engine.config import ConfigError
 from server import cli
 from server.command import deploy as deploy_command
-from server.command.fleet_settings import FleetConfig, FleetOptions, fleet_config
+from server.command.fleet_settings import (
+    FleetConfig,
+    FleetOptions,
+    check_gpus,
+    config_of_args,
+    fleet_config,
+)
 from server.command.settings import load_settings
 
 Refused = Callable[..., str]
@@ -106,3 +113,59 @@ def test_options_are_flags() -> None:
     made = deploy_command.fleet_options(given)
     assert made == FleetOptions(replicas=2, max_replicas=3, downscale_delay_s=1.5)
     assert given == {"port": 1}
+
+
+def test_a_file_s_arguments_are_settings_and_options() -> None:
+    made = config_of_args({"max_num_seqs": 8, "replicas": "2", "restart": [1], "device": "cpu"})
+    assert (made.engine.scheduler.max_rows, made.options.replicas) == (8, 2)
+
+
+def test_a_file_s_fleet_answers_to_any_host_but_where_some_are_named() -> None:
+    """Ray Serve listens where the file says; `host` keeps its default, this machine alone."""
+    assert config().http.allowed_hosts != ()
+    assert config_of_args({}).http.allowed_hosts == ()
+    assert config_of_args({"allowed_hosts": ["fleet"]}).http.allowed_hosts == ("fleet",)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ({"port": 1}, "args of the fleet: port belongs into http_options"),
+        ({"host": "0.0.0.0"}, "args of the fleet: host belongs into http_options"),
+        ({"replicas": 0}, r"args of the fleet: .*`\$.replicas`"),
+        ({"max_wating_requests": 1}, "is no setting; did you mean max_waiting_requests?"),
+        ({"ingreses": 1}, "is no setting; did you mean ingresses?"),
+    ],
+)
+def test_mistakes_in_a_file_s_arguments(args: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config_of_args(args)
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "enough"),
+    [
+        ({}, {"replicas": 2}, (0, 2, 3)),  # without GPUs the CPU will do
+        ({"device": "cuda"}, {"replicas": 2}, (2,)),
+        ({"tensor_parallel_size": 2}, {"replicas": 1, "max_replicas": 3}, (0, 6)),
+        ({"device": "cpu"}, {"replicas": 4}, (0, 1)),
+    ],
+)
+def test_more_gpus_than_there_are_is_told(
+    given: dict[str, Any], options: dict[str, int], enough: tuple[int, ...]
+) -> None:
+    made = fleet_config(load_settings(given), FleetOptions(**options))
+    for num_gpus in range(8):
+        if num_gpus in enough or num_gpus > max(enough):
+            check_gpus(made, num_gpus)
+        else:
+            with pytest.raises(ConfigError, match=f"GPUs each need .*, and there are {num_gpus}:"):
+                check_gpus(made, num_gpus)
+
+
+def test_ray_gets_a_token_of_its_own_unless_it_is_told_otherwise() -> None:
+    first, second = deploy_command.ray_variables({}), deploy_command.ray_variables({})
+    assert first["RAY_AUTH_MODE"] == "token"
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+    told = {"RAY_AUTH_TOKEN_PATH": "/run/token", "RAY_USAGE_STATS_ENABLED": "1"}
+    assert deploy_command.ray_variables(told) == {}
