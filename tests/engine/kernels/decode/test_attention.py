@@ -13,6 +13,7 @@ from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec
 from engine.kernels.decode.attention import paged_decode
 from engine.kernels.decode.shares import DecodeScratch
 from tests.engine.kernels.where import DEVICES
+from tests.no_gpu.cuda import pretended_gpu
 
 SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=16, scale=0.25)
 
@@ -219,3 +220,17 @@ def test_shares_fill_the_gpu_and_fit_the_scratch(query_len: int) -> None:
         if shares > 1:
             assert num_rows * 5 * shares * 3 * query_len * 16 <= len(scratch.sums)
             assert num_rows * 5 * shares * 3 * query_len * 2 <= len(scratch.stats)
+
+
+def test_float8_keys_are_shared_by_twice_as_many() -> None:
+    """A program has half their bytes on their way."""
+    spec = replace(SPEC, num_q_heads=16, num_kv_heads=8)
+    with pretended_gpu():
+        scratch = {
+            size: DecodeScratch([spec], 64, torch.device("cuda"), 1, size) for size in (1, 2)
+        }
+        room = {size: scratch[size].sums.numel() for size in scratch}
+    shares = {size: scratch[size].num_shares(8, 8) for size in scratch}
+    assert shares == {1: 8, 2: 4}
+    for size, count in shares.items():
+        assert 8 * 16 * count * 16 <= room[size]
