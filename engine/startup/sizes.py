@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import torch
 
@@ -30,6 +31,16 @@ def check_context(asked: int, limit: int) -> None:
         raise ConfigError(f"--max-model-len must be at least 1, got {asked}")
     if asked > limit:
         raise ConfigError(f"--max-model-len {asked} is over the {limit} positions of the model")
+
+
+def check_cpu_cache(asked: int) -> None:
+    """Refuse a cache of more bytes than the machine has of memory; raises `ConfigError`."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if asked > memory:
+        raise ConfigError(
+            f"--cpu-kvcache-space {asked / 2**30:g} is over the {memory / 2**30:.1f} GiB of memory "
+            "of this machine"
+        )
 
 
 def size_cache(
@@ -64,6 +75,7 @@ def _cache_bytes(
     config: EngineConfig, assembly: Assembly, max_model_len: int, exchange: RankExchange
 ) -> int:
     if assembly.device.type == "cpu":
+        check_cpu_cache(config.cache.cpu_bytes)
         return config.cache.cpu_bytes
     scheduler = config.scheduler
     limits = Limits(

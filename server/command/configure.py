@@ -100,7 +100,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         model_root=model,
         api_keys=tuple(settings.api_key),
         open_metrics=settings.open_metrics,
-        allowed_origins=tuple(settings.allowed_origins),
+        allowed_origins=tuple(origin.lower() for origin in settings.allowed_origins),
         allowed_hosts=_allowed_hosts(settings),
         max_body_bytes=settings.max_body_bytes,
         max_waiting_requests=settings.max_waiting_requests,
@@ -166,13 +166,15 @@ def _allowed_hosts(settings: Settings) -> tuple[str, ...]:
 
     A page elsewhere could otherwise reach such a server under a name of its own that it lets point
     here. Everywhere else the names are not known, and a Unix socket is out of any page's reach.
+    All are in lower case, as they are compared.
     """
     if settings.allowed_hosts:
-        return tuple(settings.allowed_hosts)
+        return tuple(host.lower() for host in settings.allowed_hosts)
+    host = settings.host.lower()
     is_local = settings.uds is None and (
-        settings.host == "localhost" or settings.host.startswith("127.") or settings.host == "::1"
+        host == "localhost" or host.startswith("127.") or host == "::1"
     )
-    return (*LOCAL_HOSTS, settings.host) if is_local else ()
+    return (*LOCAL_HOSTS, host) if is_local else ()
 
 
 def _traces_endpoint(given: str | None) -> str | None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -19,12 +20,19 @@ def _count(value: Any) -> Any:
 
 
 def _several(value: Any) -> Any:
-    """Read a list, a JSON list, or words with commas between."""
-    if not isinstance(value, str):
-        return value
-    if value.startswith("["):
-        return orjson.loads(value)
-    return [word.strip() for word in value.split(",") if word.strip()]
+    """Read a list, a JSON list, or words with commas between.
+
+    An empty word is refused, as `--api-key "$KEY"` gives it where the variable is not set: it would
+    be a key that nobody can send, or a host that nobody asks for.
+    """
+    if isinstance(value, str):
+        if value.startswith("["):
+            value = orjson.loads(value)
+        else:
+            value = [word.strip() for word in value.split(",") if word.strip()] or [""]
+    if isinstance(value, list) and "" in value:
+        raise PydanticCustomError("empty", "a value is empty; name one, or leave all of it out")
+    return value
 
 
 def _json(value: Any) -> Any:

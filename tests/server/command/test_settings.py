@@ -47,6 +47,15 @@ def test_lists_in_the_environment(
     assert load_settings({}).api_key == keys
 
 
+@pytest.mark.parametrize("given", [",", " ", '[""]'])
+def test_a_list_in_the_environment_without_a_word(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_API_KEY", given)
+    with pytest.raises(ConfigError, match="TAILRACE_API_KEY is not valid: a value is empty"):
+        load_settings({})
+
+
 @pytest.mark.parametrize(("given", "count"), [("4096", 4096), ("4k", 4000), ("4K", 4096)])
 def test_counts(given: str, count: int) -> None:
     assert load_settings({"max_model_len": given}).max_model_len == count
@@ -64,6 +73,8 @@ def test_counts(given: str, count: int) -> None:
         ({"ssl_keyfile": "/x", "ssl_certfile": "/y"}, "no such file: /x"),
         ({"config": "/x.yaml"}, "--config: /x.yaml: No such file"),
         ({"logprobs_mode": "raw"}, "--logprobs-mode must be"),
+        ({"api_key": [""]}, "--api-key is not valid: a value is empty"),
+        ({"allowed_hosts": ["a", ""]}, "--allowed-hosts is not valid: a value is empty"),
         ({"page": False, "page_verify": True}, "--page-verify needs the page: leave out --no-page"),
     ],
 )
@@ -293,6 +304,8 @@ def test_every_help_is_whole_sentences() -> None:
         ({"uds": "/tmp/x"}, ()),
         ({"allowed_hosts": ["a"]}, ("a",)),
         ({"host": "0.0.0.0", "allowed_hosts": "a,b"}, ("a", "b")),
+        ({"allowed_hosts": ["Chat.Example"]}, ("chat.example",)),
+        ({"host": "LocalHost"}, ("localhost", "127.0.0.1", "[::1]")),
     ],
 )
 def test_allowed_hosts(flags: dict[str, Any], hosts: tuple[str, ...]) -> None:
@@ -300,6 +313,12 @@ def test_allowed_hosts(flags: dict[str, Any], hosts: tuple[str, ...]) -> None:
     allowed = server_config(settings, engine_config(settings)).allowed_hosts
     assert set(hosts) <= set(allowed)
     assert bool(hosts) == bool(allowed)
+
+
+def test_browsers_send_origins_in_lower_case() -> None:
+    settings = load_settings({"model": "m", "allowed_origins": ["https://Chat.Example"]})
+    config = server_config(settings, engine_config(settings))
+    assert config.allowed_origins == ("https://chat.example",)
 
 
 def test_the_fingerprint_is_of_what_computes() -> None:
