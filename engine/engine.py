@@ -293,9 +293,9 @@ class Engine:
 
     def _end_failed(self, failures: Failures) -> None:
         """End choices whose matchers failed."""
-        for choice, message in failures:
+        for choice, finish, message in failures:
             logger.warning("a choice ended: %s", message)
-            self._end([choice], Finish.GRAMMAR, message)
+            self._end([choice], finish, message)
 
     def _fail(self, plan: StepPlan, message: str) -> None:
         """End the choices of a step that raised; the others go on."""

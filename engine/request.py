@@ -39,6 +39,8 @@ class Finish(enum.IntEnum):
     """The request's own masks, its grammar's among them, left no token that could be drawn."""
     GRAMMAR = 7
     """The grammar could not be compiled or followed; `StepOutput.errors` says why."""
+    TOO_COMPLEX = 8
+    """The grammar went over its limits at one token; `StepOutput.errors` says over which."""
 
 
 class Origin(enum.IntEnum):
@@ -225,7 +227,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
             hold undefined values. None without a drafter too: every token was drawn.
         prompt_logprobs: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
-        errors: handle -> message for entries ended with `Finish.ERROR` or `Finish.GRAMMAR`.
+        errors: handle -> message for entries ended with `Finish.ERROR`, `GRAMMAR` or `TOO_COMPLEX`.
         drafts: int64 [E, 2 + k], counts of the drafts of each entry's choice so far, the fields of
             `DraftStats` in order; None without a drafter.
         times: float64 [E, 3], when each entry's choice was submitted, first got a row, and drew its

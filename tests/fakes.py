@@ -31,7 +31,7 @@ from tests.fake_values import (
 )
 
 EOS, BOS, SPECIAL = 256, 257, 258
-_TOLD = (Finish.ERROR, Finish.GRAMMAR)
+_TOLD = (Finish.ERROR, Finish.GRAMMAR, Finish.TOO_COMPLEX)
 """Ends that come with a message."""
 
 Script = Callable[[Request, int, int], "int | Finish"]

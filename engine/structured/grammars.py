@@ -20,13 +20,14 @@ from engine.rows import Choice, RowTable
 from engine.stats import GrammarStats
 from engine.structured.awaited import AwaitedGrammars
 from engine.structured.compiler import CompiledGrammar, GrammarError
+from engine.structured.limits import is_over_limit
 from engine.structured.masks import MaskFiller, default_threads
 from engine.structured.matcher import ChoiceMatcher, error_of
 from engine.structured.plain_rows import PlainRows
 from engine.structured.step_masks import StepFill
 
-Failures = list[tuple[Choice, str]]
-"""Choices whose matchers failed, and why."""
+Failures = list[tuple[Choice, Finish, str]]
+"""Choices whose matchers failed, how they end, and why."""
 SHARES_A_THREAD = 4
 """Compiles of one grammar at most, for each thread that fills masks: a thread that has taken over
 some of another's rows must seldom find their lock taken."""
@@ -254,25 +255,26 @@ class Grammars:
 
     def _failed(self, choices: list[Choice], error: Exception) -> Failures:
         """What to say of choices of which llguidance told nothing but an exception."""
-        self._drop(choices)
-        return [(choice, f"the grammar failed: {kind_and_line(error)}") for choice in choices]
+        words = f"the grammar failed: {kind_and_line(error)}"
+        return self._drop([(choice, Finish.GRAMMAR, words) for choice in choices])
 
     def _failed_of(self, choices: Iterable[Choice]) -> Failures:
         """The choices among these whose matcher can no longer follow its grammar."""
-        failed = []
+        failed: Failures = []
         for choice in choices:
             state = self._matchers.get(choice)  # none where it ended while its mask was filled
             if state is not None and state.matcher is not None and state.matcher.is_error():
                 words = error_of(state.matcher)
-                failed.append((choice, f"the grammar cannot be followed: {words}"))
-        self._drop([choice for choice, _ in failed])
-        return failed
+                finish = Finish.TOO_COMPLEX if is_over_limit(words) else Finish.GRAMMAR
+                failed.append((choice, finish, f"the grammar cannot be followed: {words}"))
+        return self._drop(failed)
 
-    def _drop(self, failed: list[Choice]) -> None:
-        """Count choices that failed, which have no masks any more."""
-        self._num_errors += len(failed)
-        for choice in failed:
+    def _drop(self, failed: Failures) -> Failures:
+        """Count failures, but for those that are the request's own doing, and end their masks."""
+        self._num_errors += sum(finish == Finish.GRAMMAR for _, finish, _ in failed)
+        for choice, _, _ in failed:
             self._strike(choice)
+        return failed
 
     def _strike(self, choice: Choice) -> None:
         """Let a choice have no masks any more."""

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from llguidance import LLParserLimits
 
 from engine.config import GrammarLimits
+
+_OVER = re.compile(
+    r"Current row has \d+ items; max|Too many items \(limit"
+    r"|lexer error: too many (expressions|states)"
+)
+"""What llguidance says of a limit that was met while tokens were drawn."""
 
 
 def parser_limits(limits: GrammarLimits) -> LLParserLimits:
@@ -21,3 +29,11 @@ def parser_limits(limits: GrammarLimits) -> LLParserLimits:
         max_grammar_size=limits.max_grammar_size,
         verbose_errors=False,
     )
+
+
+def is_over_limit(words: str) -> bool:
+    """Whether a matcher's error is that its grammar went over a limit, which its author can mend.
+
+    `LLMatcher.stop_reason` is the same for all errors.
+    """
+    return _OVER.search(words) is not None

@@ -27,7 +27,12 @@ SUBMIT_SLICE = 32
 """Prompts submitted in one turn of the event loop."""
 
 _NO_TIMES: tuple[float, ...] = (0.0, 0.0, 0.0)
-_FAILURES = frozenset((Finish.ABORT, Finish.NAN, Finish.ERROR, Finish.EMPTY, Finish.GRAMMAR))
+_FAILURES = frozenset(
+    (
+        *(Finish.ABORT, Finish.NAN, Finish.ERROR),
+        *(Finish.EMPTY, Finish.GRAMMAR, Finish.TOO_COMPLEX),
+    )
+)
 
 
 class Generation:

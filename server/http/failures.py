@@ -30,6 +30,8 @@ def failed_request(finish: Finish, message: str | None) -> ApiError:
             "min_tokens) left none"
         )
         return ApiError(400, words, code="no_token_allowed")
+    if finish == Finish.TOO_COMPLEX:
+        return ApiError(400, message or "the grammar is too large", code="grammar_too_large")
     if finish == Finish.GRAMMAR:
         words = f"the grammar could not be followed: {message or 'its matcher failed'}"
         return ApiError(500, words, code="grammar_failed")

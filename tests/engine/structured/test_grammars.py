@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from engine.arrays import Int32Array
-from engine.config import StructuredConfig
+from engine.config import GrammarLimits, StructuredConfig
 from engine.contracts.scoring import ScoringPlan
 from engine.engine import Engine
 from engine.plan import StepMasks, StepPlan
@@ -60,12 +60,15 @@ class LoggedFake(ScoringFake):
         return super().launch_scoring(plan)
 
 
-def make(mask_threads: int = 1, **fields: Any) -> tuple[Engine, LoggedFake, Int32Array]:
+def make(
+    mask_threads: int = 1, limits: GrammarLimits | None = None, **fields: Any
+) -> tuple[Engine, LoggedFake, Int32Array]:
     """An engine with grammars, its runner, and the buffer of masks."""
     engine, runner = make_engine_over(LoggedFake, **fields)
     tokenizer = ll_tokenizer()
     buffer = np.zeros((4, -(-tokenizer.vocab_size // 32)), dtype=np.int32)
-    config = StructuredConfig(tokenizer="none", mask_threads=mask_threads)
+    limits = limits or GrammarLimits()
+    config = StructuredConfig(tokenizer="none", mask_threads=mask_threads, limits=limits)
     engine._grammars = Grammars(config, tokenizer, buffer, 4, 0)
     return engine, runner, buffer
 
@@ -178,6 +181,17 @@ def test_a_token_that_the_grammar_forbids_ends_its_choice_alone() -> None:
     stats = engine.stats().grammars
     assert stats is not None
     assert (stats.num_errors, stats.num_compiles) == (2, 2)
+
+
+def test_a_grammar_over_its_limits_is_no_failure_of_the_engine() -> None:
+    engine, _, _ = make(limits=GrammarLimits(step_max_items=0))
+    reader = Reader(engine)
+    reader.run(constrained(0))
+    assert reader.finish == {(0, 0): Finish.TOO_COMPLEX}
+    assert "Too many items" in reader.errors[0]
+    stats = engine.stats().grammars
+    assert stats is not None
+    assert stats.num_errors == 0
 
 
 @pytest.mark.parametrize("method", ["fill", "consume"])

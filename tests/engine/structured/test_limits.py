@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+from llguidance import LLMatcher
+
 from engine.config import GrammarLimits
-from engine.structured.limits import parser_limits
+from engine.structured.limits import is_over_limit, parser_limits
+from engine.structured.matcher import error_of
+from tests.engine.structured.constrained import TOKENIZER, ll_tokenizer, of_regex
+
+MANY_STATES = of_regex("(a|b)*a(a|b){18}")
+OPTIONAL = {"type": "object", "properties": {f"p{i}": {} for i in range(60)}}
+MANY_ITEMS = LLMatcher.grammar_from_json_schema(json.dumps(OPTIONAL))
 
 
 def test_every_limit_is_passed_on() -> None:
@@ -20,3 +31,25 @@ def test_every_limit_is_passed_on() -> None:
         if name != "max_source_bytes":
             assert getattr(passed, name) == getattr(limits, name)
     assert not passed.verbose_errors
+
+
+@pytest.mark.parametrize(
+    ("source", "text", "limits", "is_over"),
+    [
+        (MANY_ITEMS, '{"', GrammarLimits(max_items_in_row=50), True),
+        (MANY_ITEMS, '{"p', GrammarLimits(step_max_items=20), True),
+        (MANY_STATES, "abaabbab" * 8, GrammarLimits(max_lexer_states=20), True),
+        (MANY_STATES, "abaabbab" * 8, GrammarLimits(step_lexer_fuel=20), True),
+        (MANY_STATES, "c", GrammarLimits(), False),
+    ],
+)
+def test_limits_met_while_tokens_are_drawn_are_told_from_other_errors(
+    source: str, text: str, limits: GrammarLimits, is_over: bool
+) -> None:
+    matcher = LLMatcher(ll_tokenizer(), source, log_level=0, limits=parser_limits(limits))
+    assert not matcher.is_error()
+    for token_id in TOKENIZER.encode(text):
+        matcher.compute_bitmask()
+        matcher.consume_token(token_id)
+    assert matcher.is_error()
+    assert is_over_limit(error_of(matcher)) == is_over

@@ -229,6 +229,7 @@ class TestEnds:
         ("finish", "status", "code", "outcome"),
         [
             (Finish.EMPTY, 400, "no_token_allowed", "client_error"),
+            (Finish.TOO_COMPLEX, 400, "grammar_too_large", "client_error"),
             (Finish.GRAMMAR, 500, "grammar_failed", "server_error"),
         ],
     )
