@@ -25,8 +25,13 @@ class Origins:
         self._origins = frozenset(allowed_origins)
 
     def check(self, scope: Scope) -> None:
-        """Raise a 403 for a host that is not served or an origin that is foreign."""
+        """Raise a 403 for a host that is not served or an origin that is foreign.
+
+        Of several hosts a proxy may have read another than the first: a 400 (RFC 9112, 3.2).
+        """
         host = header(scope, b"host")
+        if sum(name == b"host" for name, _ in scope["headers"]) > 1:
+            raise ApiError(400, "a request has one Host header", code="several_hosts")
         if self._hosts and host is not None and host_name(host) not in self._hosts:
             raise ApiError(
                 403,

@@ -41,6 +41,15 @@ async def test_a_name_that_points_here_is_refused(host: str) -> None:
         assert not site.engine.requests
 
 
+@pytest.mark.parametrize("allowed", [(), LOCAL_HOSTS])
+async def test_a_request_names_one_host(allowed: tuple[str, ...]) -> None:
+    async with in_process(allowed_hosts=allowed) as site:
+        hosts = [("host", "localhost"), ("host", "rebound.example")]
+        reply = await site.client.get("/v1/models", headers=hosts)
+        assert reply.status_code == 400
+        assert error_of(reply)["code"] == "several_hosts"
+
+
 @pytest.mark.parametrize("allowed", [(), ("*",), ("api.example",)])
 async def test_hosts_may_be_any(allowed: tuple[str, ...]) -> None:
     async with in_process(allowed_hosts=allowed) as site:
