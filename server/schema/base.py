@@ -111,9 +111,10 @@ def validate(kind: type[Body], value: Any) -> Body:
     """Make a body of the given kind from parsed JSON; raises `ApiError` as `decode` does."""
     if not isinstance(value, dict):
         raise bad_request(None, f"the body must be a JSON object, got {shown(value)}")
-    if len(value) > len(kind.model_fields) + MAX_ERRORS:
+    known = kind.model_fields  # which pydantic looks up anew each time
+    if len(value) > len(known) + MAX_ERRORS:
         # Pydantic would make an error of each unknown field, however many there are.
-        raise unknown_fields(kind, [name for name in value if name not in kind.model_fields])
+        raise unknown_fields(kind, [name for name in value if name not in known])
     try:
         return kind.model_validate(value)
     except ValidationError as error:
