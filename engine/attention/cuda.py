@@ -191,13 +191,14 @@ def launch_kernels(specs: Sequence[AttentionSpec], cache: KVCache) -> None:
     """
     TiledPrefill(specs, cache).compile()
     device, dtype = cache.layers[0].device, cache.dtype
-    scratch = DecodeScratch(list(specs), 1, device)
-    table = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    scratch = DecodeScratch(list(specs), 2, device)
+    table = torch.zeros((2, 1), dtype=torch.int32, device=device)
     for layer in one_of_each(specs):
         spec, pages, scales = specs[layer], cache.layers[layer], cache.layer_scales(layer)
-        q = torch.zeros((1, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
-        out = torch.empty_like(q)
-        paged_decode(spec, q, pages, table, table[0] + 1, out, scratch, scales=scales)
+        for num_rows in (1, 2):  # a lone row has a kernel of its own
+            q = torch.zeros((num_rows, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
+            out = torch.empty_like(q)
+            paged_decode(spec, q, pages, table, table[:, 0] + 1, out, scratch, scales=scales)
 
 
 def _flashinfer_prefill(specs: Sequence[AttentionSpec], cache: KVCache) -> FlashInferPrefill | None:

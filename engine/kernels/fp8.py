@@ -20,6 +20,8 @@ LARGEST = 448.0
 """The largest number of the format."""
 TINY = 1e-12
 """The least maximum of a row that a scale is made for: rows of zeros keep a finite scale."""
+TILE = 128
+"""Rows that the library's product takes at a time."""
 
 _LARGEST, _TINY, _INTERPRETED = constexpr(LARGEST), constexpr(TINY), constexpr(INTERPRETED)
 
@@ -186,6 +188,27 @@ def row_launch(x: torch.Tensor, width: int | None = None) -> dict[str, Any]:
 
 
 def empty_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:
-    """Allocate rows for a kernel to write."""
-    values = torch.empty((num_rows, width), dtype=FP8, device=device)
-    return Fp8Rows(values, torch.empty(num_rows, device=device))
+    """Allocate rows for a kernel to write, with room behind them to the end of a `TILE`."""
+    room = triton.cdiv(num_rows, TILE) * TILE
+    values = torch.empty((room, width), dtype=FP8, device=device)
+    return Fp8Rows(values[:num_rows], torch.empty(room, device=device)[:num_rows])
+
+
+def in_whole_tiles(rows: Fp8Rows) -> Fp8Rows:
+    """The rows, and behind them to the end of a `TILE` whatever is in memory, if there is room.
+
+    The library multiplies 256 rows faster than 144 (3.8 and 5.1 ms for an 8B model's layers on an
+    H200); what it makes of the others is thrown away.
+    """
+    num_rows, width = rows.values.shape
+    room = triton.cdiv(num_rows, TILE) * TILE
+    has_room = all(
+        part.is_contiguous()
+        and part.untyped_storage().nbytes() // part.itemsize
+        >= part.storage_offset() + room * (part.numel() // num_rows)
+        for part in rows
+    )
+    if not has_room:
+        return rows
+    values = rows.values.as_strided((room, width), (width, 1))
+    return Fp8Rows(values, rows.scales.as_strided((room,), (1,)))

@@ -19,8 +19,14 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.fp8 import FP8, Fp8Rows, quantize_rows
-from engine.kernels.overlap import begin_next, overlap_of, prefetch, wait_for_last
+from engine.kernels.fp8 import FP8, Fp8Rows, in_whole_tiles, quantize_rows
+from engine.kernels.overlap import (
+    begin_next,
+    begin_next_late,
+    overlap_of,
+    prefetch,
+    wait_for_last,
+)
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
 from engine.kernels.skinny import Norm
 from sampling.triton_support import constexpr, jit, tl, triton
@@ -29,10 +35,12 @@ FEW = 128
 """Most tokens that our own kernel takes where the library has a product to offer."""
 CHUNK = 128
 """Products that are summed in the tensor cores before float32 takes over."""
-ROWS, DEPTH = 64, 256
+ROWS, DEPTH = 64, 128
 """Output channels of a program, and input features of one step of its loop."""
 MANY_PROGRAMS = 96
 """Programs that fill a large GPU: with fewer, two share a sum."""
+AT_ONCE = 264
+"""Programs that an H200 runs at once, two a processor."""
 
 _CHUNK = constexpr(CHUNK)
 
@@ -61,8 +69,7 @@ class Fp8Linear:
         if device.type == "cpu":  # float8 numbers are exact in float32; CPUs have no float8 product
             self._wide_weight = weight.values.float()
         else:
-            num_programs = triton.cdiv(len(weight.values), ROWS)
-            self._arrivals = torch.zeros(num_programs, dtype=torch.int32, device=device)
+            self._arrivals = arrivals_of(len(weight.values), device)
 
     def __call__(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
         """Multiply; rows that are quantized already are taken as they are."""
@@ -94,13 +101,15 @@ class Fp8Linear:
         return (out * rows.scales[:, None] * self._weight.scales).to(self._dtype)
 
     def _by_library(self, rows: Fp8Rows) -> torch.Tensor:
-        return torch._scaled_mm(
-            rows.values,
+        whole = in_whole_tiles(rows)
+        out = torch._scaled_mm(
+            whole.values,
             self._weight.values.t(),
-            scale_a=rows.scales[:, None],
+            scale_a=whole.scales[:, None],
             scale_b=self._weight.scales[None],
             out_dtype=self._dtype,
         )
+        return out[: len(rows.values)]
 
 
 def _library_can(weight: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -137,9 +146,9 @@ def _fp8_linear_kernel(
     steps: tl.constexpr = (in_features + DEPTH * split - 1) // (DEPTH * split)
     even: tl.constexpr = in_features % (DEPTH * split) == 0
     k = tl.program_id(1) * steps * DEPTH + tl.arange(0, DEPTH)
-    last_n, last_t = tl.minimum(n, out_features - 1), tl.minimum(t, num_tokens - 1)
+    last_n = tl.minimum(n, out_features - 1)
     w_ptr = weight + last_n[:, None].to(tl.int64) * in_features + k[None, :]
-    x_ptr = x + last_t[:, None].to(tl.int64) * in_features + k[None, :]
+    x_ptr = x + t[:, None].to(tl.int64) * in_features + k[None, :]
     if overlap:
         lines = tl.program_id(1) * steps * DEPTH + tl.arange(0, DEPTH // 128) * 128
         prefetch(weight + last_n[:, None].to(tl.int64) * in_features + lines[None, :])
@@ -147,15 +156,18 @@ def _fp8_linear_kernel(
     wait_for_last(overlap)
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     for step in tl.range(0, steps, num_stages=stages):
+        # Lanes without a token load nothing: were they to load the last one's numbers, all programs
+        # would ask for the same lines at once, which took up to twice as long as the weights.
         if even:
-            w_tile, x_tile = tl.load(w_ptr), tl.load(x_ptr)
+            w_tile, x_tile = tl.load(w_ptr), tl.load(x_ptr, mask=real[:, None], other=0.0)
         else:
             inside = (k + step * DEPTH < in_features)[None, :]
             w_tile = tl.load(w_ptr, mask=inside, other=0.0)
-            x_tile = tl.load(x_ptr, mask=inside, other=0.0)
+            x_tile = tl.load(x_ptr, mask=real[:, None] & inside, other=0.0)
         total = tl.dot(w_tile, tl.trans(x_tile), total, max_num_imprecise_acc=_CHUNK)
         w_ptr += DEPTH
         x_ptr += DEPTH
+    begin_next_late(overlap)
     total = tl.trans(total)
     at = t[:, None].to(tl.int64) * out_features + n[None, :]
     both = real[:, None] & here[None, :]
@@ -196,17 +208,17 @@ def fp8_linear_triton(
 
     Args:
         x: [T, in]. weight: [out, in]. bias: [out].
-        arrivals: int32 [ceil(out / ROWS)], zeros, and zeros again afterwards.
+        arrivals: `arrivals_of`, zeros again afterwards.
         dtype: of the result.
     """
     (num_tokens, in_features), out_features = x.values.shape, len(weight.values)
     out = torch.empty((num_tokens, out_features), dtype=dtype, device=x.values.device)
     num_programs = triton.cdiv(out_features, ROWS)
     # Set by the weight's shape alone, so that sums do not depend on the batch.
-    split = 2 if num_programs < MANY_PROGRAMS and in_features >= 4 * DEPTH else 1
-    tokens = min(max(triton.next_power_of_2(num_tokens), 16), FEW)
+    split = 2 if num_programs < MANY_PROGRAMS and in_features >= 8 * DEPTH else 1
+    tokens = _tile_of(num_tokens, num_programs * split)
     num_blocks = triton.cdiv(num_tokens, tokens)
-    if num_blocks > 1 and split > 1:
+    if num_programs * num_blocks > len(arrivals) and split > 1:
         arrivals = torch.zeros(num_programs * num_blocks, dtype=torch.int32, device=out.device)
     parts = torch.empty(split, *out.shape, dtype=torch.float32, device=out.device)
     _fp8_linear_kernel[(num_programs, split, num_blocks)](
@@ -225,8 +237,21 @@ def fp8_linear_triton(
         ROWS=ROWS,
         TOKENS=tokens,
         DEPTH=DEPTH,
-        stages=3 if tokens == FEW else 4,
+        stages=4 if tokens == FEW else 6,  # so that two programs fit a processor
         num_warps=4,
-        **overlap_of(out),
+        **overlap_of(out, late=True),
     )
     return out
+
+
+def arrivals_of(out_features: int, device: torch.device) -> torch.Tensor:
+    """Make the counters of a weight's programs that share sums, for up to `FEW` tokens."""
+    num_counters = triton.cdiv(out_features, ROWS) * 2  # in two blocks of tokens
+    return torch.zeros(num_counters, dtype=torch.int32, device=device)
+
+
+def _tile_of(num_tokens: int, num_programs: int) -> int:
+    """Tokens of a program: more than 64 only where twice the programs would not run at once."""
+    tokens = min(max(triton.next_power_of_2(num_tokens), 16), FEW)
+    num_blocks = triton.cdiv(num_tokens, 64)
+    return 64 if tokens == FEW and num_programs * num_blocks <= AT_ONCE else tokens

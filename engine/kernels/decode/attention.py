@@ -3,9 +3,9 @@
 
 A program takes a key head, a row and a share of the row's keys, which it reads once for all query
 tokens and heads. Where a row is shared by several programs, the last of them to arrive adds up
-what the others left, in the order of the shares: the sum does not depend on who came last. While
-the kernel before it still makes the queries, a program asks for its first keys and values. The
-torch twin is `PlainAttention`.
+what the others left, in the order of the shares: the sum does not depend on who came last. A lone
+row's programs ask for their first keys and values while the kernel before still makes the queries.
+The torch twin is `PlainAttention`.
 
 Letters in comments: G query heads a key head, M = query_len * G queries (token by token, padded to
 at least 16 for the matrix units), D head_dim (padded to a power of two), N keys a block.
@@ -29,7 +29,7 @@ from engine.kernels.decode.product import (
 )
 from engine.kernels.decode.shares import DecodeScratch, Shared, add_shares, leave, share_of
 from engine.kernels.decode.softmax import DecodeTile, add_sinks, attend
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.overlap import EARLY, begin_next, begin_next_late, overlap_of, wait_for_last
 from engine.kernels.pages import (
     MIN_DOT,
     AttentionShape,
@@ -39,7 +39,9 @@ from engine.kernels.pages import (
     prefetch_cells,
     times_scale,
 )
-from sampling.triton_support import jit, tl, triton
+from sampling.triton_support import constexpr, jit, tl, triton
+
+_EARLY = constexpr(EARLY)
 
 
 class _Paged(NamedTuple):
@@ -82,7 +84,7 @@ def _prefetch_block(pages, table, head, start, end, shape: tl.constexpr):
 
 
 @jit(
-    do_not_specialize=["table_stride", "num_shares"],
+    do_not_specialize=["table_stride", "full_shares"],
     do_not_specialize_on_alignment=["positions", "slots"],  # a drafter's begin anywhere
 )
 def _decode_kernel(
@@ -94,7 +96,7 @@ def _decode_kernel(
     paged,
     table_stride,
     shared,
-    num_shares,
+    full_shares,
     rules,
     shape: tl.constexpr,
     overlap: tl.constexpr,
@@ -104,19 +106,21 @@ def _decode_kernel(
     seq_len = tl.load(paged.seq_lens + row)
     # In the cache already. (Triton cannot compare a tuple that holds None.)
     num_keys = seq_len if positions is None else seq_len - 1
-    first, per_share, active = share_of(seq_len, num_keys, num_shares, rules, shape)
+    most_shares = tl.num_programs(2)
+    first, per_share, active = share_of(seq_len, num_keys, full_shares, most_shares, rules, shape)
+    if share >= active:
+        return
+
     table = paged.tables + row * table_stride
     start = first + share * per_share
     end = tl.minimum(start + per_share, num_keys)
     made = None
     if positions is not None:
         newest = load_newest(product, positions, slots, row, head, shape)
-    if overlap:  # noqa: SIM102  # what is left out is not compiled
+    if overlap == _EARLY:  # noqa: SIM102  # what is left out is not compiled
         if start < end:
             _prefetch_block(paged.pages, table, head, start, end, shape)
     wait_for_last(overlap)
-    if share >= active:
-        return
 
     if positions is not None:
         heads = load_queries(product, row, head, shape)
@@ -135,9 +139,10 @@ def _decode_kernel(
         top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape
     )
 
+    begin_next_late(overlap)
     is_last = True
     if active > 1:
-        cell = (row * shape.kv_heads + head) * num_shares
+        cell = (row * shape.kv_heads + head) * most_shares
         leave(shared, cell + share, tile, top, total, acc, shape)
         tl.debug_barrier()  # all threads' stores before the arrival is announced
         arrivals = shared.arrivals + row * shape.kv_heads + head
@@ -218,7 +223,7 @@ def _launch(
     """Launch the kernel over queries, or over the product they are made of."""
     head_dim, num_rows = spec.head_dim, len(out) // query_len
     kv_heads, page = spec.num_kv_heads, paged.pages.shape[2]
-    shares = scratch.num_shares(num_rows, kv_heads)
+    shares = scratch.shares(num_rows, kv_heads)
     group = spec.num_q_heads // kv_heads
     padded_queries = max(MIN_DOT, triton.next_power_of_2(query_len * group))
     padded_dim = max(MIN_DOT, triton.next_power_of_2(head_dim))
@@ -234,7 +239,7 @@ def _launch(
         block=32 if is_wide else 64,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
     )
-    _decode_kernel[(kv_heads, num_rows, shares)](
+    _decode_kernel[(kv_heads, num_rows, shares.most)](
         q,
         product,
         positions,
@@ -243,11 +248,11 @@ def _launch(
         paged,
         paged.tables.stride(0),
         Shared(scratch.sums, scratch.stats, scratch.arrivals),
-        shares,
+        shares.full,
         Rules.of(spec),
         shape=shape,
         # Page ids are loaded ahead of keys, so five stages are two blocks of keys in flight.
         num_warps=2 if padded_queries <= 32 and not is_wide else 4,
         num_stages=2 if is_wide else 5,
-        **overlap_of(q),
+        **overlap_of(q, late=num_rows > 1),
     )

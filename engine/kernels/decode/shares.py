@@ -12,13 +12,19 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from sampling.triton_support import jit, tl
+from sampling.triton_support import constexpr, jit, tl
 
 MAX_SHARES = 16
 """Most programs that share a row and key head."""
 FULL = 2
 """Programs a processor of the GPU that keep enough keys of 16 bits on their way; of keys of 8 bits,
 of which a program has half the bytes on their way, it takes twice as many."""
+MOST = 16
+"""Most programs a processor, where each has a long share: the last to end are then soon done."""
+LONG = 256
+"""Keys of a long share."""
+
+_LONG = constexpr(LONG)
 
 
 class DecodeScratch:
@@ -42,15 +48,15 @@ class DecodeScratch:
         max_query_len: int = 1,
         key_size: int = 2,
     ) -> None:
-        self.num_programs = 8
+        self._num_full, self._num_programs = 4, 8
         if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
-            full = 2 * FULL if key_size == 1 else FULL
-            self.num_programs = full * properties.multi_processor_count
+            num_processors = torch.cuda.get_device_properties(device).multi_processor_count
+            self._num_full = (2 * FULL if key_size == 1 else FULL) * num_processors
+            self._num_programs = MOST * num_processors
         heads = max(spec.num_q_heads for spec in specs)
         kv_heads = min(spec.num_kv_heads for spec in specs)
-        # shares > 1 only while rows * kv_heads * shares <= num_programs
-        shared_rows = max(1, self.num_programs // kv_heads)
+        # shares > 1 only while rows * kv_heads * shares <= _num_programs
+        shared_rows = max(1, self._num_programs // kv_heads)
         self.max_query_len = max_query_len
         width = shared_rows * heads * max_query_len
         self.sums = torch.empty(
@@ -60,9 +66,26 @@ class DecodeScratch:
         most = max(spec.num_kv_heads for spec in specs)
         self.arrivals = torch.zeros(max_rows * most, dtype=torch.int32, device=device)
 
-    def num_shares(self, num_rows: int, kv_heads: int) -> int:
-        """The number of programs that share a row and key head so that all fill the GPU."""
-        return max(1, min(MAX_SHARES, self.num_programs // (num_rows * kv_heads)))
+    def shares(self, num_rows: int, kv_heads: int) -> Shares:
+        """How many programs share a row and key head."""
+        return Shares(
+            *(
+                max(1, min(MAX_SHARES, num_programs // (num_rows * kv_heads)))
+                for num_programs in (self._num_full, self._num_programs)
+            )
+        )
+
+
+class Shares(NamedTuple):
+    """How many programs share a row and key head.
+
+    Attributes:
+        full: as many as fill the GPU.
+        most: so many where each then has `LONG` keys or more.
+    """
+
+    full: int
+    most: int
 
 
 class Shared(NamedTuple):
@@ -74,18 +97,20 @@ class Shared(NamedTuple):
 
 
 @jit
-def share_of(seq_len, num_keys, num_shares, rules, shape: tl.constexpr):
+def share_of(seq_len, num_keys, full_shares, most_shares, rules, shape: tl.constexpr):
     """The first key any query sees, keys a share, and how many shares there are, at least one.
 
-    Of the row's keys the first `num_keys` are shared.
+    Of the row's keys the first `num_keys` are shared, by `Shares` programs.
     """
     first = 0
     if rules.window is not None:
         first = tl.maximum(seq_len - shape.query_len + 1 - rules.window, 0)
         first = first // shape.block * shape.block
-    turns = tl.cdiv(tl.cdiv(num_keys - first, num_shares), shape.block)
+    num_keys -= first
+    num_shares = tl.minimum(tl.maximum(num_keys // _LONG, full_shares), most_shares)
+    turns = tl.cdiv(tl.cdiv(num_keys, num_shares), shape.block)
     per_share = tl.maximum(turns, 1) * shape.block
-    return first, per_share, tl.maximum(tl.cdiv(num_keys - first, per_share), 1)
+    return first, per_share, tl.maximum(tl.cdiv(num_keys, per_share), 1)
 
 
 @jit

@@ -111,7 +111,7 @@ def _grouped_kernel(
     even: tl.constexpr = features % depth == 0
     for step in tl.range(0, steps, num_stages=tile.stages):
         inside = (k + step * depth < features)[None, :]
-        x_tile = _load(x_ptr, inside, even)
+        x_tile = tl.load(x_ptr, mask=lanes.real[:, None] & (even | inside), other=0.0)
         own = tl.load(x_scales + lanes.source * num_spans + step) if num_spans > 0 else None
         total = _add(total, w_ptr, x_tile, inside, scales, own, even, precision)
         if gate is not None:

@@ -80,7 +80,7 @@ def _grouped_kernel(
     ups = tl.zeros((N, M), tl.float32)
     for span in tl.range(0, packing.spans, num_stages=2):
         inside = (k + span * _SPAN < features)[None, :]
-        x_tile = tl.trans(tl.load(x_ptr, mask=inside, other=0.0))
+        x_tile = tl.trans(tl.load(x_ptr, mask=lanes.real[:, None] & inside, other=0.0))
         tile = _unpacked(tl.load(w_ptr), scales, zeros, group_at, packing, dtype)
         total = tl.dot(tile, x_tile, total, input_precision=precision)
         if gate is not None:

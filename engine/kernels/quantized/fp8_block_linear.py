@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.overlap import begin_next, begin_next_late, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks, quantize_spans
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
 from engine.kernels.quantized.launch import LaunchShape
@@ -117,23 +117,25 @@ def _fp8_block_kernel(
     here, real = n < out_features, t < num_tokens
     spans: tl.constexpr = (in_features + SPAN - 1) // SPAN
     even: tl.constexpr = in_features % SPAN == 0
-    last_n, last_t = tl.minimum(n, out_features - 1), tl.minimum(t, num_tokens - 1)
+    last_n = tl.minimum(n, out_features - 1)
     w_ptr = weight + last_n[:, None].to(tl.int64) * in_features + k[None, :]
-    x_ptr = x + last_t[:, None].to(tl.int64) * in_features + k[None, :]
-    ws_ptr, xs_ptr = weight_scales + last_n * spans, x_scales + last_t.to(tl.int64) * spans
+    x_ptr = x + t[:, None].to(tl.int64) * in_features + k[None, :]
+    ws_ptr, xs_ptr = weight_scales + last_n * spans, x_scales + t.to(tl.int64) * spans
     wait_for_last(overlap)
     total = tl.zeros((ROWS, TOKENS), tl.float32)
     for span in tl.range(0, spans, num_stages=stages):
         if even:
-            w_tile, x_tile = tl.load(w_ptr), tl.load(x_ptr)
+            w_tile, x_tile = tl.load(w_ptr), tl.load(x_ptr, mask=real[:, None], other=0.0)
         else:
             inside = (k + span * SPAN < in_features)[None, :]
             w_tile = tl.load(w_ptr, mask=inside, other=0.0)
-            x_tile = tl.load(x_ptr, mask=inside, other=0.0)
+            x_tile = tl.load(x_ptr, mask=real[:, None] & inside, other=0.0)
         sums = tl.dot(w_tile, tl.trans(x_tile))
-        total += sums * tl.load(ws_ptr + span)[:, None] * tl.load(xs_ptr + span)[None, :]
+        x_scale = tl.load(xs_ptr + span, mask=real, other=0.0)
+        total += sums * tl.load(ws_ptr + span)[:, None] * x_scale[None, :]
         w_ptr += SPAN
         x_ptr += SPAN
+    begin_next_late(overlap)
     total = tl.trans(total)
     if bias is not None:
         total = total.to(out.dtype.element_ty).to(tl.float32)
@@ -175,7 +177,7 @@ def fp8_block_linear_triton(
         SPAN=SPAN,
         stages=shape.stages,
         num_warps=shape.warps,
-        **overlap_of(out),
+        **overlap_of(out, late=True),
     )
     return out
 

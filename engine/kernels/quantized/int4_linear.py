@@ -15,7 +15,7 @@ import functools
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.overlap import begin_next, begin_next_late, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import RUN, SPAN, Int4Groups
 from engine.kernels.quantized.int4_few import MAX_ROWS, int4_few_triton
 from engine.kernels.quantized.int4_skinny import int4_skinny_linear
@@ -95,14 +95,14 @@ def _int4_linear_kernel(
     t = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     here, real = n < out_features, t < num_tokens
-    last_n, last_t = tl.minimum(n, out_features - 1), tl.minimum(t, num_tokens - 1)
+    last_n = tl.minimum(n, out_features - 1)
     column = tl.arange(0, _RUN)
     num_groups: tl.constexpr = _SPAN // group
     runs: tl.constexpr = group // _RUN
     even: tl.constexpr = _SPAN * spans == in_features
     dtype: tl.constexpr = x.dtype.element_ty
     w_ptr = words + last_n[:, None].to(tl.int64) * (spans * _RUN) + column[None, :]
-    x_ptr = x + last_t[:, None].to(tl.int64) * in_features + column[None, :]
+    x_ptr = x + t[:, None].to(tl.int64) * in_features + column[None, :]
     group_at = last_n * (spans * num_groups)
     wait_for_last(overlap)
     total = tl.zeros((ROWS, TOKENS), tl.float32)
@@ -116,13 +116,14 @@ def _int4_linear_kernel(
             sums = tl.zeros((ROWS, TOKENS), tl.float32)
             for run in tl.static_range(part * runs, part * runs + runs):
                 k = span * _SPAN + run * _RUN
-                if even:
-                    tile = tl.load(x_ptr + k)
-                else:
-                    tile = tl.load(x_ptr + k, mask=(column + k < in_features)[None, :], other=0.0)
+                mask = real[:, None]
+                if not even:
+                    mask &= (column + k < in_features)[None, :]
+                tile = tl.load(x_ptr + k, mask=mask, other=0.0)
                 q = halves[run // 4][run % 4] - zero[:, None]
                 sums = tl.dot(q, tl.trans(tile), sums, input_precision="ieee")
             total += sums * scale[:, None]
+    begin_next_late(overlap)
     total = tl.trans(total)
     if bias is not None:
         total = total.to(dtype).to(tl.float32)
@@ -164,7 +165,7 @@ def int4_linear_triton(
         TOKENS=shape.tokens,
         stages=shape.stages,
         num_warps=shape.warps,
-        **overlap_of(x),
+        **overlap_of(x, late=True),
     )
     return out
 

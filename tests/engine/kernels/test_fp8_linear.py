@@ -15,9 +15,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.kernels.fp8 import Fp8Rows, quantize_rows
-from engine.kernels.fp8_linear import DEPTH, FEW, ROWS, Fp8Linear, fp8_linear_triton
-from sampling.triton_support import INTERPRETED, triton
+from engine.kernels.fp8 import TILE, Fp8Rows, empty_rows, in_whole_tiles, quantize_rows
+from engine.kernels.fp8_linear import (
+    DEPTH,
+    FEW,
+    ROWS,
+    Fp8Linear,
+    arrivals_of,
+    fp8_linear_triton,
+)
+from sampling.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 
@@ -64,17 +71,40 @@ def test_product(num_rows: int, dtype: torch.dtype, has_bias: bool, device: str)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("num_tokens", "width", "num_channels"),
-    [(1, DEPTH, ROWS), (3, 100, 40), (20, 4 * DEPTH, 70), (2, 4 * DEPTH + 16, ROWS)],
+    [
+        (1, DEPTH, ROWS),
+        (3, 100, 40),
+        (20, 8 * DEPTH, 70),
+        (2, 8 * DEPTH + 16, ROWS),
+        (FEW // 2 + 1, 8 * DEPTH, ROWS),  # in two blocks of tokens
+    ],
 )
 def test_kernel(num_tokens: int, width: int, num_channels: int, device: str) -> None:
     x, weight = some(num_tokens, width, device), some(num_channels, width, device)
-    arrivals = torch.zeros(
-        triton.cdiv(num_channels, ROWS), dtype=torch.int32, device=x.values.device
-    )
+    arrivals = arrivals_of(num_channels, x.values.device)
     bias = torch.randn(num_channels, device=device)
     out = fp8_linear_triton(x, weight, arrivals, bias, torch.float32)
     assert_is_product(out, x, weight, bias, exact=INTERPRETED)
     assert not arrivals.any(), "ready for the next product"
+
+
+@pytest.mark.parametrize("num_rows", [1, TILE, TILE + 1])
+def test_rows_are_followed_by_room_to_the_end_of_a_tile(num_rows: int) -> None:
+    rows = empty_rows(num_rows, 48, torch.device("cpu"))
+    rows.values.copy_(torch.randn(num_rows, 48))
+    rows.scales.fill_(2.0)
+    whole = in_whole_tiles(rows)
+    assert len(whole.values) == len(whole.scales) == -(-num_rows // TILE) * TILE
+    assert torch.equal(whole.values[:num_rows].float(), rows.values.float())
+    assert torch.equal(whole.scales[:num_rows], rows.scales)
+
+
+def test_rows_without_room_stay_as_they_are() -> None:
+    for num_rows in (3, TILE):
+        rows = some(num_rows, 48, "cpu")
+        assert in_whole_tiles(rows).values.shape == rows.values.shape
+    room = empty_rows(3, 48, torch.device("cpu"))
+    assert in_whole_tiles(room._replace(scales=torch.ones(3))).values.shape == (3, 48)
 
 
 @pytest.mark.gpu
@@ -84,7 +114,7 @@ def test_a_token_s_sums_do_not_depend_on_the_others(num_channels: int, width: in
     product = Fp8Linear(weight, None, torch.bfloat16)
     x = torch.randn(FEW, width, device="cuda").bfloat16()
     whole = product(x)
-    for count in (2, 3, 16, 17, 100):
+    for count in (2, 3, 16, 17, 40, 65, 100):
         assert torch.equal(product(x[:count]), whole[:count]), count
     alone = product(x[:1])  # in a kernel, and so in an order, of its own
     assert_is_product(alone, quantize_rows(x[:1]), weight, None, exact=True)

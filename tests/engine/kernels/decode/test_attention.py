@@ -115,7 +115,7 @@ def on_device(spec: AttentionSpec, device: str) -> AttentionSpec:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("lengths", [[1], [300], [64, 1, 65, 200, 7], [129] * 9])
+@pytest.mark.parametrize("lengths", [[1], [300], [600, 511], [64, 1, 65, 200, 7], [129] * 9])
 def test_kernel_equals_twin(lengths: list[int], spec: AttentionSpec, device: str) -> None:
     check_against_twin(Case(on_device(spec, device), lengths, 16, device))
 
@@ -216,10 +216,11 @@ def test_shares_fill_the_gpu_and_fit_the_scratch(query_len: int) -> None:
     spec = replace(SPEC, num_q_heads=15, num_kv_heads=5)
     scratch = DecodeScratch([spec], 64, torch.device("cpu"), query_len)
     for num_rows in range(1, 65):
-        shares = scratch.num_shares(num_rows, 5)
-        if shares > 1:
-            assert num_rows * 5 * shares * 3 * query_len * 16 <= len(scratch.sums)
-            assert num_rows * 5 * shares * 3 * query_len * 2 <= len(scratch.stats)
+        full, most = scratch.shares(num_rows, 5)
+        assert 1 <= full <= most
+        if most > 1:
+            assert num_rows * 5 * most * 3 * query_len * 16 <= len(scratch.sums)
+            assert num_rows * 5 * most * 3 * query_len * 2 <= len(scratch.stats)
 
 
 def test_float8_keys_are_shared_by_twice_as_many() -> None:
@@ -230,7 +231,17 @@ def test_float8_keys_are_shared_by_twice_as_many() -> None:
             size: DecodeScratch([spec], 64, torch.device("cuda"), 1, size) for size in (1, 2)
         }
         room = {size: scratch[size].sums.numel() for size in scratch}
-    shares = {size: scratch[size].num_shares(8, 8) for size in scratch}
-    assert shares == {1: 8, 2: 4}
-    for size, count in shares.items():
-        assert 8 * 16 * count * 16 <= room[size]
+    shares = {size: scratch[size].shares(8, 8) for size in scratch}
+    assert shares == {1: (8, 16), 2: (4, 16)}
+    for size, (_, most) in shares.items():
+        assert 8 * 16 * most * 16 <= room[size]
+
+
+@pytest.mark.parametrize(("length", "is_shared"), [(511, False), (512, True)])
+def test_only_long_rows_are_shared_by_more_than_fill_the_gpu(length: int, is_shared: bool) -> None:
+    case = Case(SPEC, [length] * 2, 16, "cpu")
+    scratch = DecodeScratch([SPEC], 2, case.q.device)
+    assert scratch.shares(2, SPEC.num_kv_heads) == (1, 2)
+    scratch.sums.fill_(float("nan"))
+    case.kernel(scratch)
+    assert bool(scratch.sums.isfinite().any()) == is_shared
