@@ -160,34 +160,52 @@ def load_values(pages, cells, inside, shape: tl.constexpr):
 
 
 @jit
+def load_key_pairs(pages, cells, inside, shape: tl.constexpr):
+    """Load keys in float8 [D, N] as float16: the even dimensions and the odd ones, [D / 2, N].
+
+    In pairs they come to the matrix units as the queries in shared memory do; of single bytes a
+    thread has four dimensions side by side, and the queries are put in that order for each block.
+    """
+    d = tl.arange(0, shape.padded_dim // 2)
+    mask = inside[None, :] & (d < shape.head_dim // 2)[:, None]
+    pairs = pages.to(tl.pointer_type(tl.uint16), bitcast=True)
+    return _halves(tl.load(pairs + cells[None, :] // 2 + d[:, None], mask=mask, other=0))
+
+
+@jit
 def load_value_pairs(pages, cells, inside, shape: tl.constexpr):
     """Load values in float8 [N, D] as float16: the even dimensions and the odd ones, [N, D / 2].
 
     Pairs of bytes reach the matrix units as float16 does, where single bytes are gathered one by
-    one. There each half becomes float16, which holds it exactly.
+    one.
     """
     d = tl.arange(0, shape.padded_dim // 2)
     # (2 * d < head_dim) would not be seen to be the same for neighbours: loads of two bytes each.
     mask = inside[:, None] & (d < shape.head_dim // 2)[None, :]
     to_values: tl.constexpr = shape.page * shape.kv_heads * shape.head_dim
     pairs = pages.to(tl.pointer_type(tl.uint16), bitcast=True)
-    both = tl.load(pairs + (to_values + cells[:, None]) // 2 + d[None, :], mask=mask, other=0)
+    at = (to_values + cells[:, None]) // 2 + d[None, :]
+    return _halves(tl.load(pairs + at, mask=mask, other=0))
+
+
+@jit
+def _halves(pairs):
+    """The first and the second float8 number of pairs, as float16, which holds them exactly."""
     if _INTERPRETED:
-        first = (both & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
-        second = (both >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        first = (pairs & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        second = (pairs >> 8).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
-        first, second = tl.inline_asm_elementwise(  # two keys at once
+        first, second = tl.inline_asm_elementwise(  # of two pairs at once
             """{
-            .reg .b16 one, next;
-            .reg .b32 of_one, of_next;
-            mov.b32 {one, next}, $2;
-            cvt.rn.f16x2.e4m3x2 of_one, one;
-            cvt.rn.f16x2.e4m3x2 of_next, next;
-            prmt.b32 $0, of_one, of_next, 0x5410;
-            prmt.b32 $1, of_one, of_next, 0x7632;
+            .reg .b16 firsts, seconds;
+            .reg .b32 in_order;
+            prmt.b32 in_order, $2, 0, 0x3120;
+            mov.b32 {firsts, seconds}, in_order;
+            cvt.rn.f16x2.e4m3x2 $0, firsts;
+            cvt.rn.f16x2.e4m3x2 $1, seconds;
             }""",
             "=r,=r,r",
-            [both],
+            [pairs],
             dtype=(tl.float16, tl.float16),
             is_pure=True,
             pack=2,

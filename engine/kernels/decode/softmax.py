@@ -13,6 +13,7 @@ from engine.kernels.pages import (
     LOG2E,
     capped,
     cells_of,
+    load_key_pairs,
     load_keys,
     load_value_pairs,
     load_values,
@@ -45,20 +46,25 @@ def _distances(tile, n, inside, seq_len, shape: tl.constexpr):
 
 
 @jit
-def _scores(tile, keys, distance, slopes, rules, scales, shape: tl.constexpr):
-    """Attention scores of queries and keys [D, N] in units of log2, -inf outside the window."""
-    scores = tl.dot(tile.queries, keys, input_precision=shape.precision)
-    if scales is None:
-        scores *= rules.scale
-    else:
-        scores *= (rules.scale * tile.factors)[:, None]
-    scores = capped(scores, rules.softcap)
-    if rules.alibi_slopes is not None:
-        scores += slopes[:, None] * distance.to(tl.float32)
-    scores *= LOG2E
+def _scores(tile, products, distance, slopes, rules, scales):
+    """Attention scores of products [M, N] in units of log2, -inf outside the window."""
+    is_linear: tl.constexpr = rules.softcap is None and rules.alibi_slopes is None
+    scale = rules.scale * LOG2E if is_linear else rules.scale
+    scores = products * (scale if scales is None else (scale * tile.factors)[:, None])
+    if not is_linear:
+        scores = capped(scores, rules.softcap)
+        if rules.alibi_slopes is not None:
+            scores += slopes[:, None] * distance.to(tl.float32)
+        scores *= LOG2E
     if rules.window is not None:
         scores = tl.where(distance > -rules.window, scores, float("-inf"))
     return scores
+
+
+@jit
+def _split_pairs(values, shape: tl.constexpr):
+    """The even and the odd columns of values [M, D], each [M, D / 2]."""
+    return tl.split(tl.reshape(values, (shape.padded_queries, shape.padded_dim // 2, 2)))
 
 
 @jit
@@ -69,20 +75,29 @@ def attend(
     slopes = None
     if rules.alibi_slopes is not None:
         slopes = tl.load(rules.alibi_slopes + tile.heads, mask=tile.inside, other=0.0)
-    # Values in float8 come in pairs, whose halves have sums of their own.
+    # Keys and values in float8 come in pairs; the values' halves have sums of their own.
     in_half: tl.constexpr = paged.scales is not None and tile.queries.dtype == tl.float16
     in_pairs: tl.constexpr = in_half and shape.head_dim % 2 == 0
     if in_pairs:
-        pairs = tl.reshape(acc, (shape.padded_queries, shape.padded_dim // 2, 2))
-        even, odd = tl.split(pairs)
+        even, odd = _split_pairs(acc, shape)
+        even_queries, odd_queries = _split_pairs(tile.queries, shape)
     for at in range(start, end, shape.block):
-        n = at + tl.arange(0, shape.block)
+        i = tl.arange(0, shape.block)
+        n = at + i
         inside = n < end
         block_ids = tl.load(table + n // shape.page, mask=inside, other=0)
-        cells = cells_of(block_ids, n, head, shape)
-        keys = load_keys(paged.pages, cells, inside, shape).to(tile.queries.dtype)
+        # Where pages divide blocks, which begin at multiples of their size, n's place in its page
+        # is i's: every turn has the same.
+        within = n if shape.block % shape.page else i
+        cells = cells_of(block_ids, within, head, shape)
+        if in_pairs:
+            first, second = load_key_pairs(paged.pages, cells, inside, shape)
+            products = tl.dot(odd_queries, second, tl.dot(even_queries, first))
+        else:
+            keys = load_keys(paged.pages, cells, inside, shape).to(tile.queries.dtype)
+            products = tl.dot(tile.queries, keys, input_precision=shape.precision)
         distance, seen = _distances(tile, n, inside, seq_len, shape)
-        scores = _scores(tile, keys, distance, slopes, rules, paged.scales, shape)
+        scores = _scores(tile, products, distance, slopes, rules, paged.scales)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         weights = rescale(scores, higher[:, None])

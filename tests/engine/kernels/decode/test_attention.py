@@ -120,6 +120,12 @@ def test_kernel_equals_twin(lengths: list[int], spec: AttentionSpec, device: str
     check_against_twin(Case(on_device(spec, device), lengths, 16, device))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("page", [24, 128])
+def test_pages_that_do_not_divide_a_block(page: int, device: str) -> None:
+    check_against_twin(Case(SPEC, [300, 64, 7], page, device))
+
+
 # A window of 19 begins within a block of keys, and moves over its edge between two tokens.
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", SPECS)
