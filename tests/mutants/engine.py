@@ -256,6 +256,25 @@ RUNNER = (
         ("tests/engine/runner/test_scoring.py::test_values_of_several_chunks_of_the_lm_head",),
     ),
     Mutant(
+        "every-page-begins-where-a-block-of-keys-does",
+        "engine/kernels/decode/softmax.py",
+        "within = n if shape.block % shape.page else i",
+        "within = i",
+        ("tests/engine/kernels/decode/test_attention.py::test_pages_that_do_not_divide_a_block",),
+        interpreted=True,
+    ),
+    Mutant(
+        "odd-queries-meet-even-keys",
+        "engine/kernels/decode/softmax.py",
+        "tl.dot(odd_queries, second, ",
+        "tl.dot(odd_queries, first, ",
+        (
+            "tests/engine/kernels/decode/test_attention.py"
+            "::test_fp8_reaches_half_precision_in_pairs",
+        ),
+        interpreted=True,
+    ),
+    Mutant(
         "a-window-begins-one-key-late",
         "engine/kernels/decode/shares.py",
         "seq_len - shape.query_len + 1 - rules.window, 0)",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from engine.kernels.decode.shares import rescale
 from engine.kernels.pages import (
     LOG2E,
+    MIN_DOT,
     capped,
     cells_of,
     load_key_pairs,
@@ -18,7 +19,9 @@ from engine.kernels.pages import (
     load_value_pairs,
     load_values,
 )
-from sampling.triton_support import jit, tl
+from sampling.triton_support import constexpr, jit, tl
+
+_MIN_DOT = constexpr(MIN_DOT)
 
 
 class DecodeTile(NamedTuple):
@@ -78,8 +81,10 @@ def attend(
     # Keys and values in float8 come in pairs; the values' halves have sums of their own.
     in_half: tl.constexpr = paged.scales is not None and tile.queries.dtype == tl.float16
     in_pairs: tl.constexpr = in_half and shape.head_dim % 2 == 0
+    keys_in_pairs: tl.constexpr = in_pairs and shape.padded_dim >= 2 * _MIN_DOT
     if in_pairs:
         even, odd = _split_pairs(acc, shape)
+    if keys_in_pairs:
         even_queries, odd_queries = _split_pairs(tile.queries, shape)
     for at in range(start, end, shape.block):
         i = tl.arange(0, shape.block)
@@ -90,7 +95,7 @@ def attend(
         # is i's: every turn has the same.
         within = n if shape.block % shape.page else i
         cells = cells_of(block_ids, within, head, shape)
-        if in_pairs:
+        if keys_in_pairs:
             first, second = load_key_pairs(paged.pages, cells, inside, shape)
             products = tl.dot(odd_queries, second, tl.dot(even_queries, first))
         else:

@@ -19,7 +19,7 @@ import torch
 
 from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import MIDDLE, RUN, SPAN, Int4Groups
-from engine.kernels.quantized.launch import LoneShape, eighths, prefetch_rows
+from engine.kernels.quantized.launch import LoneShape, eighths
 from engine.kernels.skinny import Norm, gated_with, normed_input
 from sampling.triton_support import constexpr, jit, tl, triton
 
@@ -123,8 +123,6 @@ def _int4_skinny_kernel(
     here = first + i // pair < end
     tile = _load_words(words, row, here, in_words, WIDTH)
     scale, zero = _load_groups(scales, zeros, row, here, in_words, num_groups, WIDTH)
-    if overlap and tiles > 1:
-        prefetch_rows(words, row + ROWS, out_features * pair, in_words, WIDTH)
     wait_for_last(overlap)
     value = _load_input(x, residual, norm_weight, sums, eps, in_features, WIDTH)
     own = ()
@@ -216,5 +214,5 @@ def int4_skinny_linear(
 
 def launch_shape(width: int, *, gated: bool) -> LoneShape:
     """The fast shape of a launch for channels of `width` words, a power of two."""
-    rows, warps, programs = (16, 8, 264) if width <= 1 << 9 else (8, 16, 132)
+    rows, warps, programs = (8, 4, 528) if width <= 1 << 9 else (8, 16, 132)
     return LoneShape(rows // 2 if gated else rows, warps, programs)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from engine.kernels.overlap import prefetch
 from sampling.triton_support import INTERPRETED, constexpr, jit, tl
 
 PARTS = 8
 """The parts that the row of a kernel for a lone row is cut into."""
 
-_PARTS, _LINE = constexpr(PARTS), constexpr(32)  # words of a line of the L2 cache
+_PARTS = constexpr(PARTS)
 
 
 class LaunchShape(NamedTuple):
@@ -49,25 +48,6 @@ class LoneShape(NamedTuple):
         """Options of the launch."""
         options = {"num_warps": self.warps}
         return options if INTERPRETED else options | {"maxnreg": self.registers}
-
-
-@jit
-def prefetch_rows(
-    words,
-    row,
-    num_rows: tl.constexpr,
-    in_words: tl.constexpr,
-    WIDTH: tl.constexpr,  # noqa: N803
-):
-    """Ask for rows of a weight, at most WIDTH words each, to be brought to the L2 cache.
-
-    A kernel asks for its second tile so before it waits: the memory would have nothing to do while
-    the input is made.
-    """
-    lines: tl.constexpr = max(WIDTH // _LINE, 1)
-    k = tl.minimum(tl.arange(0, lines) * _LINE, in_words - 1)
-    inside = tl.minimum(row, num_rows - 1).to(tl.int64)  # rows beyond the last are the last
-    prefetch(words + inside[:, None] * in_words + k[None, :])
 
 
 @jit

@@ -165,9 +165,9 @@ def test_keys_in_fp8_are_those_that_were_stored(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("spec", [SPECS[0], SPECS[2], SPECS[4]])
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[2], SPECS[4], replace(SPEC, head_dim=128)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_values_in_fp8_reach_half_precision_in_pairs(
+def test_fp8_reaches_half_precision_in_pairs(
     dtype: torch.dtype, spec: AttentionSpec, device: str
 ) -> None:
     case = Case(on_device(spec, device), [300, 64, 7], 16, device)
