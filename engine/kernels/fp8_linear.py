@@ -170,21 +170,28 @@ def _fp8_linear_kernel(
     begin_next_late(overlap)
     total = tl.trans(total)
     at = t[:, None].to(tl.int64) * out_features + n[None, :]
-    both = real[:, None] & here[None, :]
+    is_last = True
     if split > 1:
         stride = num_tokens.to(tl.int64) * out_features
-        tl.store(parts + tl.program_id(1) * stride + at, total, mask=both)
-        tl.debug_barrier()  # all of the program's part is written before it counts as there
-        counter = arrivals + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
-        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == split - 1
-        if is_last:
-            total = tl.zeros((TOKENS, ROWS), tl.float32)
-            for part in tl.static_range(split):
-                total += tl.load(parts + part * stride + at, mask=both, other=0.0)
-            tl.store(counter, 0)
-            _finish(total, x_scales, scales, bias, out, at, t, n, real, here)
-    else:
+        is_last, total = _add_parts(total, parts, stride, arrivals, at, real, here, split)
+    if is_last:
         _finish(total, x_scales, scales, bias, out, at, t, n, real, here)
+
+
+@jit
+def _add_parts(total, parts, stride, arrivals, at, real, here, split: tl.constexpr):
+    """Leave a part [TOKENS, ROWS] of sums; whether it came last, and then all parts' sums."""
+    both = real[:, None] & here[None, :]
+    tl.store(parts + tl.program_id(1) * stride + at, total, mask=both)
+    tl.debug_barrier()  # all of the program's part is written before it counts as there
+    counter = arrivals + tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == split - 1
+    if is_last:
+        total = tl.zeros(total.shape, tl.float32)
+        for part in tl.static_range(split):
+            total += tl.load(parts + part * stride + at, mask=both, other=0.0)
+        tl.store(counter, 0)
+    return is_last, total
 
 
 @jit

@@ -236,7 +236,7 @@ RUNNER = (
     Mutant(
         "a-split-sum-is-not-ready-for-the-next",
         "engine/kernels/fp8_linear.py",
-        "            tl.store(counter, 0)\n",
+        "        tl.store(counter, 0)\n",
         "",
         ("tests/engine/kernels/test_fp8_linear.py::test_kernel",),
         interpreted=True,

@@ -27,7 +27,7 @@ from engine.kernels.decode.product import (
     see_newest,
     turned,
 )
-from engine.kernels.decode.shares import DecodeScratch, Shared, add_shares, leave, share_of
+from engine.kernels.decode.shares import DecodeScratch, Shared, gather_shares, share_of
 from engine.kernels.decode.softmax import DecodeTile, add_sinks, attend
 from engine.kernels.overlap import EARLY, begin_next, begin_next_late, overlap_of, wait_for_last
 from engine.kernels.pages import (
@@ -106,8 +106,7 @@ def _decode_kernel(
     seq_len = tl.load(paged.seq_lens + row)
     # In the cache already. (Triton cannot compare a tuple that holds None.)
     num_keys = seq_len if positions is None else seq_len - 1
-    most_shares = tl.num_programs(2)
-    first, per_share, active = share_of(seq_len, num_keys, full_shares, most_shares, rules, shape)
+    first, per_share, active = share_of(seq_len, num_keys, full_shares, rules, shape)
     if share >= active:
         return
 
@@ -142,20 +141,21 @@ def _decode_kernel(
     begin_next_late(overlap)
     is_last = True
     if active > 1:
-        cell = (row * shape.kv_heads + head) * most_shares
-        leave(shared, cell + share, tile, top, total, acc, shape)
-        tl.debug_barrier()  # all threads' stores before the arrival is announced
-        arrivals = shared.arrivals + row * shape.kv_heads + head
-        is_last = tl.atomic_add(arrivals, 1) == active - 1
-        if is_last:
-            tl.store(arrivals, 0)
-            top, total, acc = add_shares(shared, cell, active, tile, shape)
+        is_last, top, total, acc = gather_shares(
+            shared, row, head, share, active, tile, top, total, acc, shape
+        )
     if is_last:
-        if rules.sinks is not None:
-            total, acc = add_sinks(tile, top, total, acc, rules.sinks)
-        total = tl.where(total == 0.0, 1.0, total)  # padded queries
-        acc = times_scale(acc, paged.scales, shape.kv_heads + head)
-        tl.store(out + tile.at, (acc / total[:, None]).to(out.dtype.element_ty), mask=tile.mask)
+        _store(out, top, total, acc, tile, head, paged.scales, rules.sinks, shape)
+
+
+@jit
+def _store(out, top, total, acc, tile, head, scales, sinks, shape: tl.constexpr):
+    """Store what the queries of a row and key head attend to."""
+    if sinks is not None:
+        total, acc = add_sinks(tile, top, total, acc, sinks)
+    total = tl.where(total == 0.0, 1.0, total)  # padded queries
+    acc = times_scale(acc, scales, shape.kv_heads + head)
+    tl.store(out + tile.at, (acc / total[:, None]).to(out.dtype.element_ty), mask=tile.mask)
 
 
 def paged_decode(

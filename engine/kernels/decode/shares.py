@@ -2,7 +2,9 @@
 """Scratch and sums for a row whose keys are shared among several programs of the decode kernel.
 
 The last share to arrive adds up what the others left, in the order of the shares: the sum does not
-depend on who came last. Letters in comments as in `attention`.
+depend on who came last. It does depend on the number of rows, by which rows are shared: fewer rows
+are shared by more programs, and a row that is shared has another order of sums. Letters in comments
+as in `attention`.
 """
 
 from __future__ import annotations
@@ -97,17 +99,17 @@ class Shared(NamedTuple):
 
 
 @jit
-def share_of(seq_len, num_keys, full_shares, most_shares, rules, shape: tl.constexpr):
+def share_of(seq_len, num_keys, full_shares, rules, shape: tl.constexpr):
     """The first key any query sees, keys a share, and how many shares there are, at least one.
 
-    Of the row's keys the first `num_keys` are shared, by `Shares` programs.
+    Of the row's keys the first `num_keys` are shared. See `Shares`; the launch has the most.
     """
     first = 0
     if rules.window is not None:
         first = tl.maximum(seq_len - shape.query_len + 1 - rules.window, 0)
         first = first // shape.block * shape.block
     num_keys -= first
-    num_shares = tl.minimum(tl.maximum(num_keys // _LONG, full_shares), most_shares)
+    num_shares = tl.minimum(tl.maximum(num_keys // _LONG, full_shares), tl.num_programs(2))
     turns = tl.cdiv(tl.cdiv(num_keys, num_shares), shape.block)
     per_share = tl.maximum(turns, 1) * shape.block
     return first, per_share, tl.maximum(tl.cdiv(num_keys, per_share), 1)
@@ -123,7 +125,25 @@ def rescale(top, higher):
 
 
 @jit
-def leave(shared, cell, tile, top, total, acc, shape: tl.constexpr):
+def gather_shares(shared, row, head, share, active, tile, top, total, acc, shape: tl.constexpr):
+    """Leave a share's sums for the last of the row's and key head's shares to arrive.
+
+    Returns:
+        Whether this is the last, and maxima, sums of weights and weighted values, then of all.
+    """
+    cell = (row * shape.kv_heads + head) * tl.num_programs(2)
+    _leave(shared, cell + share, tile, top, total, acc, shape)
+    tl.debug_barrier()  # all threads' stores before the arrival is announced
+    arrivals = shared.arrivals + row * shape.kv_heads + head
+    is_last = tl.atomic_add(arrivals, 1) == active - 1
+    if is_last:
+        tl.store(arrivals, 0)
+        top, total, acc = _add_shares(shared, cell, active, tile, shape)
+    return is_last, top, total, acc
+
+
+@jit
+def _leave(shared, cell, tile, top, total, acc, shape: tl.constexpr):
     """Leave a share's sums in its cell of the scratch."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     count: tl.constexpr = shape.query_len * shape.group
@@ -166,7 +186,7 @@ def _add(top, total, acc, left):
 
 
 @jit
-def add_shares(shared, cell, active, tile, shape: tl.constexpr):
+def _add_shares(shared, cell, active, tile, shape: tl.constexpr):
     """Maxima, sums of weights and weighted values of all shares, in their order.
 
     Four are loaded at a time: one after the other, each would take a turn through the memory.
