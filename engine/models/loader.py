@@ -99,7 +99,7 @@ def _untried_reason(
     """Why `auto` leaves to others what the fused decoder can run; None where it does not."""
     is_new = device.type == "cuda" and hf_config.model_type in UNTRIED_ON_CUDA
     if is_new and quantization is None and config.model_impl == "auto":
-        return "its fused layers have not been run on a GPU yet"
+        return "its fused layers have not been run on a GPU yet (--model-impl fused runs them)"
     return None
 
 

@@ -29,8 +29,8 @@ def figures(results: Sequence[ShareResult], num_counted: int) -> Figures:
     Seconds run from the common start to the end of the last reply; requests a second count
     `num_counted` for each. Percentiles are over requests, `gap` over all gaps between chunks:
     `first_token` from sending to the first chunk, `token` the mean time of a stream's later tokens,
-    `longest_gap` a stream's longest wait between two chunks. Times in seconds. `cached_share` is
-    of input tokens, where the server tells.
+    `longest_gap` a stream's longest wait between two chunks; streams of one token have neither.
+    Times in seconds. `cached_share` is of input tokens, where the server tells.
     """
     done = [each for each in exchanges(results) if each.error is None]
     seconds = max(result.seconds for result in results)
@@ -70,8 +70,9 @@ def samples(done: Sequence[Exchange]) -> dict[str, NDArray[np.float64]]:
     streams = [each for each in done if each.first_token_s is not None]
     if streams:
         found["first_token"] = [each.first_token_s or 0.0 for each in streams]
-        found["token"] = [each.streaming_s / max(1, each.output_tokens - 1) for each in streams]
-        found["longest_gap"] = [max(each.gaps, default=0.0) for each in streams]
+        going_on = [each for each in streams if each.output_tokens != 1]
+        found["token"] = [each.streaming_s / max(1, each.output_tokens - 1) for each in going_on]
+        found["longest_gap"] = [max(each.gaps, default=0.0) for each in going_on]
     sorted_values = {name: np.sort(np.array(values)) for name, values in found.items() if values}
     if gaps := [each.gaps for each in streams if each.gaps]:
         sorted_values["gap"] = np.sort(np.concatenate([np.asarray(each) for each in gaps]))

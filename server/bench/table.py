@@ -45,7 +45,7 @@ def notes(point: Point) -> Iterator[str]:
     """What has to be known to trust a point's figures: failures, a busy client, cached prompts."""
     for error, count in point.errors.items():
         yield f"failed {count} x: {error}"
-    if (busy := point.figures["client_busy"]) > BUSY:
+    if (busy := point.figures["client_busy"]) > BUSY and "requests_per_s" in point.figures:
         yield f"a client process computed {busy:.0%} of the time: raise --processes"
     cached = point.figures.get("cached_share", 0.0)
     if cached > CACHED and point.workload not in SHARES_PROMPTS:

@@ -33,6 +33,16 @@ def test_streams() -> None:
     assert "cached_share" not in found
 
 
+def test_a_stream_of_one_token_has_no_later_ones() -> None:
+    """Prompts that arrive beside streams have one."""
+    streams = [stream(0.5, 0.1, 0.3), stream(0.2, tokens=1), stream(0.3, tokens=1)]
+    found = figures([share(*streams, seconds=2.0)], num_counted=1)
+    assert (found["token_p50_s"], found["longest_gap_p50_s"]) == pytest.approx((0.2, 0.3))
+    assert found["first_token_p50_s"] == 0.3
+    alone = figures([share(*streams[1:], seconds=2.0)], num_counted=1)
+    assert "token_p50_s" not in alone
+
+
 def test_failed_requests_are_counted_and_not_measured() -> None:
     failed = [Exchange(sent_s=0.0, seconds=9.0, error=error) for error in ("a", "b", "b")]
     results = [share(stream(0.5), *failed, seconds=1.0)]

@@ -33,7 +33,9 @@ def test_notes() -> None:
     assert list(lines(point("stream", 4, 1.0, errors={"500: x": 2})))[1:] == [
         "    failed 2 x: 500: x"
     ]
-    busy = list(lines(with_figures("stream", client_busy=0.93)))[1:]
+    all_failed = lines(with_figures("stream", client_busy=1.0))
+    assert len(list(all_failed)) == 1
+    busy = list(lines(with_figures("stream", client_busy=0.93, requests_per_s=2.0)))[1:]
     assert busy == ["    a client process computed 93% of the time: raise --processes"]
     cached = list(lines(with_figures("stream", cached_share=0.5)))[1:]
     assert cached == ["    50% of the prompts' tokens were cached: run with another --seed"]
