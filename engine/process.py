@@ -31,6 +31,7 @@ from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.errors import kind_and_line
 from engine.frontends import SILENCE_S, Frontends
 from engine.logs import adopt_library_lines, configure_logging
+from engine.parallel.processes import end_ranks
 from engine.planning.outputs import empty_output
 from engine.progress import on_progress, phase
 from engine.request import StepOutput
@@ -111,7 +112,7 @@ def _follow_parent(address: str) -> None:
     while os.read(0, 4096):
         pass
     _remove_socket(address)
-    os._exit(0)
+    _exit(0)
 
 
 def _remove_socket(address: str) -> None:
@@ -244,6 +245,7 @@ def _give_up(status: StatusPipe, code: int, reason: str) -> int:
 
 def _exit(code: int) -> None:
     """End at once: a normal exit would wait for the threads of a hung step."""
+    end_ranks()
     sys.stderr.flush()
     os._exit(code)
 

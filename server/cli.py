@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -143,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"tailrace: error: {' '.join(str(error).split())}\n")
         return EXIT_USAGE
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenPipeError):  # or whoever read the output has gone
         return EXIT_FAILURE
 
 
@@ -160,7 +161,8 @@ def run() -> NoReturn:
         status = end.code if isinstance(end.code, int) else EXIT_FAILURE
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 

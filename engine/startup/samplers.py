@@ -24,8 +24,6 @@ def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
     try:
         return Sampler(sampler_config(config), rows)
     except UnavailableError as error:
-        raise ConfigError(
-            f"--use-flashinfer-sampler 1 or TAILRACE_USE_FLASHINFER_SAMPLER=1: {error}"
-        ) from error
+        raise ConfigError(f"TAILRACE_USE_FLASHINFER_SAMPLER=1: {error}") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error

@@ -8,6 +8,7 @@ has a better use for; here it does without torch.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -24,6 +25,7 @@ def main() -> None:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=StructuredConfig)
     if not config.trust_remote_code:  # such code may want torch
         sys.modules["torch"] = None  # type: ignore[assignment]  # as importlib marks what is missing
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that it is missing
     try:
         head, text = OK, serialized(config)
     except Exception as error:

@@ -176,7 +176,10 @@ class SamplingSettings(BaseModel):
         "default it is used where it is faster.",
     )
     max_logprobs: int = Field(
-        20, ge=-1, description="The most top tokens that a request may ask for; -1 for any number."
+        20,
+        ge=-1,
+        description="The most top tokens that a request may ask for, up to 128 on a GPU and over "
+        "ranks; -1 for any number elsewhere.",
     )
     logprobs_mode: LogprobsMode = Field(
         "raw_logprobs",

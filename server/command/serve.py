@@ -2,9 +2,9 @@
 
 One front answers in this process; several (`--api-server-count`) are processes of their own, which
 this one supervises. Exit status: 0 after SIGTERM or SIGINT, 2 for a setting or model that cannot be
-served, 1 when the engine was lost, or too many fronts. A lost engine fails every waiting request at
-once; the process ends `ENGINE_LOST_S` later, so that health checks see it and whoever supervises
-restarts it.
+served, 1 when the engine was lost, or too many fronts. Every request that waits for a lost engine
+fails; the process ends `ENGINE_LOST_S` after the loss was noticed, so that health checks see it and
+whoever supervises restarts it.
 """
 
 from __future__ import annotations

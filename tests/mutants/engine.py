@@ -256,6 +256,16 @@ RUNNER = (
         ("tests/engine/runner/test_scoring.py::test_values_of_several_chunks_of_the_lm_head",),
     ),
     Mutant(
+        "a-stopped-rank-outlives-its-engine",
+        "engine/process.py",
+        "    end_ranks()\n",
+        "",
+        (
+            "tests/engine/test_process.py"
+            "::test_an_engine_ends_with_the_name_of_a_rank_that_is_stopped_while_it_starts",
+        ),
+    ),
+    Mutant(
         "every-page-begins-where-a-block-of-keys-does",
         "engine/kernels/decode/softmax.py",
         "within = n if shape.block % shape.page else i",

@@ -131,3 +131,14 @@ def test_the_command_needs_no_torch_to_say_what_is_wrong() -> None:
     code = "import sys, server.cli, server.app; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_reader_that_has_gone_is_no_error(flush: bool) -> None:
+    """As `head` is that has its lines."""
+    code = f"""import os, sys; from server import cli
+cli.COMMANDS["verify"] = "", lambda parser: None, lambda given: print(1, flush={flush}) or 0
+reader, writer = os.pipe(); os.dup2(writer, 1); os.close(reader); os.close(writer)
+sys.argv = ["tailrace", "verify"]; cli.run()"""
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert done.stderr == ""

@@ -99,7 +99,9 @@ def test_layers_that_no_gpu_has_run_are_refused_there(
     write_config(LlamaConfig(**WIDE), tmp_path)
     config = ModelConfig(model=str(tmp_path))
     check_ranks(config, 2, CPU)
-    with pytest.raises(ModelError, match=r"run on a GPU yet \(--model-impl fused runs them\); leave"):
+    with pytest.raises(
+        ModelError, match=r"run on a GPU yet \(--model-impl fused runs them\); leave"
+    ):
         check_ranks(config, 2, CUDA)
     check_ranks(structs.replace(config, model_impl="fused"), 2, CUDA)
     quantize(tmp_path, GPTQ)
