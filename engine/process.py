@@ -239,8 +239,14 @@ def _watch(loop: EngineLoop, status: StatusPipe, limit_s: float) -> None:
 
 def _give_up(status: StatusPipe, code: int, reason: str) -> int:
     logger.error("the engine gives up: %s", reason)
-    status.send(Failed(reason))
+    _fail(status, reason)
     return code
+
+
+def _fail(status: StatusPipe, reason: str) -> None:
+    """Tell the parent, which may kill this process at once, why it ends."""
+    end_ranks()
+    status.send(Failed(reason))
 
 
 def _exit(code: int) -> None:
@@ -284,7 +290,7 @@ def main() -> int:
         loop = EngineLoop(config, address, engine)
         end_workers()
     except ConfigError as error:
-        status.send(Failed(str(error)))
+        _fail(status, str(error))
         return EXIT_CONFIG
     except Exception:
         logger.exception("the engine could not be built")

@@ -257,8 +257,8 @@ RUNNER = (
     ),
     Mutant(
         "a-stopped-rank-outlives-its-engine",
-        "engine/process.py",
-        "    end_ranks()\n",
+        "engine/parallel/processes.py",
+        "        _RUNNING.update(self._processes)\n",
         "",
         (
             "tests/engine/test_process.py"
