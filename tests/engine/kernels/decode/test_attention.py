@@ -243,9 +243,12 @@ def test_float8_keys_are_shared_by_twice_as_many() -> None:
         assert 8 * 16 * most * 16 <= room[size]
 
 
+@pytest.mark.parametrize("device", DEVICES[:1])  # whose number of programs is known
 @pytest.mark.parametrize(("length", "is_shared"), [(511, False), (512, True)])
-def test_only_long_rows_are_shared_by_more_than_fill_the_gpu(length: int, is_shared: bool) -> None:
-    case = Case(SPEC, [length] * 2, 16, "cpu")
+def test_only_long_rows_are_shared_by_more_than_fill_the_gpu(
+    length: int, is_shared: bool, device: str
+) -> None:
+    case = Case(SPEC, [length] * 2, 16, device)
     scratch = DecodeScratch([SPEC], 2, case.q.device)
     assert scratch.shares(2, SPEC.num_kv_heads) == (1, 2)
     scratch.sums.fill_(float("nan"))
