@@ -30,7 +30,7 @@ class WidenedPages:
         assert cache.scales is not None
         self._cache = cache
         size = max(2 * cache.block_size * spec.num_kv_heads * spec.head_dim for spec in specs)
-        self.capacity = NUM_BYTES // cache.dtype.itemsize // size
+        self.capacity = max(1, NUM_BYTES // cache.dtype.itemsize // size)
         device = cache.layers[0].device
         self._numbers = torch.empty(self.capacity * size, dtype=cache.dtype, device=device)
         self._blocks = torch.empty(0, dtype=torch.int32, device=device)

@@ -94,11 +94,20 @@ class Step:
 
     def twin(self) -> torch.Tensor:
         """Plain attention in float32 over the same cache without the NaN."""
-        clean = KVCache([self.spec], 1, BLOCK_SIZE, torch.float32, self.q.device)
-        clean.layers = [self.cache.layers[0].float().nan_to_num()]
-        backend = PlainAttention([self.spec], clean)
+        return self.in_plain(self.clean(torch.float32))
+
+    def clean(self, dtype: torch.dtype) -> KVCache:
+        """The cache with zeros in place of NaN."""
+        old = self.cache
+        clean = KVCache([self.spec], old.num_blocks, BLOCK_SIZE, dtype, self.q.device)
+        clean.layers[0].copy_(old.layers[0].nan_to_num())
+        return clean
+
+    def in_plain(self, cache: KVCache) -> torch.Tensor:
+        """Plain attention in the cache's dtype, which must hold no NaN."""
+        backend = PlainAttention([self.spec], cache)
         backend.begin(self.inputs)
-        return backend.attend(0, self.q.float(), self.k.float(), self.v.float())
+        return backend.attend(0, *(x.to(cache.dtype) for x in (self.q, self.k, self.v)))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -136,10 +145,8 @@ def test_float8_keys_through_flashinfer(
     if not has_room:
         monkeypatch.setattr(widened, "NUM_BYTES", 1)
     step = Step(replace(SPEC, head_dim=128), STEPS[name], torch.bfloat16, "cuda")
+    wanted = step.in_plain(in_float8(step.clean(torch.bfloat16), [step.spec]))
     step.cache = in_float8(step.cache, [step.spec])
-    plain = PlainAttention([step.spec], step.cache)
-    plain.begin(step.inputs)
-    wanted = plain.attend(0, step.q, step.k, step.v)
     wait_for_modules(modules_of([step.spec], torch.bfloat16, step.q.device))
     backend = step.backend()
     out = step.attend_by(backend)
