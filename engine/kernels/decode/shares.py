@@ -16,8 +16,8 @@ import torch
 from engine.contracts.attention import AttentionSpec
 from sampling.triton_support import constexpr, jit, tl
 
-MAX_SHARES = 16
-"""Most programs that share a row and key head."""
+MAX_SHARES, MAX_LONE = 16, 64
+"""Most programs that share a row and key head, and a lone row's."""
 FULL = 2
 """Programs a processor of the GPU that keep enough keys of 16 bits on their way; of keys of 8 bits,
 of which a program has half the bytes on their way, it takes twice as many."""
@@ -70,9 +70,10 @@ class DecodeScratch:
 
     def shares(self, num_rows: int, kv_heads: int) -> Shares:
         """How many programs share a row and key head."""
+        most = MAX_LONE if num_rows == 1 else MAX_SHARES
         return Shares(
             *(
-                max(1, min(MAX_SHARES, num_programs // (num_rows * kv_heads)))
+                max(1, min(most, num_programs // (num_rows * kv_heads)))
                 for num_programs in (self._num_full, self._num_programs)
             )
         )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.batch import RequestRows
-from engine.contracts.attention import AttentionSpec, KVCache
+from engine.contracts.attention import FP8_CACHE, AttentionSpec, KVCache
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.shares import DecodeScratch
@@ -30,7 +30,7 @@ from engine.kernels.quantized.fp8_blocks import quantize_spans_torch
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear
 from engine.kernels.quantized.int4 import pack
 from engine.kernels.quantized.int4_skinny import int4_skinny_linear
-from engine.kernels.skinny import Norm
+from engine.kernels.skinny import Norm, skinny_linear
 from engine.kernels.step_io import (
     DecodeInputs,
     RowState,
@@ -142,3 +142,21 @@ def test_attention(name: str, dtype: torch.dtype, compiled: Compiler) -> None:
     prefill_attention(spec, q, pages, tables, tiles, torch.empty_like(q), tiling)
     rms_norm_triton(q.flatten(1)[:, 8:], torch.ones(q[0].numel() - 8, dtype=dtype), 1e-6)
     assert compiled.names == {"_decode_kernel", "_prefill_kernel", "_rms_norm_kernel"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8_CACHE])
+def test_kernels_of_a_lone_row_split_a_processors_memory_alike(
+    dtype: torch.dtype, compiled: Compiler
+) -> None:
+    """Else the next begins where no other runs: Triton asks for another split above 48 KiB."""
+    spec = AttentionSpec(16, 8, 128, 0.1)
+    scales = [torch.ones(2, 8)] if dtype == FP8_CACHE else None
+    pages = KVCache([spec], 3, 16, torch.bfloat16, CPU, scales).layers[0]
+    q = torch.zeros((1, 16, 128), dtype=torch.bfloat16)
+    tables, lengths = torch.ones((1, 1), dtype=torch.int32), torch.full((1,), 9, dtype=torch.int32)
+    scratch = DecodeScratch([spec], 2, CPU, 1, pages.element_size())
+    scale = scales[0] if scales else None
+    paged_decode(spec, q, pages, tables, lengths, q, scratch, scales=scale)
+    skinny_linear(q.flatten(1), torch.zeros((64, 2048), dtype=q.dtype), gated=True)
+    assert compiled.names == {"_decode_kernel", "_skinny_kernel"}
+    assert all(each.shared <= 48 << 10 for each in compiled.compiled.values())

@@ -243,6 +243,17 @@ def test_float8_keys_are_shared_by_twice_as_many() -> None:
         assert 8 * 16 * most * 16 <= room[size]
 
 
+def test_a_lone_row_is_shared_by_more() -> None:
+    """As its programs have one block of keys in flight, not two."""
+    spec = replace(SPEC, num_q_heads=16, num_kv_heads=8)
+    with pretended_gpu():
+        scratch = DecodeScratch([spec], 64, torch.device("cuda"))
+        room = scratch.sums.numel()
+    assert scratch.shares(1, 8) == (33, 64)
+    assert scratch.shares(2, 8) == (16, 16)
+    assert room >= 8 * 64 * 2 * 16
+
+
 @pytest.mark.parametrize("device", DEVICES[:1])  # whose number of programs is known
 @pytest.mark.parametrize(("length", "is_shared"), [(511, False), (512, True)])
 def test_only_long_rows_are_shared_by_more_than_fill_the_gpu(
