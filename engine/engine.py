@@ -258,6 +258,9 @@ class Engine:
     # -- results ----------------------------------------------------------------------------
 
     def _finish_rows(self, settled: Settled) -> None:
+        if not settled.finish.any():  # all are running
+            self._prefixes.register(settled.rows)
+            return
         failed = settled.finish == Finish.NAN
         self._nan_rows += int(failed.sum())
         self._empty_rows += int((settled.finish == Finish.EMPTY).sum())

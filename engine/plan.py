@@ -131,6 +131,23 @@ class StepPlan:
         plan.spans = prompt_spans(plan, rows.astype(np.int64))
         return plan
 
+    def again(self) -> StepPlan:
+        """The step behind this one, where all its rows decode without drafts and go on."""
+        return StepPlan(
+            rows=self.rows,
+            num_query=self.num_query,
+            starts=self.starts + self.num_query,
+            samples=self.samples,
+            epochs=self.epochs,
+            choices=self.choices,
+            num_prompt_tokens=0,
+            num_drafts=0,
+            decodes=self.decodes,
+            runs_drafter=False,
+            proposes=self.proposes,
+            constrained=self.constrained,
+        )
+
     @cached_property
     def num_tokens(self) -> int:
         """The tokens that all rows compute."""
@@ -141,7 +158,7 @@ class StepPlan:
         """int64 [R], logit rows of each row: one for each token that is drawn behind."""
         return self.samples + self.decodes * self.num_drafts
 
-    @property
+    @cached_property
     def is_decode(self) -> bool:
         """Whether every row computes its last token and its drafts, and that is all."""
         if self.num_drafts:
@@ -151,7 +168,7 @@ class StepPlan:
             one_token_each and bool(self.samples.all()) and not self.runs_drafter and not self.spans
         )
 
-    @property
+    @cached_property
     def awaits_masks(self) -> bool:
         """Whether the step's draw is launched apart from its forward, once masks are filled."""
         return bool((self.constrained & self.samples).any())

@@ -7,6 +7,7 @@ rows of a step are handled by the same few array operations.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,8 +120,11 @@ class OutputRing:
     def emit(self, rows: Int32Array, finish: UInt8Array, error: str | None = None) -> None:
         """Emit everything these rows hold, with their `Finish` codes."""
         held = self._held[rows]
-        token_rows = np.repeat(rows, held)
-        slots = np.arange(len(token_rows)) - np.repeat(np.cumsum(held) - held, held)
+        if (held == 1).all():  # as where every token is streamed
+            token_rows, slots = rows, np.zeros_like(held)
+        else:
+            token_rows = np.repeat(rows, held)
+            slots = np.arange(len(token_rows)) - np.repeat(np.cumsum(held) - held, held)
         emission = _Emission(
             choices=[choice for row in rows.tolist() if (choice := self._choices[row])],
             num_new=held,
@@ -211,10 +215,10 @@ def _step_output(outbox: _Outbox, stats: EngineStats, report_times: bool) -> Ste
     return StepOutput(
         handles=np.array([c.request.handle for c in choices], dtype=np.int64),
         choices=np.array([c.index for c in choices], dtype=np.int32),
-        num_new=np.concatenate([_NONE, *[e.num_new for e in emissions]]).astype(np.int32),
-        finish=np.concatenate([_NONE, *[e.finish for e in emissions]]).astype(np.uint8),
+        num_new=_joined([e.num_new for e in emissions], np.int32),
+        finish=_joined([e.finish for e in emissions], np.uint8),
         num_cached=np.array([c.num_cached or 0 for c in choices], dtype=np.int32),
-        token_ids=np.concatenate([_NONE, *[e.token_ids for e in emissions]]).astype(np.int32),
+        token_ids=_joined([e.token_ids for e in emissions], np.int32),
         logprobs=concat_logprobs([(e.logprobs, len(e.token_ids)) for e in emissions]),
         origins=_concat_origins(emissions),
         prompt_logprobs=outbox.prompt_logprobs,
@@ -224,6 +228,12 @@ def _step_output(outbox: _Outbox, stats: EngineStats, report_times: bool) -> Ste
         times=_times(choices) if report_times else None,
         stats=stats,
     )
+
+
+def _joined(arrays: list[npt.NDArray[Any]], dtype: type[np.integer[Any]]) -> npt.NDArray[Any]:
+    """The arrays side by side; as a rule there is one."""
+    whole = arrays[0] if len(arrays) == 1 else np.concatenate([_NONE, *arrays])
+    return whole.astype(dtype, copy=False)
 
 
 def _concat_origins(emissions: list[_Emission]) -> UInt8Array | None:

@@ -18,6 +18,7 @@ from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
 from engine.planning.drafting import DraftRules
 from engine.planning.pace import Pace
 from engine.planning.prefixes import PrefixIndex
+from engine.planning.repeats import Repeats
 from engine.planning.token_counts import token_counts
 from engine.rows import BoolArray, Choice, RowTable
 
@@ -57,6 +58,7 @@ class Scheduler:
         self._admissions: list[Admission] = []
         self._grants: list[BlockGrant] = []
         self._released: list[int] = []
+        self._repeats = Repeats(table, block_size)
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -82,6 +84,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None when nothing can be computed before results are read back."""
+        if not self._waiting and not self._released and (plan := self._repeats.next()) is not None:
+            return plan
         table = self._table
         rows, decodes = self._running_in_order()
         num_drafts = self._drafting.num_drafts(table, rows[decodes])
@@ -298,6 +302,8 @@ class Scheduler:
         )
         plan.spans = prompt_spans(plan, np.flatnonzero(starts < prompt_lens))
         self._admissions, self._grants, self._released = [], [], []
+        if not self._drafting.num_tokens:
+            self._repeats.note(plan)
         return plan
 
     def _propose(self, rows: Int64Array, ready: BoolArray, runs_drafter: bool) -> BoolArray:

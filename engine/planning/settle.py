@@ -60,10 +60,13 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     """
     live = table.epoch[plan.rows] == plan.epochs
     drew = live & plan.samples
-    table.num_settled[plan.rows[live]] = (plan.starts + plan.num_query)[live]
+    if drew.all():
+        rows, result_idx = plan.rows, np.arange(len(plan.rows))
+        table.num_settled[rows] = plan.starts + plan.num_query
+    else:
+        rows, result_idx = plan.rows[drew], (np.cumsum(plan.samples) - 1)[drew]
+        table.num_settled[plan.rows[live]] = (plan.starts + plan.num_query)[live]
 
-    rows = plan.rows[drew]
-    result_idx = (np.cumsum(plan.samples) - 1)[drew]
     tokens, num_drawn = result.token_ids[result_idx], result.num_new[result_idx].astype(np.int64)
     first_drawn = rows[table.num_known[rows] == table.prompt_len[rows]]
     finish, num_new = _finish(table, rows, tokens, num_drawn, result.failed[result_idx])
@@ -108,6 +111,8 @@ def _finish(
     stopped = (table.stop_ids[rows, None] == tokens[:, :, None]).any(axis=2) & stands
     stopped &= known >= table.min_known[rows, None]
     ended = stopped | (stands & (known + 1 >= table.limit[rows, None]))
+    if not ended.any():
+        return failed, num_drawn
     first = ended.argmax(axis=1)
     ends = ended.any(axis=1)
     num_new = np.where(ends, first + 1, num_drawn)

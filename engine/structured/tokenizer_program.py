@@ -8,7 +8,6 @@ has a better use for; here it does without torch.
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 
 from engine.config import StructuredConfig
 from engine.errors import first_line
+from engine.without_torch import leave_torch_out
 
 OK, FAILED = b"ok", b"failed"
 
@@ -24,8 +24,7 @@ def main() -> None:
     """Read the configuration, and answer."""
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=StructuredConfig)
     if not config.trust_remote_code:  # such code may want torch
-        sys.modules["torch"] = None  # type: ignore[assignment]  # as importlib marks what is missing
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that it is missing
+        leave_torch_out()
     try:
         head, text = OK, serialized(config)
     except Exception as error:

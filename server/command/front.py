@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import os
 import socket
 import sys
 from typing import Any
@@ -28,17 +27,6 @@ again, 80 ms at a time: a fifth of what a short request costs. Few of ours are g
 SWITCH_S = 500e-6
 """Seconds after which the event loop gets the interpreter back from the worker; Python's own 5 ms
 are as long as several requests take."""
-
-
-def leave_torch_out() -> None:
-    """Let transformers read tokenizers as where torch is not installed.
-
-    It imports torch to check a config, 2 s and 300 MB of each front for nothing. Only for a
-    process that never runs a model, before anything of transformers is imported.
-    """
-    if "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # as importlib marks what is missing
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that it is missing
 
 
 class FrontConfig(msgspec.Struct, frozen=True, kw_only=True):

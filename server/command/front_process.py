@@ -23,7 +23,8 @@ from engine.config import ConfigError, EngineInfo
 from engine.logs import configure_logging
 from engine.process import StatusPipe
 from engine.submission import EngineDeadError
-from server.command.front import Front, leave_torch_out, new_loop
+from engine.without_torch import leave_torch_out
+from server.command.front import Front, new_loop
 from server.command.front_lines import (
     Answering,
     Attach,

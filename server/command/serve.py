@@ -25,8 +25,9 @@ from engine.client import EngineClient
 from engine.config import ConfigError, EngineConfig, EngineInfo, ErrorStatement
 from engine.parent import EngineProcess, make_folder
 from engine.submission import EngineDeadError
+from engine.without_torch import leave_torch_out
 from server.command.configure import engine_config, server_config
-from server.command.front import Front, FrontConfig, leave_torch_out, new_loop
+from server.command.front import Front, FrontConfig, new_loop
 from server.command.front_lines import FrontStart
 from server.command.listen import address, bind
 from server.command.logs import configure_server_logging, http_log_level, log_level
