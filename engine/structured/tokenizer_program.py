@@ -15,7 +15,7 @@ import msgspec
 
 from engine.config import StructuredConfig
 from engine.errors import first_line
-from engine.without_torch import leave_torch_out
+from engine.structured.without_torch import leave_torch_out
 
 OK, FAILED = b"ok", b"failed"
 

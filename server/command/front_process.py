@@ -22,8 +22,8 @@ from engine.client import EngineClient
 from engine.config import ConfigError, EngineInfo
 from engine.logs import configure_logging
 from engine.process import StatusPipe
+from engine.structured.without_torch import leave_torch_out
 from engine.submission import EngineDeadError
-from engine.without_torch import leave_torch_out
 from server.command.front import Front, new_loop
 from server.command.front_lines import (
     Answering,

@@ -24,8 +24,8 @@ from prometheus_client import disable_created_metrics
 from engine.client import EngineClient
 from engine.config import ConfigError, EngineConfig, EngineInfo, ErrorStatement
 from engine.parent import EngineProcess, make_folder
+from engine.structured.without_torch import leave_torch_out
 from engine.submission import EngineDeadError
-from engine.without_torch import leave_torch_out
 from server.command.configure import engine_config, server_config
 from server.command.front import Front, FrontConfig, new_loop
 from server.command.front_lines import FrontStart

@@ -9,7 +9,7 @@ from demo import MODEL_FOLDER
 
 _PROGRAM = f"""
 import sys
-from engine.without_torch import leave_torch_out
+from engine.structured.without_torch import leave_torch_out
 leave_torch_out()
 from server.text.tokenizer import load_tokenizer
 import server.app
