@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 SCHEDULER = "tests/engine/planning/test_scheduler.py"
 BLOCKS = "tests/engine/planning/test_scheduler_blocks.py"
+REPEATED = "tests/engine/planning/test_repeats.py::test_plans_are_those_made_anew"
 _STOPS = "    finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP\n"
 PLANNING = (
     Mutant(
@@ -182,5 +183,26 @@ PLANNING = (
         "    finish[ends] = Finish.LENGTH\n" + _STOPS,
         _STOPS + "    finish[ends] = Finish.LENGTH\n",
         ("tests/engine/planning/test_settle.py::test_why_a_choice_ends",),
+    ),
+    Mutant(
+        "rows-go-on-into-blocks-they-lack",
+        "engine/planning/repeats.py",
+        "* size - table.num_computed[rows]\n",
+        "* size - table.num_computed[rows] + 1\n",
+        (REPEATED,),
+    ),
+    Mutant(
+        "rows-go-on-beyond-their-limit",
+        "engine/planning/repeats.py",
+        "- table.num_drawing[rows]\n",
+        "- table.num_drawing[rows] + 1\n",
+        (REPEATED,),
+    ),
+    Mutant(
+        "rows-go-on-though-one-was-released",
+        "engine/planning/scheduler.py",
+        "if not self._waiting and not self._released and (plan",
+        "if not self._waiting and (plan",
+        (REPEATED,),
     ),
 )
