@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -133,20 +133,8 @@ class StepPlan:
 
     def again(self) -> StepPlan:
         """The step behind this one, where all its rows decode without drafts and go on."""
-        return StepPlan(
-            rows=self.rows,
-            num_query=self.num_query,
-            starts=self.starts + self.num_query,
-            samples=self.samples,
-            epochs=self.epochs,
-            choices=self.choices,
-            num_prompt_tokens=0,
-            num_drafts=0,
-            decodes=self.decodes,
-            runs_drafter=False,
-            proposes=self.proposes,
-            constrained=self.constrained,
-        )
+        starts = self.starts + self.num_query
+        return replace(self, starts=starts, admissions=[], grants=[], released=[])
 
     @cached_property
     def num_tokens(self) -> int:

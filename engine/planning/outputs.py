@@ -120,11 +120,8 @@ class OutputRing:
     def emit(self, rows: Int32Array, finish: UInt8Array, error: str | None = None) -> None:
         """Emit everything these rows hold, with their `Finish` codes."""
         held = self._held[rows]
-        if (held == 1).all():  # as where every token is streamed
-            token_rows, slots = rows, np.zeros_like(held)
-        else:
-            token_rows = np.repeat(rows, held)
-            slots = np.arange(len(token_rows)) - np.repeat(np.cumsum(held) - held, held)
+        token_rows = np.repeat(rows, held)
+        slots = np.arange(len(token_rows)) - np.repeat(np.cumsum(held) - held, held)
         emission = _Emission(
             choices=[choice for row in rows.tolist() if (choice := self._choices[row])],
             num_new=held,

@@ -60,13 +60,9 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     """
     live = table.epoch[plan.rows] == plan.epochs
     drew = live & plan.samples
-    if drew.all():
-        rows, result_idx = plan.rows, np.arange(len(plan.rows))
-        table.num_settled[rows] = plan.starts + plan.num_query
-    else:
-        rows, result_idx = plan.rows[drew], (np.cumsum(plan.samples) - 1)[drew]
-        table.num_settled[plan.rows[live]] = (plan.starts + plan.num_query)[live]
+    table.num_settled[plan.rows[live]] = (plan.starts + plan.num_query)[live]
 
+    rows, result_idx = plan.rows[drew], np.flatnonzero(live[plan.samples])
     tokens, num_drawn = result.token_ids[result_idx], result.num_new[result_idx].astype(np.int64)
     first_drawn = rows[table.num_known[rows] == table.prompt_len[rows]]
     finish, num_new = _finish(table, rows, tokens, num_drawn, result.failed[result_idx])

@@ -151,11 +151,12 @@ def test_kernels_of_a_lone_row_split_a_processors_memory_alike(
     """Else the next begins where no other runs: Triton asks for another split above 48 KiB."""
     spec = AttentionSpec(16, 8, 128, 0.1)
     scales = [torch.ones(2, 8)] if dtype == FP8_CACHE else None
-    pages = KVCache([spec], 3, 16, torch.bfloat16, CPU, scales).layers[0]
+    cache = KVCache([spec], 3, 16, torch.bfloat16, CPU, scales)
+    pages = cache.layers[0]
     q = torch.zeros((1, 16, 128), dtype=torch.bfloat16)
     tables, lengths = torch.ones((1, 1), dtype=torch.int32), torch.full((1,), 9, dtype=torch.int32)
     scratch = DecodeScratch([spec], 2, CPU, 1, pages.element_size())
-    scale = scales[0] if scales else None
+    scale = cache.layer_scales(0)
     paged_decode(spec, q, pages, tables, lengths, q, scratch, scales=scale)
     skinny_linear(q.flatten(1), torch.zeros((64, 2048), dtype=q.dtype), gated=True)
     assert compiled.names == {"_decode_kernel", "_skinny_kernel"}

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from engine.plan import StepPlan
+from engine.planning.settle import settle
+from engine.request import Finish
 from tests.engine.planning.scheduler_setup import SIZE, Setup
+from tests.engine.planning.test_settle import result_of
 
 NAMES = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),
@@ -66,16 +69,11 @@ class Traffic:
         return said
 
     def _read_back(self, plan: StepPlan) -> None:
-        """As the engine does: what a row drew after its end is dropped."""
-        table = self.setup.table
-        live = table.epoch[plan.rows] == plan.epochs
-        table.num_settled[plan.rows[live]] = (plan.starts + plan.num_query)[live]
-        drew = plan.rows[live & plan.samples]
-        table.token_ids[drew, table.num_known[drew]] = 30 + drew
-        table.num_known[drew] += 1
-        table.num_drawing[drew] -= 1
-        self.setup.prefixes.register(drew)
-        for row in drew[table.num_known[drew] >= table.limit[drew]].tolist():
+        """As the engine does."""
+        drew = plan.rows[plan.samples]
+        settled = settle(self.setup.table, plan, result_of([[30 + row] for row in drew.tolist()]))
+        self.setup.prefixes.register(settled.rows)
+        for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
             self._end(row)
 
     def _end(self, row: int) -> None:

@@ -60,8 +60,9 @@ def plan_of(
 def result_of(token_ids: list[list[int]], failed: list[Finish] | None = None) -> StepResult:
     """Rows of tokens drawn, padded with 77, which nobody drew."""
     width = max((len(row) for row in token_ids), default=1)
+    padded = [row + [77] * (width - len(row)) for row in token_ids]
     return StepResult(
-        token_ids=np.array([row + [77] * (width - len(row)) for row in token_ids], dtype=np.int32),
+        token_ids=np.array(padded, dtype=np.int32).reshape(-1, width),
         num_new=np.array([len(row) for row in token_ids], dtype=np.int32),
         failed=np.array(failed or [Finish.RUNNING] * len(token_ids), dtype=np.uint8),
         num_offered=None,
