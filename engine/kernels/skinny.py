@@ -184,9 +184,15 @@ def skinny_linear(
 
 
 def launch_shape(block: int, *, gated: bool) -> _Shape:
-    """The fast shape of a launch for `block` input features, a power of two."""
+    """The fast shape of a launch for `block` input features, a power of two.
+
+    Fast in a model, not by itself: of narrow weights a program has few threads with much on their
+    way each, so that the programs of several kernels have room on a processor at once, and the
+    weights of the next are there when the one before has ended. 0.48 ms a forward of a lone row
+    for 0.53 with 64 to 256 threads a program, of a 0.6B model on an H200.
+    """
     if block >= 1 << 12:
         return _Shape(1, 8)
     if block == 1 << 11:
-        return _Shape(1, 4)
-    return _Shape(4, 8) if gated else _Shape(2, 2)
+        return _Shape(1, 4) if gated else _Shape(4, 4)
+    return _Shape(2, 2) if gated else _Shape(4, 1)

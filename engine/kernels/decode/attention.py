@@ -4,7 +4,7 @@
 A program takes a key head, a row and a share of the row's keys, which it reads once for all query
 tokens and heads. Where a row is shared by several programs, the last of them to arrive adds up
 what the others left, in the order of the shares: the sum does not depend on who came last. A lone
-row's programs ask for their first keys and values while the kernel before still makes the queries.
+row's programs load their first keys and values while the kernel before still makes the queries.
 The torch twin is `PlainAttention`.
 
 Letters in comments: G query heads a key head, M = query_len * G queries (token by token, padded to
@@ -28,7 +28,7 @@ from engine.kernels.decode.product import (
     turned,
 )
 from engine.kernels.decode.shares import DecodeScratch, Shared, gather_shares, share_of
-from engine.kernels.decode.softmax import DecodeTile, add_sinks, attend
+from engine.kernels.decode.softmax import DecodeTile, add_sinks, attend, load_ahead
 from engine.kernels.overlap import EARLY, begin_next, begin_next_late, overlap_of, wait_for_last
 from engine.kernels.pages import (
     MIN_DOT,
@@ -99,6 +99,7 @@ def _decode_kernel(
     full_shares,
     rules,
     shape: tl.constexpr,
+    loads_ahead: tl.constexpr,
     overlap: tl.constexpr,
 ):
     begin_next(overlap)
@@ -113,10 +114,12 @@ def _decode_kernel(
     table = paged.tables + row * table_stride
     start = first + share * per_share
     end = tl.minimum(start + per_share, num_keys)
-    made = None
+    made, ahead = None, None
     if positions is not None:
         newest = load_newest(product, positions, slots, row, head, shape)
-    if overlap == _EARLY:  # noqa: SIM102  # what is left out is not compiled
+    if loads_ahead:
+        ahead = load_ahead(paged, table, head, start, end, shape)
+    elif overlap == _EARLY:  # noqa: SIM102  # what is left out is not compiled
         if start < end:
             _prefetch_block(paged.pages, table, head, start, end, shape)
     wait_for_last(overlap)
@@ -135,7 +138,7 @@ def _decode_kernel(
             own = turned(product, newest.key, key, shape)
             top, total, acc = see_newest(own, value, newest.slot, paged, tile, head, rules, shape)
     top, total, acc = attend(
-        top, total, acc, tile, paged, table, head, start, end, seq_len, rules, shape
+        top, total, acc, tile, paged, table, head, start, end, seq_len, rules, ahead, shape
     )
 
     begin_next_late(overlap)
@@ -251,6 +254,8 @@ def _launch(
         shares.full,
         Rules.of(spec),
         shape=shape,
+        # All keys before the newest were written in steps before. More rows would wait for room.
+        loads_ahead=num_rows == 1 and positions is not None and paged.scales is None,
         num_warps=2 if padded_queries <= 32 and not is_wide else 4,
         num_stages=2 if is_wide else _num_stages(num_rows, padded_dim, paged.pages),
         **overlap_of(q, late=num_rows > 1),
