@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -44,56 +43,6 @@ class StagedWrites:
         self._flat.index_copy_(0, together[: len(places)], values)
         self._firsts.clear()
         self._values.clear()
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-class HostCopy:
-    """Copies device tensors to the host in the background; `arrays` waits for them."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._shapes = {name: (t.dtype, t.shape) for name, t in tensors.items()}
-        if not any(t.is_cuda for t in tensors.values()):
-            self._host = dict(tensors)
-            return
-        # One transfer for all of them: bytes side by side, told apart again on arrival.
-        # The widest types first, so that each begins at a multiple of its own size.
-        ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
-        self._shapes = {name: (t.dtype, t.shape) for name, t in ordered}
-        flat = torch.cat([t.contiguous().view(-1).view(torch.uint8) for _, t in ordered])
-        pinned = torch.empty(flat.shape, dtype=torch.uint8, pin_memory=True)
-        # On a stream of its own: a kernel behind a transfer begins some 15 us after it.
-        stream = _copy_stream(flat.device)
-        stream.wait_stream(torch.cuda.current_stream(flat.device))
-        with torch.cuda.stream(stream):
-            pinned.copy_(flat, non_blocking=True)
-        flat.record_stream(stream)
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(stream)
-        self._host = self._split(pinned)
-
-    def _split(self, pinned: torch.Tensor) -> dict[str, torch.Tensor]:
-        host, start = {}, 0
-        for name, (dtype, shape) in self._shapes.items():
-            size = dtype.itemsize * shape.numel()
-            host[name] = pinned[start : start + size].view(dtype).view(shape)
-            start += size
-        return host
-
-    @property
-    def arrived(self) -> bool:
-        """Whether `arrays` would return at once."""
-        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The tensors as host arrays, by name; waits for the copy."""
-        if self._event is not None:
-            self._event.synchronize()
-        return {name: t.numpy() for name, t in self._host.items()}
 
 
 def is_device_lost(error: Exception) -> bool:

@@ -147,6 +147,7 @@ class SamplingRows:
         self.flags_np = np.zeros(max_rows, dtype=np.int32)
         self._num_top_np = np.zeros(max_rows, dtype=np.int64)
         self._num_explicit_np = np.zeros(max_rows, dtype=np.int64)
+        self._last_needs: tuple[bytes, SamplingNeeds] | None = None  # rows, and what they need
 
     @property
     def ints(self) -> Tensor:
@@ -198,6 +199,7 @@ class SamplingRows:
         )
         self._ints.touch(row)
         self._floats.touch(row)
+        self._last_needs = None
         self.flags_np[row] = flags
         self._num_top_np[row] = params.logprobs or 0
         explicit = params.logprob_token_ids or ()
@@ -211,6 +213,7 @@ class SamplingRows:
 
     def remove(self, row: int) -> None:
         """Forget a row; the next `add` overwrites all of it."""
+        self._last_needs = None
         self.flags_np[row] = 0
         self.counts.unstage(row)
 
@@ -235,6 +238,12 @@ class SamplingRows:
 
     def needs(self, rows_np: npt.NDArray[np.int32]) -> SamplingNeeds:
         """The stages that a batch of these rows needs, from the host's tables alone."""
+        rows = rows_np.tobytes()
+        if self._last_needs is None or self._last_needs[0] != rows:  # as a rule they go on alike
+            self._last_needs = rows, self._needs(rows_np)
+        return self._last_needs[1]
+
+    def _needs(self, rows_np: npt.NDArray[np.int32]) -> SamplingNeeds:
         flags = self.flags_np[rows_np]
         num_top = int(self._num_top_np[rows_np].max(initial=0))
         return SamplingNeeds(

@@ -28,7 +28,8 @@ from engine.plan import StepPlan
 from engine.progress import report
 from engine.runner.decode_step import DecodeStep, StepRows
 from engine.runner.forward import Hidden
-from engine.runner.step import StepTokens, TokenStage
+from engine.runner.host_copy import Packed
+from engine.runner.step import TokenStage
 from sampling import rows as flags
 from sampling.mirror import to_device
 from sampling.rows import SamplingNeeds, SamplingRows
@@ -80,7 +81,7 @@ class _Forward:
 @dataclass(frozen=True)
 class _Draw:
     graph: torch.cuda.CUDAGraph
-    tokens: StepTokens
+    tokens: Packed
 
 
 class DecodeGraphs:
@@ -130,10 +131,10 @@ class DecodeGraphs:
         for needs in COMMON_NEEDS:
             if not self._is_capturable(step, needs):
                 continue
-            step.draw(size, warm, needs)
+            tokens = Packed(step.draw(size, warm, needs).named(), size)
             graph = torch.cuda.CUDAGraph()
             with _capturing(graph, pool):
-                tokens = step.draw(size, hidden, needs)
+                tokens.pack(step.draw(size, hidden, needs).named())
             self._draws[step.num_drafts, size, needs] = _Draw(graph, tokens)
 
     def _is_capturable(self, step: DecodeStep, needs: SamplingNeeds) -> bool:
@@ -148,8 +149,8 @@ class DecodeGraphs:
         self._publish(plan.rows, size)
         self._forwards[plan.num_drafts, size].graph.replay()
 
-    def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> StepTokens:
-        """Run the second half of the step begun last; its outputs are valid until the next.
+    def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> Packed:
+        """Run the second half of the step begun last: its `StepTokens`, perhaps of more rows.
 
         Args:
             mask_slots: int32 [N], of the step's logit rows; None where they have no masks.
@@ -161,9 +162,10 @@ class DecodeGraphs:
         needs = self._sampling_rows.needs(rows)
         draw = self._captured_draw(step, size, needs)
         if draw is None:
-            return step.draw(len(rows), forward.hidden, needs)
+            return Packed(step.draw(len(rows), forward.hidden, needs).named(), len(rows))
+        draw.tokens.await_copied()
         draw.graph.replay()
-        return draw.tokens.of_rows(len(rows))
+        return draw.tokens
 
     def _size_of(self, plan: StepPlan) -> int:
         """The captured batch size that a plan is padded to."""

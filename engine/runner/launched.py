@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.arrays import LogprobArrays
-from engine.buffers import HostCopy, is_device_lost
+from engine.buffers import is_device_lost
 from engine.contracts.scoring import ScoringResult
 from engine.plan import RunnerLostError, StepMasks, StepPlan, StepResult
 from engine.request import Finish
+from engine.runner.host_copy import Arrays, HostCopy
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
 

@@ -17,20 +17,20 @@ import torch
 
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
-from engine.buffers import HostCopy, HostStream, InlineLauncher
+from engine.buffers import HostStream, InlineLauncher
 from engine.contracts.scoring import ScoringPlan
 from engine.plan import StepMasks, StepPlan
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
+from engine.runner.host_copy import HostCopy, Packed
 from engine.runner.host_gather import gather_on_host, serves
 from engine.runner.host_masks import HostMasks
 from engine.runner.host_threads import threads_for
 from engine.runner.launched import LaunchedScoring, LaunchedStep
 from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
-from engine.runner.step import StepTokens, TokenStage
-from sampling.batch import LogprobsOutput
+from engine.runner.step import TokenStage
 from sampling.mirror import to_device
 from sampling.rows import SamplingRows
 
@@ -127,26 +127,26 @@ class ModelRunner:
             starts, model = inputs.attention.query_starts_np, self._stage.model
             state, shard = self._rows, self._sampling_rows.shard
             logprobs = span_logprobs(plan, span, starts, hidden.final, model, state, shard)
-            results |= _named(logprobs, f"{i}/")
+            results |= {f"{i}/{name}": tensor for name, tensor in logprobs._asdict().items()}
         return _BegunStep(plan, inputs, hidden, results)
 
     @torch.inference_mode()
     def _finish(self, begun: _BegunStep, masks: StepMasks | None) -> HostCopy:
         plan, results = begun.plan, dict(begun.results)
         slots = None if masks is None else self._masks.publish(masks)
+        drawn: Packed | None = None
         if begun.inputs is None or begun.hidden is None:
             assert self._graphs is not None, "only graphs run without inputs of their own"
-            tokens: StepTokens | None = self._graphs.replay_draw(plan, slots)
+            drawn = self._graphs.replay_draw(plan, slots)
         else:
             tokens = self._stage(begun.inputs.with_masks(slots), begun.hidden)
+            results |= {} if tokens is None else tokens.named()
         if masks is not None:
             self._masks.release()
-        if tokens is not None:
-            results |= _named_tokens(tokens)
         if plan.reports_drafts:
             proposed = plan.rows[plan.proposes].astype(np.int64)
             results["drafts"] = self._rows.drafts[to_device(proposed, self._rows.device)]
-        return HostCopy(results)
+        return HostCopy(results, drawn, len(plan.rows))
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.released:
@@ -178,14 +178,3 @@ class _BegunStep:
     inputs: StepInputs | None
     hidden: Hidden | None
     results: dict[str, torch.Tensor]
-
-
-def _named_tokens(tokens: StepTokens) -> dict[str, torch.Tensor]:
-    tensors = tokens._asdict()
-    logprobs: LogprobsOutput | None = tensors.pop("logprobs")
-    named = {} if logprobs is None else _named(logprobs, "")
-    return named | {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _named(output: LogprobsOutput, prefix: str) -> dict[str, torch.Tensor]:
-    return {prefix + name: tensor for name, tensor in output._asdict().items()}

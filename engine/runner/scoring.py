@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.buffers import HostCopy
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringPlan
 from engine.runner.forward import Forward
+from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
 from sampling.mirror import to_device
 from sampling.paths.logprobs import listed_logprobs

@@ -36,19 +36,12 @@ class StepTokens(NamedTuple):
     num_accepted: torch.Tensor | None
     logprobs: LogprobsOutput | None
 
-    def of_rows(self, count: int) -> StepTokens:
-        """Views of the first `count` rows, where all rows have equally many logit rows."""
-        logprobs = self.logprobs
-        if logprobs is not None:
-            logprobs = logprobs.at(slice(count * self.token_ids.shape[1]))
-        return StepTokens(
-            token_ids=self.token_ids[:count],
-            bad=self.bad[:count],
-            num_new=None if self.num_new is None else self.num_new[:count],
-            num_offered=None if self.num_offered is None else self.num_offered[:count],
-            num_accepted=None if self.num_accepted is None else self.num_accepted[:count],
-            logprobs=logprobs,
-        )
+    def named(self) -> dict[str, torch.Tensor]:
+        """The tensors there are, by name, those of the logprobs among them."""
+        tensors = self._asdict()
+        logprobs: LogprobsOutput | None = tensors.pop("logprobs")
+        named = {} if logprobs is None else logprobs._asdict()
+        return named | {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 @dataclass(frozen=True)

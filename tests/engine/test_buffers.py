@@ -1,4 +1,4 @@
-"""Staged writes, host copies and the CPU's stream."""
+"""Staged writes and the CPU's stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from engine.buffers import (
-    HostCopy,
     HostStream,
     InlineLauncher,
     StagedWrites,
@@ -43,16 +42,6 @@ def test_staged_arrays_are_free_for_reuse_after_the_flush() -> None:
     writes.flush()
     values[:] = 0
     assert target.tolist() == [1, 2, 3]
-
-
-def test_host_copy_keeps_names_shapes_and_types() -> None:
-    tensors = {"a": torch.arange(6, dtype=torch.int32).view(2, 3), "b": torch.tensor([True])}
-    copy = HostCopy(tensors)
-    assert copy.arrived
-    arrays = copy.arrays()
-    assert arrays["a"].dtype == np.int32
-    assert arrays["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert arrays["b"].tolist() == [True]
 
 
 def test_host_stream_runs_in_order_what_is_waited_for() -> None:

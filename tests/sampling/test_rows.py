@@ -135,6 +135,19 @@ def test_needs_are_those_of_the_batch_alone() -> None:
     assert needs(rows, 0, 1) == plain
 
 
+def test_needs_follow_a_row_that_changes_between_two_steps_of_the_same_rows() -> None:
+    rows = make_rows(2)
+    add(rows, 0)
+    plain = needs(rows, 0)
+    assert needs(rows, 0) == plain
+    add(rows, 0, logprobs=2)
+    assert needs(rows, 0).logprobs
+    rows.remove(0)
+    assert not needs(rows, 0).random
+    add(rows, 1, top_p=0.5)
+    assert needs(rows, 1).filtered
+
+
 def test_masks_are_written_where_graphs_read_them() -> None:
     history = torch.zeros(2, 16, dtype=torch.int32)
     rows = SamplingRows(2, WIDTH, CPU, history=history, max_masks=3)

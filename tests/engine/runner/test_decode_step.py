@@ -10,8 +10,8 @@ import torch
 from engine.engine import Engine
 from engine.plan import StepPlan
 from engine.runner.decode_step import DecodeStep, StepRows
+from engine.runner.host_copy import Packed
 from engine.runner.model_runner import ModelRunner
-from engine.runner.step import StepTokens
 from engine.speculative_config import RejectionSampleMethod
 from sampling import sampler
 from sampling.params import SamplingParams
@@ -44,12 +44,12 @@ class Uncaptured:
         self._size = min(count + 1, self._rows.scratch_row)
         self._hidden = self._steps[plan.num_drafts].forward(self._size)
 
-    def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> StepTokens:
+    def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> Packed:
         step = self._steps[plan.num_drafts]
         if mask_slots is not None:
             step.put_mask_slots(mask_slots)
         needs = self._sampling_rows.needs(plan.rows)
-        return step.draw(self._size, self._hidden, needs).of_rows(len(plan.rows))
+        return Packed(step.draw(self._size, self._hidden, needs).named(), self._size)
 
 
 @pytest.fixture(scope="module")

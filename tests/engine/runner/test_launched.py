@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.buffers import HostCopy
 from engine.plan import RunnerLostError, StepMasks, StepPlan
 from engine.request import Finish
+from engine.runner.host_copy import HostCopy
 from engine.runner.launched import LaunchedScoring, LaunchedStep
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
 
