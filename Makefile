@@ -7,6 +7,7 @@ MODEL ?=
 ARGS ?=
 READY := $(VENV)/.installed
 KERNEL_TESTS = tests/engine/kernels tests/engine/runner/test_decode_step.py \
+    tests/engine/runner/test_whole_graphs.py \
     $(shell find tests/sampling -name '*_kernels.py')
 HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard tests/engine/test_*.py)
 COVERAGE ?=

@@ -22,7 +22,7 @@ from engine.attention.flashinfer import (
     is_expressible,
     is_installed,
 )
-from engine.attention.tiled import TiledPrefill, one_of_each
+from engine.attention.tiled import StepTiles, TiledPrefill, one_of_each
 from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
 from engine.contracts.heads import Heads, Rotation
 from engine.errors import first_line
@@ -46,6 +46,9 @@ class CudaAttention:
 
     Args:
         max_decode_len: most query tokens of a decoding row, 1 + drafts to be verified.
+
+    Attributes:
+        tiled: our own kernel for rows that prefill.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class CudaAttention:
         self._scratch = DecodeScratch(
             self._specs, max_rows, stored.device, max_decode_len, stored.itemsize
         )
-        self._tiled = TiledPrefill(self._specs, cache)
+        self.tiled = TiledPrefill(self._specs, cache)
         self._flashinfer = _flashinfer_prefill(self._specs, cache)
         self._by_flashinfer: set[int] = set()  # layers, once it is loaded
         self._planned: set[int] = set()  # those of the step
@@ -90,7 +93,12 @@ class CudaAttention:
                 self._flashinfer.begin(after)
                 self._planned = self._by_flashinfer
         if len(self._planned) < len(self._specs):
-            self._tiled.begin(inputs, num_rows)
+            self.tiled.begin(inputs, num_rows)
+
+    @property
+    def tiled_step(self) -> StepTiles | None:
+        """The step's tiles, where all of its rows prefill on our own kernel in every layer."""
+        return None if self._num_decode or self._planned else self.tiled.step
 
     def _pays_to_plan(self, inputs: AttentionInputs, first_row: int) -> bool:
         """Whether FlashInfer serves the rows from `first_row` on, by their shapes alone."""
@@ -181,7 +189,7 @@ class CudaAttention:
             if self._flashinfer is not None and layer in self._planned:
                 self._flashinfer.attend(layer, q[count:], out[count:])
             else:
-                self._tiled.attend(layer, q, out)
+                self.tiled.attend(layer, q, out, self.tiled.step)
 
 
 def launch_kernels(specs: Sequence[AttentionSpec], cache: KVCache) -> None:

@@ -7,6 +7,7 @@ being built.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,28 +16,49 @@ from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
 from sampling.mirror import to_device
 
-_Cut = tuple[int, Tiling]
+Cut = tuple[int, Tiling]
 """Query heads a key head and a tiling: layers of which both are equal share tiles."""
 
 
+class StepTiles(NamedTuple):
+    """What the kernel is told of a step, on the device.
+
+    Attributes:
+        tables: int32, contiguous; the rows' block tables, into which tiles point.
+        by_cut: `prefill_tiles` for the layers of each cut.
+    """
+
+    tables: torch.Tensor
+    by_cut: dict[Cut, torch.Tensor]
+
+
 class TiledPrefill:
-    """Attends from rows that prefill, in any layer."""
+    """Attends from rows that prefill, in any layer.
+
+    Attributes:
+        step: of the rows given to `begin`.
+    """
+
+    step: StepTiles
 
     def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
         self._specs, self._cache = list(specs), cache
         dtype, device = cache.dtype, cache.layers[0].device
-        self._cuts: list[_Cut] = [
+        self._cuts: list[Cut] = [
             (spec.num_q_heads // spec.num_kv_heads, tiling_of(spec.head_dim, dtype, device))
             for spec in specs
         ]
-        self._tiles: dict[_Cut, torch.Tensor] = {}
-        self._tables: torch.Tensor
+
+    @property
+    def cuts(self) -> set[Cut]:
+        """Those that the layers need."""
+        return set(self._cuts)
 
     def begin(self, inputs: AttentionInputs, first_row: int) -> None:
         """Cut the rows from `first_row` on into tiles; their `seq_lens_np` must be exact."""
         tables = inputs.block_tables
-        self._tables = tables.contiguous()
-        for cut in set(self._cuts):
+        self.step = StepTiles(tables.contiguous(), {})
+        for cut in self.cuts:
             tiles = prefill_tiles(
                 inputs.query_starts_np[first_row:],
                 inputs.seq_lens_np[first_row:],
@@ -44,17 +66,16 @@ class TiledPrefill:
                 *cut,
             )
             tiles[:, 0] += first_row * tables.shape[1]
-            self._tiles[cut] = to_device(tiles, tables.device)
+            self.step.by_cut[cut] = to_device(tiles, tables.device)
 
-    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor) -> None:
-        """Attend from the rows' tokens among q [T, num_q_heads, D], into `out` of its shape.
+    def attend(self, layer: int, q: torch.Tensor, out: torch.Tensor, step: StepTiles) -> None:
+        """Attend from the tiles' tokens among q [T, num_q_heads, D], into `out` of its shape.
 
-        Both are those of the whole step; what other rows have there is left as it is.
+        Both are those of the whole step; what other tokens have there is left as it is.
         """
-        cut = self._cuts[layer]
-        pages, tiles = self._cache.layers[layer], self._tiles[cut]
-        scales = self._cache.layer_scales(layer)
-        prefill_attention(self._specs[layer], q, pages, self._tables, tiles, out, cut[1], scales)
+        spec, cut = self._specs[layer], self._cuts[layer]
+        pages, scales = self._cache.layers[layer], self._cache.layer_scales(layer)
+        prefill_attention(spec, q, pages, step.tables, step.by_cut[cut], out, cut[1], scales)
 
     def compile(self) -> None:
         """Launch the kernel of every kind of layer once, on one token of the null block."""
@@ -75,7 +96,7 @@ class TiledPrefill:
         for layer in one_of_each(self._specs):
             spec = self._specs[layer]
             q = torch.zeros((1, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
-            self.attend(layer, q, torch.empty_like(q))
+            self.attend(layer, q, torch.empty_like(q), self.step)
 
 
 def one_of_each(specs: Sequence[AttentionSpec]) -> list[int]:

@@ -62,6 +62,11 @@ def tiling_of(head_dim: int, dtype: torch.dtype, device: torch.device) -> Tiling
     return Tiling(64, 64, 4, 3)
 
 
+def tile_width(group: int, tiling: Tiling) -> int:
+    """The query tokens of a tile, each with `group` query heads a key head."""
+    return max(1, tiling.queries // group)
+
+
 def prefill_tiles(
     query_starts: npt.NDArray[np.int32],
     seq_lens: npt.NDArray[np.int32],
@@ -80,10 +85,10 @@ def prefill_tiles(
         group: query heads a key head.
 
     Returns:
-        As `query_tiles`.
+        As `query_tiles`. A tile of zeros has no tokens: the kernel reads and writes none.
     """
     tables = np.arange(len(seq_lens), dtype=np.int64) * table_width
-    width = max(1, tiling.queries // group)
+    width = tile_width(group, tiling)
     tiles = query_tiles(query_starts, seq_lens.astype(np.int64), tables, width)
     return tiles[np.argsort(-(tiles[:, 2] + tiles[:, 3]), kind="stable")]
 

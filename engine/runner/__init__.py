@@ -2,6 +2,6 @@
 
 Read forward (the first half of a step), gather (its inputs, of any shape), step (the second half),
 speculation, then model_runner, which puts them together; decode_step and decode_graphs (decode
-steps at fixed addresses, captured), piecewise_graphs (the layers of other steps, captured); last
-prompt_logprobs, scoring, logit_chunks and launched.
+steps at fixed addresses, captured), piecewise_graphs (the layers of other steps, captured) and
+whole_graphs (their attention too); last prompt_logprobs, scoring, logit_chunks and launched.
 """

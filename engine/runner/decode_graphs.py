@@ -5,8 +5,8 @@ each common `SamplingNeeds`; rarer needs run the same code eagerly. With a draft
 that verify drafts and make the next ones, and steps of rows that do without. A batch between two
 sizes is padded with the scratch row, which reads and writes nothing of anyone's.
 
-All graphs share one memory pool, those of `engine.runner.piecewise_graphs` too: only one runs at a
-time, so each may use the memory that the others use in between. Tensors that are read after a
+All graphs share one memory pool, those of `piecewise_graphs` and `whole_graphs` too: only one runs
+at a time, so each may use the memory that the others use in between. Tensors that are read after a
 graph has run are held here.
 """
 
@@ -125,7 +125,7 @@ class DecodeGraphs:
     def _capture(self, step: DecodeStep, size: int, pool: Any) -> None:
         warm = step.forward(size)  # compiles kernels and makes library handles
         graph = torch.cuda.CUDAGraph()
-        with _capturing(graph, pool):
+        with capturing(graph, pool):
             hidden = step.forward(size)
         self._forwards[step.num_drafts, size] = _Forward(graph, hidden)
         for needs in COMMON_NEEDS:
@@ -133,7 +133,7 @@ class DecodeGraphs:
                 continue
             tokens = Packed(step.draw(size, warm, needs).named(), size)
             graph = torch.cuda.CUDAGraph()
-            with _capturing(graph, pool):
+            with capturing(graph, pool):
                 tokens.pack(step.draw(size, hidden, needs).named())
             self._draws[step.num_drafts, size, needs] = _Draw(graph, tokens)
 
@@ -189,7 +189,7 @@ class DecodeGraphs:
 
 
 @contextlib.contextmanager
-def _capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
     """Capture on the current stream; torch.cuda.graph would collect garbage each time.
 
     Other threads may load FlashInfer's modules meanwhile, so only this one's calls are watched.

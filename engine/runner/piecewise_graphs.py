@@ -5,6 +5,7 @@ tokens alone. So the layers are captured for a ladder of token counts, in pieces
 embedding to the first layer's queries, one from each attention's output to the next queries, one
 from the last to the final norm. Between two pieces the attention of the step's own rows runs
 eagerly. A step is padded to a captured count with tokens whose keys go to the null block.
+Short steps of prompts alone have a graph of all layers besides (`engine.runner.whole_graphs`).
 
 Eagerly, a layer's ten launches cost the host up to half a millisecond, which is longer than a
 GPU needs for thousands of tokens of a small model.
@@ -26,6 +27,7 @@ from engine.models.fused.decoder import Decoder
 from engine.progress import report
 from engine.runner.decode_graphs import capturing_stream
 from engine.runner.forward import Hidden, forward
+from engine.runner.whole_graphs import WholeGraphs
 
 CAPTURED_PRODUCTS = 8 << 40
 """Largest product of tokens and weights for which a step is worth a graph. At 600 TFLOP/s such a
@@ -88,30 +90,31 @@ class StepBuffers:
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """The `LayerAttention` of a forward that is captured, which ends a piece where it attends.
+class _CapturedAttention:
+    """The `LayerAttention` of a forward that is captured.
 
     Attributes:
-        end_piece: called with the index of the layer that attends.
+        fill: called with a layer's index when `queries` are there, where `attended` is to be
+            made: it ends a piece, or attends.
     """
 
     attention: CudaAttention
     key_rows: torch.Tensor
     queries: torch.Tensor
     attended: torch.Tensor
-    end_piece: Callable[[int], None]
+    fill: Callable[[int], None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self._cells(layer).store(k, v)
         self.queries.copy_(q)
-        self.end_piece(layer)
+        self.fill(layer)
         return self.attended
 
     def attend_product(
         self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
     ) -> torch.Tensor:
         rope_and_store(qkv, heads, rotation, self._cells(layer))
-        self.end_piece(layer)
+        self.fill(layer)
         return self.attended
 
     def _cells(self, layer: int) -> Cells:
@@ -141,6 +144,7 @@ class PiecewiseGraphs:
         self._feature_layers = feature_layers
         self._buffers = buffers
         self._pieces: dict[int, list[torch.cuda.CUDAGraph]] = {}
+        self._whole = WholeGraphs(attention, buffers.queries, buffers.attended)
 
     # -- capture ----------------------------------------------------------------------------
 
@@ -152,6 +156,7 @@ class PiecewiseGraphs:
                 report(len(self._pieces), len(sizes))
                 self._run(size, lambda layer: None)  # makes library handles, loads kernels
                 self._pieces[size] = self._capture(size, pool)
+                self._whole.capture(size, self._run, pool)
         self.sizes = sizes
 
     def _capture(self, size: int, pool: Any) -> list[torch.cuda.CUDAGraph]:
@@ -173,14 +178,15 @@ class PiecewiseGraphs:
             pieces[-1].capture_end()
         return pieces
 
-    def _run(self, size: int, end_piece: Callable[[int], None]) -> None:
+    def _run(self, size: int, fill: Callable[[int], None]) -> None:
+        """Run the forward of `size` tokens; `fill` as of `_CapturedAttention`."""
         buffers = self._buffers
-        attention = _Cut(
+        attention = _CapturedAttention(
             attention=self._attention,
             key_rows=self._attention.key_rows(buffers.slots[:size]),
             queries=buffers.queries[:size],
             attended=buffers.attended[:size],
-            end_piece=end_piece,
+            fill=fill,
         )
         ids, positions = buffers.input_ids[:size], buffers.positions[:size]
         hidden = forward(self._model, ids, positions, attention, self._feature_layers)
@@ -207,10 +213,15 @@ class PiecewiseGraphs:
             buffers.slots[count:size].zero_()
             # What the last step left there may be NaN, and the null block's values must be finite.
             buffers.attended[count:size].zero_()
-        queries, attended = buffers.queries[:count], buffers.attended[:count]
+        if not self._whole.replay(size):
+            self._replay_pieces(size, count)
+        return buffers.hidden.of_tokens(count)
+
+    def _replay_pieces(self, size: int, count: int) -> None:
+        """Replay the layers of `size` tokens, of which `count` attend."""
+        queries, attended = self._buffers.queries[:count], self._buffers.attended[:count]
         *pieces, last = self._pieces[size]
         for layer, piece in enumerate(pieces):
             piece.replay()
             self._attention.attend_into(layer, queries, attended)
         last.replay()
-        return buffers.hidden.of_tokens(count)

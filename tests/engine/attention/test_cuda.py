@@ -7,6 +7,7 @@ the output are rounded once each, by half of 2^-8.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -247,6 +248,25 @@ def test_only_long_steps_and_shared_blocks_pay_for_a_plan(
         assert (found == 1.0).all()
     else:
         torch.testing.assert_close(found, wanted[2:], rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_are_told_where_all_rows_and_layers_have_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = LateFlashInfer()
+    monkeypatch.setattr(cuda, "_flashinfer_prefill", lambda specs, cache: late)
+    monkeypatch.setattr(cuda, "launch_kernels", lambda specs, cache: None)
+    monkeypatch.setattr(cuda, "compiling_together", contextlib.nullcontext)
+    monkeypatch.setattr(cuda, "UNPLANNED_FLOPS", 0)
+    for name, (decode_len, rows) in STEPS.items():
+        step = Step(SPEC, STEPS[name], torch.float32, "cpu")
+        late.loaded = False
+        backend = step.backend()
+        backend.begin(step.inputs)
+        assert (backend.tiled_step is None) == (rows[0][1] == decode_len), name
+        late.loaded = True
+        backend.begin(step.inputs)
+        assert backend.tiled_step is None, name
 
 
 @pytest.mark.parametrize("device", DEVICES)

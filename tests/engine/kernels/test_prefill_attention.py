@@ -70,8 +70,9 @@ class Case:
         rows: list[int] | None = None,
         tokens: slice = slice(None),
         scales: torch.Tensor | None = None,
+        padding: int = 0,
     ) -> torch.Tensor:
-        """Of some rows, and of some tokens of each."""
+        """Of some rows, and of some tokens of each; behind them tokens and tiles of nobody."""
         rows = list(range(len(self.rows))) if rows is None else rows
         starts, lengths, parts, first = [0], [], [], 0
         for row, (keys, queries) in enumerate(self.rows):
@@ -81,6 +82,7 @@ class Case:
                 starts.append(starts[-1] + end - begin)
                 lengths.append(keys - queries + end)
             first += queries
+        parts.append(torch.full_like(self.q[:padding], torch.nan))
         q, tables = torch.cat(parts).to(self.device), self.tables[rows].to(self.device)
         group = self.spec.num_q_heads // self.spec.num_kv_heads
         tiles = prefill_tiles(
@@ -91,6 +93,7 @@ class Case:
             tiling_of(q.shape[2], q.dtype, self.device),
         )
         assert tiles.dtype == np.int64
+        tiles = np.pad(tiles, [(0, padding), (0, 0)])
         out = torch.full_like(q, torch.nan)
         spec = replace(
             self.spec,
@@ -176,6 +179,16 @@ def test_neighbours_and_chunks_change_no_bit(name: str, dtype: torch.dtype, devi
             chunks = [case.attend([row], slice(0, cut)), case.attend([row], slice(cut, None))]
             assert torch.equal(torch.cat(chunks), own)
         first += queries
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", SPECS)
+def test_tiles_of_no_tokens_change_nothing(name: str, device: str) -> None:
+    case = Case(SPECS[name], [(9, 3), (70, 20)], torch.float16, device)
+    wanted = case.attend()
+    padded = case.attend(padding=5)
+    assert torch.equal(padded[:-5], wanted)
+    assert padded[-5:].isnan().all()  # as it was: nothing is written
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -8,8 +8,10 @@ of them are allowed: each of the few layers rounds some ten sums anew, and error
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -19,11 +21,26 @@ from engine.config import Dtype, ModelConfig
 from engine.contracts.attention import AttentionInputs, KVCache
 from engine.models.fused.decoder import Decoder
 from engine.models.loader import load_model
+from engine.runner import whole_graphs
 from engine.runner.forward import Forward, Hidden
 from engine.runner.piecewise_graphs import PiecewiseGraphs, StepBuffers, token_ladder
+from engine.runner.whole_graphs import WholeGraphs
 from tests.engine.tiny_models import write_model
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS = 16, 32, 100
+Rows = list[tuple[int, int]]
+"""(tokens in the cache, tokens it brings) of each row of a step."""
+STEPS: list[tuple[Rows, bool]] = [
+    ([(0, 60)], True),
+    ([(0, 5)], True),
+    ([(0, 20), (0, 7), (0, 33), (0, 1)], True),
+    ([(40, 9)], True),  # behind a prefix
+    ([(33, 30), (0, 2), (90, 1), (16, 17)], True),
+    ([(0, 2)] * 25, False),  # more tiles than there is room for
+    ([(0, 31)], True),
+    ([(0, 100)], True),
+]
+"""Steps in turn, and whether they are replayed whole."""
 LAYERS = (0, 1)
 ROUNDINGS = 64
 
@@ -39,81 +56,164 @@ def test_the_ladder_wastes_little() -> None:
             assert tokens <= 1024 or padded <= 1.25 * tokens
 
 
-class _Model:
-    """A model with a cache, forwards over it eagerly and replayed."""
+class Model:
+    """A model with a cache, forwards over it eagerly and replayed.
 
-    def __init__(self, folder: Path, dtype: Dtype) -> None:
-        config = ModelConfig(model=str(folder), dtype=dtype, device="cuda")
-        model = load_model(config, torch.device("cuda"))
+    Args:
+        max_tokens: of a step that is replayed.
+    """
+
+    def __init__(
+        self, folder: Path, dtype: Dtype, device: Literal["cpu", "cuda"], max_tokens: int
+    ) -> None:
+        self.device = torch.device(device)
+        model = load_model(ModelConfig(model=str(folder), dtype=dtype, device=device), self.device)
         assert isinstance(model, Decoder)
-        self.vocab_size = model.vocab_size
-        specs, device = model.attention_specs, model.device
-        self.cache = KVCache(specs, NUM_BLOCKS, BLOCK_SIZE, model.dtype, device)
+        self.model = model
+        specs = model.attention_specs
+        self.cache = KVCache(specs, NUM_BLOCKS, BLOCK_SIZE, model.dtype, self.device)
         self.attention = CudaAttention(specs, self.cache, max_rows=4)
-        self.buffers = StepBuffers.of(model, MAX_TOKENS, len(LAYERS))
-        graphs = PiecewiseGraphs(model, self.attention, LAYERS, self.buffers)
-        graphs.capture(torch.cuda.graph_pool_handle())
+        self.buffers = StepBuffers.of(model, max_tokens, len(LAYERS))
         self.eager = Forward(model, self.attention, LAYERS)
-        self.replayed = Forward(model, self.attention, LAYERS, graphs)
+        self.replayed = self.captured()
+
+    def captured(self) -> Forward:
+        """A forward that replays graphs."""
+        graphs = PiecewiseGraphs(self.model, self.attention, LAYERS, self.buffers)
+        graphs.capture(torch.cuda.graph_pool_handle())
+        return Forward(self.model, self.attention, LAYERS, graphs)
+
+    def forget(self) -> None:
+        """Fill the cache with what no step wrote, the same each time."""
+        for layer in self.cache.layers:
+            layer.copy_(torch.randn(layer.shape, generator=torch.Generator().manual_seed(0)))
 
     @torch.inference_mode()
-    def run(self, forward: Forward, num_tokens: int, first_block: int = 1) -> Hidden:
-        """One row's prompt, in blocks of its own."""
-        rng = np.random.default_rng(num_tokens)
-        ids = torch.from_numpy(rng.integers(2, self.vocab_size, num_tokens)).int().cuda()
-        count = -(-num_tokens // BLOCK_SIZE)
-        tables = torch.arange(first_block, first_block + count, dtype=torch.int32).cuda()
-        positions = torch.arange(num_tokens).cuda()
-        starts, lens = (np.array(each, dtype=np.int32) for each in ([0, num_tokens], [num_tokens]))
+    def run(self, forward: Forward, rows: Rows, first_block: int = 1) -> Hidden:
+        """A step of rows that prefill, in blocks of their own."""
+        befores, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+        ends, starts_np = befores + counts, np.cumsum([0, *counts], dtype=np.int32)
+        num_blocks = -(-ends // BLOCK_SIZE)
+        tables = np.zeros((len(rows), num_blocks.max()), dtype=np.int32)
+        positions = np.concatenate([np.arange(*span) for span in zip(befores, ends, strict=True)])
+        slots, begin = np.zeros_like(positions), first_block
+        for row, count in enumerate(num_blocks):
+            tables[row, :count] = np.arange(begin, begin + count)
+            own = slice(starts_np[row], starts_np[row + 1])
+            slots[own] = begin * BLOCK_SIZE + positions[own]
+            begin += count
+        assert begin <= NUM_BLOCKS
+        rng = np.random.default_rng(len(positions))
+        ids = rng.integers(2, self.model.vocab_size, len(positions)).astype(np.int32)
+
+        def there(array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
+            return torch.from_numpy(array).to(self.device)
+
         inputs = AttentionInputs(
-            query_starts=torch.from_numpy(starts).cuda(),
-            query_starts_np=starts,
-            seq_lens=torch.from_numpy(lens).cuda(),
-            block_tables=tables[None],
-            slots=positions + first_block * BLOCK_SIZE,
-            seq_lens_np=lens,
-            max_query_len=num_tokens,
+            query_starts=there(starts_np),
+            query_starts_np=starts_np,
+            seq_lens=there(ends),
+            block_tables=there(tables),
+            slots=there(slots),
+            seq_lens_np=ends,
+            max_query_len=int(counts.max()),
             decode_len=0,
         )
-        hidden = forward(ids, positions, inputs)
+        hidden = forward(there(ids), there(positions), inputs)
         return Hidden(*(each.clone() for each in hidden if each is not None))
 
+    def check(self, rows: Rows) -> None:
+        """Compare a step that is replayed with the eager one, and what both store."""
+        self.forget()
+        wanted = self.run(self.eager, rows)
+        kept = [layer[1:].clone() for layer in self.cache.layers]
+        self.forget()
+        got = self.run(self.replayed, rows)
+        pairs = [
+            *zip(got, wanted, strict=True),
+            *((a[1:], b) for a, b in zip(self.cache.layers, kept, strict=True)),
+        ]
+        for ours, eager in pairs:
+            assert ours is not None
+            assert eager is not None
+            unit = torch.finfo(eager.dtype).eps * eager.abs().max()
+            assert (ours - eager).abs().max() <= ROUNDINGS * unit
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> _Model:
-    """float32 attends in plain torch, bfloat16 in FlashInfer."""
+
+def in_pieces(model: Model) -> Forward:
+    """A forward that replays pieces alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whole_graphs, "MAX_TOKENS", 0)
+        return model.captured()
+
+
+@pytest.fixture(scope="module", params=["qwen3", "gemma2", "bfloat16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """The demo model in bfloat16, tiny ones in float32, of which gemma2 has windows and caps."""
     if request.param == "bfloat16":
-        return _Model(MODEL_FOLDER, request.param)
-    folder = tmp_path_factory.mktemp("qwen3")
-    write_model("qwen3", folder)
-    return _Model(folder, request.param)
+        return Model(MODEL_FOLDER, request.param, "cuda", MAX_TOKENS)
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model(request.param, folder)
+    return Model(folder, "float32", "cuda", MAX_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def pieces(model: Model) -> Forward:
+    return in_pieces(model)
+
+
+@pytest.fixture(params=["whole", "in pieces"])
+def model_each_way(
+    request: pytest.FixtureRequest,
+    model: Model,
+    pieces: Forward,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Model:
+    """The model, whose short steps are replayed whole or in pieces."""
+    if request.param == "in pieces":
+        monkeypatch.setattr(model, "replayed", pieces)
+    return model
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_tokens", [1, 5, 31, 32, 33, 64, 65, 99, 100])
-def test_replayed_is_eager(model: _Model, num_tokens: int) -> None:
-    wanted, cells = model.run(model.eager, num_tokens), model.cache.layers
-    kept = [layer[1:].clone() for layer in cells]
-    for layer in cells:
-        layer.zero_()
-    got = model.run(model.replayed, num_tokens)
-    pairs = [
-        *zip(got, wanted, strict=True),
-        *((a[1:], b) for a, b in zip(cells, kept, strict=True)),
-    ]
-    for ours, eager in pairs:
-        assert ours is not None
-        assert eager is not None
-        unit = torch.finfo(eager.dtype).eps * eager.abs().max()
-        assert (ours - eager).abs().max() <= ROUNDINGS * unit
+def test_replayed_is_eager(model_each_way: Model, num_tokens: int) -> None:
+    model_each_way.check([(0, num_tokens)])
 
 
 @pytest.mark.gpu
-def test_padding_writes_to_the_null_block_and_nothing_unusable(model: _Model) -> None:
-    model.run(model.replayed, MAX_TOKENS)  # leaves its slots in the buffers
+def test_whole_forwards_have_the_bits_of_pieces(
+    model: Model, pieces: Forward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of several sizes behind one another, each of which leaves the next its buffers."""
+    were_whole = []
+    replay = WholeGraphs.replay
+
+    def noted(self: WholeGraphs, size: int) -> bool:
+        were_whole.append(replay(self, size))
+        return were_whole[-1]
+
+    for rows, is_whole in STEPS:
+        kept = []
+        monkeypatch.setattr(WholeGraphs, "replay", noted)
+        for forward in (pieces, model.replayed):
+            model.forget()
+            hidden = model.run(forward, rows)
+            kept.append([*hidden, *(layer[1:].clone() for layer in model.cache.layers)])
+        assert were_whole[-2:] == [False, is_whole], rows
+        for ours, wanted in zip(*kept, strict=True):
+            assert ours is not None
+            assert wanted is not None
+            assert torch.equal(ours, wanted), rows
+
+
+@pytest.mark.gpu
+def test_padding_writes_to_the_null_block_and_nothing_unusable(model_each_way: Model) -> None:
+    model = model_each_way
+    model.run(model.replayed, [(0, MAX_TOKENS)])  # leaves its slots in the buffers
     before = [layer.clone() for layer in model.cache.layers]
     model.buffers.attended.fill_(torch.nan)
-    hidden = model.run(model.replayed, 70, first_block=20)
+    hidden = model.run(model.replayed, [(0, 70)], first_block=20)
     assert hidden.final.isfinite().all()
     for layer, old in zip(model.cache.layers, before, strict=True):
         assert layer[0].isfinite().all()
@@ -121,6 +221,8 @@ def test_padding_writes_to_the_null_block_and_nothing_unusable(model: _Model) ->
 
 
 @pytest.mark.gpu
-def test_steps_beyond_the_ladder_run_eagerly(model: _Model) -> None:
-    got, wanted = (model.run(f, MAX_TOKENS + 1) for f in (model.replayed, model.eager))
+def test_steps_beyond_the_ladder_run_eagerly(model: Model) -> None:
+    got, wanted = (
+        model.run(forward, [(0, MAX_TOKENS + 1)]) for forward in (model.replayed, model.eager)
+    )
     assert torch.equal(got.final, wanted.final)
