@@ -307,11 +307,13 @@ RUNNER = (
     ),
     Mutant(
         "a-captured-step-keeps-one-logprob-a-row",
-        "engine/runner/step.py",
-        "logprobs.at(slice(count * self.token_ids.shape[1]))",
-        "logprobs.at(slice(count))",
-        ("tests/engine/runner/test_decode_step.py::test_tokens_are_those_of_the_eager_step",),
-        interpreted=True,
+        "engine/runner/host_copy.py",
+        "whole[: shape[0] * num_rows // packed.num_rows]",
+        "whole[:num_rows]",
+        (
+            "tests/engine/runner/test_host_copy.py"
+            "::test_of_packed_tensors_the_first_rows_are_copied",
+        ),
     ),
     Mutant(
         "blocks-of-an-earlier-owner-are-not-cleared",
