@@ -18,19 +18,21 @@ from engine.models.checkpoint.folder import model_folder, read_json
 from engine.models.checkpoint.weights import Checkpoint, DummyWeights, WeightSource
 from engine.models.fallback.checks import position_limit
 from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import attention_specs, decoder_config, unfused_reason
+from engine.models.fused.decoder_config import (
+    DecoderConfig,
+    attention_specs,
+    decoder_config,
+    unfused_reason,
+)
 from engine.models.fused.reference import Reference
 from engine.models.fused.shares import FLAG, check_shards
 from engine.models.quantized.config import quantization as quantization_of
 from engine.models.quantized.reader import QuantizedReader
-from engine.models.quantized.scheme import Quantization
+from engine.models.quantized.scheme import Quantization, Scheme
 from sampling.shard import RankExchange
 
 logger = logging.getLogger(__name__)
 
-UNTRIED_ON_CUDA = frozenset(("deepseek_v2", "deepseek_v3", "gpt_oss"))
-"""The families whose fused layers no GPU has run whole. They run on transformers' modules there,
-unless `--model-impl fused` asks for ours or their weights are quantized, which ours alone read."""
 SPARE_POSITIONS = 64
 """Number of rotations past the context: a step in flight when a row ends asks for some of them."""
 
@@ -62,13 +64,12 @@ def load_model(
     dtype = resolve_dtype(config, hf_config, device)
     reason = unfused_reason(hf_config)
     if exchange is not None and exchange.size > 1:
-        check_ranks(config, exchange.size, device)
+        check_ranks(config, exchange.size)
     if config.model_impl == "fused" and reason is not None:
         raise ModelError(
             f"--model-impl fused: the fused decoder does not run {config.model!r}: {reason}; "
             "--model-impl auto runs it on transformers' modules"
         )
-    reason = reason or _untried_reason(config, hf_config, quantization, device)
     if reason is None and config.model_impl != "transformers":
         _check_quantization(config, quantization, folder, hf_config, device)
         if reference is not None:
@@ -93,17 +94,7 @@ def load_model(
     return load_fallback_model(config, hf_config, folder, dtype, device)
 
 
-def _untried_reason(
-    config: ModelConfig, hf_config: Any, quantization: Quantization | None, device: torch.device
-) -> str | None:
-    """Why `auto` leaves to others what the fused decoder can run; None where it does not."""
-    is_new = device.type == "cuda" and hf_config.model_type in UNTRIED_ON_CUDA
-    if is_new and quantization is None and config.model_impl == "auto":
-        return "its fused layers have not been run on a GPU yet (--model-impl fused runs them)"
-    return None
-
-
-def check_ranks(config: ModelConfig, size: int, device: torch.device) -> None:
+def check_ranks(config: ModelConfig, size: int) -> None:
     """Refuse a model of which several ranks cannot compute a part each, before any is loaded.
 
     Raises:
@@ -114,7 +105,6 @@ def check_ranks(config: ModelConfig, size: int, device: torch.device) -> None:
     path = folder / "config.json"
     quantization = quantization_of(read_json(path), path)
     reason = unfused_reason(hf_config)
-    reason = reason or _untried_reason(config, hf_config, quantization, device)
     if config.model_impl == "transformers":
         reason = "--model-impl transformers was asked for"
     if reason is not None:
@@ -285,8 +275,7 @@ def _check_quantization(
             return
         if lack:
             raise ModelError(f"{flag} {lack}; leave it out")
-        if device.type == "cuda" and not shape.is_plain:
-            _warn_of_kernels(flag)
+        _warn_if_untested(flag, shape, (), device)
         return
     is_fp8 = any(scheme.is_fp8 for scheme in quantization.schemes)
     if config.quantization is not None and not is_fp8:
@@ -299,16 +288,20 @@ def _check_quantization(
             f"{where}: quantization_config ({quantization.name}) {lack}; give a model in bfloat16 "
             "or 4 bits"
         )
-    was_tested = hf_config.model_type not in UNTRIED_ON_CUDA and shape.is_plain
-    for scheme in quantization.schemes:
-        was_tested &= scheme.is_fp8 or (scheme.storage == "gptq" and shape.experts is None)
-    if device.type == "cuda" and not was_tested:
-        _warn_of_kernels(f"{where}: quantization_config ({quantization.name})")
+    name = f"{where}: quantization_config ({quantization.name})"
+    _warn_if_untested(name, shape, quantization.schemes, device)
 
 
-def _warn_of_kernels(what: str) -> None:
-    logger.warning(
-        "%s: the kernels of such a model were tested in part on a GPU: compare its logprobs with "
-        "the unquantized model's",
-        what,
+def _warn_if_untested(
+    what: str, shape: DecoderConfig, schemes: tuple[Scheme, ...], device: torch.device
+) -> None:
+    """Warn of quantised layers of which no test has run the like on a GPU."""
+    was_tested = shape.latent is not None or (
+        shape.is_plain and all(scheme.is_fp8 or scheme.storage == "gptq" for scheme in schemes)
     )
+    if device.type == "cuda" and not was_tested:
+        logger.warning(
+            "%s: the kernels of such a model were tested in part on a GPU: compare its logprobs "
+            "with the unquantized model's",
+            what,
+        )

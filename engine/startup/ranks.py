@@ -66,7 +66,7 @@ def check_asked(
     size = config.tensor_parallel_size
     check_config(config, device)
     if with_model:
-        check_ranks(config.model, size, device)
+        check_ranks(config.model, size)
     return visible_gpus(size) if device.type == "cuda" else ()
 
 

@@ -165,7 +165,6 @@ ROUTERS = {"modules_to_not_convert": ["gate"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 FP8_CACHE = {"cache": structs.replace(BASE.cache, dtype="fp8")}
 RANKS = {"tensor_parallel_size": 2}
-FUSED = {"model_impl": "fused"}
 ON_DISK = {"load_format": "auto", "dtype": "bfloat16"}
 QWEN3 = hf.Qwen3Config(**SIZES, head_dim=128)
 QWEN3_MOE = hf.Qwen3MoeConfig(**SIZES, **MOE, head_dim=128)
@@ -199,10 +198,10 @@ STARTS: dict[str, Start] = {
     "experts, awq": Start(_experts_checkpoint("awq"), ON_DISK | {"dtype": "float16"}),
     "experts, gptq": Start(_experts_checkpoint("gptq, symmetric"), ON_DISK),
     "experts, gptq in order": Start(_experts_checkpoint("gptq in order of activations"), ON_DISK),
-    "gpt-oss": Start(_config(hf.GptOssConfig(**SINKS)), FUSED, FP8_CACHE),
-    "gpt-oss, mxfp4": Start(_mxfp4, FUSED | ON_DISK),
-    "deepseek-v2-lite": Start(_config(hf.DeepseekV2Config(**LATENT, q_lora_rank=None)), FUSED),
-    "deepseek-v3": Start(_config(hf.DeepseekV3Config(**LATENT, **V3)), FUSED, FP8_CACHE),
+    "gpt-oss": Start(_config(hf.GptOssConfig(**SINKS)), {}, FP8_CACHE),
+    "gpt-oss, mxfp4": Start(_mxfp4, ON_DISK),
+    "deepseek-v2-lite": Start(_config(hf.DeepseekV2Config(**LATENT, q_lora_rank=None))),
+    "deepseek-v3": Start(_config(hf.DeepseekV3Config(**LATENT, **V3)), {}, FP8_CACHE),
     "gemma2": Start(_config(hf.Gemma2Config(**SIZES, head_dim=256))),
     "eagle": Start(None, {}, EAGLE(draft_sample_method="gumbel")),
     "eagle, coupled": Start(None, {}, EAGLE(rejection_sample_method="coupled")),
@@ -212,7 +211,7 @@ STARTS: dict[str, Start] = {
     "2 ranks": Start(None, {}, RANKS | EAGLE()),
     "2 ranks, experts": Start(_config(QWEN3_MOE), {}, RANKS),
     "2 ranks, gemma3": Start(_config(hf.Gemma3TextConfig(**SIZES, head_dim=256)), {}, RANKS),
-    "4 ranks, gpt-oss, mxfp4": Start(_mxfp4, FUSED | ON_DISK, {"tensor_parallel_size": 4}),
+    "4 ranks, gpt-oss, mxfp4": Start(_mxfp4, ON_DISK, {"tensor_parallel_size": 4}),
     "8 ranks": Start(_config(QWEN3), {"quantization": "fp8"}, {"tensor_parallel_size": 8}),
 }
 

@@ -2,19 +2,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig
+from transformers import (
+    DeepseekV2Config,
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+)
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.models.fallback.model import FallbackModel
 from engine.models.fused.decoder import Decoder
-from engine.models.loader import _untried_reason, eos_token_ids, fp8_lack, resolve_dtype
-from engine.models.quantized.scheme import Quantization
+from engine.models.fused.decoder_config import decoder_config
+from engine.models.loader import _warn_if_untested, eos_token_ids, fp8_lack, resolve_dtype
+from engine.models.quantized.scheme import Scheme, Storage
 from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
 
 
@@ -150,12 +157,22 @@ def test_a_gpu_without_float8_says_so(
     assert fp8_lack(torch.device("cpu")) is None
 
 
-def test_families_that_no_gpu_has_run_stay_on_transformers_there() -> None:
-    cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    old, new = (SimpleNamespace(model_type=name) for name in ("gemma2", "gpt_oss"))
-    auto, fused = ModelConfig(model="m"), ModelConfig(model="m", model_impl="fused")
-    assert _untried_reason(auto, new, None, cuda)
-    assert _untried_reason(auto, old, None, cuda) is None
-    assert _untried_reason(auto, new, None, cpu) is None
-    assert _untried_reason(fused, new, None, cuda) is None
-    assert _untried_reason(auto, new, Quantization("mxfp4", ()), cuda) is None
+@pytest.mark.parametrize(
+    ("model", "storage", "warns"),
+    [
+        (LlamaConfig(**GROUPED), "fp8", False),
+        (LlamaConfig(**GROUPED), "gptq", False),
+        (LlamaConfig(**GROUPED), "awq", True),
+        (LlamaConfig(**GROUPED), "packed", True),
+        (Gemma2Config(**GROUPED), "fp8", True),
+        (DeepseekV2Config(**SIZES, num_experts_per_tok=3), "awq", False),
+    ],
+)
+def test_quantised_layers_that_no_test_ran_on_a_gpu_are_warned_of(
+    model: PreTrainedConfig, storage: Storage, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape, schemes = decoder_config(model), (Scheme(storage=storage),)
+    _warn_if_untested("this", shape, schemes, torch.device("cpu"))
+    assert not caplog.records
+    _warn_if_untested("this", shape, schemes, torch.device("cuda"))
+    assert len(caplog.records) == warns

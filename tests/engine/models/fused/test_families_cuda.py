@@ -236,7 +236,7 @@ def test_float32(name: str, device: str, tmp_path: Path) -> None:
     other: one of 24 tokens in one of 700 models.
     """
     reference, ids = write_tiny(FAMILIES[name], tmp_path, spread=SPREAD), some_ids()
-    model = load(tmp_path, on=device, dtype="float32", model_impl="fused")
+    model = load(tmp_path, on=device, dtype="float32")
     assert isinstance(model, Decoder)
     got, wanted = serve(CudaRows(model, device), ids), expected(reference, ids)
     computed = ~got.isnan().any(-1)
@@ -261,7 +261,7 @@ def mean_kl(logits: torch.Tensor, wanted: torch.Tensor, *, share: float = 1.0) -
 
 def check_bfloat16(name: str, folder: Path, prefill: Callable[[CudaRows], bool]) -> None:
     reference, ids = write_tiny(FAMILIES[name], folder, spread=SPREAD), some_ids()
-    model = load(folder, on="cuda", dtype="bfloat16", model_impl="fused")
+    model = load(folder, on="cuda", dtype="bfloat16")
     rows = CudaRows(model, "cuda")
     got = serve(rows, ids)
     assert prefill(rows)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 from transformers import (
     DeepseekV2Config,
     Gemma3TextConfig,
@@ -24,14 +23,12 @@ from transformers import (
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
-from engine.models import loader
 from engine.models.fused.decoder_config import decoder_config
 from engine.models.fused.shares import HEADS, INNER, KEYS, check_shards, shares_of
 from engine.models.loader import check_ranks
 from tests.engine.models.fused.test_shards import DIVIDED_LATENT, EXPERTS, WIDE, write_config
 from tests.engine.models.serving import GROUPED
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 SIX_HEADS = {**WIDE, "hidden_size": 48, "num_attention_heads": 6}
 DIVISIBLE = decoder_config(LlamaConfig(**GROUPED | {"num_attention_heads": 8, "vocab_size": 8192}))
@@ -88,31 +85,14 @@ def test_what_does_not_divide_is_refused(
 ) -> None:
     write_config(config, tmp_path)
     with pytest.raises(ModelError, match=f"--tensor-parallel-size {size}: .*{message}"):
-        check_ranks(ModelConfig(model=str(tmp_path)), size, CPU)
-
-
-def test_layers_that_no_gpu_has_run_are_refused_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One GPU runs them on transformers' modules, which read no quantized weights."""
-    monkeypatch.setattr(loader, "UNTRIED_ON_CUDA", frozenset({"llama"}))
-    write_config(LlamaConfig(**WIDE), tmp_path)
-    config = ModelConfig(model=str(tmp_path))
-    check_ranks(config, 2, CPU)
-    with pytest.raises(
-        ModelError, match=r"run on a GPU yet \(--model-impl fused runs them\); leave"
-    ):
-        check_ranks(config, 2, CUDA)
-    check_ranks(structs.replace(config, model_impl="fused"), 2, CUDA)
-    quantize(tmp_path, GPTQ)
-    check_ranks(config, 2, CUDA)
+        check_ranks(ModelConfig(model=str(tmp_path)), size)
 
 
 def test_transformers_modules_are_refused(tmp_path: Path) -> None:
     write_config(LlamaConfig(**WIDE), tmp_path)
     config = ModelConfig(model=str(tmp_path), model_impl="transformers")
     with pytest.raises(ModelError, match="--model-impl transformers was asked for; leave"):
-        check_ranks(config, 2, CPU)
+        check_ranks(config, 2)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +134,7 @@ def test_fewer_groups_than_ranks_are_refused(
     write_config(config, tmp_path)
     quantize(tmp_path, quantization)
     with pytest.raises(ModelError, match=f"--tensor-parallel-size {size}: .*{message}"):
-        check_ranks(ModelConfig(model=str(tmp_path)), size, CPU)
+        check_ranks(ModelConfig(model=str(tmp_path)), size)
 
 
 def test_a_size_that_nothing_has_is_not_asked_to_divide() -> None:

@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV2Config, PreTrainedConfig, Qwen3MoeConfig
+from transformers import (
+    CohereConfig,
+    DeepseekV2Config,
+    Gemma2Config,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from engine.models.fused.decoder import Decoder
 from tests.engine.models.quantized.packers import (
@@ -118,6 +125,21 @@ def test_experts_err_as_bfloat16_does(name: str, kind: str, tmp_path: Path) -> N
     config = {name: value for name, value in config.items() if name != "activation_scale_ub"}
     config |= {"modules_to_not_convert": ["gate"]}
     write_quantized_experts(tmp_path, MODELS[name], config, module)
+    assert_errs_as_bfloat16_does(tmp_path)
+
+
+GENERAL: dict[str, PreTrainedConfig] = {
+    "cohere": CohereConfig(**EVEN, num_key_value_heads=2, logit_scale=0.7),
+    "gemma2": Gemma2Config(**EVEN, num_key_value_heads=2, head_dim=32),
+    "phi3": Phi3Config(**EVEN, num_key_value_heads=2),
+}
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq in order of activations", "fp8 by channel"])
+@pytest.mark.parametrize("name", GENERAL)
+def test_families_of_the_table_err_as_bfloat16_does(name: str, kind: str, tmp_path: Path) -> None:
+    config, module = KINDS[kind]
+    write_quantized(tmp_path, config, module, model=GENERAL[name])
     assert_errs_as_bfloat16_does(tmp_path)
 
 
