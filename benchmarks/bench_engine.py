@@ -27,13 +27,14 @@ import torch
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
+from engine.arrays import Int32Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import decoder_config
-from engine.plan import Runner, StepHandle, StepPlan
+from engine.plan import StartingRunner, StepHandle, StepPlan
 from engine.request import Request
 from engine.startup.build import assemble
 from sampling.params import SamplingParams
@@ -67,7 +68,7 @@ class Step:
 class TimedRunner:
     """A runner that notes the GPU time of its steps."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: StartingRunner) -> None:
         self._runner = runner
         self.steps: list[Step] = []
 
@@ -86,12 +87,16 @@ class TimedRunner:
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
         return self._runner.launch_scoring(plan)
 
+    def forget(self, rows: Int32Array) -> None:
+        self._runner.forget(rows)
+        self.steps.clear()
+
 
 def timed_engine(config: EngineConfig, model: CausalLM) -> tuple[Engine, TimedRunner]:
     """An engine around a loaded model, and its runner, which notes the times of its steps."""
     runners: list[TimedRunner] = []
 
-    def wrap(runner: Runner) -> Runner:
+    def wrap(runner: StartingRunner) -> StartingRunner:
         runners.append(TimedRunner(runner))
         return runners[0]
 

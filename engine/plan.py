@@ -304,3 +304,14 @@ class Runner(ScoringRunner, Protocol):
     def launch(self, plan: StepPlan) -> StepHandle:
         """Issue a step behind those already issued; where it awaits masks, all but its draw."""
         ...
+
+
+class StartingRunner(Runner, Protocol):
+    """A runner that may run steps of the start's own, before an engine serves with it."""
+
+    def forget(self, rows: Int32Array) -> None:
+        """Vacate rows [n] at once instead of with the next plan, and count none as drawn.
+
+        All steps have been waited for.
+        """
+        ...

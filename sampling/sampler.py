@@ -65,7 +65,8 @@ class Sampler:
             )
         # Under "auto" the warm-up decides; until then the native sampler draws.
         self._uses_flashinfer = self._flashinfer is not None and config.flashinfer == "always"
-        self.rows_by_path: Counter[str] = Counter(native=0, flashinfer=0, greedy=0)
+        self.rows_by_path: Counter[str]
+        self.forget_counts()
 
     def warm_up(
         self, num_rows: int, *, max_top: int = MAX_TOP, dtype: torch.dtype = torch.float32
@@ -133,6 +134,10 @@ class Sampler:
         self.rows_by_path["native"] += random - elsewhere
         self.rows_by_path["flashinfer"] += elsewhere
         self.rows_by_path["greedy"] += len(rows_np) - random
+
+    def forget_counts(self) -> None:
+        """Begin `rows_by_path` anew."""
+        self.rows_by_path = Counter(native=0, flashinfer=0, greedy=0)
 
     def is_capturable(self, needs: SamplingNeeds) -> bool:
         """Whether `draw` for these needs looks at nothing on the host."""

@@ -7,12 +7,12 @@ from typing import Protocol
 from engine.arrays import Int32Array
 from engine.contracts.scoring import ScoringHandle, ScoringPlan, ScoringResult
 from engine.errors import kind_and_line
-from engine.parallel.messages import Message, Score, draw_of, launch_of
+from engine.parallel.messages import Forget, Message, Score, draw_of, launch_of
 from engine.plan import (
     Launched,
     Result_co,
-    Runner,
     RunnerLostError,
+    StartingRunner,
     StepHandle,
     StepMasks,
     StepPlan,
@@ -33,7 +33,7 @@ class OtherRanks(Protocol):
 
 
 class LeadRunner:
-    """The `Runner` of an engine over several ranks.
+    """The `StartingRunner` of an engine over several ranks.
 
     Args:
         runner: of this rank.
@@ -41,7 +41,7 @@ class LeadRunner:
         others: the other ranks.
     """
 
-    def __init__(self, runner: Runner, masks: Int32Array, others: OtherRanks) -> None:
+    def __init__(self, runner: StartingRunner, masks: Int32Array, others: OtherRanks) -> None:
         self._runner = runner
         self._masks = masks
         self._others = others
@@ -57,6 +57,10 @@ class LeadRunner:
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
         self._others.tell(Score(plan))
         return LedScoring(self._runner.launch_scoring(plan), self._others)
+
+    def forget(self, rows: Int32Array) -> None:
+        self._others.tell(Forget(rows))
+        self._runner.forget(rows)
 
 
 class LedStep:

@@ -102,7 +102,13 @@ class Score(msgspec.Struct, tag="score", frozen=True):
     plan: ScoringPlan
 
 
-Message = Setup | Launch | DrawStep | Score
+class Forget(msgspec.Struct, tag="forget", frozen=True):
+    """Rows int32 [n] to vacate at once; see `StartingRunner.forget`."""
+
+    rows: Int32Array
+
+
+Message = Setup | Launch | DrawStep | Score | Forget
 
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),

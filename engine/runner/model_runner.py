@@ -81,9 +81,10 @@ class ModelRunner:
         return LaunchedScoring(self._in_order(len(plan.token_ids), self._issue_scoring, plan))
 
     def forget(self, rows: Int32Array) -> None:
-        """Vacate rows at once instead of with the next plan, as after a measurement."""
+        """Vacate rows at once and count none as drawn, as after a measurement."""
         for row in rows.tolist():
             self._sampling_rows.remove(row)
+        self._stage.sampler.forget_counts()
         self._rows.forget(rows)
 
     @property

@@ -26,7 +26,7 @@ from engine.models.fused.reference import Reference
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.parallel.lead import LeadRunner
-from engine.plan import Runner
+from engine.plan import StartingRunner
 from engine.planning.drafting import draft_rules
 from engine.progress import phase, report
 from engine.runner.model_runner import ModelRunner
@@ -38,6 +38,7 @@ from engine.startup.error_statement import ErrorMeasure
 from engine.startup.kernels import begin_compiling, begin_loading, wait_for_kernels
 from engine.startup.kv_scales import kv_scales
 from engine.startup.ranks import Ranks, set_threads, start_ranks
+from engine.startup.rehearsal import rehearse
 from engine.startup.samplers import make_sampler
 from engine.startup.sizes import check_context, longest_context, size_cache
 from engine.structured.grammars import Grammars
@@ -78,7 +79,7 @@ def build_engine(
     measure = ErrorMeasure(config, tokenizer, exchange)
     model = _load(config, device, exchange, measure.reference)
 
-    def lead(runner: ModelRunner) -> Runner:
+    def lead(runner: ModelRunner) -> StartingRunner:
         return LeadRunner(runner, runner.mask_buffer, others)
 
     return assemble(config, model, device, lead, tokenizer, exchange, measure)
@@ -132,7 +133,7 @@ def assemble(
     config: EngineConfig,
     model: CausalLM,
     device: torch.device,
-    wrap: Callable[[ModelRunner], Runner] = lambda runner: runner,
+    wrap: Callable[[ModelRunner], StartingRunner] = lambda runner: runner,
     tokenizer: TokenizerReader | None = None,
     exchange: RankExchange | None = None,
     measure: ErrorMeasure | None = None,
@@ -171,9 +172,11 @@ def assemble(
         grammar_error=grammar_error,
         quantization=built.statement,
     )
+    serving, drafting = wrap(runner), draft_rules(config.speculation)
+    rehearse(config, info, serving, drafting)
     _freeze()
     on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
-    return Engine(config, info, wrap(runner), draft_rules(config.speculation), grammars)
+    return Engine(config, info, serving, drafting, grammars)
 
 
 def _freeze() -> None:

@@ -21,7 +21,7 @@ import msgspec
 
 from engine.errors import ConfigError, kind_and_line
 from engine.logs import adopt_library_lines, configure_logging
-from engine.parallel.messages import DrawStep, Launch, PlanReader, Score, Setup, decode
+from engine.parallel.messages import DrawStep, Forget, Launch, PlanReader, Score, Setup, decode
 from engine.parallel.processes import RankStatus, read_message
 from engine.plan import StepMasks
 
@@ -46,7 +46,7 @@ class Follower:
         self._awaiting: LaunchedStep | None = None
         self._running: LaunchedStep | LaunchedScoring | None = None
 
-    def follow(self, message: Launch | DrawStep | Score) -> None:
+    def follow(self, message: Launch | DrawStep | Score | Forget) -> None:
         """Launch the step of a message, or the part of one that it tells of.
 
         Raises:
@@ -69,6 +69,9 @@ class Follower:
                 self._run(self._awaiting)
             case Score():
                 self._run(self._runner.launch_scoring(message.plan))
+            case Forget():
+                self._settle()
+                self._runner.forget(message.rows)
 
     def _run(self, step: LaunchedStep | LaunchedScoring) -> None:
         """Let a step run, and wait for the one before."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.engine import Engine
 from engine.models.loader import load_model
 from engine.parallel.lead import LeadRunner
-from engine.plan import Runner
+from engine.plan import StartingRunner
 from engine.request import ScoringRequest
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import SpeculativeConfig
@@ -226,7 +227,15 @@ def write(name: str, folder: Path) -> Path:
 
 
 def start(name: str, folder: Path) -> Engine:
-    """Start the engine of a model that is written."""
+    """Start the engine of a model that is written, without a rehearsal.
+
+    That needs tokens that are drawn, and what it compiles late would not be told of `serve`.
+    """
+    with mock.patch("engine.startup.build.rehearse"):
+        return _start(name, folder)
+
+
+def _start(name: str, folder: Path) -> Engine:
     model = structs.replace(BASE.model, model=str(folder), **STARTS[name].model)
     config = structs.replace(BASE, model=model, **STARTS[name].fields)
     if config.tensor_parallel_size == 1:
@@ -234,7 +243,7 @@ def start(name: str, folder: Path) -> Engine:
     set_threads(config)
     exchange = PretendedRanks(config.tensor_parallel_size)
 
-    def lead(runner: ModelRunner) -> Runner:
+    def lead(runner: ModelRunner) -> StartingRunner:
         return LeadRunner(runner, runner.mask_buffer, SilentRanks())
 
     reader = None if config.structured is None else TokenizerReader(config.structured)

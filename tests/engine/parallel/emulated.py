@@ -15,7 +15,7 @@ from engine.engine import Engine
 from engine.models.loader import load_model
 from engine.parallel.lead import LeadRunner
 from engine.parallel.messages import Message, Setup, decode, encode
-from engine.plan import Runner
+from engine.plan import StartingRunner
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import assemble, build_rank
 from engine.startup.error_statement import ErrorMeasure
@@ -86,7 +86,7 @@ def engine_of(config: EngineConfig) -> Iterator[tuple[Engine, ThreadRanks]]:
     board = Board(config.tensor_parallel_size)
     exchange, others = ThreadRank(board, 0), ThreadRanks(config, board)
 
-    def lead(runner: ModelRunner) -> Runner:
+    def lead(runner: ModelRunner) -> StartingRunner:
         return LeadRunner(runner, runner.mask_buffer, others)
 
     tokenizer = None if config.structured is None else TokenizerReader(config.structured)

@@ -1,0 +1,69 @@
+"""Serves a few requests of its own before the process is ready, so that no client's is the first.
+
+Some of a process's work is done once: modules are imported when they are first needed, CUDA graphs
+uploaded when they are first replayed, pinned memory and the allocator's blocks taken, kernels of
+libraries loaded. Whoever comes first would wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.codec import decode_message, encode
+from engine.config import EngineConfig, EngineInfo
+from engine.engine import Engine
+from engine.plan import StartingRunner
+from engine.planning.drafting import DraftRules
+from engine.progress import phase
+from engine.request import FrontendMessage, Request
+from sampling.params import SamplingParams
+
+PROMPT_LENS = (16, 128, 48, 96, 200)
+"""Tokens of the prompts: steps of other sizes run other kernels and graphs. A short one comes
+first, behind which a large model on a CPU has used up its time, and then a usual one."""
+NUM_TOKENS = 4
+"""Tokens of each reply: a prefill, and steps that decode behind one another."""
+LIMIT_S = 0.15
+"""Seconds after which no further request is begun."""
+
+
+def rehearse(
+    config: EngineConfig, info: EngineInfo, runner: StartingRunner, drafting: DraftRules
+) -> None:
+    """Serve requests as the process will, one after the other, and leave no trace of them.
+
+    They go through an engine of their own around `runner`, which keeps the books of them. Behind it
+    all rows are vacant and none counts as drawn; only what they wrote stays in the cache's blocks,
+    all of which are free for the engine to come. A step that raises ends its request alone.
+
+    Raises:
+        RunnerLostError: the runner cannot go on.
+    """
+    with phase("rehearsing"):
+        engine = Engine(config, info, runner, drafting)
+        began = time.monotonic()
+        for request in _requests(info):
+            message = decode_message(encode(FrontendMessage(submit=[request])))
+            engine.submit(b"", message.submit[0])
+            while engine.has_work:
+                for _, output in engine.step():
+                    encode(output)
+            if time.monotonic() - began >= LIMIT_S:
+                break
+        runner.forget(np.arange(info.max_rows, dtype=np.int32))
+
+
+def _requests(info: EngineInfo) -> Iterator[Request]:
+    """Greedy and random requests in turn, in two rounds; no prompt begins as another does."""
+    longest = max(info.max_model_len - NUM_TOKENS, 1)
+    for handle, prompt_len in enumerate(PROMPT_LENS * 2):  # an odd number: the rounds differ
+        token_ids = handle + np.arange(min(prompt_len, longest), dtype=np.int32)
+        yield Request(
+            handle=handle,
+            prompt_token_ids=token_ids % info.vocab_size,
+            params=SamplingParams(temperature=float(handle % 2)),
+            max_tokens=NUM_TOKENS,
+        )
