@@ -22,6 +22,7 @@ class _Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def wait_stream(self, other: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
 
 
 class _Generator(torch.Generator):
@@ -69,6 +70,7 @@ ANSWERS: dict[str, Any] = {
     "Event": _Event,
     "CUDAGraph": _Graph,
     "stream": lambda stream: contextlib.nullcontext(),
+    "set_stream": lambda stream: None,
     "current_stream": lambda device=None: _Stream(),
 }
 
