@@ -99,7 +99,8 @@ class _Buffer:
     """Pinned memory on the host, and events for what goes there."""
 
     def __init__(self, num_bytes: int) -> None:
-        self.tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        with torch.inference_mode(False):  # for copies inside that mode and outside
+            self.tensor = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         self.bytes = self.tensor.numpy()
         self.made, self.copied = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
 
