@@ -28,7 +28,7 @@ from engine.models.fused.reference import Reference
 from engine.models.fused.shares import FLAG, check_shards
 from engine.models.quantized.config import quantization as quantization_of
 from engine.models.quantized.reader import QuantizedReader
-from engine.models.quantized.scheme import Quantization, Scheme
+from engine.models.quantized.scheme import Quantization
 from sampling.shard import RankExchange
 
 logger = logging.getLogger(__name__)
@@ -275,7 +275,7 @@ def _check_quantization(
             return
         if lack:
             raise ModelError(f"{flag} {lack}; leave it out")
-        _warn_if_untested(flag, shape, (), device)
+        _warn_if_untested(flag, shape, device)
         return
     is_fp8 = any(scheme.is_fp8 for scheme in quantization.schemes)
     if config.quantization is not None and not is_fp8:
@@ -289,16 +289,12 @@ def _check_quantization(
             "or 4 bits"
         )
     name = f"{where}: quantization_config ({quantization.name})"
-    _warn_if_untested(name, shape, quantization.schemes, device)
+    _warn_if_untested(name, shape, device)
 
 
-def _warn_if_untested(
-    what: str, shape: DecoderConfig, schemes: tuple[Scheme, ...], device: torch.device
-) -> None:
+def _warn_if_untested(what: str, shape: DecoderConfig, device: torch.device) -> None:
     """Warn of quantised layers of which no test has run the like on a GPU."""
-    was_tested = shape.latent is not None or (
-        shape.is_plain and all(scheme.is_fp8 or scheme.storage == "gptq" for scheme in schemes)
-    )
+    was_tested = shape.latent is not None or shape.is_plain
     if device.type == "cuda" and not was_tested:
         logger.warning(
             "%s: the kernels of such a model were tested in part on a GPU: compare its logprobs "

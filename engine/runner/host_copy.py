@@ -168,6 +168,7 @@ class HostCopy:
     def arrays(self) -> Arrays:
         """The tensors as host arrays, by name; waits for the copy. Called once."""
         arrays = {name: tensor.numpy() for name, tensor in self._on_host.items()}
-        for arriving, num_rows in self._arriving:
+        while self._arriving:
+            arriving, num_rows = self._arriving.pop()  # its buffer is given back once
             arrays |= arriving.arrays(num_rows)
         return arrays

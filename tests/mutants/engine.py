@@ -274,6 +274,21 @@ RUNNER = (
         interpreted=True,
     ),
     Mutant(
+        "keys-loaded-ahead-are-seen-twice",
+        "engine/kernels/decode/softmax.py",
+        "            start += shape.block\n",
+        "",
+        ("tests/engine/kernels/decode/test_product.py::test_kernel_equals_the_three_steps",),
+        interpreted=True,
+    ),
+    Mutant(
+        "a-graph-packs-in-another-order",
+        "engine/runner/host_copy.py",
+        "for name in self.fields]",
+        "for name in tensors]",
+        ("tests/engine/runner/test_host_copy.py::test_what_is_packed_anew_is_what_is_copied",),
+    ),
+    Mutant(
         "odd-queries-meet-even-keys",
         "engine/kernels/decode/softmax.py",
         "tl.dot(odd_queries, second, ",

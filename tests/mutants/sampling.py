@@ -226,4 +226,14 @@ SAMPLING = (
         "own = batch",
         ("tests/sampling/speculative/test_drafting.py::test_drafts_equal_the_reference",),
     ),
+    Mutant(
+        "a-vacated-row-needs-what-it-needed",
+        "sampling/rows.py",
+        "        self._last_needs = None\n        self.flags_np[row] = 0\n",
+        "        self.flags_np[row] = 0\n",
+        (
+            "tests/sampling/test_rows.py"
+            "::test_needs_follow_a_row_that_changes_between_two_steps_of_the_same_rows",
+        ),
+    ),
 )

@@ -21,7 +21,6 @@ from engine.models.fallback.model import FallbackModel
 from engine.models.fused.decoder import Decoder
 from engine.models.fused.decoder_config import decoder_config
 from engine.models.loader import _warn_if_untested, eos_token_ids, fp8_lack, resolve_dtype
-from engine.models.quantized.scheme import Scheme, Storage
 from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
 
 
@@ -158,21 +157,18 @@ def test_a_gpu_without_float8_says_so(
 
 
 @pytest.mark.parametrize(
-    ("model", "storage", "warns"),
+    ("model", "warns"),
     [
-        (LlamaConfig(**GROUPED), "fp8", False),
-        (LlamaConfig(**GROUPED), "gptq", False),
-        (LlamaConfig(**GROUPED), "awq", True),
-        (LlamaConfig(**GROUPED), "packed", True),
-        (Gemma2Config(**GROUPED), "fp8", True),
-        (DeepseekV2Config(**SIZES, num_experts_per_tok=3), "awq", False),
+        (LlamaConfig(**GROUPED), False),
+        (Gemma2Config(**GROUPED), True),
+        (DeepseekV2Config(**SIZES, num_experts_per_tok=3), False),
     ],
 )
 def test_quantised_layers_that_no_test_ran_on_a_gpu_are_warned_of(
-    model: PreTrainedConfig, storage: Storage, warns: bool, caplog: pytest.LogCaptureFixture
+    model: PreTrainedConfig, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shape, schemes = decoder_config(model), (Scheme(storage=storage),)
-    _warn_if_untested("this", shape, schemes, torch.device("cpu"))
+    shape = decoder_config(model)
+    _warn_if_untested("this", shape, torch.device("cpu"))
     assert not caplog.records
-    _warn_if_untested("this", shape, schemes, torch.device("cuda"))
+    _warn_if_untested("this", shape, torch.device("cuda"))
     assert len(caplog.records) == warns
