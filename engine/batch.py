@@ -9,23 +9,19 @@ decode step, at fixed addresses.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.arrays import Int32Array
 from engine.blocks import NULL_BLOCK
-from engine.buffers import StagedWrites
+from engine.buffers import span_writes
 from engine.contracts.attention import AttentionInputs
-from engine.plan import StepPlan
+from engine.plan import Admission, StepPlan
 from sampling.batch import Drafts, SamplingBatch
-from sampling.mirror import to_device
+from sampling.mirror import ALIGNMENT, Writes, publish
 from sampling.rows import SamplingNeeds
-
-ALIGNMENT = 16
-"""Kernels are compiled for addresses and strides divisible by 16, and anew for others."""
 
 
 def row_width(max_len: int, num_drafts: int) -> int:
@@ -47,6 +43,7 @@ class RequestRows:
         limits: int64 [max_rows + 1], first position a row's tokens may not reach.
         drafts: int32 [max_rows + 1, k], of each row's next step; -1 where there is none.
         block_tables: int32 [max_rows + 1, max_blocks], unused entries `NULL_BLOCK`.
+        block_tables_np: the same on the host, as of the last plan.
     """
 
     def __init__(
@@ -68,35 +65,49 @@ class RequestRows:
         self.limits = torch.zeros(num_rows, dtype=torch.int64, device=device)
         self.drafts = torch.full((num_rows, num_drafts), -1, dtype=torch.int32, device=device)
         self.block_tables = torch.zeros((num_rows, max_blocks), dtype=torch.int32, device=device)
-        self._token_writes = StagedWrites(self.token_ids)
-        self._length_writes = StagedWrites(self.num_computed)
-        self._limit_writes = StagedWrites(self.limits)
-        self._table_writes = StagedWrites(self.block_tables)
+        self.block_tables_np: Int32Array = np.zeros((num_rows, max_blocks), dtype=np.int32)
 
-    def apply(self, plan: StepPlan) -> None:
-        """Publish what changed since the last plan: rows vacated and admitted, blocks, gaps."""
-        if plan.released:
-            self.forget(np.array(plan.released))
-        for admission in plan.admissions:
-            self._token_writes.stage(admission.row, 0, admission.choice.token_ids)
-            self._length_writes.stage(admission.row, 0, (admission.num_computed,))
-            self._limit_writes.stage(admission.row, 0, (admission.limit,))
-        for grant in plan.grants:
-            self._table_writes.stage(grant.row, grant.start, grant.blocks)
-        for writes in (
-            self._token_writes,
-            self._length_writes,
-            self._limit_writes,
-            self._table_writes,
-        ):
-            writes.flush()
+    def take(self, plan: StepPlan) -> list[Writes]:
+        """Take what changed since the last plan: rows vacated and admitted, blocks, gaps.
+
+        Returns:
+            What is to be published before the step; the order matters.
+        """
+        writes = [*self._vacate(plan.released), *self._admit(plan.admissions), *self._grant(plan)]
         if plan.undrafted:
-            self.drafts.index_fill_(0, to_device(np.array(plan.undrafted), self.device), -1)
+            writes.append(Writes(self.drafts, np.array(plan.undrafted, dtype=np.int64), -1))
+        return writes
 
-    def forget(self, rows: npt.NDArray[np.integer[Any]]) -> None:
+    def _admit(self, admissions: list[Admission]) -> list[Writes]:
+        if not admissions:
+            return []
+        rows = np.array([each.row for each in admissions], dtype=np.int64)
+        computed = np.array([each.num_computed for each in admissions], dtype=np.int64)
+        limits = np.array([each.limit for each in admissions], dtype=np.int64)
+        tokens = [(each.row, 0, each.choice.token_ids) for each in admissions]
+        return [
+            Writes(self.num_computed, rows, computed),
+            Writes(self.limits, rows, limits),
+            *span_writes(self.token_ids, tokens),
+        ]
+
+    def _grant(self, plan: StepPlan) -> list[Writes]:
+        for grant in plan.grants:
+            end = grant.start + len(grant.blocks)
+            self.block_tables_np[grant.row, grant.start : end] = grant.blocks
+        grants = [(grant.row, grant.start, grant.blocks) for grant in plan.grants]
+        return span_writes(self.block_tables, grants)
+
+    def _vacate(self, rows: list[int]) -> list[Writes]:
         """Empty the tables of vacated rows, so that nobody writes to blocks of others."""
-        index = to_device(rows.astype(np.int64), self.device)
-        self.block_tables.index_fill_(0, index, NULL_BLOCK)
+        if not rows:
+            return []
+        self.block_tables_np[rows] = NULL_BLOCK
+        return [Writes(self.block_tables, np.array(rows, dtype=np.int64), NULL_BLOCK)]
+
+    def forget(self, rows: list[int]) -> None:
+        """Vacate rows at once."""
+        publish(self._vacate(rows))
 
     def tables_of(self, rows: torch.Tensor, max_seq_len: int) -> torch.Tensor:
         """Block tables of rows int64 [n], wide enough for a step and what is drafted behind it."""

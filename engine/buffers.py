@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -10,39 +12,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampling.mirror import to_device
+from sampling.mirror import Writes
 
 
-class StagedWrites:
-    """Gathers scattered integer writes to a device tensor on the host; one copy publishes them.
+def span_writes(
+    target: torch.Tensor, spans: Sequence[tuple[int, int, npt.ArrayLike]]
+) -> list[Writes]:
+    """Writes of values [n] to target[row, start : start + n], to be published.
 
-    Later writes to one place within a flush are undefined; callers write a place once a step.
+    Args:
+        target: contiguous, [rows, width] of integers.
+        spans: row, start and values of each; no place is written twice.
     """
+    if not spans:
+        return []
+    dtype, width = _numpy_dtype(target.dtype), target.shape[1]
+    values = [np.asarray(each, dtype=dtype) for _, _, each in spans]
+    firsts = [row * width + start for row, start, _ in spans]
+    places = [
+        np.arange(first, first + len(each)) for first, each in zip(firsts, values, strict=True)
+    ]
+    return [Writes(target.view(-1), np.concatenate(places), np.concatenate(values))]
 
-    def __init__(self, target: torch.Tensor) -> None:
-        self.target = target
-        self._flat = target.view(-1)
-        self._width = target.stride(0) if target.dim() > 1 else 1
-        self._firsts: list[int] = []
-        self._values: list[npt.NDArray[np.int64]] = []
 
-    def stage(self, row: int, start: int, values: npt.ArrayLike) -> None:
-        """Write `values` [n] to target[row, start : start + n] at the next flush."""
-        self._firsts.append(row * self._width + start)
-        self._values.append(np.asarray(values, dtype=np.int64))
-
-    def flush(self) -> None:
-        """Publish what was staged, in stream order."""
-        if not self._firsts:
-            return
-        counts = np.array([len(values) for values in self._values])
-        ends = np.cumsum(counts)
-        places = np.arange(ends[-1]) + np.repeat(np.array(self._firsts) + counts - ends, counts)
-        together = to_device(np.concatenate([places, *self._values]), self.target.device)
-        values = together[len(places) :].to(self.target.dtype)
-        self._flat.index_copy_(0, together[: len(places)], values)
-        self._firsts.clear()
-        self._values.clear()
+@functools.cache
+def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def is_device_lost(error: Exception) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.mirror import MirroredRows
+from sampling.mirror import MirroredRows, Writes
 from sampling.noise import TILE
 from sampling.params import MAX_BAD_WORD_TOKENS, MAX_EDITS, SamplingParams
 
@@ -86,10 +86,10 @@ class EditRows:
             self._stage(row, edits)
         return len(edits)
 
-    def flush(self) -> None:
-        """Publish what was staged."""
-        for mirror in (self._table, self._bias, self._tile_start, self._words, self._allowed):
-            mirror.flush()
+    def take(self) -> list[Writes]:
+        """What was staged since the last call, to be published."""
+        mirrors = (self._table, self._bias, self._tile_start, self._words, self._allowed)
+        return [writes for mirror in mirrors for writes in mirror.take()]
 
     def _stage(self, row: int, edits: list[_Edit]) -> None:
         """Write a row's edits, which are sorted by token, into the host's tables."""

@@ -7,6 +7,7 @@ one record of integers and one of floats, so that a step passes two tables to it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sampling.edits import EditRows
-from sampling.mirror import MirroredRows
+from sampling.mirror import MirroredRows, Writes, publish
 from sampling.noise import NoiseKey
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from sampling.penalties import PenaltyCounts
@@ -217,14 +218,17 @@ class SamplingRows:
         self.flags_np[row] = 0
         self.counts.unstage(row)
 
-    def flush(self) -> None:
+    def flush(self, before: Sequence[Writes] = ()) -> None:
         """Publish what was staged, on the current stream, without waiting for the device.
 
-        The history of added rows must have been published before, on the same stream.
+        Args:
+            before: what is published first, by the same copy. The history of added rows is among
+                it, or was published before.
         """
+        writes = [*before, *self.edits.take()]
         for mirror in (self._ints, self._floats, self._explicit):
-            mirror.flush()
-        self.edits.flush()
+            writes += mirror.take()
+        publish(writes)
         self.counts.flush(self.history)
 
     def put_masks(self, masks: npt.NDArray[np.int32]) -> None:

@@ -1,9 +1,10 @@
 """Captures decode steps as CUDA graphs for a ladder of batch sizes, and replays them.
 
 A step is two graphs, the halves of a `DecodeStep`: one for each size, and one for each size and
-each common `SamplingNeeds`; rarer needs run the same code eagerly. With a drafter there are steps
-that verify drafts and make the next ones, and steps of rows that do without. A batch between two
-sizes is padded with the scratch row, which reads and writes nothing of anyone's.
+each common `SamplingNeeds`; rarer needs run the same code eagerly. A lone row's step is one graph,
+where it needs what most do. The second half draws behind steps of other shapes too. With a drafter
+there are steps that verify drafts and make the next ones, and steps of rows that do without. A
+batch between two sizes is padded with the scratch row, which reads and writes nothing of anyone's.
 
 All graphs share one memory pool, those of `piecewise_graphs` and `whole_graphs` too: only one runs
 at a time, so each may use the memory that the others use in between. Tensors that are read after a
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from engine.arrays import Int32Array
-from engine.batch import RequestRows
+from engine.batch import RequestRows, StepInputs
 from engine.contracts.attention import AttentionBackend
 from engine.plan import StepPlan
 from engine.progress import report
@@ -48,6 +49,9 @@ COMMON_NEEDS = (
     SamplingNeeds(flags=FILTERED | REPORTED, greedy=True, num_top=20, num_explicit=0),
 )
 """The needs that are captured, cheapest first. A batch runs on the first that covers its own."""
+LONE_NEEDS = COMMON_NEEDS[:2]
+"""Those for which a lone row's step is one graph besides: launching another takes the host some
+20 us, where a small model's step takes the GPU 600."""
 
 
 def ladder(max_rows: int) -> tuple[int, ...]:
@@ -80,6 +84,8 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Draw:
+    """A graph that draws, behind the forward's or with it."""
+
     graph: torch.cuda.CUDAGraph
     tokens: Packed
 
@@ -109,6 +115,8 @@ class DecodeGraphs:
         }
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._draws: dict[tuple[int, int, SamplingNeeds], _Draw] = {}
+        self._lone: dict[SamplingNeeds, _Draw] = {}
+        self._published: tuple[int, bytes] | None = None  # a size, and the rows of it
 
     # -- capture ----------------------------------------------------------------------------
 
@@ -136,6 +144,17 @@ class DecodeGraphs:
             with capturing(graph, pool):
                 tokens.pack(step.draw(size, hidden, needs).named())
             self._draws[step.num_drafts, size, needs] = _Draw(graph, tokens)
+            if size == 1 and not step.num_drafts and needs in LONE_NEEDS:
+                self._lone[needs] = self._capture_lone(step, needs, tokens, pool)
+
+    def _capture_lone(
+        self, step: DecodeStep, needs: SamplingNeeds, tokens: Packed, pool: Any
+    ) -> _Draw:
+        """Capture both halves of a lone row's step in one graph."""
+        graph = torch.cuda.CUDAGraph()
+        with capturing(graph, pool):
+            tokens.pack(step.draw(1, step.forward(1), needs).named())
+        return _Draw(graph, tokens)
 
     def _is_capturable(self, step: DecodeStep, needs: SamplingNeeds) -> bool:
         """Whether a draw for these needs looks at nothing on the host; verification never does."""
@@ -143,9 +162,23 @@ class DecodeGraphs:
 
     # -- replay -----------------------------------------------------------------------------
 
+    def replay(self, plan: StepPlan) -> Packed | None:
+        """Run a whole decode step, as `replay_draw`; None, where nothing ran: it has two graphs."""
+        rows = plan.rows
+        if len(rows) > 1 or plan.num_drafts:
+            return None
+        needs = self._sampling_rows.needs(rows)
+        lone = next((self._lone.get(each) for each in LONE_NEEDS if covers(each, needs)), None)
+        if lone is None:
+            return None
+        self._publish(rows, 1)
+        lone.tokens.await_copied()
+        lone.graph.replay()
+        return lone.tokens
+
     def replay_forward(self, plan: StepPlan) -> None:
         """Run the first half of a decode step."""
-        size = self._size_of(plan)
+        size = self._size_of(len(plan.rows))
         self._publish(plan.rows, size)
         self._forwards[plan.num_drafts, size].graph.replay()
 
@@ -155,21 +188,43 @@ class DecodeGraphs:
         Args:
             mask_slots: int32 [N], of the step's logit rows; None where they have no masks.
         """
-        rows, step, size = plan.rows, self._steps[plan.num_drafts], self._size_of(plan)
-        forward = self._forwards[step.num_drafts, size]
-        if mask_slots is not None:
-            step.put_mask_slots(mask_slots)
+        rows, step, size = plan.rows, self._steps[plan.num_drafts], self._size_of(len(plan.rows))
         needs = self._sampling_rows.needs(rows)
         draw = self._captured_draw(step, size, needs)
         if draw is None:
-            return Packed(step.draw(len(rows), forward.hidden, needs).named(), len(rows))
-        draw.tokens.await_copied()
-        draw.graph.replay()
-        return draw.tokens
+            if mask_slots is not None:
+                step.put_mask_slots(mask_slots)
+            hidden = self._forwards[step.num_drafts, size].hidden
+            return Packed(step.draw(len(rows), hidden, needs).named(), len(rows))
+        return _replay(step, draw, mask_slots)
 
-    def _size_of(self, plan: StepPlan) -> int:
-        """The captured batch size that a plan is padded to."""
-        return next(size for size in self.sizes if size >= len(plan.rows))
+    def replay_draw_of(
+        self, inputs: StepInputs, hidden: Hidden, mask_slots: torch.Tensor | None
+    ) -> Packed | None:
+        """Run the second half of a step of any shape without drafts, as `replay_draw`.
+
+        Its query tokens count as computed, but the last of each row that draws.
+
+        Returns:
+            None, where nothing ran: no graph was captured for what the rows need.
+        """
+        sampling, tokens, step = inputs.sampling, inputs.logit_tokens, self._steps[0]
+        if sampling is None or isinstance(tokens, slice):
+            return None
+        rows = sampling.rows_np
+        size = self._size_of(len(rows))
+        draw = self._captured_draw(step, size, sampling.needs)
+        if draw is None:
+            return None
+        self._publish(rows, size)
+        step.gather(size)
+        held = self._forwards[0, size].hidden.final[: len(rows)]
+        torch.index_select(hidden.final, 0, tokens, out=held)
+        return _replay(step, draw, mask_slots)
+
+    def _size_of(self, num_rows: int) -> int:
+        """The captured batch size that so many rows are padded to."""
+        return next(size for size in self.sizes if size >= num_rows)
 
     def _captured_draw(self, step: DecodeStep, size: int, needs: SamplingNeeds) -> _Draw | None:
         if not self._is_capturable(step, needs):
@@ -180,12 +235,21 @@ class DecodeGraphs:
 
     def _publish(self, rows: Int32Array, size: int) -> None:
         """Tell the device the step's rows, unless they are those of the step before."""
+        if self._published == (published := (size, rows.tobytes())):
+            return
+        self._published = published
         wanted = np.full(size, self._rows.scratch_row, dtype=np.int64)
         wanted[: len(rows)] = rows
-        if np.array_equal(self._step_rows.ids_np[:size], wanted):
-            return
         self._step_rows.ids_np[:size] = wanted
         self._step_rows.ids[:size].copy_(to_device(wanted, self._rows.device))
+
+
+def _replay(step: DecodeStep, draw: _Draw, mask_slots: torch.Tensor | None) -> Packed:
+    if mask_slots is not None:
+        step.put_mask_slots(mask_slots)
+    draw.tokens.await_copied()
+    draw.graph.replay()
+    return draw.tokens
 
 
 @contextlib.contextmanager

@@ -117,11 +117,15 @@ class DecodeStep:
         self._row_idx = torch.arange(largest, device=device)
         self._mask_slots = torch.full_like(self._depths, -1)
 
+    def gather(self, size: int) -> None:
+        """Gather the inputs of the first `size` rows: each one's next token, and its drafts."""
+        ids, inputs = self._step_rows.ids[:size], self._inputs.of_rows(size)
+        gather_decode_inputs(ids, self._state, inputs, self._rows.block_size)
+
     def forward(self, size: int) -> Hidden:
         """Hidden states of the first `size` rows' query tokens."""
+        self.gather(size)
         inputs = self._inputs.of_rows(size)
-        ids = self._step_rows.ids[:size]
-        gather_decode_inputs(ids, self._state, inputs, self._rows.block_size)
         self._attention.begin(self._attention_inputs(size))
         ids, positions = inputs.input_ids, inputs.positions
         return forward(self._stage.model, ids, positions, self._attention, self._feature_layers)

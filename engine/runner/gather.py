@@ -1,21 +1,22 @@
-"""The eager gather: a step's inputs of any shape, made from the rows by torch operations."""
+"""The eager gather where rows bring drafts: inputs made from the rows by torch operations.
+
+What stands of a row's drafts is known on the device alone, and with it where its tokens go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.arrays import Int32Array, Int64Array
-from engine.batch import ALIGNMENT, Drafting, RequestRows, RowEnds, StepInputs
+from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.attention import AttentionInputs
 from engine.plan import StepPlan
 from sampling.batch import Drafts, SamplingBatch
-from sampling.mirror import to_device
+from sampling.mirror import to_device, to_device_together
 from sampling.rows import SamplingRows
 
 
@@ -24,8 +25,9 @@ def gather_inputs(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRow
     starts_np = np.zeros(len(plan.rows) + 1, dtype=np.int32)
     np.cumsum(plan.num_query, out=starts_np[1:])
     logits = _LogitRows.of(plan, starts_np)
-    rows, num_query, starts, draw_rows, logit_starts, logit_tokens, logit_rows, depths = _split(
-        [plan.rows, plan.num_query, starts_np, *logits], state.device
+    arrays = [array.astype(np.int64) for array in (plan.rows, plan.num_query, starts_np, *logits)]
+    rows, num_query, starts, draw_rows, logit_starts, logit_tokens, logit_rows, depths = (
+        to_device_together(arrays, state.device)
     )
     num_decodes = int(plan.decodes.sum()) if plan.num_drafts else 0
     if num_decodes:
@@ -211,17 +213,3 @@ class _LogitRows(NamedTuple):
             rows=np.repeat(draw_rows, count),
             depths=depths,
         )
-
-
-def _split(
-    arrays: Sequence[npt.NDArray[np.integer[Any]]], device: torch.device
-) -> tuple[torch.Tensor, ...]:
-    """Move the arrays to the device as int64 by one copy, each to an address of `ALIGNMENT`."""
-    sizes = [len(array) for array in arrays]
-    unit = ALIGNMENT // np.dtype(np.int64).itemsize
-    places = np.cumsum([0, *(-(-size // unit) * unit for size in sizes)])
-    joined = np.zeros(places[-1], dtype=np.int64)
-    for array, place in zip(arrays, places, strict=False):
-        joined[place : place + len(array)] = array
-    together = to_device(joined, device)
-    return tuple(together[place : place + size] for place, size in zip(places, sizes, strict=False))

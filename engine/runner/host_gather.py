@@ -1,7 +1,7 @@
-"""The gather of a plain decode step on a CPU, in numpy over the rows' own memory.
+"""The eager gather where nothing is drafted: the host knows where every token goes.
 
-On arrays of a few numbers a torch operation costs three to six times what numpy's does, and
-`engine.runner.gather` has some forty of them.
+It computes a step's inputs in numpy, and they reach the device by one copy. What the host does not
+know is tokens that steps in flight have yet to draw: token ids alone are read from the rows there.
 """
 
 from __future__ import annotations
@@ -11,68 +11,120 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.arrays import Int64Array
+from engine.arrays import Int32Array, Int64Array
 from engine.batch import RequestRows, RowEnds, StepInputs
 from engine.contracts.attention import AttentionInputs
 from engine.plan import StepPlan
 from sampling.batch import SamplingBatch
+from sampling.mirror import to_device_together
 from sampling.rows import SamplingRows
 
 
-def serves(plan: StepPlan, state: RequestRows) -> bool:
-    """Whether `gather_on_host` can gather the step: one token a row, no drafts, on a CPU."""
-    return state.device.type == "cpu" and plan.is_decode and not plan.num_drafts
+def serves(state: RequestRows) -> bool:
+    """Whether `gather_on_host` gathers steps of these rows."""
+    return state.drafts.shape[1] == 0
 
 
 def gather_on_host(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRows) -> StepInputs:
-    """Gather what `gather_inputs` gathers, of a step that `serves` tells of."""
-    rows, size, count = plan.rows.astype(np.int64), state.block_size, len(plan.rows)
-    positions: Int64Array = state.num_computed.numpy()[rows]
-    tables = state.block_tables.numpy()[rows, : -(-plan.max_seq_len // size)]
-    blocks = tables[np.arange(count), positions // size]
-    starts_np = np.arange(count + 1, dtype=np.int32)
-    seq_lens = positions + 1
+    """Gather a step's inputs; its query tokens count as computed, but the last of rows that draw.
+
+    That one counts once the row's token is entered.
+    """
+    rows, ends_np = plan.rows.astype(np.int64), plan.starts + plan.num_query
+    starts_np = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(plan.num_query, out=starts_np[1:])
+    tokens = _Tokens.of(plan, starts_np, state)
+    drawing = np.flatnonzero(plan.samples)
+    draw_rows, draw_positions = rows[drawing], ends_np[drawing].astype(np.int64)
+    width = state.token_ids.shape[1]
+    sent = to_device_together(
+        [
+            *(rows, ends_np.astype(np.int64) - plan.samples, *tokens.per_token),
+            *(draw_rows, draw_positions, draw_rows * width + draw_positions),
+            *(starts_np[1:][drawing].astype(np.int64) - 1, starts_np, ends_np, tokens.tables),
+            plan.rows[drawing],
+        ],
+        state.device,
+    )
+    row_ids, computed, places, positions, slots, draws, draws_at, draw_places, *others = sent
+    logit_tokens, query_starts, seq_lens, block_tables, sampling_ids = others
+    state.num_computed.index_copy_(0, row_ids, computed)
     return StepInputs(
-        rows=torch.from_numpy(rows),
-        input_ids=torch.from_numpy(state.token_ids.numpy()[rows, positions]),
-        positions=torch.from_numpy(positions),
+        rows=row_ids,
+        input_ids=torch.index_select(state.token_ids.view(-1), 0, places),
+        positions=positions,
         attention=AttentionInputs(
-            query_starts=torch.from_numpy(starts_np),
+            query_starts=query_starts,
             query_starts_np=starts_np,
-            seq_lens=torch.from_numpy(seq_lens.astype(np.int32)),
-            block_tables=torch.from_numpy(tables),
-            slots=torch.from_numpy(blocks.astype(np.int64) * size + positions % size),
-            seq_lens_np=plan.starts + plan.num_query,
-            max_query_len=1,
+            seq_lens=seq_lens,
+            block_tables=block_tables,
+            slots=slots,
+            seq_lens_np=ends_np,
+            max_query_len=int(plan.num_query.max()),
         ),
-        logit_tokens=slice(0, count),
-        sampling=SamplingBatch(
-            rows=torch.from_numpy(plan.rows),
-            positions=torch.from_numpy(seq_lens),
-            rows_np=plan.rows,
-            needs=sampling_rows.needs(plan.rows),
-        ),
+        logit_tokens=logit_tokens,
+        sampling=_sampling(plan.rows[drawing], sampling_ids, draws_at, sampling_rows),
         drafts=None,
         drafting=None,
-        row_writer=HostRowWriter(state, rows, seq_lens),
+        row_writer=PlacedRowWriter(state, draws, draws_at, draw_places),
     )
 
 
+def _sampling(
+    rows_np: Int32Array, rows: torch.Tensor, positions: torch.Tensor, sampling_rows: SamplingRows
+) -> SamplingBatch | None:
+    if not len(rows_np):
+        return None
+    return SamplingBatch(rows, positions, rows_np, sampling_rows.needs(rows_np))
+
+
 @dataclass(frozen=True)
-class HostRowWriter:
-    """The `RowWriter` of such a step.
+class _Tokens:
+    """A step's query tokens on the host.
 
     Attributes:
-        rows: [R]. positions: [R], of the token that each draws.
+        per_token: int64 [T] each: places in the rows' histories from the first row's first token
+            on, positions in the rows, slots.
+        tables: int32 [R, blocks], the rows' block tables.
+    """
+
+    per_token: tuple[Int64Array, Int64Array, Int64Array]
+    tables: Int32Array
+
+    @classmethod
+    def of(cls, plan: StepPlan, starts: Int32Array, state: RequestRows) -> _Tokens:
+        rows, size = plan.rows.astype(np.int64), state.block_size
+        tables = state.block_tables_np[rows, : -(-plan.max_seq_len // size)]
+        row_idx = np.arange(len(rows))
+        if plan.num_tokens == len(rows):  # each brings one
+            positions = plan.starts.astype(np.int64)
+        else:
+            row_idx = np.repeat(row_idx, plan.num_query)
+            behind = (plan.starts - starts[:-1]).astype(np.int64)
+            positions = np.arange(plan.num_tokens) + behind[row_idx]
+        blocks, offsets = positions // size, positions % size
+        slots = tables[row_idx, blocks].astype(np.int64) * size + offsets
+        places = rows[row_idx] * state.token_ids.shape[1] + positions
+        return cls((places, positions, slots), tables)
+
+
+@dataclass(frozen=True)
+class PlacedRowWriter:
+    """The `RowWriter` of a step whose tokens' places are known; L rows draw.
+
+    Attributes:
+        rows: int64 [L]. positions: int64 [L], of the token that each draws.
+        places: int64 [L], the same in the rows' histories from the first row's first token on.
     """
 
     state: RequestRows
-    rows: Int64Array
-    positions: Int64Array
+    rows: torch.Tensor
+    positions: torch.Tensor
+    places: torch.Tensor
 
     def enter(self, token_ids: torch.Tensor | None, num_new: torch.Tensor | None) -> RowEnds | None:
-        assert token_ids is not None, "every row of a decode step draws"
         assert num_new is None, "nothing is verified"
-        self.state.token_ids.numpy()[self.rows, self.positions] = token_ids.numpy()[:, 0]
-        self.state.num_computed.numpy()[self.rows] = self.positions
+        if token_ids is not None:
+            self.state.token_ids.view(-1).index_copy_(0, self.places, token_ids[:, 0])
+            self.state.num_computed.index_copy_(0, self.rows, self.positions)
         return None

@@ -85,7 +85,7 @@ class ModelRunner:
         for row in rows.tolist():
             self._sampling_rows.remove(row)
         self._stage.sampler.forget_counts()
-        self._rows.forget(rows)
+        self._rows.forget(rows.tolist())
 
     @property
     def rows_by_path(self) -> dict[str, int]:
@@ -118,9 +118,11 @@ class ModelRunner:
         self._apply(plan)
         self._stage.sampler.count(plan.rows[plan.samples], verified=plan.num_drafts > 0)
         if self._graphs is not None and plan.is_decode:
-            self._graphs.replay_forward(plan)
-            return _BegunStep(plan, None, None, {})
-        gather = gather_on_host if serves(plan, self._rows) else gather_inputs
+            drawn = self._graphs.replay(plan)
+            if drawn is None:
+                self._graphs.replay_forward(plan)
+            return _BegunStep(plan, None, None, {}, drawn)
+        gather = gather_on_host if serves(self._rows) else gather_inputs
         inputs = gather(plan, self._rows, self._sampling_rows)
         hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
         results: dict[str, torch.Tensor] = {}
@@ -135,11 +137,8 @@ class ModelRunner:
     def _finish(self, begun: _BegunStep, masks: StepMasks | None) -> HostCopy:
         plan, results = begun.plan, dict(begun.results)
         slots = None if masks is None else self._masks.publish(masks)
-        drawn: Packed | None = None
-        if begun.inputs is None or begun.hidden is None:
-            assert self._graphs is not None, "only graphs run without inputs of their own"
-            drawn = self._graphs.replay_draw(plan, slots)
-        else:
+        drawn = begun.drawn or self._replay_draw(begun, slots)
+        if drawn is None and begun.inputs is not None and begun.hidden is not None:
             tokens = self._stage(begun.inputs.with_masks(slots), begun.hidden)
             results |= {} if tokens is None else tokens.named()
         if masks is not None:
@@ -147,7 +146,17 @@ class ModelRunner:
         if plan.reports_drafts:
             proposed = plan.rows[plan.proposes].astype(np.int64)
             results["drafts"] = self._rows.drafts[to_device(proposed, self._rows.device)]
-        return HostCopy(results, drawn, len(plan.rows))
+        return HostCopy(results, drawn, int(np.count_nonzero(plan.samples)))
+
+    def _replay_draw(self, begun: _BegunStep, slots: torch.Tensor | None) -> Packed | None:
+        """Draw by a graph, where there is one for the step."""
+        if self._graphs is None:
+            return None
+        if begun.inputs is None or begun.hidden is None:
+            return self._graphs.replay_draw(begun.plan, slots)
+        if serves(self._rows):
+            return self._graphs.replay_draw_of(begun.inputs, begun.hidden, slots)
+        return None
 
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.released:
@@ -162,8 +171,7 @@ class ModelRunner:
                 prompt_len=choice.prompt_len,
                 num_tokens=len(choice.token_ids),
             )
-        self._rows.apply(plan)
-        self._sampling_rows.flush()
+        self._sampling_rows.flush(before=self._rows.take(plan))
 
 
 @dataclass(frozen=True)
@@ -173,9 +181,11 @@ class _BegunStep:
     Attributes:
         inputs, hidden: None where a graph holds them.
         results: what the step has to report so far, by name.
+        drawn: what its rows drew, where one graph did everything.
     """
 
     plan: StepPlan
     inputs: StepInputs | None
     hidden: Hidden | None
     results: dict[str, torch.Tensor]
+    drawn: Packed | None = None

@@ -7,6 +7,7 @@ import torch
 
 from engine.batch import RequestRows
 from engine.plan import StepPlan
+from sampling.mirror import publish
 from tests.engine.test_rows import choice
 
 NUM_ROWS, NUM_DRAFTS = 3, 2
@@ -25,7 +26,7 @@ def decoding() -> StepPlan:
 
 def test_admitted_rows_start_from_their_choice() -> None:
     rows = made()
-    rows.apply(decoding())
+    publish(rows.take(decoding()))
     assert rows.token_ids[:2, :2].tolist() == [[5, 6], [7, 0]]
     assert rows.limits[:2].tolist() == [9, 9]
     assert rows.block_tables[:2, :3].tolist() == [[1, 2, 0], [3, 4, 0]]
@@ -36,15 +37,16 @@ def test_drafts_of_a_rows_earlier_choice_are_not_verified() -> None:
     rows, plan = made(), decoding()
     rows.drafts.fill_(8)
     plan.undrafted = [1]
-    rows.apply(plan)
+    publish(rows.take(plan))
     assert rows.drafts[:2].tolist() == [[8, 8], [-1, -1]]
 
 
 def test_a_vacated_row_writes_to_nobodys_blocks() -> None:
     rows, plan = made(), decoding()
-    rows.apply(plan)
+    publish(rows.take(plan))
     released = decoding()
     released.released, released.admissions, released.grants = [0], [], []
-    rows.apply(released)
+    publish(rows.take(released))
     assert not rows.block_tables[0].any()
     assert rows.block_tables[1, :2].tolist() == [3, 4]
+    assert np.array_equal(rows.block_tables_np, rows.block_tables.numpy())

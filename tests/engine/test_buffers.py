@@ -2,46 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from engine.buffers import (
     HostStream,
     InlineLauncher,
-    StagedWrites,
     is_device_lost,
+    span_writes,
 )
+from sampling.mirror import publish
 
 
-def test_staged_writes_land_together_at_the_flush() -> None:
+def test_spans_are_written_into_rows_of_a_table() -> None:
     target = torch.zeros((3, 5), dtype=torch.int32)
-    writes = StagedWrites(target)
-    writes.stage(1, 2, np.array([7, 8, 9], dtype=np.int32))
-    writes.stage(2, 0, np.array([1], dtype=np.int32))
+    spans = [(1, 2, [7, 8, 9]), (2, 0, [1])]
+    writes = span_writes(target, spans)
     assert not target.any()
-    writes.flush()
+    publish(writes)
     assert target.tolist() == [[0] * 5, [0, 0, 7, 8, 9], [1, 0, 0, 0, 0]]
-    target.zero_()
-    writes.flush()
-    assert not target.any(), "a flush publishes once"
-
-
-def test_staged_writes_to_a_vector() -> None:
-    target = torch.zeros(4, dtype=torch.int64)
-    writes = StagedWrites(target)
-    writes.stage(3, 0, np.array([5], dtype=np.int64))
-    writes.flush()
-    assert target.tolist() == [0, 0, 0, 5]
-
-
-def test_staged_arrays_are_free_for_reuse_after_the_flush() -> None:
-    target = torch.zeros(3, dtype=torch.int64)
-    writes, values = StagedWrites(target), np.array([1, 2, 3])
-    writes.stage(0, 0, values)
-    writes.flush()
-    values[:] = 0
-    assert target.tolist() == [1, 2, 3]
+    assert span_writes(target, []) == []
 
 
 def test_host_stream_runs_in_order_what_is_waited_for() -> None:

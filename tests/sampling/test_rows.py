@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sampling.edits import ALWAYS, TOKEN, UNTIL, WORD_LEN, WORD_START, EditRows
+from sampling.mirror import publish
 from sampling.noise import TILE
 from sampling.params import MAX_EDITS, SamplingParams
 from sampling.rows import (
@@ -183,7 +184,7 @@ def test_explicit_ids_are_padded_and_replaced() -> None:
 def make_edits(width: int = WIDTH, **params: Any) -> tuple[EditRows, int]:
     edits = EditRows(3, width, CPU)
     num = edits.add(1, SamplingParams(**params))
-    edits.flush()
+    publish(edits.take())
     return edits, num
 
 
@@ -220,7 +221,7 @@ def test_allowed_ids_are_bits(width: int) -> None:
     assert edits.allowed.shape == (3, -(-width // 32))
     assert not edits.allowed[[0, 2]].any()
     edits.add(1, SamplingParams(allowed_token_ids=(0,)))
-    edits.flush()
+    publish(edits.take())
     assert allowed(edits, width) == {0}
 
 
@@ -233,7 +234,7 @@ def test_a_row_takes_as_many_edits_as_parameters_may_name() -> None:
     params = SamplingParams(bad_words=tuple((i, i) for i in range(MAX_EDITS)))
     edits = EditRows(3, WIDTH, CPU)
     assert edits.add(1, params) == MAX_EDITS
-    edits.flush()
+    publish(edits.take())
     assert prefixes(edits, MAX_EDITS) == [[i] for i in range(MAX_EDITS)]
     assert edits.tile_start[1].tolist() == [0, MAX_EDITS, MAX_EDITS, MAX_EDITS]
 
