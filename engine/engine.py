@@ -229,8 +229,7 @@ class Engine:
             self._fail(plan, str(failure))
             return None
         finally:
-            num_prompt = int(plan.num_query[~plan.decodes].sum())
-            self._pace.read_back(num_prompt, alone=not self._scoring.has_work)
+            self._pace.read_back(plan.num_prefilled, alone=not self._scoring.has_work)
         settled = settle(self._table, plan, result)
         failures: Failures = []
         if self._grammars is not None:
@@ -258,7 +257,7 @@ class Engine:
     # -- results ----------------------------------------------------------------------------
 
     def _finish_rows(self, settled: Settled) -> None:
-        if not settled.finish.any():  # all are running
+        if not np.count_nonzero(settled.finish):  # all are running
             self._prefixes.register(settled.rows)
             return
         failed = settled.finish == Finish.NAN

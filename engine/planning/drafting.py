@@ -97,7 +97,7 @@ class DraftCounts:
         self.of_row[row] = 0 if choice.drafts is None else choice.drafts
         choice.drafts = self.of_row[row]
 
-    def add(self, rows: Int32Array, offered: Int32Array, accepted: Int32Array) -> None:
+    def add(self, rows: Int64Array, offered: Int32Array, accepted: Int32Array) -> None:
         """Count a step of n rows: the drafts verified, and how many of the first were accepted."""
         places = np.arange(self.of_row.shape[1] - 2)
         kept = places < accepted[:, None]

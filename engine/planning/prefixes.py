@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.arrays import Int32Array
+from engine.arrays import Int64Array
 from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
 from engine.config import CacheConfig
 from engine.rows import Choice, RowTable
@@ -34,13 +34,14 @@ class PrefixIndex:
         """The hash of the last of a choice's first `num_blocks` blocks, or the root's for none."""
         return self._hashes(choice)[num_blocks - 1] if num_blocks else root_hash(self._salt(choice))
 
-    def register(self, rows: Int32Array) -> None:
+    def register(self, rows: Int64Array) -> None:
         """Offer full blocks of rows for reuse, after usable logits of these rows were read back."""
-        table = self._table
-        full = np.minimum(table.num_settled[rows], table.num_known[rows]) // self._block_size
-        new = full * self._block_size > table.num_hashed[rows]
-        for row, num_full in zip(rows[new].tolist(), full[new].tolist(), strict=True):
-            self._register_row(row, num_full)
+        table, size = self._table, self._block_size
+        ready = np.minimum(table.num_settled[rows], table.num_known[rows])
+        new = ready - table.num_hashed[rows] >= size
+        if np.count_nonzero(new):
+            for row, num_ready in zip(rows[new].tolist(), ready[new].tolist(), strict=True):
+                self._register_row(row, num_ready // size)
 
     def _register_row(self, row: int, num_full: int) -> None:
         table, size = self._table, self._block_size

@@ -31,7 +31,7 @@ class Repeats:
         place in it, none comes before. With more rows than a block has tokens, one needs a block in
         nearly every step.
         """
-        table, rows, size = self._table, plan.rows, self._block_size
+        table, rows, size = self._table, plan.host_rows, self._block_size
         self._last, self._left = plan, 0
         if len(rows) <= size and plan.decodes.all():
             to_limit = table.limit[rows] - table.num_known[rows] - table.num_drawing[rows]
@@ -43,8 +43,9 @@ class Repeats:
         last, table = self._last, self._table
         if last is None or not self._left:
             return None
-        table.num_computed[last.rows] += 1
-        table.num_tokens[last.rows] += 1
-        table.num_drawing[last.rows] += 1
+        rows = last.host_rows
+        table.num_computed[rows] += 1
+        table.num_tokens[rows] += 1
+        table.num_drawing[rows] += 1
         self._last, self._left = last.again(), self._left - 1
         return self._last

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,28 +12,27 @@ from engine.request import Finish, Origin
 from engine.rows import BoolArray, RowTable
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(NamedTuple):
     """The S rows that drew tokens in a step and still belong to the choice that drew them.
 
     Attributes:
-        rows: int32 [S].
+        rows: int64 [S].
         token_ids: int32 [S, W], tokens drawn, in order.
         num_new: int64 [S], how many of these each row keeps.
         logit_idx: int64 [S], index of each row's first token in the result's logprobs.
         finish: uint8 [S], `Finish` codes.
         result_idx: int64 [S], index of each row in the step's result.
-        first_drawn: int32, the rows among these that drew their choice's first token.
+        first_drawn: int64, the rows among these that drew their choice's first token.
         num_offered, num_accepted: int32 [S], drafts verified and kept; None without drafts.
     """
 
-    rows: Int32Array
+    rows: Int64Array
     token_ids: Int32Array
     num_new: Int64Array
     logit_idx: Int64Array
     finish: UInt8Array
     result_idx: Int64Array
-    first_drawn: Int32Array
+    first_drawn: Int64Array
     num_offered: Int32Array | None = None
     num_accepted: Int32Array | None = None
 
@@ -58,12 +57,13 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     Rows vacated since the step was planned are passed over. A choice that stopped was planned once
     more before its stop was read back; the token of that step is dropped here.
     """
-    live = table.epoch[plan.rows] == plan.epochs
+    live = table.epoch[plan.host_rows] == plan.epochs
     drew = live & plan.samples
-    table.num_settled[plan.rows[live]] = (plan.starts + plan.num_query)[live]
+    table.num_settled[plan.host_rows[live]] = (plan.starts + plan.num_query)[live]
 
-    rows, result_idx = plan.rows[drew], np.flatnonzero(live[plan.samples])
-    tokens, num_drawn = result.token_ids[result_idx], result.num_new[result_idx].astype(np.int64)
+    rows, result_idx = plan.host_rows[drew], live[plan.samples].nonzero()[0]
+    tokens = result.token_ids.take(result_idx, axis=0)
+    num_drawn = result.num_new[result_idx].astype(np.int64)
     first_drawn = rows[table.num_known[rows] == table.prompt_len[rows]]
     finish, num_new = _finish(table, rows, tokens, num_drawn, result.failed[result_idx])
     _enter(table, rows, tokens, num_new)
@@ -86,7 +86,7 @@ def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
     )
 
 
-def _take_back(table: RowTable, rows: Int32Array, refused: Int64Array, decoded: BoolArray) -> None:
+def _take_back(table: RowTable, rows: Int64Array, refused: Int64Array, decoded: BoolArray) -> None:
     """Lower the scheduled counts, which assumed that every draft would be accepted."""
     table.num_tokens[rows] -= refused
     table.num_computed[rows] -= refused * decoded
@@ -95,20 +95,22 @@ def _take_back(table: RowTable, rows: Int32Array, refused: Int64Array, decoded: 
 
 def _finish(
     table: RowTable,
-    rows: Int32Array,
+    rows: Int64Array,
     tokens: Int32Array,
     num_drawn: Int64Array,
     failed: UInt8Array,
 ) -> tuple[UInt8Array, Int64Array]:
     """The `Finish` code of each row, and how many of its tokens the row keeps."""
+    known, limit = table.num_known[rows], table.limit[rows]
+    is_stop = table.stop_ids.take(rows, axis=0)[:, None] == tokens[:, :, None]
+    if not np.count_nonzero(is_stop) and not np.count_nonzero(known + num_drawn >= limit):
+        return failed, num_drawn  # as in nearly every step; the rest tells which tokens end a row
     order = np.arange(tokens.shape[1])
-    known = table.num_known[rows, None] + order  # tokens known before each of the new ones
+    before = known[:, None] + order  # tokens known before each of the new ones
     stands = order < num_drawn[:, None]
-    stopped = (table.stop_ids[rows, None] == tokens[:, :, None]).any(axis=2) & stands
-    stopped &= known >= table.min_known[rows, None]
-    ended = stopped | (stands & (known + 1 >= table.limit[rows, None]))
-    if not ended.any():
-        return failed, num_drawn
+    stopped = is_stop.any(axis=2) & stands
+    stopped &= before >= table.min_known[rows, None]
+    ended = stopped | (stands & (before + 1 >= limit[:, None]))
     first = ended.argmax(axis=1)
     ends = ended.any(axis=1)
     num_new = np.where(ends, first + 1, num_drawn)
@@ -118,7 +120,7 @@ def _finish(
     return finish, num_new
 
 
-def _enter(table: RowTable, rows: Int32Array, tokens: Int32Array, num_new: Int64Array) -> None:
+def _enter(table: RowTable, rows: Int64Array, tokens: Int32Array, num_new: Int64Array) -> None:
     """Append each row's first `num_new` tokens to the known ones; later ones are undefined."""
     known = table.num_known[rows]
     table.token_ids[rows[:, None], known[:, None] + np.arange(tokens.shape[1])] = tokens

@@ -202,9 +202,9 @@ class Grammars:
         starts = np.cumsum(plan.num_logits) - plan.num_logits
         step = StepFill(self._filler, masks.slots)
         others = self._find_plain(plan, drawing)
-        plain = drawing[self._plain.held(plan.rows[drawing], plan.epochs[drawing])]
-        plain = plain[self._plain.order(plan.rows[plain])]
-        matchers = self._plain.matchers_of(plan.rows[plain])
+        plain = drawing[self._plain.held(plan.host_rows[drawing], plan.epochs[drawing])]
+        plain = plain[self._plain.order(plan.host_rows[plain])]
+        matchers = self._plain.matchers_of(plan.host_rows[plain])
         step.add_plain(plain, starts[plain], matchers, self._drafts_of(plan, plain))
         drafts = self._drafts_of(plan, np.array([place for place, _ in others], dtype=np.int64))
         for (place, state), own in zip(others, drafts, strict=True):
@@ -215,7 +215,7 @@ class Grammars:
     def _find_plain(self, plan: StepPlan, drawing: Int64Array) -> list[tuple[int, ChoiceMatcher]]:
         """Enter rows that have become plain; returns the others that have masks, by their place."""
         others = []
-        held = self._plain.held(plan.rows[drawing], plan.epochs[drawing])
+        held = self._plain.held(plan.host_rows[drawing], plan.epochs[drawing])
         for place in drawing[~held].tolist():
             state = self._matchers.get(plan.choices[place])
             if state is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from llguidance import LLMatcher
 
-from engine.arrays import Int32Array, Int64Array
+from engine.arrays import Int64Array
 from engine.rows import BoolArray
 
 _NO_EPOCH = -1
@@ -33,15 +33,15 @@ class PlainRows:
         self._epochs[row] = _NO_EPOCH
         self._matchers.pop(row, None)
 
-    def held(self, rows: Int32Array, epochs: Int64Array) -> BoolArray:
+    def held(self, rows: Int64Array, epochs: Int64Array) -> BoolArray:
         """Which of these rows are entered, with these epochs."""
         held: BoolArray = self._epochs[rows] == epochs
         return held
 
-    def order(self, rows: Int32Array) -> Int64Array:
+    def order(self, rows: Int64Array) -> Int64Array:
         """Indices that put rows of one lock side by side, so that one thread does them."""
         return np.argsort(self._locks[rows], kind="stable")
 
-    def matchers_of(self, rows: Int32Array) -> list[LLMatcher]:
+    def matchers_of(self, rows: Int64Array) -> list[LLMatcher]:
         """The matchers of rows that are held."""
         return [self._matchers[row] for row in rows.tolist()]

@@ -98,7 +98,7 @@ PLANNING = (
     Mutant(
         "min-tokens-do-not-outlast-a-stop-id",
         "engine/planning/settle.py",
-        "    stopped &= known >= table.min_known[rows, None]\n",
+        "    stopped &= before >= table.min_known[rows, None]\n",
         "",
         ("tests/engine/planning/test_settle.py::test_why_a_choice_ends",),
     ),

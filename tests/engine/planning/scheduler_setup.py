@@ -74,8 +74,8 @@ class Setup:
     def read_back(self, plan: StepPlan, token: int = 30) -> None:
         """Enter a step in which each drawing row drew `token`, without drafts."""
         table = self.table
-        table.num_settled[plan.rows] = plan.starts + plan.num_query
-        drew = plan.rows[plan.samples]
+        table.num_settled[plan.host_rows] = plan.starts + plan.num_query
+        drew = plan.host_rows[plan.samples]
         table.token_ids[drew, table.num_known[drew]] = token
         table.num_known[drew] += 1
         table.num_drawing[drew] -= 1

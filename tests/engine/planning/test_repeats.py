@@ -18,7 +18,16 @@ from tests.engine.planning.test_settle import result_of
 NAMES = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),
     *("decodes", "runs_drafter", "proposes", "constrained", "grants", "released", "undrafted"),
-    *("spans", "num_tokens", "is_decode", "awaits_masks", "reports_drafts", "max_seq_len"),
+    *(
+        "spans",
+        "num_tokens",
+        "num_prefilled",
+        "host_rows",
+        "is_decode",
+        "awaits_masks",
+        "reports_drafts",
+        "max_seq_len",
+    ),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
@@ -59,7 +60,7 @@ def plan_of(
 
 def result_of(token_ids: list[list[int]], failed: list[Finish] | None = None) -> StepResult:
     """Rows of tokens drawn, padded with 77, which nobody drew."""
-    width = max((len(row) for row in token_ids), default=1)
+    width = max([1, *map(len, token_ids)])
     padded = [row + [77] * (width - len(row)) for row in token_ids]
     return StepResult(
         token_ids=np.array(padded, dtype=np.int32).reshape(-1, width),
@@ -238,3 +239,46 @@ def test_counts_of_drafts_follow_the_rows_that_are_left() -> None:
     assert settled.num_accepted is not None
     assert (settled.num_offered.tolist(), settled.num_accepted.tolist()) == ([1], [1])
     assert settled.origins().tolist() == [[Origin.ACCEPTED, Origin.BONUS]]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_end_where_their_first_token_does_that_ends_them(seed: int) -> None:
+    """Rows of every kind at random, against a reading of them token by token."""
+    rng = random.Random(seed)
+    table = table_of(
+        *(
+            SamplingParams(
+                stop_token_ids=tuple(rng.sample(range(30, 60), rng.randrange(3))),
+                min_tokens=rng.randrange(5),
+            )
+            for _ in range(4)
+        ),
+        max_new=4,
+        max_tokens=rng.choice([2, 4, 40]),
+    )
+    while table.running:
+        known = table.num_known.tolist()
+        plan = plan_of(table, list(table.running), [True] * len(table.running), 3, starts=5)
+        drawn = [[rng.randrange(30, 60) for _ in range(rng.randrange(5))] for _ in plan.rows]
+        failed = [Finish.RUNNING if ids else Finish.NAN for ids in drawn]
+        settled = settle(table, plan, result_of(drawn, failed))
+        expected = {
+            row: _read(table, row, known[row], ids)
+            for row, ids in zip(plan.rows.tolist(), drawn, strict=True)
+        }
+        assert kept(settled) == {row: ids for row, (ids, _) in expected.items()}
+        assert settled.finish.tolist() == [finish for _, finish in expected.values()]
+        for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
+            table.vacate(row)
+
+
+def _read(table: RowTable, row: int, known: int, ids: list[int]) -> tuple[list[int], Finish]:
+    """What a row keeps of these tokens, and how it ends."""
+    request = table.choice(row).request
+    for count, token in enumerate(ids, start=1):
+        may_stop = known + count > PROMPT_LEN + request.params.min_tokens
+        if may_stop and token in request.params.stop_token_ids:
+            return ids[:count], Finish.STOP
+        if known + count >= PROMPT_LEN + request.max_tokens:
+            return ids[:count], Finish.LENGTH
+    return ids, Finish.RUNNING if ids else Finish.NAN

@@ -8,7 +8,7 @@ from llguidance import LLMatcher
 from engine.structured.plain_rows import PlainRows
 from tests.engine.structured.constrained import ll_tokenizer, of_regex
 
-ROWS = np.array([3, 0, 2, 1], dtype=np.int32)
+ROWS = np.array([3, 0, 2, 1], dtype=np.int64)
 EPOCHS = np.array([5, 0, 1, 7], dtype=np.int64)
 
 
