@@ -44,7 +44,7 @@ class EngineHandle(Protocol):
 
     Attributes:
         info: the engine's description of itself.
-        stats: statistics of the latest step output; None before the first.
+        stats: the latest statistics that came with an output; None before the first.
     """
 
     info: EngineInfo
@@ -187,7 +187,8 @@ class EngineClient:
     async def _receive(self) -> None:
         while True:
             output = decode_output(await self._socket.recv())
-            self.stats = output.stats
+            if output.stats is not None:
+                self.stats = output.stats
             for handle in deliver_output(output, self._submissions):
                 del self._submissions[handle]
 

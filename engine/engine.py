@@ -187,7 +187,7 @@ class Engine:
             self._keep(self._enter(self._in_flight))
         self._in_flight = launched
         self._scoring.read_back()
-        return self._ring.collect(self.stats()) if self._ring.has_output else []
+        return self._ring.collect() if self._ring.has_output else []
 
     def _launch(self, plan: StepPlan | None) -> StepHandle | None:
         if plan is None:
@@ -248,8 +248,7 @@ class Engine:
         self._count_drafts(settled)
         for frontend, prompt_logprobs in join_prompt_parts(self._table, plan, result):
             self._ring.add_prompt_logprobs(frontend, prompt_logprobs)
-        self._ring.push(settled, result.logprobs)
-        self._ring.emit_due(settled)
+        self._ring.add(settled, result.logprobs)
         self._finish_rows(settled)
         self._end_failed(failures)
         self._unfinished.release_children(self._table)
@@ -289,7 +288,7 @@ class Engine:
             self._ring.end_waiting(waiting, finish, error)
         if rows:
             codes = np.full(len(rows), finish, dtype=np.uint8)
-            self._ring.emit(np.array(rows, dtype=np.int32), codes, error)
+            self._ring.emit(np.array(rows, dtype=np.int64), codes, error)
         for row in rows:
             self._scheduler.release(row)
 

@@ -9,6 +9,10 @@ STATS_S = 0.5
 """Seconds without an output after which a frontend is sent statistics: a long prompt or a request
 of many items may take longer before there is anything to report."""
 
+FRESH_S = 0.01
+"""Seconds for which the statistics that a frontend was sent are fresh. A small model's steps are
+far shorter, and statistics with each would take an eighth of what the host does for it."""
+
 SILENCE_S = 10.0
 """Seconds without a message after which a frontend counts as gone. Frontends send one twice a
 second, but one whose process is stopped or whose event loop is held up does not."""
@@ -20,16 +24,23 @@ class Frontends:
     def __init__(self) -> None:
         self._heard_at: dict[bytes, float] = {}
         self._sent_at: dict[bytes, float] = {}
+        self._stats_at: dict[bytes, float] = {}
 
     def heard(self, frontend: bytes) -> None:
         """Note a message of a frontend, perhaps its first."""
         self._heard_at[frontend] = time.monotonic()
         self._sent_at.setdefault(frontend, self._heard_at[frontend])
 
-    def sent(self, frontend: bytes) -> None:
+    def has_fresh_stats(self, frontend: bytes) -> bool:
+        """Whether it was sent statistics within `FRESH_S`."""
+        return time.monotonic() < self._stats_at.get(frontend, 0.0) + FRESH_S
+
+    def sent(self, frontend: bytes, *, with_stats: bool) -> None:
         """Note an output for a frontend."""
         if frontend in self._sent_at:
-            self._sent_at[frontend] = time.monotonic()
+            self._sent_at[frontend] = now = time.monotonic()
+            if with_stats:
+                self._stats_at[frontend] = now
 
     @property
     def known(self) -> Set[bytes]:
@@ -47,4 +58,5 @@ class Frontends:
         silent = [frontend for frontend, heard_at in self._heard_at.items() if heard_at < before]
         for frontend in silent:
             del self._heard_at[frontend], self._sent_at[frontend]
+            self._stats_at.pop(frontend, None)
         return silent

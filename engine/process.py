@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 import zmq
 
 from engine.codec import decode_message, encode
@@ -57,6 +58,9 @@ the interpreter from one another, at 5 ms whoever loads the model waits for them
 FOLDER_PREFIX = "tailrace-"
 """How the names of folders begin that a parent makes for the socket and what its fronts share, and
 for nothing else."""
+
+_READABLE = int(zmq.POLLIN)
+"""A plain number: to look into a flag of an enum takes as long as to ask the socket."""
 
 EXIT_CONFIG, EXIT_HUNG, EXIT_FATAL = 2, 3, 4
 """Exit status after a configuration that cannot be served, a hung step, and any other error."""
@@ -186,8 +190,13 @@ class EngineLoop:
         self._bell.silence()
 
     def _send(self, frontend: bytes, output: StepOutput) -> None:
-        self._frontends.sent(frontend)
-        self._socket.send_multipart([frontend, encode(output)])
+        """Send an output; a request's end is told with the statistics that count it."""
+        ends = np.count_nonzero(output.finish) or output.item_scores
+        if output.stats is None and (ends or not self._frontends.has_fresh_stats(frontend)):
+            output = msgspec.structs.replace(output, stats=self._engine.stats())
+        self._frontends.sent(frontend, with_stats=output.stats is not None)
+        self._socket.send(frontend, zmq.SNDMORE)
+        self._socket.send(encode(output))
 
     def _send_stats(self, told: Set[bytes] = frozenset()) -> None:
         """Send statistics to frontends that got no output for a while.
@@ -206,11 +215,8 @@ class EngineLoop:
             self._engine.abort_all(frontend)
 
     def _receive(self) -> None:
-        while True:
-            try:
-                frontend, raw = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
+        while int(self._socket.get(zmq.EVENTS)) & _READABLE:
+            frontend, raw = self._socket.recv_multipart()
             self._frontends.heard(frontend)
             try:
                 message = decode_message(raw)

@@ -233,7 +233,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         times: float64 [E, 3], when each entry's choice was submitted, first got a row, and drew its
             first token, on the monotonic clock in seconds; 0 before. None unless the engine is
             configured to report them.
-        stats: the engine's gauges and counters.
+        stats: the engine's gauges and counters; None where the ones before are fresh enough.
     """
 
     handles: Int64Array
@@ -249,4 +249,4 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[int, str] = {}
     drafts: Int64Array | None = None
     times: Float64Array | None = None
-    stats: EngineStats
+    stats: EngineStats | None = None

@@ -1,4 +1,4 @@
-"""Statistics that an engine reports with every output: gauges, counters, histograms."""
+"""Statistics that an engine reports with its outputs: gauges, counters, histograms."""
 
 from __future__ import annotations
 

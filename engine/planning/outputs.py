@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -93,9 +94,47 @@ class OutputRing:
             self._logprobs = LogprobArrays.zeros(self._shape, *widths)
             self._logprobs.put(slice(None), old)
 
-    def push(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
-        """Hold the step's tokens, and their logprobs [logit rows of the plan]."""
-        origins = settled.origins() if self._wants_origins[settled.rows].any() else None
+    def add(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
+        """Take in a settled step: its tokens, and their logprobs [logit rows of the plan].
+
+        Rows that ended or have as much as they may hold are emitted. Where these are all, and none
+        held anything before, the step's arrays are emitted as they are.
+        """
+        rows = settled.rows
+        held = self._held[rows]
+        ended = settled.finish.astype(np.bool_)
+        due = ended | (held + settled.num_new >= self._interval[rows])
+        num_due = np.count_nonzero(due)
+        if num_due and num_due == len(rows) and not np.count_nonzero(held):
+            self._pass_on(settled, logprobs)
+            return
+        self._hold(settled, logprobs)
+        if num_due:
+            self.emit(rows[due], settled.finish[due])
+
+    def _pass_on(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
+        """Emit a step, which nothing was held before."""
+        rows, order = settled.rows, np.arange(settled.token_ids.shape[1])
+        kept = order < settled.num_new[:, None]
+        wants_origins = np.count_nonzero(self._wants_origins[rows])
+        mine = None
+        if logprobs is not None and np.count_nonzero(self._wants_logprobs[rows]):
+            places = (settled.logit_idx[:, None] + order)[kept]
+            mine = self._as_wide_as_asked(logprobs, rows).at(places)
+        emission = _Emission(
+            choices=self._choices_of(rows),
+            num_new=settled.num_new,
+            finish=settled.finish,
+            token_ids=settled.token_ids[kept],
+            logprobs=mine,
+            origins=settled.origins()[kept] if wants_origins else None,
+        )
+        self._put(emission)
+
+    def _hold(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
+        """Hold a step's tokens and their logprobs behind those that rows hold already."""
+        wants_origins = np.count_nonzero(self._wants_origins[settled.rows])
+        origins = settled.origins() if wants_origins else None
         for column in range(int(settled.num_new.max(initial=0))):
             kept = settled.num_new > column
             rows = settled.rows[kept]
@@ -109,30 +148,36 @@ class OutputRing:
                 drawn = logprobs.at(settled.logit_idx[kept][wanted] + column)
                 self._logprobs.put((rows[wanted], slots[wanted]), drawn)
 
-    def emit_due(self, settled: Settled) -> None:
-        """Emit the rows of a settled step that ended or hold as much as they may."""
-        due = (settled.finish != Finish.RUNNING) | (
-            self._held[settled.rows] >= self._interval[settled.rows]
-        )
-        if due.any():
-            self.emit(settled.rows[due], settled.finish[due])
-
-    def emit(self, rows: Int32Array, finish: UInt8Array, error: str | None = None) -> None:
+    def emit(self, rows: Int64Array, finish: UInt8Array, error: str | None = None) -> None:
         """Emit everything these rows hold, with their `Finish` codes."""
         held = self._held[rows]
         token_rows = np.repeat(rows, held)
         slots = np.arange(len(token_rows)) - np.repeat(np.cumsum(held) - held, held)
+        logprobs = None
+        if np.count_nonzero(self._wants_logprobs[rows]):
+            logprobs = self._as_wide_as_asked(self._logprobs, rows).at((token_rows, slots))
+        wants_origins = np.count_nonzero(self._wants_origins[rows])
         emission = _Emission(
-            choices=[choice for row in rows.tolist() if (choice := self._choices[row])],
+            choices=self._choices_of(rows),
             num_new=held,
             finish=finish,
             token_ids=self._token_ids[token_rows, slots],
-            logprobs=self._take_logprobs(rows, token_rows, slots),
-            origins=self._origins[token_rows, slots] if self._wants_origins[rows].any() else None,
+            logprobs=logprobs,
+            origins=self._origins[token_rows, slots] if wants_origins else None,
             error=error,
         )
         self._held[rows] = 0
         self._put(emission)
+
+    def _choices_of(self, rows: Int64Array) -> list[Choice]:
+        return [choice for row in rows.tolist() if (choice := self._choices[row])]
+
+    def _as_wide_as_asked(self, logprobs: LogprobArrays, rows: Int64Array) -> LogprobArrays:
+        """Views of as many top tokens and explicit ids as any of these rows asked for."""
+        params = [choice.request.params for choice in self._choices_of(rows)]
+        num_top = max(p.logprobs or 0 for p in params)
+        num_explicit = max(len(p.logprob_token_ids or ()) for p in params)
+        return logprobs.narrow(num_top, num_explicit)
 
     def _put(self, emission: _Emission) -> None:
         for frontend, mine in _by_frontend(emission).items():
@@ -142,7 +187,7 @@ class OutputRing:
         """Emit what a row holds, if anything, because its choice is losing the row."""
         if self._held[row]:
             running = np.array([Finish.RUNNING], dtype=np.uint8)
-            self.emit(np.array([row], dtype=np.int32), running)
+            self.emit(np.array([row], dtype=np.int64), running)
 
     def end_waiting(self, choices: list[Choice], finish: Finish, error: str | None = None) -> None:
         """Emit the ends of choices that hold no row."""
@@ -158,37 +203,28 @@ class OutputRing:
         """Send the end of a scoring request."""
         self._outbox(frontend).item_scores.append(scores)
 
-    def collect(self, stats: EngineStats) -> list[tuple[bytes, StepOutput]]:
-        """Give out one output for each frontend that anything was emitted for."""
+    def collect(self) -> list[tuple[bytes, StepOutput]]:
+        """Give out one output for each frontend that anything was emitted for, without `stats`."""
         outboxes, self._outboxes = self._outboxes, {}
         reports = self._report_times
-        return [(frontend, _step_output(box, stats, reports)) for frontend, box in outboxes.items()]
+        return [(frontend, _step_output(box, reports)) for frontend, box in outboxes.items()]
 
     def _outbox(self, frontend: bytes) -> _Outbox:
         return self._outboxes.setdefault(frontend, _Outbox())
 
-    def _take_logprobs(
-        self, rows: Int32Array, token_rows: Int32Array, slots: Int64Array
-    ) -> LogprobArrays | None:
-        if not self._wants_logprobs[rows].any():
-            return None
-        params = [c.request.params for row in rows.tolist() if (c := self._choices[row])]
-        num_top = max(p.logprobs or 0 for p in params)
-        num_explicit = max(len(p.logprob_token_ids or ()) for p in params)
-        return self._logprobs.narrow(num_top, num_explicit).at((token_rows, slots))
-
 
 def empty_output(stats: EngineStats) -> StepOutput:
-    """An output without entries."""
-    return _step_output(_Outbox(), stats, False)
+    """An output of statistics alone."""
+    return msgspec.structs.replace(_step_output(_Outbox(), False), stats=stats)
 
 
 def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
+    frontends = {choice.frontend for choice in emission.choices}
+    if len(frontends) == 1:
+        return dict.fromkeys(frontends, emission)
     members: dict[bytes, list[int]] = {}
     for i, choice in enumerate(emission.choices):
         members.setdefault(choice.frontend, []).append(i)
-    if len(members) == 1:
-        return dict.fromkeys(members, emission)
     emissions = {}
     for frontend, indices in members.items():
         mine = np.zeros(len(emission.choices), dtype=np.bool_)
@@ -206,7 +242,7 @@ def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
     return emissions
 
 
-def _step_output(outbox: _Outbox, stats: EngineStats, report_times: bool) -> StepOutput:
+def _step_output(outbox: _Outbox, report_times: bool) -> StepOutput:
     emissions = outbox.emissions
     choices = [choice for emission in emissions for choice in emission.choices]
     return StepOutput(
@@ -223,7 +259,6 @@ def _step_output(outbox: _Outbox, stats: EngineStats, report_times: bool) -> Ste
         errors={c.request.handle: e.error for e in emissions if e.error for c in e.choices},
         drafts=_draft_counts(choices),
         times=_times(choices) if report_times else None,
-        stats=stats,
     )
 
 

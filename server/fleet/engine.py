@@ -274,5 +274,4 @@ def _aborted(handle: int, n: int) -> StepOutput:
         finish=np.full(n, Finish.ABORT, dtype=np.uint8),
         num_cached=none,
         token_ids=none[:0],
-        stats=NO_STATS,
     )

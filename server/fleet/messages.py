@@ -108,11 +108,10 @@ def entry_output(
         errors={} if entry.error is None else {handle: entry.error},
         drafts=None if output.drafts is None else output.drafts[own],
         times=None if output.times is None else output.times[own],
-        stats=output.stats,
     )
 
 
-def scores_output(scores: ItemScores, handle: int, stats: EngineStats) -> StepOutput:
+def scores_output(scores: ItemScores, handle: int) -> StepOutput:
     """An output of a scoring request's end alone."""
     none: Any = np.zeros(0, dtype=np.int32)
     return StepOutput(
@@ -123,5 +122,4 @@ def scores_output(scores: ItemScores, handle: int, stats: EngineStats) -> StepOu
         num_cached=none,
         token_ids=none,
         item_scores=[msgspec.structs.replace(scores, handle=handle)],
-        stats=stats,
     )

@@ -10,7 +10,6 @@ import msgspec
 from engine.client import EngineHandle
 from engine.request import Request
 from engine.submission import EngineDeadError, Submission
-from server.engine_metrics import NO_STATS
 from server.fleet.messages import (
     FleetRequest,
     Greeting,
@@ -132,6 +131,5 @@ class Replica:
             yield encode_message(list(outputs))
         if submission.item_scores is not None:
             assert request.score is not None
-            stats = self._engine.stats or NO_STATS
-            scores = scores_output(submission.item_scores, request.score.handle, stats)
+            scores = scores_output(submission.item_scores, request.score.handle)
             yield encode_message([scores])

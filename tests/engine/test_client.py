@@ -214,6 +214,10 @@ async def test_outputs_reach_their_submission_and_the_latest_statistics_are_kept
     [entry] = await asyncio.wait_for(anext(second), 30)
     assert entry.token_ids.tolist() == [0]
     assert client.stats == STATS
+    later = msgspec.structs.replace(output([second.handle], Finish.RUNNING), stats=None)
+    await setup.engine.send(later)
+    await asyncio.wait_for(anext(second), 30)
+    assert client.stats == STATS, "an output without statistics leaves the last ones"
     assert first.take() == []
 
 

@@ -12,14 +12,22 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import zmq
+from msgspec import structs
 
 from engine import frontends as frontends_module
 from engine import process as process_module
 from engine.codec import decode_output, encode
 from engine.config import EngineConfig, ModelConfig
-from engine.frontends import SILENCE_S, STATS_S
+from engine.frontends import FRESH_S, SILENCE_S, STATS_S
 from engine.process import EngineLoop
-from engine.request import FrontendMessage, Request, ScoringRequest, StepOutput
+from engine.request import (
+    Finish,
+    FrontendMessage,
+    ItemScores,
+    Request,
+    ScoringRequest,
+    StepOutput,
+)
 from engine.stats import EngineStats
 from sampling.params import SamplingParams
 from tests.engine.test_codec import STATS
@@ -145,6 +153,62 @@ def test_a_frontend_without_news_is_sent_statistics_now_and_then(
     assert loop_setup.answer() is None, "it was told a moment ago"
 
 
+def output(finish: Finish) -> StepOutput:
+    """An output of one entry, as an engine makes it."""
+    one = np.zeros(1, dtype=np.int32)
+    return StepOutput(
+        handles=one.astype(np.int64),
+        choices=one,
+        num_new=one,
+        finish=np.array([finish], dtype=np.uint8),
+        num_cached=one,
+        token_ids=one[:0],
+    )
+
+
+def test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(frontends_module, "time", clock)
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    told = []
+    for finish, passed in [
+        (Finish.RUNNING, 0.0),  # the first
+        (Finish.RUNNING, 0.0),
+        (Finish.RUNNING, 0.6 * FRESH_S),
+        (Finish.RUNNING, 0.6 * FRESH_S),
+        (Finish.RUNNING, 0.0),
+        (Finish.STOP, 0.0),
+        (Finish.RUNNING, 0.0),
+    ]:
+        clock.now += passed
+        loop_setup.loop._send(b"another", output(Finish.ABORT))  # what others hear is their own
+        loop_setup.loop._send(b"me", output(finish))
+        answer = loop_setup.answer()
+        assert answer is not None
+        assert answer.finish.tolist() == [finish]
+        told.append(answer.stats == STATS)
+    assert told == [True, False, False, True, False, True, False]
+
+
+def test_the_scores_of_a_request_come_with_statistics(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frontends_module, "time", Clock())
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    none = np.zeros((0, 1), dtype=np.float32)
+    scores = ItemScores(
+        handle=1, finish=Finish.LENGTH, num_cached=0, values=none, others=none[:, 0]
+    )
+    for _ in range(2):
+        scored = structs.replace(output(Finish.RUNNING), item_scores=[scores])
+        loop_setup.loop._send(b"me", scored)
+        answer = loop_setup.answer()
+        assert answer is not None
+        assert answer.stats == STATS
+
+
 def test_the_end_of_work_is_told_to_those_it_was_not_for(loop_setup: LoopSetup) -> None:
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
     loop_setup.loop._send_stats({b"another"})
@@ -231,14 +295,10 @@ def test_a_loop_that_waits_for_a_message_is_not_hung(
 
     monkeypatch.setattr(engine, "step", step, raising=False)
     monkeypatch.setattr(loop, "_poller", SimpleNamespace(poll=poll))
-    monkeypatch.setattr(loop, "_socket", SimpleNamespace(recv_multipart=no_message))
+    monkeypatch.setattr(loop, "_socket", SimpleNamespace(get=lambda option: 0))
     with pytest.raises(WaitedEnoughError):
         loop.run()
     assert seen == [False]
-
-
-def no_message(flags: int) -> None:
-    raise zmq.Again
 
 
 def test_a_compile_that_ends_wakes_the_loop_and_a_loop_without_one_sleeps(

@@ -204,13 +204,13 @@ def test_where_tokens_came_from() -> None:
     What stands behind a row's end is undefined.
     """
     settled = Settled(
-        rows=np.arange(4, dtype=np.int32),
+        rows=np.arange(4),
         token_ids=np.zeros((4, 4), dtype=np.int32),
         num_new=np.array([1, 3, 4, 2]),
         logit_idx=np.arange(4) * 4,
         finish=np.zeros(4, dtype=np.uint8),
         result_idx=np.arange(4),
-        first_drawn=np.zeros(0, dtype=np.int32),
+        first_drawn=np.zeros(0, dtype=np.int64),
         num_offered=np.array([0, 3, 3, 2], dtype=np.int32),
         num_accepted=np.array([0, 2, 3, 2], dtype=np.int32),
     )
