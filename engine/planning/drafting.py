@@ -59,6 +59,8 @@ class DraftRules:
 
     def num_drafts(self, table: RowTable, decoding: Int64Array) -> int:
         """The number of drafts that each decoding row brings to the next step."""
+        if not self.num_tokens:
+            return 0
         any_drafts = bool(table.has_drafts[decoding].any())
         return self.num_tokens if any_drafts and self.is_on(table) else 0
 

@@ -33,7 +33,7 @@ class Repeats:
         """
         table, rows, size = self._table, plan.host_rows, self._block_size
         self._last, self._left = plan, 0
-        if len(rows) <= size and plan.decodes.all():
+        if len(rows) <= size and np.count_nonzero(plan.decodes) == len(rows):
             to_limit = table.limit[rows] - table.num_known[rows] - table.num_drawing[rows]
             to_block = table.num_granted[rows] * size - table.num_computed[rows]
             self._left = max(0, int(np.minimum(to_limit, to_block).min()))

@@ -24,6 +24,8 @@ from engine.rows import BoolArray, Choice, RowTable
 
 Rank = tuple[int, int, int, int]
 
+_NO_ROWS: Int64Array = np.zeros(0, dtype=np.int64)
+
 
 class Scheduler:
     """Plans each step from the tokens scheduled by earlier ones, whose results may not be read yet.
@@ -86,6 +88,22 @@ class Scheduler:
         """Plan the next step; None when nothing can be computed before results are read back."""
         if not self._waiting and not self._released and (plan := self._repeats.next()) is not None:
             return plan
+        rows = counts = _NO_ROWS
+        num_drafts, room = 0, self._config.step_tokens
+        if self._table.running:
+            rows, counts, num_drafts, room = self._plan_running()
+        if self._waiting and (admitted := self._admit(room)):
+            rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
+            counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
+        return self._build(rows, counts, num_drafts) if len(rows) else None
+
+    def _plan_running(self) -> tuple[Int64Array, Int64Array, int, int]:
+        """Plan the running rows, which may preempt some.
+
+        Returns:
+            Rows and the tokens that each computes, the drafts of each row that decodes, and the
+            tokens that choices admitted beside them may compute.
+        """
         table = self._table
         rows, decodes = self._running_in_order()
         num_drafts = self._drafting.num_drafts(table, rows[decodes])
@@ -97,21 +115,18 @@ class Scheduler:
         counts = token_counts(pending, decodes, self._config.step_tokens, most_prompt)
         missing = self._missing_blocks(rows, counts)
         epochs = table.epoch[rows]
-        for i in np.flatnonzero((missing > 0) & (counts > 0)).tolist():
+        for i in ((missing > 0) & (counts > 0)).nonzero()[0].tolist():
             if table.epoch[rows[i]] == epochs[i]:  # no earlier row took its place
                 self._make_room(int(rows[i]), int(missing[i]))
         kept = (table.epoch[rows] == epochs) & (counts > 0)
         rows, counts, decodes = rows[kept], counts[kept], decodes[kept]
         budget = self._config.step_tokens - int(counts.sum())
-        admitted = self._admit(min(budget, most_prompt - int(counts[~decodes].sum())))
-        if admitted:
-            rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
-            counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
-        return self._build(rows, counts, num_drafts) if len(rows) else None
+        room = min(budget, most_prompt - int(counts[~decodes].sum()))
+        return rows, counts, num_drafts, room
 
     def _most_prompt(self, decodes: BoolArray) -> int:
         """The prompt tokens that the step may have, so that it holds up no row that decodes."""
-        wanted = self._pace.prompt_tokens if decodes.any() else None
+        wanted = self._pace.prompt_tokens if np.count_nonzero(decodes) else None
         return self._config.step_tokens if wanted is None else wanted
 
     def _running_in_order(self) -> tuple[Int64Array, BoolArray]:
@@ -122,7 +137,7 @@ class Scheduler:
             running = sorted(running, key=self._row_rank)
         rows = np.array(running, dtype=np.int64)
         decodes = table.num_computed[rows] >= table.prefill_end[rows]
-        if decodes.all():
+        if np.count_nonzero(decodes) == len(rows):
             return rows, decodes
         order = np.argsort(~decodes, kind="stable")
         return rows[order], decodes[order]
@@ -182,7 +197,7 @@ class Scheduler:
     def _admit(self, budget: int) -> dict[int, int]:
         """Give rows to waiting choices in order of rank; returns the tokens of each first chunk."""
         admitted: dict[int, int] = {}
-        room = self._pool.num_free - self.num_promised() if self._waiting else 0
+        room = self._pool.num_free - self.num_promised()
         most = max(self._config.burst_rows, 2 * len(self._table.running))
         most = min(most, self._table.num_vacant)
         while self._waiting and budget > 0 and len(admitted) < most:
@@ -240,7 +255,7 @@ class Scheduler:
     def num_promised(self) -> int:
         """The number of blocks that running choices still need for tokens they already have."""
         table = self._table
-        rows = table.running
+        rows = np.array(table.running, dtype=np.int64)
         need = self._num_blocks(table.num_tokens[rows], table.limit[rows]) - table.num_granted[rows]
         return int(np.maximum(need, 0).sum())
 
@@ -270,13 +285,13 @@ class Scheduler:
     def _build(self, rows: Int64Array, counts: Int64Array, num_drafts: int) -> StepPlan:
         table = self._table
         decodes = table.num_computed[rows] >= table.prefill_end[rows]
-        if not decodes.all():
+        if len(rows) > 1 and np.count_nonzero(decodes) < len(rows):
             order = np.argsort(np.where(decodes, 0, np.where(counts > 1, 2, 1)), kind="stable")
             rows, counts, decodes = rows[order], counts[order], decodes[order]
         starts = table.num_computed[rows]
-        table.num_computed[rows] += counts
-        ready = table.num_computed[rows] >= table.prefill_end[rows]
-        samples = decodes | (ready & (table.num_computed[rows] == table.num_tokens[rows]))
+        ends = table.num_computed[rows] = starts + counts
+        ready = ends >= table.prefill_end[rows]
+        samples = decodes | (ready & (ends == table.num_tokens[rows]))
         table.num_tokens[rows] += samples + decodes * num_drafts
         table.num_drawing[rows] += samples
         runs_drafter = num_drafts > 0 or self._drafting.is_on(table)
@@ -289,7 +304,7 @@ class Scheduler:
             samples=samples,
             epochs=table.epoch[rows],
             choices=table.choices_of(rows),
-            num_prompt_tokens=int(np.clip(prompt_lens - starts, 0, counts).sum()),
+            num_prompt_tokens=int(np.minimum(np.maximum(prompt_lens - starts, 0), counts).sum()),
             num_drafts=num_drafts,
             decodes=decodes,
             runs_drafter=runs_drafter,
@@ -300,7 +315,7 @@ class Scheduler:
             released=self._released,
             undrafted=undrafted.tolist(),
         )
-        plan.spans = prompt_spans(plan, np.flatnonzero(starts < prompt_lens))
+        plan.spans = prompt_spans(plan, (starts < prompt_lens).nonzero()[0])
         self._admissions, self._grants, self._released = [], [], []
         if not self._drafting.num_tokens:
             self._repeats.note(plan)

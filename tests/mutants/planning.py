@@ -50,8 +50,8 @@ PLANNING = (
     Mutant(
         "promised-blocks-are-given-away",
         "engine/planning/scheduler.py",
-        "room = self._pool.num_free - self.num_promised() if",
-        "room = self._pool.num_free if",
+        "room = self._pool.num_free - self.num_promised()\n",
+        "room = self._pool.num_free\n",
         (f"{BLOCKS}::test_a_block_that_a_waiting_row_needs_is_not_given_away",),
     ),
     Mutant(
