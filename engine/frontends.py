@@ -11,7 +11,7 @@ of many items may take longer before there is anything to report."""
 
 FRESH_S = 0.01
 """Seconds for which the statistics that a frontend was sent are fresh. A small model's steps are
-far shorter, and statistics with each would take an eighth of what the host does for it."""
+far shorter, and statistics with each would take a fifth of what the host does for it."""
 
 SILENCE_S = 10.0
 """Seconds without a message after which a frontend counts as gone. Frontends send one twice a

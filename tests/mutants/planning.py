@@ -7,6 +7,14 @@ from tests.mutants.mutant import Mutant
 SCHEDULER = "tests/engine/planning/test_scheduler.py"
 BLOCKS = "tests/engine/planning/test_scheduler_blocks.py"
 REPEATED = "tests/engine/planning/test_repeats.py::test_plans_are_those_made_anew"
+PASSED_ON = (
+    "tests/engine/planning/test_outputs.py"
+    "::test_a_step_passed_on_says_what_it_would_through_the_ring"
+)
+ENDS = (
+    "tests/engine/planning/test_settle.py"
+    "::test_rows_end_where_their_first_token_does_that_ends_them"
+)
 _STOPS = "    finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP\n"
 PLANNING = (
     Mutant(
@@ -204,5 +212,36 @@ PLANNING = (
         "if not self._waiting and not self._released and (plan",
         "if not self._waiting and (plan",
         (REPEATED,),
+    ),
+    Mutant(
+        "a-limit-is-not-looked-for-where-nothing-stops",
+        "engine/planning/settle.py",
+        "np.count_nonzero(known + num_drawn >= limit)",
+        "np.count_nonzero(known + num_drawn > limit)",
+        (ENDS,),
+    ),
+    Mutant(
+        "a-step-is-passed-on-before-what-rows-hold",
+        "engine/planning/outputs.py",
+        " and not np.count_nonzero(held):",
+        ":",
+        (PASSED_ON,),
+    ),
+    Mutant(
+        "tokens-of-rows-that-are-not-due-are-passed-on",
+        "engine/planning/outputs.py",
+        "if num_due and num_due == len(rows) and",
+        "if num_due and",
+        (PASSED_ON,),
+    ),
+    Mutant(
+        "a-choice-ends-without-statistics",
+        "engine/process.py",
+        "ends = np.count_nonzero(output.finish) or output.item_scores",
+        "ends = output.item_scores",
+        (
+            "tests/engine/test_process_loop.py"
+            "::test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old",
+        ),
     ),
 )
