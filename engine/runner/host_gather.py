@@ -30,11 +30,11 @@ def gather_on_host(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRo
 
     That one counts once the row's token is entered.
     """
-    rows, ends_np = plan.rows.astype(np.int64), plan.starts + plan.num_query
+    rows, ends_np = plan.host_rows, plan.starts + plan.num_query
     starts_np = np.zeros(len(rows) + 1, dtype=np.int32)
     np.cumsum(plan.num_query, out=starts_np[1:])
     tokens = _Tokens.of(plan, starts_np, state)
-    drawing = np.flatnonzero(plan.samples)
+    drawing = plan.samples.nonzero()[0]
     draw_rows, draw_positions = rows[drawing], ends_np[drawing].astype(np.int64)
     width = state.token_ids.shape[1]
     sent = to_device_together(
@@ -93,7 +93,7 @@ class _Tokens:
 
     @classmethod
     def of(cls, plan: StepPlan, starts: Int32Array, state: RequestRows) -> _Tokens:
-        rows, size = plan.rows.astype(np.int64), state.block_size
+        rows, size = plan.host_rows, state.block_size
         tables = state.block_tables_np[rows, : -(-plan.max_seq_len // size)]
         row_idx = np.arange(len(rows))
         if plan.num_tokens == len(rows):  # each brings one

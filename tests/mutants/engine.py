@@ -13,6 +13,30 @@ ENGINE = (
         ("tests/engine/test_batch.py::test_drafts_of_a_rows_earlier_choice_are_not_verified",),
     ),
     Mutant(
+        "blocks-of-a-vacated-row-are-kept-on-the-host",
+        "engine/batch.py",
+        "        self.block_tables_np[rows] = NULL_BLOCK\n",
+        "",
+        ("tests/engine/test_batch.py::test_a_vacated_row_writes_to_nobodys_blocks",),
+    ),
+    Mutant(
+        "a-token-counts-as-computed-before-the-row-has-drawn",
+        "engine/runner/host_gather.py",
+        "ends_np.astype(np.int64) - plan.samples, ",
+        "ends_np.astype(np.int64), ",
+        (
+            "tests/engine/runner/test_host_gather.py"
+            "::test_a_row_that_draws_ends_before_its_last_token_until_then",
+        ),
+    ),
+    Mutant(
+        "writes-are-published-out-of-order",
+        "sampling/mirror.py",
+        "    for target, _, values in writes:\n",
+        "    for target, _, values in sorted(writes, key=lambda each: isinstance(each[2], int)):\n",
+        ("tests/sampling/test_mirror.py::test_writes_are_published_in_order",),
+    ),
+    Mutant(
         "blocks-are-shared-across-cache-salts",
         "engine/blocks.py",
         "parent, raw, width = root_hash(salt),",
