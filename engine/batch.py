@@ -18,7 +18,7 @@ from engine.arrays import Int32Array
 from engine.blocks import NULL_BLOCK
 from engine.buffers import span_writes
 from engine.contracts.attention import AttentionInputs
-from engine.plan import Admission, StepPlan
+from engine.plan import Admission, BlockGrant, StepPlan
 from sampling.batch import Drafts, SamplingBatch
 from sampling.mirror import ALIGNMENT, Writes, publish
 from sampling.rows import SamplingNeeds
@@ -73,7 +73,11 @@ class RequestRows:
         Returns:
             What is to be published before the step; the order matters.
         """
-        writes = [*self._vacate(plan.released), *self._admit(plan.admissions), *self._grant(plan)]
+        writes = [
+            *self._vacate(plan.released),
+            *self._admit(plan.admissions),
+            *self._grant(plan.grants),
+        ]
         if plan.undrafted:
             writes.append(Writes(self.drafts, np.array(plan.undrafted, dtype=np.int64), -1))
         return writes
@@ -84,19 +88,22 @@ class RequestRows:
         rows = np.array([each.row for each in admissions], dtype=np.int64)
         computed = np.array([each.num_computed for each in admissions], dtype=np.int64)
         limits = np.array([each.limit for each in admissions], dtype=np.int64)
-        tokens = [(each.row, 0, each.choice.token_ids) for each in admissions]
+        histories = [each.choice.token_ids for each in admissions]
+        spans = [(each.row, 0, len(each.choice.token_ids)) for each in admissions]
         return [
             Writes(self.num_computed, rows, computed),
             Writes(self.limits, rows, limits),
-            *span_writes(self.token_ids, tokens),
+            span_writes(self.token_ids, spans, np.concatenate(histories)),
         ]
 
-    def _grant(self, plan: StepPlan) -> list[Writes]:
-        for grant in plan.grants:
-            end = grant.start + len(grant.blocks)
-            self.block_tables_np[grant.row, grant.start : end] = grant.blocks
-        grants = [(grant.row, grant.start, grant.blocks) for grant in plan.grants]
-        return span_writes(self.block_tables, grants)
+    def _grant(self, grants: list[BlockGrant]) -> list[Writes]:
+        if not grants:
+            return []
+        spans = [(each.row, each.start, len(each.blocks)) for each in grants]
+        blocks = np.array([block for each in grants for block in each.blocks])
+        writes = span_writes(self.block_tables, spans, blocks)
+        self.block_tables_np.reshape(-1)[writes.places] = writes.values
+        return [writes]
 
     def _vacate(self, rows: list[int]) -> list[Writes]:
         """Empty the tables of vacated rows, so that nobody writes to blocks of others."""

@@ -16,23 +16,24 @@ from sampling.mirror import Writes
 
 
 def span_writes(
-    target: torch.Tensor, spans: Sequence[tuple[int, int, npt.ArrayLike]]
-) -> list[Writes]:
-    """Writes of values [n] to target[row, start : start + n], to be published.
+    target: torch.Tensor,
+    spans: Sequence[tuple[int, int, int]],
+    values: npt.NDArray[np.integer[Any]],
+) -> Writes:
+    """Writes of values one after the other to spans of a table, to be published.
+
+    There may be hundreds, of a number each: rows that began together need a block together.
 
     Args:
         target: contiguous, [rows, width] of integers.
-        spans: row, start and values of each; no place is written twice.
+        spans: row, start and length of each, at least one; no place is in two.
+        values: as many as their lengths together.
     """
-    if not spans:
-        return []
-    dtype, width = _numpy_dtype(target.dtype), target.shape[1]
-    values = [np.asarray(each, dtype=dtype) for _, _, each in spans]
-    firsts = [row * width + start for row, start, _ in spans]
-    places = [
-        np.arange(first, first + len(each)) for first, each in zip(firsts, values, strict=True)
-    ]
-    return [Writes(target.view(-1), np.concatenate(places), np.concatenate(values))]
+    rows, starts, lengths = np.array(spans, dtype=np.int64).T
+    firsts = rows * target.shape[1] + starts
+    before = np.cumsum(lengths) - lengths
+    places = np.arange(len(values)) + np.repeat(firsts - before, lengths)
+    return Writes(target.view(-1), places, values.astype(_numpy_dtype(target.dtype)))
 
 
 @functools.cache

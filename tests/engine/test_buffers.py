@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,12 +17,10 @@ from sampling.mirror import publish
 
 def test_spans_are_written_into_rows_of_a_table() -> None:
     target = torch.zeros((3, 5), dtype=torch.int32)
-    spans = [(1, 2, [7, 8, 9]), (2, 0, [1])]
-    writes = span_writes(target, spans)
+    writes = span_writes(target, [(1, 2, 3), (2, 0, 1)], np.array([7, 8, 9, 1]))
     assert not target.any()
-    publish(writes)
+    publish([writes])
     assert target.tolist() == [[0] * 5, [0, 0, 7, 8, 9], [1, 0, 0, 0, 0]]
-    assert span_writes(target, []) == []
 
 
 def test_host_stream_runs_in_order_what_is_waited_for() -> None:
