@@ -11,7 +11,7 @@ from engine.contracts.scoring import ScoringPlan
 from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
-from sampling.mirror import to_device
+from sampling.mirror import to_device_together
 from sampling.paths.logprobs import listed_logprobs
 from sampling.shard import VocabShard
 
@@ -28,22 +28,24 @@ def issue_scoring(
 
     `shard` is the ids of the model's logits.
     """
-    query_starts = to_device(plan.query_starts, device)
+    arrays = (
+        *(plan.query_starts, plan.seq_lens, plan.block_tables, plan.slots),
+        *(plan.token_ids, plan.positions, plan.read_tokens, plan.id_lists),
+    )
+    query_starts, seq_lens, block_tables, slots, *tokens = to_device_together(arrays, device)
+    token_ids, positions, read_tokens, id_lists = tokens
     inputs = AttentionInputs(
         query_starts=query_starts,
         query_starts_np=plan.query_starts,
-        seq_lens=to_device(plan.seq_lens, device),
-        block_tables=to_device(plan.block_tables, device),
-        slots=to_device(plan.slots, device),
+        seq_lens=seq_lens,
+        block_tables=block_tables,
+        slots=slots,
         seq_lens_np=plan.seq_lens,
         max_query_len=int(np.diff(plan.query_starts).max()),
         decode_len=0,  # no row decodes, however short
         sharing=plan.sharing,
     )
-    token_ids, positions = to_device(plan.token_ids, device), to_device(plan.positions, device)
-    hidden = forward(token_ids, positions, inputs).final
-    read = hidden[to_device(plan.read_tokens, device)]
-    id_lists = to_device(plan.id_lists, device)
+    read = forward(token_ids, positions, inputs).final[read_tokens]
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
     others = torch.empty(len(read), dtype=torch.float32, device=device)
     for chunk in logit_chunks(0, len(read), max(shard.widths)):
