@@ -6,6 +6,10 @@ integers it looks for an overflow, which it then does not report; it reads float
 one bit of their mantissas after the other; and it sorts and takes exclusive-ors one element at a
 time, in Python. None of that is what kernels compute. Here it searches once a launch, makes a type
 once, looks dtypes and short floats up in tables, and leaves sorts to numpy.
+
+One thing it computes otherwise: products of tiles are summed in float64 and rounded once. On some
+processors numpy's library adds a row's products in an order that follows from the row's place in
+the tile; a GPU's does not, and tests compare bits.
 """
 
 from __future__ import annotations
@@ -32,6 +36,9 @@ def quicken() -> None:
     interpreter._patch_lang = _search_once(interpreter._patch_lang)
     interpreter._patch_attr = _replace_directly
     interpreter.GridExecutor.__call__ = _search_anew(interpreter.GridExecutor.__call__)
+    interpreter.InterpreterBuilder.create_dot = _sum_in_double(
+        interpreter.InterpreterBuilder.create_dot
+    )
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
     semantic = interpreter.TritonSemantic
@@ -58,6 +65,17 @@ def _look_up(make: Any) -> Any:
         return found
 
     return dtype_of
+
+
+def _sum_in_double(dot: Any) -> Any:
+    def dot_in_double(builder: Any, a: Any, b: Any, d: Any, *rules: Any) -> Any:
+        if d.data.dtype != np.float32:
+            return dot(builder, a, b, d, *rules)
+        wide = interpreter.TensorHandle(d.data.astype(np.float64), tl.float64)
+        summed = dot(builder, a, b, wide, *rules).data
+        return interpreter.TensorHandle(summed.astype(np.float32), d.dtype.scalar)
+
+    return dot_in_double
 
 
 _types: dict[tuple[Any, ...], Any] = {}

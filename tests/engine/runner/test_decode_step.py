@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.arrays import Int32Array
+from engine.batch import StepInputs
 from engine.engine import Engine
 from engine.plan import StepPlan
 from engine.runner.decode_step import DecodeStep, StepRows
+from engine.runner.forward import Hidden
 from engine.runner.host_copy import Packed
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import RejectionSampleMethod
@@ -32,17 +35,24 @@ class Uncaptured:
         stage, attention = runner._stage, runner._forward._attention
         self._steps = {
             num_drafts: DecodeStep(stage, attention, self._rows, self._step_rows, num_drafts)
-            for num_drafts in (0, self._rows.drafts.shape[1])
+            for num_drafts in {0, self._rows.drafts.shape[1]}
         }
+        self.num_draws = 0
+
+    def replay(self, plan: StepPlan) -> None:
+        """No step is one graph."""
 
     def replay_forward(self, plan: StepPlan) -> None:
         self.num_replays += 1
-        count = len(plan.rows)
+        self._publish(plan.rows)
+        self._hidden = self._steps[plan.num_drafts].forward(self._size)
+
+    def _publish(self, rows: Int32Array) -> None:
+        count = len(rows)
         self._step_rows.ids_np[:] = self._rows.scratch_row
-        self._step_rows.ids_np[:count] = plan.rows
+        self._step_rows.ids_np[:count] = rows
         self._step_rows.ids.copy_(torch.from_numpy(self._step_rows.ids_np))
         self._size = min(count + 1, self._rows.scratch_row)
-        self._hidden = self._steps[plan.num_drafts].forward(self._size)
 
     def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> Packed:
         step = self._steps[plan.num_drafts]
@@ -50,6 +60,20 @@ class Uncaptured:
             step.put_mask_slots(mask_slots)
         needs = self._sampling_rows.needs(plan.rows)
         return Packed(step.draw(self._size, self._hidden, needs).named(), self._size)
+
+    def replay_draw_of(
+        self, inputs: StepInputs, hidden: Hidden, mask_slots: torch.Tensor | None
+    ) -> Packed | None:
+        if inputs.sampling is None:
+            return None
+        assert mask_slots is None, "no row is under a grammar here"
+        self.num_draws += 1
+        self._publish(inputs.sampling.rows_np)
+        self._steps[0].gather(self._size)
+        drawn = hidden.final[inputs.logit_tokens]
+        held = Hidden(torch.cat([drawn, drawn])[: self._size], None)
+        needs = inputs.sampling.needs
+        return Packed(self._steps[0].draw(self._size, held, needs).named(), self._size)
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +108,19 @@ def test_tokens_are_those_of_the_eager_step(
     assert run(engine) == wanted
     assert graphs.num_replays > 4
     assert engine.stats().drafts == eager.stats().drafts
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
+def test_tokens_behind_prompts_are_those_of_the_eager_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of any shape end in the second half of a decode step."""
+    monkeypatch.setattr(sampler, "kernels_run_on", lambda device: False)
+    wanted = run(whole.make(folder, None))
+    engine = whole.make(folder, None)
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
+    assert run(engine) == wanted
+    assert graphs.num_draws > 2
+    assert graphs.num_replays > 4
