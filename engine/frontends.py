@@ -48,9 +48,14 @@ class Frontends:
         return self._heard_at.keys()
 
     def without_news(self) -> Set[bytes]:
-        """Those that got nothing for `STATS_S`."""
-        before = time.monotonic() - STATS_S
-        return {frontend for frontend, sent_at in self._sent_at.items() if sent_at < before}
+        """Those that got nothing for `STATS_S`, or whose last output left old statistics behind."""
+        now, stats_at = time.monotonic(), self._stats_at
+        return {
+            frontend
+            for frontend, sent_at in self._sent_at.items()
+            if now > sent_at + STATS_S
+            or stats_at.get(frontend, sent_at) < min(sent_at, now - FRESH_S)
+        }
 
     def take_silent(self) -> list[bytes]:
         """Forget those that sent nothing for `SILENCE_S`, and return them."""

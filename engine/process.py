@@ -195,8 +195,9 @@ class EngineLoop:
         if output.stats is None and (ends or not self._frontends.has_fresh_stats(frontend)):
             output = msgspec.structs.replace(output, stats=self._engine.stats())
         self._frontends.sent(frontend, with_stats=output.stats is not None)
+        raw = encode(output)
         self._socket.send(frontend, zmq.SNDMORE)
-        self._socket.send(encode(output))
+        self._socket.send(raw)
 
     def _send_stats(self, told: Set[bytes] = frozenset()) -> None:
         """Send statistics to frontends that got no output for a while.

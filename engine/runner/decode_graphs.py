@@ -237,11 +237,12 @@ class DecodeGraphs:
         """Tell the device the step's rows, unless they are those of the step before."""
         if self._published == (published := (size, rows.tobytes())):
             return
-        self._published = published
+        self._published = None  # until the copy is on its way
         wanted = np.full(size, self._rows.scratch_row, dtype=np.int64)
         wanted[: len(rows)] = rows
         self._step_rows.ids_np[:size] = wanted
         self._step_rows.ids[:size].copy_(to_device(wanted, self._rows.device))
+        self._published = published
 
 
 def _replay(step: DecodeStep, draw: _Draw, mask_slots: torch.Tensor | None) -> Packed:

@@ -192,6 +192,27 @@ def test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old(
     assert told == [True, False, False, True, False, True, False]
 
 
+def test_statistics_behind_the_last_output_follow_once_the_ones_before_are_old(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long step may come then, and admission counts who waited before it."""
+    clock = Clock()
+    monkeypatch.setattr(frontends_module, "time", clock)
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    for _ in range(2):  # the second comes without
+        clock.now += 0.4 * FRESH_S
+        loop_setup.loop._send(b"me", output(Finish.RUNNING))
+        loop_setup.loop._send_stats()
+        assert loop_setup.answer() is not None
+    assert loop_setup.answer() is None
+    for passed, follows in ((0.4, False), (0.4, True), (5.0, False)):
+        clock.now += passed * FRESH_S
+        loop_setup.loop._send_stats()
+        answer = loop_setup.answer()
+        assert (answer is not None) == follows
+        assert answer is None or answer.stats == STATS
+
+
 def test_the_scores_of_a_request_come_with_statistics(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
