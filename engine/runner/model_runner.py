@@ -19,7 +19,8 @@ from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.buffers import HostStream, InlineLauncher
 from engine.contracts.scoring import ScoringPlan
-from engine.plan import StepMasks, StepPlan
+from engine.errors import first_line
+from engine.plan import RunnerLostError, StepMasks, StepPlan
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
@@ -171,7 +172,10 @@ class ModelRunner:
                 prompt_len=choice.prompt_len,
                 num_tokens=len(choice.token_ids),
             )
-        self._sampling_rows.flush(before=self._rows.take(plan))
+        try:
+            self._sampling_rows.flush(before=self._rows.take(plan))
+        except torch.OutOfMemoryError as error:  # later plans take rows for what they are not there
+            raise RunnerLostError(f"rows could not be published: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,33 @@
 """Greedy output of the whole engine equals transformers' token for token in float32.
 
 Requests arrive staggered; prompts are chunked to 16 tokens a step; the prefix cache is on and
-off; a small KV cache forces preemption.
+off; a small KV cache forces preemption. What a runner does where it cannot go on.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine.batch import RequestRows
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
+from engine.plan import RunnerLostError, StepPlan, result_of
 from engine.request import Request
+from engine.runner.model_runner import ModelRunner
 from engine.startup.build import build_engine
+from sampling.mirror import Writes
 from sampling.params import SamplingParams
+from sampling.rows import SamplingRows
+from tests.engine.test_rows import choice
 from tests.engine.tiny_models import FALLBACK, FUSED, VOCAB, write_model
 
 MAX_TOKENS = 24
@@ -109,3 +116,18 @@ def test_greedy_equals_transformers(
         assert tuple(tokens) == greedy(tuple(prompts[handle]), tuple(tokens))
     assert (engine.stats().num_preemptions > 0) == (num_blocks == 24)
     assert (engine.stats().prefix_cache_hits > 0) == prefix_caching
+
+
+def test_rows_that_could_not_be_published_end_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later step would write keys of a vacated row into blocks of others."""
+    rows = RequestRows(2, 20, 4, torch.device("cpu"))
+    sampling_rows = SamplingRows(2, 50, rows.device, history=rows.token_ids)
+    runner = ModelRunner(cast(Any, None), cast(Any, None), rows, sampling_rows)
+
+    def publish(writes: Sequence[Writes]) -> None:
+        raise torch.OutOfMemoryError("no room\nfor any of them")
+
+    monkeypatch.setattr("sampling.rows.publish", publish)
+    plan = StepPlan.of_new_rows([choice([5, 6])], 2, 9, np.array([[1]]))
+    with pytest.raises(RunnerLostError, match=r"rows could not be published: no room$"):
+        result_of(runner.launch(plan))
