@@ -33,11 +33,12 @@ def span_writes(
     firsts = rows * target.shape[1] + starts
     before = np.cumsum(lengths) - lengths
     places = np.arange(len(values)) + np.repeat(firsts - before, lengths)
-    return Writes(target.view(-1), places, values.astype(_numpy_dtype(target.dtype)))
+    return Writes(target.view(-1), places, values.astype(numpy_dtype(target.dtype)))
 
 
 @functools.cache
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The dtype of a tensor's array."""
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 

@@ -200,7 +200,7 @@ class EngineLoop:
         self._socket.send(raw)
 
     def _send_stats(self, told: Set[bytes] = frozenset()) -> None:
-        """Send statistics to frontends that got no output for a while.
+        """Send statistics to frontends that got none, or nothing at all, for a while.
 
         Args:
             told: who got an output just now. Where that was the last, all others hear of it.

@@ -89,6 +89,12 @@ class _Draw:
     graph: torch.cuda.CUDAGraph
     tokens: Packed
 
+    def replay(self) -> Packed:
+        """Draw into `tokens`."""
+        self.tokens.await_copied()
+        self.graph.replay()
+        return self.tokens
+
 
 class DecodeGraphs:
     """Captures and replays decode steps.
@@ -172,9 +178,7 @@ class DecodeGraphs:
         if lone is None:
             return None
         self._publish(rows, 1)
-        lone.tokens.await_copied()
-        lone.graph.replay()
-        return lone.tokens
+        return lone.replay()
 
     def replay_forward(self, plan: StepPlan) -> None:
         """Run the first half of a decode step."""
@@ -189,14 +193,14 @@ class DecodeGraphs:
             mask_slots: int32 [N], of the step's logit rows; None where they have no masks.
         """
         rows, step, size = plan.rows, self._steps[plan.num_drafts], self._size_of(len(plan.rows))
+        if mask_slots is not None:
+            step.put_mask_slots(mask_slots)
         needs = self._sampling_rows.needs(rows)
         draw = self._captured_draw(step, size, needs)
         if draw is None:
-            if mask_slots is not None:
-                step.put_mask_slots(mask_slots)
             hidden = self._forwards[step.num_drafts, size].hidden
             return Packed(step.draw(len(rows), hidden, needs).named(), len(rows))
-        return _replay(step, draw, mask_slots)
+        return draw.replay()
 
     def replay_draw_of(
         self, inputs: StepInputs, hidden: Hidden, mask_slots: torch.Tensor | None
@@ -220,7 +224,9 @@ class DecodeGraphs:
         step.gather(size)
         held = self._forwards[0, size].hidden.final[: len(rows)]
         torch.index_select(hidden.final, 0, tokens, out=held)
-        return _replay(step, draw, mask_slots)
+        if mask_slots is not None:
+            step.put_mask_slots(mask_slots)
+        return draw.replay()
 
     def _size_of(self, num_rows: int) -> int:
         """The captured batch size that so many rows are padded to."""
@@ -243,14 +249,6 @@ class DecodeGraphs:
         self._step_rows.ids_np[:size] = wanted
         self._step_rows.ids[:size].copy_(to_device(wanted, self._rows.device))
         self._published = published
-
-
-def _replay(step: DecodeStep, draw: _Draw, mask_slots: torch.Tensor | None) -> Packed:
-    if mask_slots is not None:
-        step.put_mask_slots(mask_slots)
-    draw.tokens.await_copied()
-    draw.graph.replay()
-    return draw.tokens
 
 
 @contextlib.contextmanager

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.buffers import numpy_dtype
+
 Arrays = dict[str, npt.NDArray[Any]]
 
 SMALLEST = 256
@@ -47,7 +49,7 @@ class Packed:
         self.fields: dict[str, _Field] = {}
         first = 0
         for name, tensor in ordered:
-            dtype, shape = _numpy_dtype(tensor.dtype), tuple(tensor.shape)
+            dtype, shape = numpy_dtype(tensor.dtype), tuple(tensor.shape)
             self.fields[name] = _Field(first, tensor.nbytes, dtype, shape)
             first += tensor.nbytes
         self.num_rows = num_rows
@@ -83,11 +85,6 @@ class Packed:
         buffer.copied.record(stream)
         self._copied = buffer.copied
         return _Arriving(self, buffer)
-
-
-@functools.cache
-def _numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 @functools.cache

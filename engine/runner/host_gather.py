@@ -35,6 +35,7 @@ def gather_on_host(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRo
     np.cumsum(plan.num_query, out=starts_np[1:])
     tokens = _Tokens.of(plan, starts_np, state)
     drawing = plan.samples.nonzero()[0]
+    sampling_np = plan.rows[drawing]
     draw_rows, draw_positions = rows[drawing], ends_np[drawing].astype(np.int64)
     width = state.token_ids.shape[1]
     sent = to_device_together(
@@ -42,7 +43,7 @@ def gather_on_host(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRo
             *(rows, ends_np.astype(np.int64) - plan.samples, *tokens.per_token),
             *(draw_rows, draw_positions, draw_rows * width + draw_positions),
             *(starts_np[1:][drawing].astype(np.int64) - 1, starts_np, ends_np, tokens.tables),
-            plan.rows[drawing],
+            sampling_np,
         ],
         state.device,
     )
@@ -63,7 +64,7 @@ def gather_on_host(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRo
             max_query_len=int(plan.num_query.max()),
         ),
         logit_tokens=logit_tokens,
-        sampling=_sampling(plan.rows[drawing], sampling_ids, draws_at, sampling_rows),
+        sampling=_sampling(sampling_np, sampling_ids, draws_at, sampling_rows),
         drafts=None,
         drafting=None,
         row_writer=PlacedRowWriter(state, draws, draws_at, draw_places),

@@ -131,12 +131,18 @@ def test_messages_are_taken_in_order_and_what_is_none_is_passed_over(
     assert "passed over" in caplog.text
 
 
-def test_a_frontend_without_news_is_sent_statistics_now_and_then(
-    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def clock_since_the_first(loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which the loop knows its frontends, which has stood since it heard a request."""
     clock = Clock()
     monkeypatch.setattr(frontends_module, "time", clock)
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    return clock
+
+
+def test_a_frontend_without_news_is_sent_statistics_now_and_then(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = clock_since_the_first(loop_setup, monkeypatch)
     loop_setup.loop._send_stats()
     clock.now += STATS_S - 0.1
     loop_setup.receive(encode(FrontendMessage(submit=[asked(2)])), num_calls=2)
@@ -169,9 +175,7 @@ def output(finish: Finish) -> StepOutput:
 def test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(frontends_module, "time", clock)
-    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    clock = clock_since_the_first(loop_setup, monkeypatch)
     told = []
     for finish, passed in [
         (Finish.RUNNING, 0.0),  # the first
@@ -196,9 +200,7 @@ def test_statistics_behind_the_last_output_follow_once_the_ones_before_are_old(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A long step may come then, and admission counts who waited before it."""
-    clock = Clock()
-    monkeypatch.setattr(frontends_module, "time", clock)
-    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    clock = clock_since_the_first(loop_setup, monkeypatch)
     for _ in range(2):  # the second comes without
         clock.now += 0.4 * FRESH_S
         loop_setup.loop._send(b"me", output(Finish.RUNNING))

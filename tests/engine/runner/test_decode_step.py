@@ -89,6 +89,14 @@ def run(engine: Engine) -> whole.Tokens:
     return whole.tokens_of(whole.run(engine, asked, steps_between=0))
 
 
+def graphs_of(engine: Engine) -> Uncaptured:
+    """Let an engine's runner use what stands in for graphs."""
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
+    return graphs
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
 @pytest.mark.parametrize("method", ["standard", "coupled"])
 def test_tokens_are_those_of_the_eager_step(
@@ -102,9 +110,7 @@ def test_tokens_are_those_of_the_eager_step(
     eager = whole.make(folder, speculation)
     wanted = run(eager)
     engine = whole.make(folder, speculation)
-    runner = engine._runner
-    assert isinstance(runner, ModelRunner)
-    runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
+    graphs = graphs_of(engine)
     assert run(engine) == wanted
     assert graphs.num_replays > 4
     assert engine.stats().drafts == eager.stats().drafts
@@ -118,9 +124,7 @@ def test_tokens_behind_prompts_are_those_of_the_eager_step(
     monkeypatch.setattr(sampler, "kernels_run_on", lambda device: False)
     wanted = run(whole.make(folder, None))
     engine = whole.make(folder, None)
-    runner = engine._runner
-    assert isinstance(runner, ModelRunner)
-    runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
+    graphs = graphs_of(engine)
     assert run(engine) == wanted
     assert graphs.num_draws > 2
     assert graphs.num_replays > 4
