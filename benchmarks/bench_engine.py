@@ -32,8 +32,8 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import decoder_config
+from engine.models.decoder import Decoder
+from engine.models.families.decoder_config import decoder_config
 from engine.plan import StartingRunner, StepHandle, StepPlan
 from engine.request import Request
 from engine.startup.build import assemble

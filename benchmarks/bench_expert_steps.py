@@ -24,9 +24,9 @@ from engine.contracts.heads import Heads, Rotation
 from engine.kernels.decode.attention import paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.shares import DecodeScratch
-from engine.models.checkpoint.weights import DummyWeights
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import decoder_config
+from engine.models.decoder import Decoder
+from engine.models.families.decoder_config import decoder_config
+from engine.models.weights.sources import DummyWeights
 
 STEPS = ((1, 256), (2, 256), (8, 256), (64, 192), (256, 192))
 """Rows, and tokens of each in the cache."""

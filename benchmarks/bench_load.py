@@ -23,9 +23,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.shapes import EXPERTS, SHAPES, write_shape
 from engine.config import ModelConfig
-from engine.models.checkpoint.folder import INDEX
-from engine.models.fused.reference import Reference
 from engine.models.loader import load_model
+from engine.models.reference import Reference
+from engine.models.weights.folder import INDEX
 
 DEVICE = torch.device("cuda")
 SHARD_BYTES = 2 << 30

@@ -21,7 +21,7 @@ from engine.arrays import LogprobArrays
 from engine.config import EngineConfig, EngineInfo
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.engine import Engine
-from engine.models.checkpoint.folder import model_folder, read_json
+from engine.models.weights.folder import model_folder, read_json
 from engine.plan import StepMasks, StepPlan, StepResult
 from server import cli
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from engine.models.checkpoint.weights import DummyWeights
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import decoder_config
+from engine.models.decoder import Decoder
+from engine.models.families.decoder_config import decoder_config
+from engine.models.weights.sources import DummyWeights
 from server.bench.workloads import Body
 
 

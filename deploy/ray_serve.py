@@ -30,7 +30,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.errors import kind_and_line
 from engine.logs import configure_logging
-from engine.models.checkpoint.folder import model_folder
+from engine.models.weights.folder import model_folder
 from server.app import create_app
 from server.command.fleet_settings import FleetConfig, FleetOptions, config_of_args
 from server.context import Context

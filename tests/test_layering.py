@@ -33,8 +33,8 @@ ROOMS = {
         *("kernels", "filters", "paths", "speculative", "warm_up", "sampler", "selftest"),
     ),
     "engine": (
-        *("kernels", "parallel", "attention", "models.checkpoint", "models.quantized"),
-        *("models.fused", "models.fallback"),
+        *("kernels", "parallel", "attention", "models.weights", "models.formats"),
+        *("models.layers", "models.families", "models.fallback"),
         *("models", "speculation", "runner", "scoring", "planning", "structured", "engine"),
         *("startup", "frontends", "process", "parent", "client"),
     ),

@@ -1,5 +1,5 @@
 """Models, which implement `engine.contracts.model`.
 
-loader chooses: checkpoint finds and reads weights, fused has our own modules, fallback runs
-transformers' modules.
+loader chooses between a family, which decoder runs, and fallback, which runs transformers' modules.
+Below them: families are made of layers, layers of formats and weights.
 """

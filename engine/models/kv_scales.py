@@ -25,8 +25,8 @@ import torch
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec
 from engine.errors import ModelError
-from engine.models.checkpoint.folder import model_folder, read_json
-from engine.models.checkpoint.weights import Checkpoint
+from engine.models.weights.folder import model_folder, read_json
+from engine.models.weights.sources import Checkpoint
 from sampling.shard import LoneRank, RankExchange
 
 logger = logging.getLogger(__name__)

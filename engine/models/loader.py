@@ -13,22 +13,22 @@ from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError, first_line
-from engine.models.checkpoint.folder import eos_token_ids as eos_token_ids_of
-from engine.models.checkpoint.folder import model_folder, read_json
-from engine.models.checkpoint.weights import Checkpoint, DummyWeights, WeightSource
+from engine.models.decoder import Decoder
 from engine.models.fallback.checks import position_limit
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import (
+from engine.models.families.decoder_config import (
     DecoderConfig,
     attention_specs,
     decoder_config,
     unfused_reason,
 )
-from engine.models.fused.reference import Reference
-from engine.models.fused.shares import FLAG, check_shards
-from engine.models.quantized.config import quantization as quantization_of
-from engine.models.quantized.reader import QuantizedReader
-from engine.models.quantized.scheme import Quantization
+from engine.models.families.shares import FLAG, check_shards
+from engine.models.formats.config import quantization as quantization_of
+from engine.models.formats.reader import QuantizedReader
+from engine.models.formats.scheme import Quantization
+from engine.models.reference import Reference
+from engine.models.weights.folder import eos_token_ids as eos_token_ids_of
+from engine.models.weights.folder import model_folder, read_json
+from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
 from sampling.shard import RankExchange
 
 logger = logging.getLogger(__name__)

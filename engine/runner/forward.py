@@ -9,7 +9,7 @@ import torch
 
 from engine.contracts.attention import AttentionBackend, AttentionInputs, LayerAttention
 from engine.contracts.model import CausalLM
-from engine.models.fused.decoder import Decoder
+from engine.models.decoder import Decoder
 
 
 class Hidden(NamedTuple):

@@ -23,7 +23,7 @@ from engine.attention.cuda import CudaAttention
 from engine.contracts.attention import Cells
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.rope import rope_and_store
-from engine.models.fused.decoder import Decoder
+from engine.models.decoder import Decoder
 from engine.progress import report
 from engine.runner.decode_graphs import capturing_stream
 from engine.runner.forward import Hidden, forward

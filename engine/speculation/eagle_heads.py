@@ -29,9 +29,9 @@ from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
 from engine.kernels.linear import Linear, linear, logits_linear
 from engine.kernels.norm import rms_norm
-from engine.models.checkpoint.weights import Checkpoint, WeightSource
-from engine.models.fused.decoder_config import DecoderConfig, attention_specs
-from engine.models.fused.decoder_weights import DecoderWeights
+from engine.models.families.decoder_config import DecoderConfig, attention_specs
+from engine.models.families.decoder_weights import DecoderWeights
+from engine.models.weights.sources import Checkpoint, WeightSource
 from sampling.shard import VocabShard
 
 

@@ -11,11 +11,11 @@ from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError
 from engine.kernels.rope import rope_table
-from engine.models.checkpoint.folder import model_folder
-from engine.models.checkpoint.weights import Checkpoint, DummyWeights, WeightSource
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import decoder_config, unfused_layer_reason
+from engine.models.decoder import Decoder
+from engine.models.families.decoder_config import decoder_config, unfused_layer_reason
 from engine.models.loader import read_config
+from engine.models.weights.folder import model_folder
+from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
 from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
 from engine.speculative_config import SpeculativeConfig
 from sampling.shard import VocabShard

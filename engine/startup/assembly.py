@@ -15,7 +15,7 @@ from engine.batch import RequestRows
 from engine.contracts.attention import FP8_CACHE, AttentionBackend, AttentionSpec, KVCache
 from engine.contracts.model import CausalLM
 from engine.errors import first_line
-from engine.models.fused.decoder import Decoder
+from engine.models.decoder import Decoder
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward
 from engine.runner.model_runner import ModelRunner

@@ -22,9 +22,9 @@ from engine.config import (
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.errors import first_line
-from engine.models.fused.reference import Reference
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
+from engine.models.reference import Reference
 from engine.parallel.lead import LeadRunner
 from engine.plan import StartingRunner
 from engine.planning.drafting import draft_rules

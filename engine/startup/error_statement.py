@@ -1,6 +1,6 @@
 """The statement of error: how far a quantised model's logits are from what it was made of.
 
-The reference runs while weights are loaded, layer by layer (`engine.models.fused.reference`), or
+The reference runs while weights are loaded, layer by layer (`engine.models.reference`), or
 behind the loading where keys and values alone are rounded. The served model runs whole, over a
 cache that stores keys and values as the server's does. Both attend in plain torch, so that nothing
 but what is rounded tells them apart.
@@ -21,8 +21,8 @@ import torch
 
 from engine.config import EngineConfig, ErrorStatement
 from engine.contracts.model import CausalLM
-from engine.models.fused.reference import Reference, attention_of_text
 from engine.models.loader import max_position
+from engine.models.reference import Reference, attention_of_text
 from engine.progress import phase
 from engine.startup.error_text import NUM_TOKENS, error_text
 from engine.structured.tokenizer import TokenizerReader

@@ -27,11 +27,11 @@ from msgspec import structs
 from engine.batch import RequestRows
 from engine.config import EngineConfig
 from engine.contracts.attention import AttentionInputs, KVCache
-from engine.models.checkpoint.folder import model_folder, read_json
-from engine.models.fused.reference import Reference
+from engine.models.formats.config import quantization as quantization_of
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import load_model, max_position, read_config, resolve_dtype
-from engine.models.quantized.config import quantization as quantization_of
+from engine.models.reference import Reference
+from engine.models.weights.folder import model_folder, read_json
 from engine.startup.assembly import make_attention
 from engine.startup.device import resolve_device
 from engine.startup.error_statement import ROWS, Difference, difference

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from engine.config import ConfigError, EngineConfig
-from engine.models.fused.shares import FLAG
+from engine.models.families.shares import FLAG
 from engine.models.loader import check_ranks
 from engine.parallel.collectives import GlooExchange
 from engine.parallel.messages import RankTest

@@ -225,35 +225,35 @@ SCORING = (
 RUNNER = (
     Mutant(
         "a-float8-down-product-is-not-summed-over-ranks",
-        "engine/models/fused/decoder_weights.py",
+        "engine/models/families/decoder_weights.py",
         "return Fp8Mlp(first, summed(last, self._exchange))",
         "return Fp8Mlp(first, last)",
         (
-            "tests/engine/models/fused/test_shards_quantized.py"
+            "tests/engine/models/families/test_shards_quantized.py"
             "::test_weights_rounded_at_load_err_as_on_one_rank",
         ),
     ),
     Mutant(
         "each-rank-adds-the-bias-of-a-sum",
-        "engine/models/fused/shards.py",
+        "engine/models/families/shards.py",
         "if self._rank > 0 and _OF_SUMS.search(name):",
         "if self._rank < 0 and _OF_SUMS.search(name):",
-        ("tests/engine/models/fused/test_shards.py::test_parts_make_up_the_model",),
+        ("tests/engine/models/families/test_shards.py::test_parts_make_up_the_model",),
     ),
     Mutant(
         "projections-in-one-tensor-are-divided-as-one",
-        "engine/models/fused/shards.py",
+        "engine/models/families/shards.py",
         '(r"mlp\\.gate_up_proj\\.(weight|bias)", 0, (INNER, INNER)),',
         '(r"mlp\\.gate_up_proj\\.(weight|bias)", 0, (INNER,)),',
-        ("tests/engine/models/fused/test_shards.py::test_parts_make_up_the_model",),
+        ("tests/engine/models/families/test_shards.py::test_parts_make_up_the_model",),
     ),
     Mutant(
         "ranks-with-other-columns-capture-other-steps",
-        "engine/models/fused/decoder.py",
+        "engine/models/decoder.py",
         "return int(exchange.all_gather(torch.tensor([count])).max())",
         "return count",
         (
-            "tests/engine/models/fused/test_shards_quantized.py"
+            "tests/engine/models/families/test_shards_quantized.py"
             "::test_ranks_with_other_columns_count_the_same_weights",
         ),
     ),
@@ -369,7 +369,7 @@ RUNNER = (
         "engine/kernels/experts/routing.py",
         "free = groups.masked_fill(is_left[..., None], -torch.inf).flatten(1)",
         "free = groups.flatten(1)",
-        ("tests/engine/models/fused/test_decoder.py::test_logits",),
+        ("tests/engine/models/test_decoder.py::test_logits",),
     ),
     Mutant(
         "corrections-of-experts-weigh-them-too",

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelError, kind_and_line
-from engine.models.checkpoint.weights import ANEW, DUMMY_SEED, OTHER_CONFIG, weight_files
+from engine.models.weights.sources import ANEW, DUMMY_SEED, OTHER_CONFIG, weight_files
 
 
 def checkpoint_module(

@@ -17,9 +17,9 @@ from transformers import (
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
+from engine.models.decoder import Decoder
 from engine.models.fallback.model import FallbackModel
-from engine.models.fused.decoder import Decoder
-from engine.models.fused.decoder_config import decoder_config
+from engine.models.families.decoder_config import decoder_config
 from engine.models.loader import _warn_if_untested, eos_token_ids, fp8_lack, resolve_dtype
 from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
 

@@ -38,7 +38,7 @@ from engine.speculative_config import SpeculativeConfig
 from engine.startup.error_text import NAME
 from engine.submission import entries_of
 from sampling.params import SamplingParams
-from tests.engine.models.fused.test_shards import MODELS
+from tests.engine.models.families.test_shards import MODELS
 from tests.engine.models.serving import write_tiny
 from tests.engine.parallel.emulated import engine_of
 from tests.engine.structured.constrained import STRUCTURED, TOKENIZER

@@ -19,7 +19,7 @@ from demo import MODEL_FOLDER
 from engine.attention.cuda import CudaAttention
 from engine.config import Dtype, ModelConfig
 from engine.contracts.attention import AttentionInputs, KVCache
-from engine.models.fused.decoder import Decoder
+from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from engine.runner import whole_graphs
 from engine.runner.forward import Forward, Hidden

@@ -274,7 +274,7 @@ def test_drafters_above_their_batch_size_do_not_run(
 def test_a_bad_logit_behind_accepted_drafts_leaves_them(
     folder: Path, table: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine.models.fused.decoder import Decoder
+    from engine.models.decoder import Decoder
 
     asked = requests([GREEDY])
     plain = run(make(folder, None), asked)

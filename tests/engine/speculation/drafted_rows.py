@@ -15,7 +15,7 @@ from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.contracts.attention import AttentionBackend, AttentionInputs, AttentionSpec, KVCache
 from engine.contracts.drafter import Drafter, VerifiedStep
-from engine.models.fused.decoder import Decoder
+from engine.models.decoder import Decoder
 from sampling.batch import SamplingBatch
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows

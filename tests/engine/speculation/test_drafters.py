@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from engine.config import ModelConfig
-from engine.models.fused.decoder import Decoder
+from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from engine.speculation.make_drafter import make_drafter
 from engine.speculative_config import SpeculativeConfig

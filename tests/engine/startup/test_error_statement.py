@@ -22,11 +22,10 @@ from engine.config import (
     StructuredConfig,
 )
 from engine.kernels.fp8 import Fp8Rows, quantize_rows
-from engine.models.fused import decoder_weights
+from engine.models.families import decoder_weights
 from engine.startup.build import build_engine
 from engine.startup.error_text import NAME, NUM_TOKENS
-from tests.engine.models.fused.test_decoder import MODELS, fp8_product
-from tests.engine.models.quantized.packers import (
+from tests.engine.models.formats.packers import (
     WIDE,
     Tensors,
     gptq,
@@ -34,8 +33,9 @@ from tests.engine.models.quantized.packers import (
     write_quantized,
     write_quantized_experts,
 )
-from tests.engine.models.quantized.test_fp8_experts import MODELS as EXPERT_MODELS
+from tests.engine.models.formats.test_fp8_experts import MODELS as EXPERT_MODELS
 from tests.engine.models.serving import LENGTH, VOCAB, PagedRows, expected, load, write_tiny
+from tests.engine.models.test_decoder import MODELS, fp8_product
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 GPT2 = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128)

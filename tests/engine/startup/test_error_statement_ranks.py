@@ -18,7 +18,7 @@ from engine.startup.error_text import NUM_TOKENS, TEXT
 from engine.startup.kv_scales import kv_scales
 from engine.structured.tokenizer import TokenizerReader
 from sampling.shard import LoneRank, RankExchange, VocabShard
-from tests.engine.models.fused.test_shards import MODELS, VOCAB
+from tests.engine.models.families.test_shards import MODELS, VOCAB
 from tests.engine.models.serving import LENGTH, write_tiny
 from tests.engine.structured.constrained import STRUCTURED, TOKENIZER
 from tests.sampling.ranks import on_counting_ranks, on_ranks

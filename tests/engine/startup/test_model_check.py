@@ -12,15 +12,15 @@ from safetensors.torch import load_file, save_file
 from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, StructuredConfig
 from engine.contracts.attention import AttentionInputs
 from engine.kernels.fp8 import Fp8Rows, quantize_rows
-from engine.models.fused import decoder_weights
+from engine.models.families import decoder_weights
 from engine.startup import model_check
 from engine.startup.model_check import model_checks, model_reference, served_logits
 from sampling.selftest.checks import Result
 from sampling.shard import LoneRank, RankExchange
-from tests.engine.models.fused.test_decoder import MODELS
-from tests.engine.models.fused.test_shards import MODELS as WIDE_MODELS
-from tests.engine.models.quantized.packers import Tensors, gptq, round_weight, write_quantized
+from tests.engine.models.families.test_shards import MODELS as WIDE_MODELS
+from tests.engine.models.formats.packers import Tensors, gptq, round_weight, write_quantized
 from tests.engine.models.serving import LENGTH, write_tiny
+from tests.engine.models.test_decoder import MODELS
 from tests.sampling.ranks import on_ranks
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"

@@ -1,1 +1,0 @@
-"""A model's files: folder finds them, weights reads tensors from them."""

@@ -1,0 +1,79 @@
+"""Reads experts in mxfp4 as gpt-oss publishes them.
+
+    X_blocks  uint8 [experts, out, in / 32, 16], two inputs a byte, the first in the low nibble
+    X_scales  uint8 [experts, out, in / 32], exponents of two with 127 added (e8m0)
+
+What a nibble stands for is in `engine.kernels.experts.nibbles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.errors import ModelError
+from engine.kernels.experts.nibbles import MXFP4, MXFP4_GROUP
+from engine.kernels.experts.weights import Int4Experts
+from engine.kernels.quantized.int4 import Int4Groups, pack
+from engine.models.weights.sources import ANEW, Checkpoint
+
+EXPONENT_BIAS_AT = 23
+"""The place of a float32's exponent, which has the same bias."""
+NO_NUMBER = 255
+"""The scale that is none."""
+
+
+def read_mxfp4(
+    source: Checkpoint,
+    fill: Callable[[torch.Tensor, str], None],
+    module: str,
+    shape: tuple[int, int, int],
+    device: torch.device,
+) -> Int4Experts:
+    """Read all experts' weights [experts, out, in].
+
+    Args:
+        fill: writes a tensor of `source`, or this rank's part of it, which has `shape` then.
+
+    Raises:
+        ModelError: a tensor is missing, has another shape or type, or a scale is no number.
+    """
+    num_experts, _, width = shape
+    if width % MXFP4_GROUP:
+        raise ModelError(
+            f"{source.place(f'{module}_blocks')}: tensor {module!r} has {width} inputs, which "
+            f"{MXFP4_GROUP} of mxfp4 do not divide; give the unquantized model as MODEL"
+        )
+    num_groups = width // MXFP4_GROUP
+    blocks = torch.empty((*shape[:2], num_groups, MXFP4_GROUP // 2), dtype=torch.uint8)
+    exponents = torch.empty((*shape[:2], num_groups), dtype=torch.uint8)
+    for name, target in ((f"{module}_blocks", blocks), (f"{module}_scales", exponents)):
+        _check_type(source, name)
+        fill(target, name)
+    if bool((exponents == NO_NUMBER).any()):
+        raise ModelError(
+            f"{source.place(f'{module}_scales')}: tensor '{module}_scales' holds scales that are "
+            f"no numbers; {ANEW}"
+        )
+    packed = [_pack(*own, device) for own in zip(blocks, exponents, strict=True)]
+    groups = packed[0]._replace(
+        words=torch.cat([each.words for each in packed]),
+        scales=torch.cat([each.scales for each in packed]),
+    )
+    return Int4Experts(groups, num_experts, MXFP4)
+
+
+def _check_type(source: Checkpoint, name: str) -> None:
+    if source.shape(name) is not None and (kind := source.stored_type(name)) != "U8":
+        raise ModelError(
+            f"{source.place(name)}: tensor {name!r} is stored as {kind}, mxfp4 asks for U8; {ANEW}"
+        )
+
+
+def _pack(blocks: torch.Tensor, exponents: torch.Tensor, device: torch.device) -> Int4Groups:
+    """Lay out one expert's blocks [out, groups, 16] and exponents [out, groups]."""
+    blocks = blocks.to(device)
+    q = torch.stack([blocks & 15, blocks >> 4], -1).flatten(1)
+    scales = (exponents.to(device, torch.int32) << EXPONENT_BIAS_AT).view(torch.float32)
+    return pack(q, scales.to(torch.bfloat16), None, MXFP4_GROUP)  # powers of two: exact

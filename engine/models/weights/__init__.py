@@ -1,0 +1,1 @@
+"""A model's files: folder finds them, sources reads tensors from them."""

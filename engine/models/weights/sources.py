@@ -1,0 +1,216 @@
+"""Sources of weights: safetensors files read lazily, or random weights for a config alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import ModelError, first_line
+from engine.models.weights.folder import INDEX, read_json
+from engine.progress import report
+
+IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|\.[qkv]_(proj\.)?(scale|zero_point|output_scale)$|\.kv_scale$"
+    r"|\.(prob_output_scale|input_scale_ub|weight_shape)$"
+)
+"""Tensors that are not asked for: angles, which old checkpoints have and the config gives, and what
+quantised checkpoints have beside their weights; scales of keys and values belong to a cache in
+float8."""
+
+ANEW = "download the checkpoint anew"
+OTHER_CONFIG = "give the config.json that the checkpoint was written with"
+"""What to do about a file, and about a tensor, that is not as it must be."""
+
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+DUMMY_SEED = 0
+
+
+class WeightSource(Protocol):
+    """The source of a model's tensors."""
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        """Write tensor `name` into `target`, which may be part of a fused weight."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of a tensor that a checkpoint may hold; None if it does not."""
+        ...
+
+    def finish(self) -> None:
+        """End the reading: all tensors were filled."""
+        ...
+
+
+class Checkpoint:
+    """Reads the tensors of a folder's safetensors files and converts them as they are filled.
+
+    Args:
+        ignore: names that need not be asked for.
+        num_layers: layers from this one on need not be, which draft further tokens; None: all must.
+
+    Raises:
+        ModelError: a file or tensor is missing, has another shape, or was never asked for.
+    """
+
+    def __init__(
+        self, folder: Path, ignore: frozenset[str] = frozenset(), num_layers: int | None = None
+    ) -> None:
+        self._folder = folder
+        self._files: dict[Path, Any] = {}
+        self._where = {name: path for path in weight_files(folder) for name in self._names(path)}
+        self._unread = {n for n in self._where if n not in ignore and not IGNORED.search(n)}
+        if num_layers is not None:
+            drafting = {
+                n for n in self._unread if (m := LAYER.match(n)) and int(m[1]) >= num_layers
+            }
+            self._unread -= drafting
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        self._check_shape(name, tuple(target.shape))
+        target.copy_(self.stored(name))
+
+    def fill_part(
+        self, target: torch.Tensor, name: str, shape: tuple[int, ...], part: tuple[slice, ...]
+    ) -> None:
+        """Write part of tensor `name`, of the shape that the whole must have; read no more."""
+        self._check_shape(name, shape)
+        target.copy_(self._open(self._where[name]).get_slice(name)[part])
+        self._unread.discard(name)
+        report(len(self._where) - len(self._unread), len(self._where))
+
+    def stored(self, name: str) -> torch.Tensor:
+        """Read a tensor as it is stored, on the CPU."""
+        self._check_exists(name)
+        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
+        self._unread.discard(name)
+        report(len(self._where) - len(self._unread), len(self._where))
+        return tensor
+
+    def stored_type(self, name: str) -> str:
+        """The type of a tensor that there is, as safetensors names it: "BF16", "F8_E4M3"."""
+        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
+        return kind
+
+    def place(self, name: str) -> Path:
+        """The file of a tensor, or the folder where it should be."""
+        return self._where.get(name, self._folder)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        if name not in self._where:
+            return None
+        return tuple(self._open(self._where[name]).get_slice(name).get_shape())
+
+    def finish(self) -> None:
+        self._files.clear()
+        if self._unread:
+            name = min(self._unread)
+            others = f" (and {len(self._unread) - 1} others)" if len(self._unread) > 1 else ""
+            raise ModelError(
+                f"{self._where[name]}: tensor {name!r}{others} has no place in this architecture; "
+                f"{OTHER_CONFIG}"
+            )
+
+    def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
+        self._check_exists(name)
+        if (shape := self.shape(name)) != wanted:
+            raise ModelError(
+                f"{self._where[name]}: tensor {name!r} has shape {list(shape or ())}, "
+                f"the config asks for {list(wanted)}; {OTHER_CONFIG}"
+            )
+
+    def _check_exists(self, name: str) -> None:
+        if name not in self._where:
+            raise ModelError(f"{self._folder} has no tensor {name!r}; {ANEW}, or {OTHER_CONFIG}")
+
+    def _names(self, path: Path) -> list[str]:
+        return list(self._open(path).keys())
+
+    def _open(self, path: Path) -> Any:
+        if path not in self._files:
+            try:
+                self._files[path] = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise ModelError(
+                    f"{path} is not a readable safetensors file: {first_line(error)}; {ANEW}"
+                ) from error
+        return self._files[path]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, those of the index if it has one.
+
+    Raises:
+        ModelError: there is none, or one the index names is missing.
+    """
+    if (folder / INDEX).exists():
+        names = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(n, str) for n in names.values()):
+            raise ModelError(f"{folder / INDEX} has no weight_map of files; {ANEW}")
+        paths = [folder / name for name in sorted(set(names.values()))]
+    else:
+        paths = sorted(folder.glob("*.safetensors"))
+    for path in paths:
+        if not path.exists():
+            raise ModelError(f"{folder} has no {path.name}, which {INDEX} names; {ANEW}")
+    if not paths:
+        pickles = sorted([*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")])
+        if pickles:
+            raise ModelError(
+                f"{pickles[0]}: pickled weights are not loaded; convert them to safetensors"
+            )
+        raise ModelError(f"{folder} has no weights (model.safetensors)")
+    return paths
+
+
+class DummyWeights:
+    """Makes random weights, the same at each start on one kind of device."""
+
+    def __init__(self, std: float, device: torch.device) -> None:
+        self._std = std
+        self._generator = torch.Generator(device).manual_seed(DUMMY_SEED)
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+        elif name.endswith(".bias"):
+            target.zero_()
+        else:
+            target.normal_(0.0, self._std, generator=self._generator)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return None
+
+    def finish(self) -> None:
+        pass
+
+
+class ReadTwice:
+    """A source whose tensors are read twice: the second reading gives what the first gave.
+
+    Attributes:
+        holds: hold what is read until it is read again; before it is set, all is passed on.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+        self._held: dict[str, torch.Tensor] = {}
+        self.holds = False
+
+    def fill(self, target: torch.Tensor, name: str) -> None:
+        held = self._held.pop(name, None)
+        if held is not None:
+            target.copy_(held)
+            return
+        self._source.fill(target, name)
+        if self.holds:
+            self._held[name] = target.clone()
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._source.shape(name)
+
+    def finish(self) -> None:
+        self._source.finish()

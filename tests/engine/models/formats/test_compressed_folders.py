@@ -1,0 +1,125 @@
+"""Folders that compressed-tensors quantised and wrote, its config included, beside its own run.
+
+Its run rounds inputs of products, keys and values as the checkpoint says. As in
+`test_fp8_checkpoints`, a number that lies within float32's error of the middle of two float8
+numbers may round the other way, which moves its row from there on: half of all positions must
+agree. Weight-only schemes agree everywhere.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import (
+    QuantizationArgs,
+    QuantizationConfig,
+    QuantizationScheme,
+    apply_quantization_config,
+)
+
+from engine.config import ModelConfig
+from engine.models.kv_scales import stored_kv_scales
+from engine.startup.kv_scales import kv_scales
+from tests.engine.models.formats.packers import WIDE
+from tests.engine.models.serving import expected, load, serve, some_ids, write_tiny
+
+CPU = torch.device("cpu")
+KEY, VALUE = 2.0**-9, 2.0**-8
+"""Powers of two, which are not rounded up, and so small that keys and values are cut off."""
+IGNORED = ["lm_head", "re:.*gate$"]
+MODELS: dict[str, hf.PreTrainedConfig] = {
+    "llama": hf.LlamaConfig(**WIDE),
+    "phi3": hf.Phi3Config(**WIDE),
+    "gemma3": hf.Gemma3TextConfig(**WIDE, head_dim=16, query_pre_attn_scalar=16, sliding_window=11),
+    "mixtral": hf.MixtralConfig(**WIDE, num_local_experts=4, num_experts_per_tok=2),
+}
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
+
+
+def scheme(weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> QuantizationScheme:
+    return QuantizationScheme(
+        targets=["Linear"],
+        weights=QuantizationArgs(**weights),
+        input_activations=None if inputs is None else QuantizationArgs(**inputs),
+    )
+
+
+BY_GROUP = scheme(
+    {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
+)
+BY_CHANNEL = scheme(
+    FLOAT8 | {"strategy": "channel"}, FLOAT8 | {"strategy": "token", "dynamic": True}
+)
+BY_TENSOR = scheme(FLOAT8 | {"strategy": "tensor"}, FLOAT8 | {"strategy": "tensor"})
+
+
+def write_compressed(
+    model: hf.PreTrainedConfig,
+    scheme: QuantizationScheme,
+    layout: str,
+    kv: dict[str, Any] | None,
+    folder: Path,
+) -> torch.Tensor:
+    """Quantise and write a random model; returns the logits of its own run."""
+    reference = write_tiny(model, folder, spread=0.15)
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme},
+        format=layout,
+        ignore=IGNORED,
+        kv_cache_scheme=None if kv is None else QuantizationArgs(**kv),
+    )
+    apply_quantization_config(reference, config)
+    for module in reference.modules():
+        if hasattr(module, "k_scale"):
+            module.k_scale.data.fill_(KEY)
+            module.v_scale.data.fill_(VALUE)
+        if hasattr(module, "weight_scale"):
+            calibrate(module, scheme.weights)
+    logits = expected(reference, some_ids())
+    compressor = ModelCompressor.from_pretrained_model(reference)
+    compressor.compress_model(reference)
+    reference.save_pretrained(folder)
+    compressor.update_config(folder)
+    return logits
+
+
+def calibrate(module: Any, args: Any) -> None:
+    weight, scale = module.weight.data, module.weight_scale
+    if args.type == "int":
+        scale.data.copy_(weight.view(len(weight), -1, args.group_size).abs().amax(-1) / 7.5)
+        return
+    largest = weight.abs().amax() if args.strategy == "tensor" else weight.abs().amax(1)
+    scale.data.copy_((largest / 448).reshape(scale.shape))
+    if hasattr(module, "input_scale"):
+        module.input_scale.data.fill_(0.02)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_four_bits(name: str, tmp_path: Path) -> None:
+    wanted = write_compressed(MODELS[name], BY_GROUP, "pack-quantized", None, tmp_path)
+    torch.testing.assert_close(serve(load(tmp_path), some_ids()), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "attn_head", None])
+@pytest.mark.parametrize("inputs", ["by token", "by tensor"])
+@pytest.mark.parametrize("name", MODELS)
+def test_float8(name: str, inputs: str, strategy: str | None, tmp_path: Path) -> None:
+    """With float8 keys and values too, one scale a layer or one a head."""
+    scheme = BY_CHANNEL if inputs == "by token" else BY_TENSOR
+    kv = None if strategy is None else FLOAT8 | {"strategy": strategy, "dynamic": False}
+    wanted = write_compressed(MODELS[name], scheme, "float-quantized", kv, tmp_path)
+    model, scales = load(tmp_path), None
+    if kv is not None:
+        config = ModelConfig(model=str(tmp_path))
+        stored = stored_kv_scales(config, model.attention_specs, CPU)
+        scales = kv_scales(model, CPU, 4, 128, stored)
+    error = (serve(model, some_ids(), scales=scales) - wanted).abs().amax(-1)
+    assert (error < 1e-4).double().mean() > 0.5
+    if kv is not None:
+        whole = (serve(model, some_ids()) - wanted).abs().amax(-1)
+        assert (whole < 1e-4).double().mean() < 0.1, "keys are rounded and cut off"

@@ -1,0 +1,178 @@
+"""Float8 checkpoints: logits are those of the scheme, its products made in float64.
+
+Transformers' own model, each product of its layers in float64 over inputs rounded by numpy. Inputs
+differ by float32's error, some 2^-20 of themselves; one in 2^16 of them, of the 300,000, lies so
+near the middle of two float8 numbers (2^-4 apart) that it rounds the other way. That moves logits
+of its position, and of those behind it in the row, by some 1e-2, and nothing else. So half of all
+positions must agree within 1e-4, where a scale misread moves each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import FineGrainedFP8Config
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+
+from engine.models.decoder import Decoder
+from tests.engine.models.formats.packers import RAGGED, WIDE, Tensors, rewrite, write_quantized
+from tests.engine.models.serving import SIZES, expected, load, serve, some_ids
+
+FP8 = torch.float8_e4m3fn
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+
+def e4m3(scaled: torch.Tensor) -> torch.Tensor:
+    """Numbers rounded to e4m3, by numpy alone, in float64."""
+    values = scaled.double().numpy(force=True)
+    exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(values), 1e-30))), -6.0)
+    step = 2.0 ** (exponent - 3.0)
+    return torch.from_numpy(np.clip(np.round(values / step) * step, -448, 448))
+
+
+def by_token(x: torch.Tensor, largest: float | None = None) -> torch.Tensor:
+    x = x.float() if largest is None else x.float().clamp(-largest, largest)
+    scale = x.abs().amax(-1, keepdim=True) / 448.0
+    return e4m3(x / scale) * scale.double()
+
+
+def by_span(x: torch.Tensor) -> torch.Tensor:
+    parts = [by_token(part) for part in torch.split(x, 128, dim=-1)]
+    return torch.cat(parts, dim=-1)
+
+
+def by_tensor(scale: float, x: torch.Tensor) -> torch.Tensor:
+    return e4m3(x.float() / scale) * float(np.float32(scale))
+
+
+def assert_same_as_scheme(
+    folder: Path, reference: Any, rounding: Callable[[str], Rounding]
+) -> None:
+    """Compare with transformers' model whose inputs are rounded as `rounding` has it by module."""
+    ids = some_ids()
+    unrounded = expected(reference, ids)
+    for name, module in reference.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = partial(product, module, rounding(name))  # type: ignore[method-assign]
+    wanted = expected(reference, ids)
+    model = load(folder)
+    assert isinstance(model, Decoder)
+    error, rounding_error = serve(model, ids) - wanted, wanted - unrounded
+    assert (error.abs().amax(-1) < 1e-4).double().mean() > 0.5
+    assert error.norm() < 0.2 * rounding_error.norm()
+    assert rounding_error.abs().amax(-1).min() > 1e-3, "inputs are rounded, at each position"
+
+
+def product(module: torch.nn.Linear, rounding: Rounding, x: torch.Tensor) -> torch.Tensor:
+    out = rounding(x) @ module.weight.double().T
+    return (out if module.bias is None else out + module.bias.double()).to(x.dtype)
+
+
+def rounded(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight in float8, and its values; scale [] or [out, 1]."""
+    values = (weight / scale).to(FP8)
+    return values, values.float() * scale
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "fbgemm_fp8"])
+def test_by_channel(method: str, tmp_path: Path) -> None:
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        values, wide = rounded(weight, scale)
+        return {"weight": values, "weight_scale": scale}, wide
+
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    config: dict[str, Any] = {"quant_method": method, "config_groups": {"group_0": group}}
+    config |= {"format": "float-quantized", "ignore": ["lm_head"]}
+    limit = None
+    if method == "fbgemm_fp8":
+        limit = 1.5
+        config = {"quant_method": method, "activation_scale_ub": limit}
+    reference = write_quantized(tmp_path, config, module)
+    assert_same_as_scheme(tmp_path, reference, lambda name: partial(by_token, largest=limit))
+
+
+@pytest.mark.parametrize("same_inputs", [True, False])
+def test_by_tensor_with_scales_of_inputs(same_inputs: bool, tmp_path: Path) -> None:
+    """As AutoFP8 writes them: q, k and v keep the weights' scales they came with."""
+    scales = {name: 0.01 * (index + 2) for index, name in enumerate("qkvogud")}
+
+    def input_scale(name: str) -> float:
+        short = name.rsplit(".", 1)[-1][0]
+        return scales["q" if same_inputs and short in "kv" else short]
+
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        scale = weight.abs().amax() / 448
+        values, wide = rounded(weight, scale)
+        stored = {"weight": values, "weight_scale": scale[None]}
+        return stored | {"input_scale": torch.tensor(input_scale(name))}, wide
+
+    config = {"quant_method": "fp8", "activation_scheme": "static"}
+    reference = write_quantized(tmp_path, config, module)
+    assert_same_as_scheme(tmp_path, reference, lambda name: partial(by_tensor, input_scale(name)))
+
+
+class _Quantizer:
+    """What transformers' conversions ask of the quantizer they belong to."""
+
+    quantization_config = FineGrainedFP8Config()
+
+
+EVEN = {**SIZES, "hidden_size": 128, "intermediate_size": 256}
+
+
+def test_by_blocks_as_transformers_writes_them(tmp_path: Path) -> None:
+    """Quantized and dequantized by transformers."""
+    quantize, dequantize = Fp8Quantize(_Quantizer()), Fp8Dequantize(_Quantizer())
+
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        stored = quantize.convert({"weight": weight})
+        assert set(stored) == {"weight", "weight_scale_inv"}
+        return stored, dequantize.convert(stored)["weight"]
+
+    reference = write_quantized(tmp_path, BLOCKS, module, EVEN)
+    assert_same_as_scheme(tmp_path, reference, lambda name: by_span)
+
+
+def test_by_blocks_with_ragged_edges(tmp_path: Path) -> None:
+    """Blocks of q (160 rows), k and v (80 each) do not line up in their one product."""
+
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        n, k = weight.shape
+        scales = torch.zeros(-(-n // 128), -(-k // 128))
+        values, wide = torch.zeros(n, k, dtype=torch.uint8), torch.zeros(n, k)
+        for i in range(scales.shape[0]):
+            for j in range(scales.shape[1]):
+                block = (slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128))
+                scales[i, j] = weight[block].abs().amax() / 448
+                part, wide[block] = rounded(weight[block], scales[i, j])
+                values[block] = part.view(torch.uint8)
+        return {"weight": values.view(FP8), "weight_scale_inv": scales}, wide
+
+    reference = write_quantized(tmp_path, BLOCKS, module, RAGGED)
+    assert_same_as_scheme(tmp_path, reference, lambda name: by_span)
+
+
+def test_scales_of_keys_and_values_are_not_asked_for(tmp_path: Path) -> None:
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        scale = weight.abs().amax() / 448
+        values, wide = rounded(weight, scale)
+        return {"weight": values, "weight_scale": scale}, wide
+
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    reference = write_quantized(tmp_path, config, module, WIDE)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in ("k_scale", "v_scale", "k_proj.k_scale", "v_proj.output_scale"):
+        tensors[f"model.layers.0.self_attn.{name}"] = torch.ones(1)
+    rewrite(tmp_path, tensors, None)
+    assert_same_as_scheme(tmp_path, reference, lambda name: by_token)

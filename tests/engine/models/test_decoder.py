@@ -1,0 +1,381 @@
+"""The fused decoder against transformers: same logits, however rows are cut into steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelError
+from engine.models.decoder import Decoder
+from tests.engine.models.serving import (
+    GROUPED,
+    LATENT,
+    SIZES,
+    assert_same_logits,
+    expected,
+    load,
+    serve,
+    some_ids,
+    write_tiny,
+)
+
+
+def rope(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1000.0, **fields}}
+
+
+YARN_FIELDS = {"factor": 4.0, "original_max_position_embeddings": 32}
+YARN = rope("yarn", **YARN_FIELDS)
+LLAMA3 = rope(
+    "llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+EVERY_OTHER = {"layer_types": ["sliding_attention", "full_attention"]}
+WINDOW = {**EVERY_OTHER, "sliding_window": 11}
+LONG = rope(
+    "longrope",
+    short_factor=[1.0, 1.1, 1.2, 1.3],
+    long_factor=[2.0] * 4,
+    original_max_position_embeddings=128,
+)
+EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+MODELS = {
+    "llama": hf.LlamaConfig(**GROUPED),
+    "llama-ungrouped": hf.LlamaConfig(**SIZES),
+    "llama-tied": hf.LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "llama-biases": hf.LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True),
+    "llama-head-dim": hf.LlamaConfig(**GROUPED, head_dim=16),
+    "llama-linear": hf.LlamaConfig(**GROUPED, **rope("linear", factor=3.0)),
+    "llama-llama3": hf.LlamaConfig(**GROUPED, **LLAMA3),
+    "llama-yarn": hf.LlamaConfig(**GROUPED, **YARN),
+    "llama-dynamic": hf.LlamaConfig(**GROUPED, **rope("dynamic", factor=2.0)),
+    "mistral": hf.MistralConfig(**GROUPED, sliding_window=None),
+    "mistral-window": hf.MistralConfig(**GROUPED, sliding_window=11),
+    "qwen2": hf.Qwen2Config(**GROUPED),
+    "qwen2-window": hf.Qwen2Config(
+        **GROUPED, use_sliding_window=True, sliding_window=9, max_window_layers=1
+    ),
+    "qwen3": hf.Qwen3Config(**GROUPED, head_dim=16),
+    "qwen3-window": hf.Qwen3Config(
+        **GROUPED, head_dim=8, use_sliding_window=True, sliding_window=9, **EVERY_OTHER
+    ),
+    "qwen3-biases": hf.Qwen3Config(**GROUPED, head_dim=8, attention_bias=True),
+    "mixtral": hf.MixtralConfig(**GROUPED, num_local_experts=5, num_experts_per_tok=2),
+    "mixtral-window": hf.MixtralConfig(**GROUPED, num_local_experts=4, sliding_window=11),
+    "qwen2-moe": hf.Qwen2MoeConfig(**GROUPED, **EXPERTS, shared_expert_intermediate_size=40),
+    "qwen2-moe-normalized": hf.Qwen2MoeConfig(
+        **GROUPED,
+        **EXPERTS,
+        shared_expert_intermediate_size=24,
+        norm_topk_prob=True,
+        use_sliding_window=True,
+        sliding_window=9,
+        max_window_layers=1,
+    ),
+    "qwen3-moe": hf.Qwen3MoeConfig(**GROUPED, **EXPERTS, head_dim=16, norm_topk_prob=True),
+    "qwen3-moe-mixed": hf.Qwen3MoeConfig(**GROUPED, **EXPERTS, head_dim=8, decoder_sparse_step=2),
+    "qwen3-moe-plain-layer": hf.Qwen3MoeConfig(**GROUPED, **EXPERTS, mlp_only_layers=[0]),
+    "olmoe": hf.OlmoeConfig(**GROUPED, num_experts=6, num_experts_per_tok=3),
+    "olmoe-clipped": hf.OlmoeConfig(
+        **GROUPED, num_experts=6, num_experts_per_tok=3, clip_qkv=0.5, norm_topk_prob=True
+    ),
+    "cohere": hf.CohereConfig(**GROUPED, logit_scale=0.7),
+    "cohere-biases": hf.CohereConfig(
+        **GROUPED, attention_bias=True, tie_word_embeddings=False, logit_scale=1.0
+    ),
+    "cohere2": hf.Cohere2Config(**GROUPED, **WINDOW, logit_scale=1.0),
+    "deepseek-v2-lite": hf.DeepseekV2Config(**SIZES, **LATENT, first_k_dense_replace=1),
+    "deepseek-dense": hf.DeepseekV2Config(
+        **SIZES, **LATENT | {"q_lora_rank": 16}, first_k_dense_replace=2
+    ),
+    "deepseek-v2": hf.DeepseekV2Config(
+        **SIZES,
+        **LATENT | {"q_lora_rank": 24, "v_head_dim": 20, "topk_method": "group_limited_greedy"},
+        rms_norm_eps=1e-2,
+        n_group=3,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        **rope("yarn", **YARN_FIELDS, mscale=0.8, mscale_all_dim=0.6),
+    ),
+    "deepseek-v3": hf.DeepseekV3Config(
+        **SIZES,
+        num_key_value_heads=4,
+        **LATENT | {"q_lora_rank": 24},
+        n_group=3,
+        topk_group=2,
+        first_k_dense_replace=1,
+        **rope("yarn", **YARN_FIELDS, mscale=1.0, mscale_all_dim=1.0),
+    ),
+    "deepseek-v3-ungrouped": hf.DeepseekV3Config(
+        **SIZES,
+        num_key_value_heads=4,
+        **LATENT,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        rope_interleave=False,
+    ),
+    "gemma": hf.GemmaConfig(**GROUPED, head_dim=16),
+    "gemma2": hf.Gemma2Config(
+        **GROUPED,
+        **WINDOW,
+        head_dim=8,
+        query_pre_attn_scalar=10,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3": hf.Gemma3TextConfig(**GROUPED, **WINDOW, head_dim=8, query_pre_attn_scalar=10),
+    "gemma-wide-heads": hf.GemmaConfig(**GROUPED, head_dim=256),
+    "glm": hf.GlmConfig(**GROUPED, head_dim=8, attention_bias=True),
+    "glm-yarn": hf.GlmConfig(
+        **GROUPED, head_dim=16, **rope("yarn", **YARN_FIELDS, partial_rotary_factor=0.5)
+    ),
+    "glm4": hf.Glm4Config(**GROUPED, head_dim=16),
+    "gpt-oss": hf.GptOssConfig(
+        **GROUPED,
+        **WINDOW,
+        head_dim=8,
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        **rope("yarn", **YARN_FIELDS, truncate=False, beta_fast=32.0, beta_slow=1.0),
+    ),
+    "granite": hf.GraniteConfig(
+        **GROUPED,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.2,
+        logits_scaling=1.5,
+        mlp_bias=True,
+    ),
+    "olmo2": hf.Olmo2Config(**GROUPED),
+    "olmo2-ungrouped": hf.Olmo2Config(**SIZES, **LLAMA3, attention_bias=True),
+    "olmo3": hf.Olmo3Config(**GROUPED, **WINDOW),
+    "phi": hf.PhiConfig(**SIZES),
+    "phi-tied": hf.PhiConfig(**GROUPED, tie_word_embeddings=True),
+    "phi3": hf.Phi3Config(**GROUPED, sliding_window=11),
+    "phi3-partial": hf.Phi3Config(**GROUPED, **rope("default", partial_rotary_factor=0.5)),
+    "phi3-longrope": hf.Phi3Config(
+        **GROUPED | {"max_position_embeddings": 512}, **LONG, original_max_position_embeddings=128
+    ),
+    "smollm3": hf.SmolLM3Config(**GROUPED, no_rope_layers=[1, 0]),
+    "stablelm": hf.StableLmConfig(**GROUPED),
+    "stablelm-parallel": hf.StableLmConfig(
+        **GROUPED, use_parallel_residual=True, use_qkv_bias=True
+    ),
+    "starcoder2": hf.Starcoder2Config(**GROUPED, sliding_window=11),
+    "starcoder2-no-biases": hf.Starcoder2Config(**GROUPED, use_bias=False, sliding_window=None),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name: str, tmp_path: Path) -> None:
+    reference = write_tiny(MODELS[name], tmp_path)
+    model = load(tmp_path, model_impl="fused", max_model_len=128)
+    assert isinstance(model, Decoder)
+    assert_same_logits(model, reference)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma2", "phi3"])
+def test_sharded_files(name: str, tmp_path: Path) -> None:
+    reference = write_tiny(MODELS[name], tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    assert_same_logits(load(tmp_path), reference)
+
+
+def test_a_window_off_by_one_is_noticed(tmp_path: Path) -> None:
+    reference = write_tiny(MODELS["mistral-window"], tmp_path)
+    model, ids = load(tmp_path), some_ids()
+    model.attention_specs = [replace(s, sliding_window=12) for s in model.attention_specs]
+    assert (serve(model, ids) - expected(reference, ids)).abs().max() > 1e-2
+
+
+def test_the_fallback_agrees(tmp_path: Path) -> None:
+    reference = write_tiny(MODELS["qwen3-window"], tmp_path)
+    model = load(tmp_path, model_impl="transformers")
+    assert not isinstance(model, Decoder)
+    assert_same_logits(model, reference)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "cohere", "olmo2", "phi"])
+def test_narrow_types_stay_near(name: str, dtype: str, tmp_path: Path) -> None:
+    reference = write_tiny(MODELS[name], tmp_path)
+    ids = some_ids()
+    logits, wanted = serve(load(tmp_path, dtype=dtype), ids), expected(reference, ids)
+    assert logits.dtype == torch.float32
+    # Some thirty roundings of independent sign on the way to a logit.
+    error = (logits - wanted).norm() / wanted.norm()
+    assert error < 30**0.5 * torch.finfo(getattr(torch, dtype)).eps
+
+
+ROUNDED = ["llama", "qwen2", "qwen3", "deepseek-dense"]
+ROUNDED_GENERAL = [
+    "gemma2",
+    "gemma3",
+    "phi3-partial",
+    "cohere-biases",
+    "glm4",
+    "starcoder2",
+    "olmo2",
+]
+
+
+@pytest.mark.parametrize("name", [*ROUNDED, *ROUNDED_GENERAL])
+def test_fp8_logits_are_those_of_the_scheme(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers' own model with each product of its layers in float64 over quantized rows.
+
+    An input within float32's error of the middle of two float8 numbers may round the other way,
+    which moves logits by far more than the bound. There are about 60,000 inputs and the share of
+    such is some 2^-20: none is expected with these weights, and none is met.
+    """
+    reference = write_tiny(MODELS[name], tmp_path)
+    ids = some_ids()
+    unquantized = expected(reference, ids)
+    for layer in reference.model.layers:
+        for module in layer.modules():
+            if isinstance(module, torch.nn.Linear):
+                monkeypatch.setattr(module, "forward", partial(fp8_product, module))
+    wanted = expected(reference, ids)
+    logits = serve(load(tmp_path, quantization="fp8"), ids)
+    assert (logits - wanted).abs().max() < 1e-4
+    assert (wanted - unquantized).abs().max() > 1e-2, "the scheme does round"
+
+
+def fp8_product(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    left, right = rounded_rows(x), rounded_rows(module.weight)
+    out = left @ right.T
+    if module.bias is not None:
+        out = out + module.bias.double()
+    return out.to(x.dtype)
+
+
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """The rows in float64 after rounding to e4m3 with a scale a row, by numpy alone."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 448.0
+    scaled = (x.float() / scale).double().numpy(force=True)
+    exponent = np.maximum(np.floor(np.log2(np.maximum(np.abs(scaled), 1e-30))), -6.0)
+    step = 2.0 ** (exponent - 3.0)
+    rounded = torch.from_numpy(np.round(scaled / step) * step)
+    return rounded * scale.double()
+
+
+def test_quantization_needs_the_fused_decoder(tmp_path: Path) -> None:
+    write_tiny(MODELS["llama"], tmp_path)
+    with pytest.raises(ModelError, match="--quantization fp8: only the fused decoder quantizes"):
+        load(tmp_path, quantization="fp8", model_impl="transformers")
+
+
+def test_positions_a_step_past_the_context_can_be_asked_for(tmp_path: Path) -> None:
+    write_tiny(MODELS["llama"], tmp_path)
+    model = load(tmp_path, max_model_len=LENGTH_SERVED)
+    assert serve(model, some_ids()).isfinite().all()
+    assert model.max_position == SIZES["max_position_embeddings"]
+
+
+LENGTH_SERVED = 69
+"""One token less than `serve` asks for."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts_per_tok": 9}, r"num_experts_per_tok must be from 1 to .* \(7\), got 9"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step must be at least 1, got 0"),
+        (
+            {"num_local_experts": 8},
+            r"mlp.gate.weight' has shape \[7, 32\], the config asks for \[8, 32\]",
+        ),
+        (
+            {"num_local_experts": 6},
+            r"mlp.gate.weight' has shape \[7, 32\], the config asks for \[6, 32\]",
+        ),
+        (
+            {"moe_intermediate_size": 8},
+            r"down_proj.weight' has shape \[32, 16\], the config asks for \[32, 8\]",
+        ),
+    ],
+)
+def test_experts_that_do_not_fit(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3-moe"], tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text()) | fields
+    if "num_experts" in content:  # the name that older versions write
+        content["num_experts"] = content.pop("num_local_experts", content["num_experts"])
+    path.write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=message) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_same_step_of_experts_gives_the_same_bits(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen2-moe"], tmp_path)
+    model, ids = load(tmp_path), some_ids()
+    assert torch.equal(serve(model, ids), serve(model, ids))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"attention_bias": True}, "attention_bias true"),
+        ({"v_head_dim": 24}, "v_head_dim 24 above the 20 of keys"),
+        ({"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+    ],
+)
+def test_compressed_attention_that_is_not_run(
+    fields: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    hf.DeepseekV2Config(
+        **SIZES, **LATENT | fields, architectures=["DeepseekV2ForCausalLM"]
+    ).save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=reason):
+        load(tmp_path, model_impl="fused", load_format="dummy")
+
+
+def test_groups_without_enough_experts_are_refused(tmp_path: Path) -> None:
+    write_tiny(MODELS["deepseek-v2"], tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"topk_group": 1}))
+    with pytest.raises(ModelError, match=r"1 \(topk_group\) of 3 groups .* do not hold the 3"):
+        load(tmp_path)
+
+
+def test_layers_that_draft_further_tokens_are_left_out(tmp_path: Path) -> None:
+    reference = write_tiny(MODELS["deepseek-v3"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {"model.layers.2.enorm.weight": torch.ones(32)}, path)
+    assert_same_logits(load(tmp_path), reference)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(ModelError, match=r"enorm.weight' has no place in this architecture"):
+        load(tmp_path)
+
+
+def test_longrope_beyond_its_original_length_is_refused(tmp_path: Path) -> None:
+    write_tiny(MODELS["phi3-longrope"], tmp_path)
+    with pytest.raises(ModelError, match="set --max-model-len to 128 or less"):
+        load(tmp_path)
+    assert load(tmp_path, max_model_len=100).max_position == 128
+
+
+@pytest.mark.parametrize("name", ["gemma3", "glm4", "phi3-partial", "cohere2", "deepseek-v2"])
+def test_another_rotation_is_noticed(name: str, tmp_path: Path) -> None:
+    reference = write_tiny(MODELS[name], tmp_path)
+    model, ids = load(tmp_path), some_ids()
+    assert isinstance(model, Decoder)
+    model._rope_tables = [table.roll(1, 0) for table in model._rope_tables]
+    model._rope_tables[0] = model._rope_tables[0].roll(7, 1)
+    assert (serve(model, ids) - expected(reference, ids)).abs().max() > 1e-2
