@@ -17,7 +17,7 @@ import torch
 
 from engine.contracts.attention import AttentionSpec, KVCache
 from engine.kernels.decode.attention import paged_decode
-from engine.kernels.decode.shares import DecodeScratch
+from engine.kernels.decode.split_keys import DecodeScratch
 
 DEVICE = torch.device("cuda")
 HEADS = {"16 q, 8 kv": (16, 8), "32 q, 8 kv": (32, 8)}

@@ -23,7 +23,7 @@ from engine.contracts.attention import AttentionSpec, KVCache
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.decode.attention import paged_decode_product
 from engine.kernels.decode.product import Product
-from engine.kernels.decode.shares import DecodeScratch
+from engine.kernels.decode.split_keys import DecodeScratch
 from engine.models.decoder import Decoder
 from engine.models.families.decoder_config import decoder_config
 from engine.models.weights.sources import DummyWeights

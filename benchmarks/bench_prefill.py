@@ -20,8 +20,8 @@ from engine.attention.flashinfer import FlashInferPrefill, modules_of
 from engine.attention.modules import wait_for_modules
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
-from sampling.compiling import compiling_together
-from sampling.mirror import to_device
+from sampling.device.compiling import compiling_together
+from sampling.device.mirror import to_device
 
 DEVICE = torch.device("cuda")
 HEADS = {"32 q, 8 kv": (32, 8), "16 q, 8 kv": (16, 8)}

@@ -29,10 +29,11 @@ from torch import Tensor
 from benchmarks.bench_sampling import make_batch, timed_us
 from benchmarks.contenders import Contender, Reply, attempt, contend, ready, show
 from engine.parallel.collectives import GlooExchange
-from sampling.compiling import compiling_together
+from sampling.device.compiling import compiling_together
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.params import SamplingParams
 from sampling.paths import torch_path, triton_path
-from sampling.shard import LoneRank, RankExchange, VocabShard
+from sampling.vocab_shard import VocabShard
 
 MODULE = "benchmarks.bench_shard"
 VOCAB_SIZE = 151936

@@ -20,7 +20,7 @@ from engine.buffers import span_writes
 from engine.contracts.attention import AttentionInputs
 from engine.plan import Admission, BlockGrant, StepPlan
 from sampling.batch import Drafts, SamplingBatch
-from sampling.mirror import ALIGNMENT, Writes, publish
+from sampling.device.mirror import ALIGNMENT, Writes, publish
 from sampling.rows import SamplingNeeds
 
 

@@ -6,13 +6,13 @@ import functools
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from sampling.mirror import Writes
+from sampling.device.mirror import Writes
 
 
 def span_writes(
@@ -56,12 +56,6 @@ def is_device_lost(error: Exception) -> bool:
     except torch.AcceleratorError:
         return True
     return False
-
-
-class Launcher(Protocol):
-    """Issues a step's device work, at once or behind what was issued before."""
-
-    def __call__(self, work: Any, *args: Any) -> Future[Any]: ...
 
 
 class HostStream:

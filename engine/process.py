@@ -37,7 +37,7 @@ from engine.planning.outputs import empty_output
 from engine.progress import on_progress, phase
 from engine.request import StepOutput
 from engine.startup.early import begin_early
-from sampling.compile_workers import end_workers
+from sampling.device.compile_workers import end_workers
 
 if TYPE_CHECKING:
     from engine.engine import Engine

@@ -56,7 +56,7 @@ class LogprobsOutput(NamedTuple):
     top_ids: Tensor  # int32 [N, K], best first
     top_logprobs: Tensor  # float32 [N, K]
     explicit: Tensor  # float32 [N, J], in the order of the ids asked for
-    kept: Tensor  # float32 [N], see `paths.kept`; 0 in rows that do not ask for it
+    kept: Tensor  # float32 [N], see `paths.kept_logprobs`; 0 in rows that do not ask for it
 
     @classmethod
     def concat(cls, parts: Sequence[LogprobsOutput]) -> LogprobsOutput:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sampling.mirror import MirroredRows, Writes
+from sampling.device.mirror import MirroredRows, Writes
 from sampling.noise import TILE
 from sampling.params import MAX_BAD_WORD_TOKENS, MAX_EDITS, SamplingParams
 

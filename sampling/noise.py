@@ -37,7 +37,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sampling.triton_support import constexpr, jit, tl
+from sampling.device.triton_support import constexpr, jit, tl
 
 TILE = 1024  # ids in a tile: part of the noise definition on every device, never tuned
 LEVEL_TILE, LEVEL_TOKEN = 0, 1

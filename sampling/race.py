@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose, exponentials, stream
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 MASS_ERROR = 2.0**-18
 LEAST_CUT = 2.0 * MASS_ERROR  # a smaller share of the mass cannot be told from rounding

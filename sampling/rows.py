@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sampling.device.mirror import MirroredRows, Writes, publish
 from sampling.edits import EditRows
-from sampling.mirror import MirroredRows, Writes, publish
 from sampling.noise import NoiseKey
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 from sampling.penalties import PenaltyCounts
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 # Columns of `SamplingRows.ints` and `.floats`.
 SEED, CHOICE, TOP_K, PROMPT_LEN, NUM_EDITS, FLAGS, NUM_INTS = range(7)

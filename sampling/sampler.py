@@ -18,11 +18,11 @@ from torch import Tensor
 
 from sampling import warm_up
 from sampling.batch import SamplerOutput, SamplingBatch
-from sampling.compiling import compiling_together
+from sampling.device.compiling import compiling_together
+from sampling.device.triton_support import kernels_run_on
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths import flashinfer, torch_path, triton_path
 from sampling.rows import FLASHINFER, RANDOM, SamplingNeeds, SamplingRows
-from sampling.triton_support import kernels_run_on
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from triton.runtime import interpreter
 
-from sampling.triton_support import tl
+from sampling.device.triton_support import tl
 
 _searched: set[int] = set()
 """The modules of `triton.language` that the launch under way has searched."""

@@ -14,7 +14,7 @@ from server.command.bench_flags import add_bench
 from server.command.deploy import add_deploy
 from server.command.settings import Settings, flag_of
 from tests.server.conftest import in_process
-from tests.test_layering import CONTRACTS, FILES, PACKAGES, ROOMS, ROOT
+from tests.test_layering import CONTRACTS, FILES, GROUND, PACKAGES, ROOMS, ROOT
 
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
@@ -143,7 +143,9 @@ def rooms_listed() -> list[str]:
 
 def test_the_architecture_lists_the_rooms_from_top_to_bottom() -> None:
     rooms = [
-        f"{package}.{room}" for package in reversed(PACKAGES) for room in reversed(ROOMS[package])
+        f"{package}.{room}"
+        for package in reversed(PACKAGES)
+        for room in (*reversed(ROOMS[package]), *GROUND.get(package, ()))
     ]
     assert rooms_listed() == rooms
 

@@ -14,9 +14,8 @@ PACKAGES = ("sampling", "engine", "server")
 
 CONTRACTS = {
     "sampling": {
-        *("batch", "compile_workers", "compiling", "edits", "mirror", "noise", "params"),
-        *("penalties", "race"),
-        *("reference", "rows", "shard", "triton_support"),
+        *("batch", "edits", "noise", "params", "penalties", "race", "reference", "rows"),
+        "vocab_shard",
     },
     "engine": {
         *("arrays", "batch", "blocks", "buffers", "codec", "config", "errors", "logs", "plan"),
@@ -28,9 +27,13 @@ CONTRACTS = {
 """Modules that every room of their package may import; a folder stands for all in it. They import
 one another and what is below their package, never a room."""
 
+GROUND = {"sampling": ("device",)}
+"""What is below a package's contracts: all may import it, and it imports nothing else of them."""
+
 ROOMS = {
     "sampling": (
-        *("kernels", "filters", "paths", "speculative", "warm_up", "sampler", "selftest"),
+        *("kernels", "filters", "sharded", "paths", "speculative", "warm_up", "sampler"),
+        "selftest",
     ),
     "engine": (
         *("kernels", "parallel", "attention", "models.weights", "models.formats"),
@@ -60,7 +63,12 @@ NO_TORCH = [
     ),
     *("engine/frontends.py", "engine/parent.py"),
     "engine/contracts/scoring.py",
-    *("engine/contracts/sharing.py", "engine/engine.py", "engine/plan.py", "engine/process.py"),
+    *(
+        "engine/contracts/shared_blocks.py",
+        "engine/engine.py",
+        "engine/plan.py",
+        "engine/process.py",
+    ),
     *("engine/request.py", "engine/rows.py", "engine/speculative_config.py", "engine/stats.py"),
     *("engine/submission.py", "sampling/params.py"),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/planning").glob("*.py")),
@@ -97,8 +105,10 @@ def ours(name: str) -> set[str]:
 
 
 def level(name: str) -> int:
-    """Where a module stands in its package: -1 for a contract, else the index of its room."""
+    """A module's height in its package: its room's index, -1 for a contract, -2 for the ground."""
     package, _, place = name.partition(".")
+    if place.split(".")[0] in GROUND.get(package, ()):
+        return -2
     if place in CONTRACTS[package] or place.split(".")[0] in CONTRACTS[package]:
         return -1
     rooms = [room for room in ROOMS[package] if place == room or place.startswith(f"{room}.")]

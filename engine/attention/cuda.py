@@ -28,9 +28,9 @@ from engine.contracts.heads import Heads, Rotation
 from engine.errors import first_line
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
-from engine.kernels.decode.shares import DecodeScratch
+from engine.kernels.decode.split_keys import DecodeScratch
 from engine.kernels.rope import rope_and_store
-from sampling.compiling import compiling_together
+from sampling.device.compiling import compiling_together
 
 logger = logging.getLogger(__name__)
 

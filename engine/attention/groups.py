@@ -19,7 +19,7 @@ import torch
 from engine.attention.dense import Visible
 from engine.blocks import NULL_BLOCK
 from engine.contracts.attention import AttentionInputs
-from sampling.mirror import to_device
+from sampling.device.mirror import to_device
 
 SHORT_TOKENS = 128
 """Length up to which rows share a group; above, each factor of four has a group of its own."""

@@ -12,7 +12,7 @@ import torch
 
 from engine.attention.dense import attend_dense
 from engine.attention.groups import Group, GroupKeys, group_keys, split_rows
-from engine.attention.kept import KeptKeys
+from engine.attention.kept_keys import KeptKeys
 from engine.contracts.attention import (
     FP8_CACHE,
     AttentionInputs,

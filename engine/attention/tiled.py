@@ -14,7 +14,7 @@ import torch
 
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
-from sampling.mirror import to_device
+from sampling.device.mirror import to_device
 
 Cut = tuple[int, Tiling]
 """Query heads a key head and a tiling: layers of which both are equal share tiles."""

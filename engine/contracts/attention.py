@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.heads import Heads, Rotation
-from engine.contracts.sharing import Sharing
+from engine.contracts.shared_blocks import Sharing
 
 
 @dataclass(frozen=True)

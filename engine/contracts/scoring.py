@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.arrays import Float32Array, Int32Array, Int64Array
-from engine.contracts.sharing import Sharing
+from engine.contracts.shared_blocks import Sharing
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantized, row_launch
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 COLUMNS = 1024
 """Number of columns that a program computes."""

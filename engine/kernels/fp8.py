@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import INTERPRETED, constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import INTERPRETED, constexpr, jit, tl, triton
 
 FP8 = torch.float8_e4m3fn
 LARGEST = 448.0

@@ -20,16 +20,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import FP8, Fp8Rows, in_whole_tiles, quantize_rows
-from engine.kernels.overlap import (
+from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
+from engine.kernels.skinny import Norm
+from sampling.device.overlap import (
     begin_next,
     begin_next_late,
     overlap_of,
     prefetch,
     wait_for_last,
 )
-from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
-from engine.kernels.skinny import Norm
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 FEW = 128
 """Most tokens that our own kernel takes where the library has a product to offer."""

@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.pages import (
     LOG2E,
     MIN_DOT,
@@ -38,7 +37,8 @@ from engine.kernels.pages import (
     load_values,
     query_tiles,
 )
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 TILE_QUERIES = 64
 """Number of queries of a tile: 32 tokens where two query heads share a key head. It is the least

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from sampling.triton_support import jit, tl, triton
+from sampling.device.triton_support import jit, tl, triton
 
 BLOCK = 1024
 

@@ -8,8 +8,8 @@ import functools
 import torch
 
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantized, row_launch
-from engine.kernels.overlap import begin_next, wait_for_last
-from sampling.triton_support import jit, tl
+from sampling.device.overlap import begin_next, wait_for_last
+from sampling.device.triton_support import jit, tl
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.overlap import prefetch
-from sampling.triton_support import INTERPRETED, constexpr, jit, tl
+from sampling.device.overlap import prefetch
+from sampling.device.triton_support import INTERPRETED, constexpr, jit, tl
 
 MIN_DOT = 16
 """Smallest dimension that the matrix units multiply."""

@@ -20,8 +20,7 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.decode.shares import rescale
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
+from engine.kernels.decode.split_keys import rescale
 from engine.kernels.pages import (
     LOG2E,
     MIN_DOT,
@@ -37,7 +36,8 @@ from engine.kernels.pages import (
     query_tiles,
     times_scale,
 )
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 
 class Tiling(NamedTuple):

@@ -18,8 +18,8 @@ from engine.contracts.attention import Cells
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.fp8 import stored_fp8
 from engine.kernels.norm import rms_norm
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 HEADS = 8
 """Number of heads that a program takes. With fewer most of its threads are idle; with more, a step

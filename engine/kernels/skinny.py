@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 NUM_ROWS = (1, 2, 4)
 """The numbers of rows that are compiled, all of them before a server is ready."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from sampling.triton_support import jit, tl
+from sampling.device.triton_support import jit, tl
 
 
 class RowState(NamedTuple):

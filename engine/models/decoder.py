@@ -25,7 +25,7 @@ from engine.models.formats.reader import QuantizedReader
 from engine.models.layers.general_layers import AddNorm, RmsNorm
 from engine.models.reference import AnyLayer, LayerwiseRun, Reference
 from engine.models.weights.sources import ReadTwice, WeightSource
-from sampling.shard import LoneRank, RankExchange
+from sampling.device.ranks import LoneRank, RankExchange
 
 
 class Decoder:

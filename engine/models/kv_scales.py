@@ -27,7 +27,7 @@ from engine.contracts.attention import AttentionSpec
 from engine.errors import ModelError
 from engine.models.weights.folder import model_folder, read_json
 from engine.models.weights.sources import Checkpoint
-from sampling.shard import LoneRank, RankExchange
+from sampling.device.ranks import LoneRank, RankExchange
 
 logger = logging.getLogger(__name__)
 

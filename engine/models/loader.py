@@ -29,7 +29,7 @@ from engine.models.reference import Reference
 from engine.models.weights.folder import eos_token_ids as eos_token_ids_of
 from engine.models.weights.folder import model_folder, read_json
 from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
-from sampling.shard import RankExchange
+from sampling.device.ranks import RankExchange
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 import torch
 import torch.distributed as dist
 
-from sampling.shard import RankExchange
+from sampling.device.ranks import RankExchange
 
 Input = TypeVar("Input")
 LOCALHOST = "127.0.0.1"

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric_memory
 
 from engine.errors import first_line
-from engine.kernels.exchange import (
+from engine.parallel.collectives import GlooExchange, ordered_sum
+from sampling.device.exchange import (
     MAX_PACKED,
     NUM_PROGRAMS,
     PACKED_BYTES,
@@ -26,9 +27,8 @@ from engine.kernels.exchange import (
     letter_bytes,
     sum_ranks,
 )
-from engine.kernels.row_exchange import gather_rows
-from engine.parallel.collectives import GlooExchange, ordered_sum
-from sampling.shard import RaggedRows
+from sampling.device.ranks import RaggedRows
+from sampling.device.row_exchange import gather_rows
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class DeviceExchange(GlooExchange):
 
 
 class _MailboxLink:
-    """The `Link` of `engine.kernels.exchange`.
+    """The `Link` of `sampling.device.exchange`.
 
     Raises:
         RuntimeError: the GPUs cannot map each other's memory.

@@ -32,7 +32,7 @@ from engine.runner.forward import Hidden
 from engine.runner.host_copy import Packed
 from engine.runner.step import TokenStage
 from sampling import rows as flags
-from sampling.mirror import to_device
+from sampling.device.mirror import to_device
 from sampling.rows import SamplingNeeds, SamplingRows
 
 DRAWN, FILTERED = flags.RANDOM, flags.RANDOM | flags.FILTERED

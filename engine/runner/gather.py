@@ -16,7 +16,7 @@ from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.attention import AttentionInputs
 from engine.plan import StepPlan
 from sampling.batch import Drafts, SamplingBatch
-from sampling.mirror import to_device, to_device_together
+from sampling.device.mirror import to_device, to_device_together
 from sampling.rows import SamplingRows
 
 

@@ -6,7 +6,7 @@ import torch
 
 from engine.arrays import Int32Array
 from engine.plan import StepMasks
-from sampling.mirror import to_device
+from sampling.device.mirror import to_device
 from sampling.rows import SamplingRows
 
 

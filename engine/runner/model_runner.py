@@ -32,7 +32,7 @@ from engine.runner.launched import LaunchedScoring, LaunchedStep
 from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
 from engine.runner.step import TokenStage
-from sampling.mirror import to_device
+from sampling.device.mirror import to_device
 from sampling.rows import SamplingRows
 
 Threads = Callable[[int], AbstractContextManager[None]]

@@ -11,7 +11,7 @@ from engine.plan import PromptSpan, StepPlan
 from engine.runner.logit_chunks import logit_chunks
 from sampling.batch import LogprobsOutput
 from sampling.paths.prompt_logprobs import PromptReporter
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 
 def span_logprobs(

@@ -11,9 +11,9 @@ from engine.contracts.scoring import ScoringPlan
 from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
-from sampling.mirror import to_device_together
+from sampling.device.mirror import to_device_together
 from sampling.paths.logprobs import listed_logprobs
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 
 @torch.inference_mode()

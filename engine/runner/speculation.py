@@ -11,7 +11,7 @@ from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.drafter import Drafter, VerifiedStep
 from engine.runner.forward import Hidden
 from sampling.batch import Drafts, SamplingBatch, Verification
-from sampling.compiling import compiling_together
+from sampling.device.compiling import compiling_together
 from sampling.rows import SamplingRows
 from sampling.speculative.verification import Method, verify
 from sampling.warm_up import compile_verification

@@ -7,8 +7,8 @@ import torch
 from engine.speculative_config import DraftSource
 from sampling.batch import SamplingBatch
 from sampling.rows import SamplingRows
-from sampling.shard import VocabShard
 from sampling.speculative.drafting import draw_drafts, kept_shard
+from sampling.vocab_shard import VocabShard
 
 
 class DraftDraws:

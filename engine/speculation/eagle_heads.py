@@ -32,7 +32,7 @@ from engine.kernels.norm import rms_norm
 from engine.models.families.decoder_config import DecoderConfig, attention_specs
 from engine.models.families.decoder_weights import DecoderWeights
 from engine.models.weights.sources import Checkpoint, WeightSource
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 
 class EagleHead(Protocol):

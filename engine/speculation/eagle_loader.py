@@ -18,7 +18,7 @@ from engine.models.weights.folder import model_folder
 from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
 from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
 from engine.speculative_config import SpeculativeConfig
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Tensors of the target that files of EAGLE-1 heads may repeat."""

@@ -23,9 +23,9 @@ from engine.runner.piecewise_graphs import PiecewiseGraphs, StepBuffers
 from engine.runner.speculation import Speculation, feature_layers_of
 from engine.runner.step import TokenStage
 from engine.speculation.cache import MakeAttention
+from sampling.device.triton_support import kernels_run_on
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler
-from sampling.triton_support import kernels_run_on
 
 logger = logging.getLogger(__name__)
 

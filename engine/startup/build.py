@@ -43,9 +43,10 @@ from engine.startup.samplers import make_sampler
 from engine.startup.sizes import check_context, longest_context, size_cache
 from engine.structured.grammars import Grammars
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
-from sampling.compiling import Compilation, on_compilation
+from sampling.device.compiling import Compilation, on_compilation
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.rows import SamplingRows
-from sampling.shard import LoneRank, RankExchange, VocabShard
+from sampling.vocab_shard import VocabShard
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import threading
 
 from engine.config import EngineConfig
 from engine.structured.tokenizer import TokenizerReader
-from sampling.compile_workers import begin_workers, is_cache_empty
+from sampling.device.compile_workers import begin_workers, is_cache_empty
 
 SPIN_COUNT = 10_000
 """Rounds that a thread of OpenMP looks for work before it sleeps, some 30 us.

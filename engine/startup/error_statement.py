@@ -26,7 +26,7 @@ from engine.models.reference import Reference, attention_of_text
 from engine.progress import phase
 from engine.startup.error_text import NUM_TOKENS, error_text
 from engine.structured.tokenizer import TokenizerReader
-from sampling.shard import LoneRank, RankExchange
+from sampling.device.ranks import LoneRank, RankExchange
 
 logger = logging.getLogger(__name__)
 

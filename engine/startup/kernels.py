@@ -20,10 +20,10 @@ from engine.planning.drafting import draft_rules
 from engine.progress import phase
 from engine.runner.decode_step import launch_ends
 from sampling import warm_up
-from sampling.compiling import Compilation, begin_reading_triton, compiling
+from sampling.device.compiling import Compilation, begin_reading_triton, compiling
+from sampling.device.triton_support import kernels_run_on
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths import flashinfer
-from sampling.triton_support import kernels_run_on
 
 
 def begin_loading(config: EngineConfig, device: torch.device) -> None:

@@ -25,7 +25,7 @@ from engine.request import Grammar, PromptLogprobsParams, Request
 from engine.rows import Choice
 from engine.runner.model_runner import ModelRunner
 from engine.scoring.packing import Rows, make_plan
-from sampling.compiling import compiling_together
+from sampling.device.compiling import compiling_together
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
 GRAPH_BYTES = 256 << 20

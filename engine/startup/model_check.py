@@ -39,8 +39,9 @@ from engine.startup.error_text import error_text
 from engine.startup.kv_scales import kv_scales
 from engine.startup.ranks import of_ranks
 from engine.structured.tokenizer import TokenizerReader
+from sampling.device.ranks import RankExchange
 from sampling.selftest.checks import Result
-from sampling.shard import RankExchange, VocabShard
+from sampling.vocab_shard import VocabShard
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from engine.parallel.collectives import GlooExchange
 from engine.parallel.messages import RankTest
 from engine.parallel.processes import RankProcesses
 from engine.progress import phase
+from sampling.device.ranks import RankExchange
 from sampling.kernels.logprobs import MAX_TOP
-from sampling.shard import RankExchange
 
 logger = logging.getLogger(__name__)
 

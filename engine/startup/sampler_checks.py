@@ -17,6 +17,7 @@ from engine.config import EngineConfig, SamplingConfig
 from engine.errors import first_line
 from engine.startup.ranks import of_ranks
 from engine.startup.samplers import sampler_config
+from sampling.device.ranks import RankExchange
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.sampler import SamplerConfig
@@ -38,7 +39,6 @@ from sampling.selftest.speculative_paths import (
     speculated_draws,
 )
 from sampling.selftest.tails import CASES, MANY
-from sampling.shard import RankExchange
 
 QUICK_DRAWS, FULL_DRAWS = 20_000, 200_000
 

@@ -30,11 +30,11 @@ from engine.startup.device import resolve_device
 from engine.startup.model_check import model_checks, model_reference, served_logits
 from engine.startup.ranks import Ranks, check_asked, of_ranks, set_threads, start_ranks
 from engine.startup.sampler_checks import sampler_results
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.params import SamplingParams
 from sampling.selftest import checks
 from sampling.selftest.checks import ODDS, Result
 from sampling.selftest.statistics import chi_square
-from sampling.shard import LoneRank, RankExchange
 
 MODEL_DRAWS, MODEL_TOP = 4_000, 20
 

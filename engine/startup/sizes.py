@@ -11,7 +11,7 @@ from engine.config import ConfigError, EngineConfig
 from engine.contracts.model import CausalLM
 from engine.startup.assembly import Assembly
 from engine.startup.memory import Limits, measure
-from sampling.shard import RankExchange
+from sampling.device.ranks import RankExchange
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ takes the others:
      |     cut --------- decides a row whose cut lies among the noted values; the measures prove it
      |      | the sample misled, or more values lie inside than there is room for
      +------+            the next turn knows what the measures have proved
-            | all turns are over: `triton_path.TURNS`, one more for a top-p after a large top-k
+            | all turns are over: `cut.TURNS`, one more for a top-p after a large top-k
             v
        bisection ------ decides any row, slowly
 
 A *turn* is one bracket, scan and cut. `cut_state` has the states a row goes through and the bounds
 of its cut that are passed from turn to turn; `masses` has what a cut keeps of each tile, which the
 race of `kernels.race` needs. Read `plain`, then `cut_state`, then the stages in their order. Where
-ranks divide the vocabulary, `divided` says what each stage tells the others.
+ranks divide the vocabulary, `sampling.sharded` says what each stage exchanges.
 """

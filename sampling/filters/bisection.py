@@ -7,6 +7,7 @@ samples that mislead time and again. One program bisects one row, by a pass over
 
 from __future__ import annotations
 
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.filters.cut_state import DECIDED, LAST_ID, floor_order, row_top
 from sampling.filters.shortlist import Scratch
 from sampling.kernels.logits import TILE, Source, load_raw, processed
@@ -14,7 +15,6 @@ from sampling.kernels.order import is_kept, order, value_of
 from sampling.kernels.row_params import load_filters, load_log_min_p, sampling_row
 from sampling.kernels.tile_pass import TileStats, scale_of
 from sampling.race import Cut
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 _GROUP = constexpr(8)  # tiles scanned at once
 _ALL = constexpr(2**62)

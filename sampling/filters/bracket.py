@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.filters.cut_state import (
     DECIDED,
     FIRST,
@@ -30,7 +31,6 @@ from sampling.kernels.order import order, value_of
 from sampling.kernels.row_params import load_filters, load_log_min_p, sampling_row
 from sampling.kernels.tile_pass import TileStats, scale_of
 from sampling.race import MASS_ERROR, Cut
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 SAMPLED = 4096  # tokens of a row looked at to place the bracket
 

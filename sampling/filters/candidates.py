@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from sampling.device.triton_support import constexpr, jit, tl
 from sampling.kernels.logits import TILE, load_raw, processed
 from sampling.kernels.order import key_id, order, rank_key, value_of
 from sampling.kernels.tile_pass import PEAK
-from sampling.triton_support import constexpr, jit, tl
 
 MAX_BLOCKS = 256  # blocks that may reach the threshold; more can only by ties
 MAX_CANDIDATES = 256

@@ -10,6 +10,7 @@ not depend on which tile came first.
 
 from __future__ import annotations
 
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.filters.cut_state import (
     AGAIN,
     DECIDED,
@@ -30,7 +31,10 @@ from sampling.kernels.logits import Source
 from sampling.kernels.order import order, value_of
 from sampling.kernels.tile_pass import TileStats, scale_of
 from sampling.race import Cut
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
+
+TURNS = 2
+"""Turns of bracket, scan and cut: one decides almost every row, the next what its sample misjudged.
+"""
 
 _HALVINGS = constexpr(12)  # after so many, few of 8,192 spread values are left
 _NOTHING = constexpr(-2147483647)  # the order of a NaN, below all others

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sampling import rows
+from sampling.device.triton_support import constexpr, jit, tl
 from sampling.kernels.order import order
 from sampling.kernels.row_params import NUM_FLOATS, NUM_INTS, TEMPERATURE, sampling_row
 from sampling.race import NO_LAST
-from sampling.triton_support import constexpr, jit, tl
 
 NOTED = 8192  # room for the values inside a row's bracket
 

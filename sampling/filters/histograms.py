@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 BITS = 8
 """Bits of the order that a round decides."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from sampling.device.triton_support import constexpr, jit, tl
 from sampling.filters.cut_state import LAST_ID, first_inside, last_inside
 from sampling.kernels.logits import TILE, is_held, load_raw, processed
 from sampling.kernels.order import order, value_of
-from sampling.triton_support import constexpr, jit, tl
 
 _RANKS = constexpr(16)  # notes of every tile looked at together
 

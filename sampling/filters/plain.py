@@ -11,8 +11,8 @@ Dividing by T > 0 does not change the order; it is left out here so that roundin
 new ties.
 
 Masses are sums of integers, floor(U exp((logit - max) / T)), which no order changes: however many
-ranks divide the vocabulary among them (`sampling.shard`), the cut is the same. U is the power of
-two with which the sum of a whole vocabulary fits 62 bits, 2^44 for 2^18 tokens; rounding down
+ranks divide the vocabulary among them (`sampling.vocab_shard`), the cut is the same. U is the power
+of two with which the sum of a whole vocabulary fits 62 bits, 2^44 for 2^18 tokens; rounding down
 leaves out less than 1 / U of the highest token's mass a token.
 
 Most rows are decided by the highest few values of each rank, merged. The others' cuts are found by
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sampling.filters.histograms import search
 from sampling.race import NO_LAST, Cut
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 SUM_BITS = 62
 """Of the sum of a vocabulary of equal logits."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sampling import noise
+from sampling.device.triton_support import jit, padded_lanes, tl, triton
 from sampling.filters.cut_state import (
     DECIDED,
     LAST_ID,
@@ -28,7 +29,6 @@ from sampling.filters.shortlist import Scratch
 from sampling.kernels.logits import TILE, Source, global_tile, load_raw, processed
 from sampling.kernels.order import value_of
 from sampling.kernels.tile_pass import TileStats, scale_of
-from sampling.triton_support import jit, padded_lanes, tl, triton
 
 # Programs, of one warp each: twice as many as run at once, since some rows' have nothing to do.
 PROGRAMS = 8192

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sampling import noise, rows
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.filters.candidates import (
     HIGHEST_KEY,
     MAX_BLOCKS,
@@ -37,7 +38,6 @@ from sampling.kernels.row_params import (
 )
 from sampling.kernels.tile_pass import PEAK, TileStats, scale_of
 from sampling.race import Cut
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 SHORTLIST = rows.LARGE_TOP_K  # peaks looked at where top-k does not ask for fewer
 
@@ -256,7 +256,7 @@ def shortlist(
         source, stats: as `tile_pass` took and gave them, with peaks.
         edited: as for `tile_pass`.
         elsewhere: FLAGS bits of the rows that another sampler filters.
-        divided: only find the candidates of the source's rank; `divided.decide_shortlist` cuts.
+        divided: only find the candidates of the source's rank, for `sampling.sharded.stages`.
         num_warps: of no consequence for the result.
 
     Returns:

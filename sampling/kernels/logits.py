@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sampling import edits, noise, penalties, rows
 from sampling.batch import SamplingBatch
+from sampling.device.triton_support import constexpr, jit, tl
 from sampling.kernels.row_params import (
     NUM_FLOATS,
     NUM_INTS,
@@ -24,8 +25,7 @@ from sampling.kernels.row_params import (
 )
 from sampling.params import MAX_BAD_WORD_TOKENS, MAX_EDITS
 from sampling.rows import GRAMMAR, SamplingRows
-from sampling.shard import VocabShard
-from sampling.triton_support import constexpr, jit, tl
+from sampling.vocab_shard import VocabShard
 
 TILE = constexpr(noise.TILE)
 PENALIZED = constexpr(rows.PENALIZED)

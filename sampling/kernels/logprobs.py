@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput
+from sampling.device.triton_support import constexpr, jit, tl, triton
 from sampling.kernels.logits import TILE, Source, global_tile, is_held
 from sampling.kernels.order import key_id, order, rank_key, value_of
 from sampling.kernels.report import flags_of, is_wanted, reported_values, scaled, tile_maxima
@@ -26,8 +27,7 @@ from sampling.kernels.tile_pass import TileStats
 from sampling.noise import TILE as TILE_WIDTH
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from sampling.race import Cut
-from sampling.shard import VocabShard
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.vocab_shard import VocabShard
 
 MAX_TOP = 128  # longer top lists are left to `sampling.paths.logprobs`
 CHUNK, PIECE = 64, 8

@@ -6,7 +6,7 @@ Float32 logits map to integers in the same order, so that a cut can be bisected 
 
 from __future__ import annotations
 
-from sampling.triton_support import jit, tl
+from sampling.device.triton_support import jit, tl
 
 
 @jit

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sampling.device.triton_support import jit, tl
 from sampling.kernels.logits import COUNT_SHIFT, PENALIZED, Source
 from sampling.kernels.row_params import load_flags, sampling_row
-from sampling.triton_support import jit, tl
 
 
 @jit

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sampling import noise, rows
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.kernels.logits import TILE, Source, is_held, load_raw, processed
 from sampling.kernels.order import is_kept
 from sampling.kernels.row_params import (
@@ -27,7 +28,6 @@ from sampling.kernels.row_params import (
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import Purpose, exponential_range, stream
 from sampling.race import LEAST_CUT, Cut
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
 
 _UNUSABLE, _NOTHING_ALLOWED = constexpr(UNUSABLE_LOGITS), constexpr(NOTHING_ALLOWED)
 _KEPT, _LEAST_CUT = constexpr(rows.KEPT), constexpr(LEAST_CUT)
@@ -143,7 +143,7 @@ def store_offset(source, stats, offsets, i, tiles, num_tiles, padded_tiles: tl.c
 def store_kept(
     source, stats, logprobs, i, tiles, num_tiles, padded_tiles: tl.constexpr, kept: tl.constexpr
 ):
-    """Store row i's kept logprob as `paths.kept` defines it; 0 where the row does not ask for it.
+    """Store row i's kept logprob as `paths.kept_logprobs` defines it; 0 where it is not asked for.
 
     Its `RowTiles` hold the masses that masks and filters left.
     """

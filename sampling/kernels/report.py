@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from sampling import rows
+from sampling.device.triton_support import constexpr, jit, tl
 from sampling.kernels.logits import TILE, load_raw, processed
 from sampling.kernels.order import is_kept
 from sampling.kernels.row_params import (
@@ -15,7 +16,6 @@ from sampling.kernels.row_params import (
     positive,
     sampling_row,
 )
-from sampling.triton_support import constexpr, jit, tl
 
 _LOGPROBS = constexpr(rows.LOGPROBS)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sampling import rows
-from sampling.triton_support import constexpr, jit, tl
+from sampling.device.triton_support import constexpr, jit, tl
 
 FLAGS, NUM_INTS = constexpr(rows.FLAGS), constexpr(rows.NUM_INTS)
 PROMPT_LEN = constexpr(rows.PROMPT_LEN)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sampling import noise, rows
+from sampling.device.triton_support import constexpr, jit, tl, triton
 from sampling.kernels.logits import (
     TILE,
     Source,
@@ -29,7 +30,6 @@ from sampling.kernels.row_params import (
     sampling_row,
 )
 from sampling.race import MAX_SCALE, MIN_SCALE
-from sampling.triton_support import constexpr, jit, tl, triton
 
 MANY_TILES = 8192  # several for each warp that a large GPU has running
 PEAK = 128  # consecutive ids that share one entry of `TileStats.peaks`

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
+from sampling.device.mirror import to_device
+from sampling.device.triton_support import jit, padded_lanes, tl
 from sampling.kernels.logits import TILE, Source, load_raw, processed
 from sampling.kernels.race import Picked
 from sampling.kernels.row_params import NUM_FLOATS, TEMPERATURE, load_log_min_p, sampling_row
 from sampling.kernels.tile_pass import LOG2_E, TileStats, scale_of
-from sampling.mirror import to_device
 from sampling.paths.known_times import known_to_lose
 from sampling.rows import FLASHINFER, TOP_K, TOP_P, SamplingRows
-from sampling.triton_support import jit, padded_lanes, tl
 
 logger = logging.getLogger(__name__)
 

@@ -18,16 +18,16 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput
+from sampling.device.triton_support import HAS_TRITON
 from sampling.kernels import logprobs as logprob_kernels
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.kernels.race import pick
-from sampling.kernels.shard_tiles import whole_tiles
 from sampling.kernels.tile_pass import TileStats, tile_pass_for
 from sampling.race import all_masses, log_sum_exp, tile_masses
 from sampling.rows import LOGPROBS, NORMALIZED, NUM_FLOATS, NUM_INTS, SamplingNeeds
-from sampling.shard import VocabShard
-from sampling.triton_support import HAS_TRITON
+from sampling.sharded.tiles import whole_tiles
+from sampling.vocab_shard import VocabShard
 
 CHUNK = 64
 """Ids whose maximum stands for them while the top tokens are searched."""

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput, SamplingBatch
+from sampling.device.triton_support import kernels_run_on
 from sampling.params import LogprobsMode, SamplingParams
 from sampling.paths import torch_path, triton_path
 from sampling.paths.logprobs import prompt_logprobs
 from sampling.rows import SamplingRows
-from sampling.shard import VocabShard
-from sampling.triton_support import kernels_run_on
+from sampling.vocab_shard import VocabShard
 
 
 class PromptReporter:

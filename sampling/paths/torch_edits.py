@@ -21,7 +21,7 @@ from sampling.rows import (
     REPETITION,
     SamplingRows,
 )
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 
 def process(

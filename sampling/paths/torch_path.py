@@ -22,7 +22,7 @@ from sampling.batch import (
 )
 from sampling.filters.plain import cut
 from sampling.noise import TILE, Purpose
-from sampling.paths.kept import kept_logprobs
+from sampling.paths.kept_logprobs import kept_logprobs
 from sampling.paths.logprobs import gather_logprobs
 from sampling.paths.torch_edits import process
 from sampling.race import (
@@ -46,7 +46,7 @@ from sampling.rows import (
     TOP_P,
     SamplingRows,
 )
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
 

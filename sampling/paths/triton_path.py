@@ -7,30 +7,21 @@ from torch import Tensor
 from sampling.batch import LogprobsOutput, SamplerOutput, SamplingBatch
 from sampling.filters.bisection import bisect
 from sampling.filters.bracket import bracket
-from sampling.filters.cut import cut_within
-from sampling.filters.divided import (
-    decide_shortlist,
-    gather_samples,
-    gather_undecided,
-)
-from sampling.filters.divided_scan import gather_scan
+from sampling.filters.cut import TURNS, cut_within
 from sampling.filters.scan import scan
 from sampling.filters.shortlist import shortlist
 from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import gather_logprobs
 from sampling.kernels.penalties import count_tokens
 from sampling.kernels.race import pick
-from sampling.kernels.shard_race import candidates, decide
-from sampling.kernels.shard_tiles import settle, whole_tiles
 from sampling.kernels.tile_pass import TileStats, tile_pass_for
 from sampling.paths.flashinfer import FlashInfer
 from sampling.race import Cut
 from sampling.rows import FLASHINFER, SamplingNeeds, SamplingRows
-from sampling.shard import VocabShard
-
-# Turns of bracket, scan and cut: one decides almost every row, the next what its sample misjudged.
-TURNS = 2
-ALIGNED = 16  # numbers: Triton compiles strides that this divides apart from others
+from sampling.sharded.cut import cut_sharded
+from sampling.sharded.race import draw_sharded
+from sampling.sharded.tiles import for_kernels, settle, whole_tiles
+from sampling.vocab_shard import VocabShard
 
 
 def draw(
@@ -44,15 +35,14 @@ def draw(
     """Draw one token a logit row, as `torch_path.draw` does, in O(n * tiles) of extra memory.
 
     Args:
-        logits, batch, rows, reported_ids: as for `torch_path.draw`. Of several ranks, all but
-            `is_divided` needs gather the logits' rows.
+        logits, batch, rows, reported_ids: as for `torch_path.draw`.
         flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host and
             takes a copy of their logits.
     """
     needs, edited = batch.needs, batch.needs.edited
     if not rows.shard.is_whole and not (needs.filtered or needs.logprobs):
-        return _draw_alone(logits, batch, rows)
-    logits, shard = to_divide(logits, rows.shard)
+        return draw_sharded(logits, batch, rows)
+    logits, shard = for_kernels(logits, rows.shard)
     elsewhere = 0 if flashinfer is None else FLASHINFER
     source, stats = measure(logits, batch, rows, shard)
     cuts = cut(source, stats, needs, shard, elsewhere) if needs.filtered else None
@@ -80,25 +70,6 @@ def draw(
     return SamplerOutput(picked.token_ids, picked.bad, logprobs)
 
 
-def to_divide(logits: Tensor, shard: VocabShard) -> tuple[Tensor, VocabShard]:
-    """The logits that a rank's kernels read, and whose ids they are: those of `dividing`."""
-    read = dividing(shard)
-    return (logits if read is shard else shard.whole_rows(logits)), read
-
-
-def dividing(shard: VocabShard) -> VocabShard:
-    """The ids whose logits a rank's kernels read: the shard's, or all where rows are gathered.
-
-    Kernels add up a tile in the order in which threads have loaded it, which is another where 16
-    divides the stride of rows than where it does not. The strides of the whole vocabulary and of
-    its shards are alike in this only if 16 divides the vocabulary. Where it does not, a cut could
-    differ from one rank's by a last bit of a mass: whole rows are gathered there.
-    """
-    if shard.is_whole or shard.vocab_size % ALIGNED == 0:
-        return shard
-    return VocabShard.whole(shard.vocab_size)
-
-
 def measure(
     logits: Tensor, batch: SamplingBatch, rows: SamplingRows, shard: VocabShard
 ) -> tuple[Source, TileStats]:
@@ -108,17 +79,6 @@ def measure(
         return source, tile_pass_for(source, batch.needs)
     source = Source.of(logits, batch, rows, shard)
     return source, whole_tiles(source, batch.needs, shard)
-
-
-def _draw_alone(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> SamplerOutput:
-    """Draw without filters and logprobs: each rank from its own tiles, and all decide alike."""
-    source, edited = Source.of(logits, batch, rows, rows.shard), batch.needs.edited
-    stats = tile_pass_for(source, batch.needs)
-    own = candidates(source, stats, edited=edited)
-    token_ids, bad = decide(source, rows.shard.exchange.all_gather(own))
-    if batch.needs.penalized:
-        count_tokens(source, token_ids, bad)
-    return SamplerOutput(token_ids, bad, None)
 
 
 def report(
@@ -164,23 +124,15 @@ def cut(
         source: of the shard. stats: of all tiles.
         elsewhere: FLAGS bits of the rows that another sampler filters.
     """
-    edited, divided = needs.edited, not shard.is_whole
-    cuts, scratch = shortlist(source, stats, edited=edited, elsewhere=elsewhere, divided=divided)
-    if divided:
-        decide_shortlist(source, stats, cuts, scratch, shard)
-    brackets, samples = None, None
+    if not shard.is_whole:
+        return cut_sharded(source, stats, needs, shard, elsewhere)
+    edited = needs.edited
+    cuts, scratch = shortlist(source, stats, edited=edited, elsewhere=elsewhere)
+    brackets = None
     for turn in range(TURNS + needs.twice_filtered):
-        if divided:
-            samples = gather_samples(source, scratch, shard, turn=turn, edited=edited)
-        brackets = bracket(
-            source, stats, cuts, scratch, brackets, turn=turn, edited=edited, samples=samples
-        )
-        if divided:
-            found = gather_scan(source, stats, scratch, brackets, shard, edited=edited)
-        else:
-            found = scan(source, stats, scratch, brackets, edited=edited)
+        brackets = bracket(source, stats, cuts, scratch, brackets, turn=turn, edited=edited)
+        found = scan(source, stats, scratch, brackets, edited=edited)
         cut_within(source, stats, cuts, scratch, brackets, found, edited=edited)
         del found  # the next turn's takes its room
-    whole = gather_undecided(source, scratch, shard) if divided else source
-    bisect(whole, stats, cuts, scratch, edited=edited)
+    bisect(source, stats, cuts, scratch, edited=edited)
     return cuts

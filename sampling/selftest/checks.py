@@ -154,7 +154,7 @@ KEPT_CASES: tuple[tuple[SamplingParams, Sequence[int] | None], ...] = (
 """Requests whose kept logprob is checked, each with what its grammar allows."""
 
 KEPT_ERROR = 1e-4
-"""Largest error of processed logprob plus kept; `sampling.paths.kept` derives a smaller one."""
+"""Largest error of processed logprob plus kept; `paths.kept_logprobs` derives a smaller one."""
 
 Measure: TypeAlias = Callable[
     [SamplingParams, Tensor, Sequence[int] | None], tuple[int, float, float]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.kernels import race as race_kernels
 from sampling.kernels import tile_pass as tile_kernels
 from sampling.kernels.logits import Source
@@ -24,7 +25,7 @@ from sampling.params import SamplingParams
 from sampling.race import TileMasses, race, tile_masses
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
-from sampling.shard import LoneRank, RankExchange, VocabShard
+from sampling.vocab_shard import VocabShard
 
 LONE = LoneRank()
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch, Verification
+from sampling.device.ranks import RankExchange
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.selftest.paths import LONE, Draws, batches_of, one_row, own_logits, sampler_draws
-from sampling.shard import RankExchange
 from sampling.speculative import verification
 from sampling.speculative.drafting import draw_drafts, kept_shard
 from sampling.speculative.verification import Method

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
+from sampling.device.triton_support import kernels_run_on
 from sampling.noise import Purpose
 from sampling.paths.torch_edits import mask_drafts
-from sampling.paths.triton_path import dividing
 from sampling.race import MIN_SCALE, greedy
 from sampling.rows import RANDOM, TEMPERATURE, SamplingRows
-from sampling.shard import VocabShard
+from sampling.sharded.tiles import kernel_shard
 from sampling.speculative import triton_drafting as draft_kernels
 from sampling.speculative.draws import MAX_RATE, draw_draft
-from sampling.triton_support import kernels_run_on
+from sampling.vocab_shard import VocabShard
 
 __all__ = ["DraftMethod", "draw_drafts", "kept_shard"]
 
@@ -77,7 +77,7 @@ def draw_drafts(
 
 def kept_shard(rows: SamplingRows) -> VocabShard:
     """The ids of the draft logits that a rank keeps: those of the target's that it verifies."""
-    return dividing(rows.shard) if kernels_run_on(rows.device) else rows.shard
+    return kernel_shard(rows.shard) if kernels_run_on(rows.device) else rows.shard
 
 
 def _draw_on_host(

@@ -39,7 +39,7 @@ from sampling.noise import (
     uniforms,
 )
 from sampling.race import Cut, TileMasses, all_masses, greedy, race, tile_masses
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 Weigh: TypeAlias = Callable[[Tensor], Tensor]
 """Token ids int64 [n, m] to weights float64 [n, m], 0 outside the shard."""

@@ -8,10 +8,10 @@ drafts by their ratio.
 
 from __future__ import annotations
 
+from sampling.device.triton_support import jit, tl
 from sampling.kernels.logits import TILE, load_raw, processed
 from sampling.kernels.order import is_kept
 from sampling.kernels.row_params import sampling_row
-from sampling.triton_support import jit, tl
 
 
 @jit

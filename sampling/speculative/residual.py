@@ -19,13 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.kernels.logits import TILE, Source, global_tile, is_held
 from sampling.kernels.race import draw_token, load_tiles, winner
 from sampling.kernels.row_params import is_random, load_temperature, noise_key
 from sampling.kernels.tile_pass import TileStats
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
 from sampling.race import Cut
-from sampling.shard import VocabShard
 from sampling.speculative.ratio import (
     draft_logits,
     draft_slot,
@@ -42,7 +42,7 @@ from sampling.speculative.verdict import (
     DraftTiles,
     Verdicts,
 )
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
+from sampling.vocab_shard import VocabShard
 
 _RESIDUAL_TILE = constexpr(stream(Purpose.RESIDUAL, LEVEL_TILE))
 _RESIDUAL_TOKEN = constexpr(stream(Purpose.RESIDUAL, LEVEL_TOKEN))

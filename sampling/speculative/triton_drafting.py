@@ -3,7 +3,7 @@
 
 `sampling.speculative.drafting` says what it computes. Both kernels make q's logits in registers,
 so they are written only where verification will read them. Of several ranks each draws a candidate
-from its own tiles, and all decide on one of them (`sampling.kernels.shard_race`).
+from its own tiles, and all decide on one of them (`sampling.sharded.race`).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl, triton
 from sampling.kernels.logits import TILE, Source, global_tile, load_raw, masked_draft
 from sampling.kernels.race import RowTiles, winner
 from sampling.kernels.row_params import is_random, load_temperature, noise_key, sampling_row
-from sampling.kernels.shard_race import (
+from sampling.kernels.tile_pass import LOG2_E, block_mass
+from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
+from sampling.race import MIN_SCALE
+from sampling.rows import SamplingRows
+from sampling.sharded.race import (
     BROKEN,
     CANDIDATE_WORDS,
     Candidates,
     decide,
     store_candidate,
 )
-from sampling.kernels.tile_pass import LOG2_E, block_mass
-from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, Purpose, exponential_range, stream
-from sampling.paths.triton_path import dividing, to_divide
-from sampling.race import MIN_SCALE
-from sampling.rows import SamplingRows
-from sampling.shard import VocabShard
+from sampling.sharded.tiles import for_kernels, kernel_shard
 from sampling.speculative.draws import MAX_RATE
-from sampling.triton_support import constexpr, jit, padded_lanes, tl, triton
+from sampling.vocab_shard import VocabShard
 
 _MAX_RATE, _MIN_SCALE = constexpr(MAX_RATE), constexpr(MIN_SCALE)
 _TARGET_TILE = constexpr(stream(Purpose.TARGET, LEVEL_TILE))
@@ -204,7 +204,7 @@ def draw_drafts(
     shard: VocabShard,
 ) -> Tensor:
     """Draw the drafts of one depth; arguments as for `drafting.draw_drafts`."""
-    logits, shard = to_divide(logits, shard)
+    logits, shard = for_kernels(logits, shard)
     source = Source.of(logits, batch, rows, None if shard.is_whole else shard)
     source = source._replace(mask_slots=None)  # drafts know no grammar
     n, num_tiles = len(batch.rows), source.num_tiles
@@ -249,6 +249,6 @@ def draw_drafts(
 
 def _slots(draft_logits: Tensor, rows: SamplingRows) -> _Slots:
     """The slots that hold the logits of `drafting.kept_shard`."""
-    kept = dividing(rows.shard)
+    kept = kernel_shard(rows.shard)
     first = None if kept.is_whole else kept.first
     return _Slots(draft_logits, draft_logits.shape[1], kept.width, first)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.kernels.penalties import count_tokens
-from sampling.paths.triton_path import cut, measure, report, to_divide
+from sampling.paths.triton_path import cut, measure, report
 from sampling.rows import SamplingRows
+from sampling.sharded.tiles import for_kernels
 from sampling.speculative.residual import draw_last_tokens
 from sampling.speculative.verdict import decide
 
@@ -25,7 +26,7 @@ def verify(
 ) -> Verification:
     """Verify a step's drafts; arguments as for `verification.verify`."""
     needs, edited = batch.needs, batch.needs.edited
-    logits, shard = to_divide(logits, rows.shard)
+    logits, shard = for_kernels(logits, rows.shard)
     coupled = method == "coupled"
     source, stats = measure(logits, batch, rows, shard)
     cuts = cut(source, stats, needs, shard) if needs.filtered else None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Drafts
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.kernels.logits import TILE, Source, is_held
 from sampling.kernels.race import (
     draw_token,
@@ -28,9 +29,8 @@ from sampling.kernels.row_params import is_random, load_temperature, noise_key
 from sampling.kernels.tile_pass import LOG2_E, TileStats, block_mass
 from sampling.noise import Purpose, philox_words, stream, uniform_from_words
 from sampling.race import Cut
-from sampling.shard import VocabShard
 from sampling.speculative.ratio import draft_logits, draft_slot, target_logits
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
+from sampling.vocab_shard import VocabShard
 
 
 class Verdict(IntEnum):

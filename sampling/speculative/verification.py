@@ -26,9 +26,9 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from sampling.batch import Drafts, SamplingBatch, Verification
+from sampling.device.triton_support import kernels_run_on
 from sampling.rows import SamplingRows
 from sampling.speculative import torch_verification, triton_verification
-from sampling.triton_support import kernels_run_on
 
 __all__ = ["Drafts", "Method", "Verification", "conditional_rates", "rates_of_length", "verify"]
 

@@ -7,7 +7,7 @@ import torch
 
 from engine.batch import RequestRows
 from engine.plan import StepPlan
-from sampling.mirror import publish
+from sampling.device.mirror import publish
 from tests.engine.test_rows import choice
 
 NUM_ROWS, NUM_DRAFTS = 3, 2

@@ -12,7 +12,7 @@ from engine.buffers import (
     is_device_lost,
     span_writes,
 )
-from sampling.mirror import publish
+from sampling.device.mirror import publish
 
 
 def test_spans_are_written_into_rows_of_a_table() -> None:

@@ -31,10 +31,10 @@ ENGINE = (
     ),
     Mutant(
         "writes-are-published-out-of-order",
-        "sampling/mirror.py",
+        "sampling/device/mirror.py",
         "    for target, _, values in writes:\n",
         "    for target, _, values in sorted(writes, key=lambda each: isinstance(each[2], int)):\n",
-        ("tests/sampling/test_mirror.py::test_writes_are_published_in_order",),
+        ("tests/sampling/device/test_mirror.py::test_writes_are_published_in_order",),
     ),
     Mutant(
         "blocks-are-shared-across-cache-salts",
@@ -325,7 +325,7 @@ RUNNER = (
     ),
     Mutant(
         "a-window-begins-one-key-late",
-        "engine/kernels/decode/shares.py",
+        "engine/kernels/decode/split_keys.py",
         "seq_len - shape.query_len + 1 - rules.window, 0)",
         "seq_len - shape.query_len + 2 - rules.window, 0)",
         (

@@ -39,7 +39,7 @@ SAMPLING = (
         "sampling/filters/masses.py",
         "tl.where(is_held(source, tile), found_id, tile * TILE + TILE - 1)",
         "found_id",
-        ("tests/sampling/kernels/test_shard_kernels.py::test_cuts_are_those_of_one_rank",),
+        ("tests/sampling/sharded/test_sharded_kernels.py::test_cuts_are_those_of_one_rank",),
         interpreted=True,
     ),
     Mutant(
@@ -48,26 +48,26 @@ SAMPLING = (
         "quota = prefix.num_equal - all_equal[:rank].sum(0)",
         "quota = prefix.num_equal",
         (
-            "tests/sampling/test_shard_properties.py"
+            "tests/sampling/test_vocab_shard_properties.py"
             "::test_rows_of_every_kind_are_drawn_as_by_one_rank",
         ),
     ),
     Mutant(
         "the-first-id-of-a-rank-is-read-from-the-one-before",
-        "sampling/shard.py",
+        "sampling/vocab_shard.py",
         "owners += token_ids >= first",
         "owners += token_ids > first",
         (
-            "tests/sampling/test_shard_properties.py"
+            "tests/sampling/test_vocab_shard_properties.py"
             "::test_rows_of_every_kind_are_drawn_as_by_one_rank",
         ),
     ),
     Mutant(
         "notes-of-a-later-rank-begin-where-the-first-one-s-do",
-        "sampling/filters/divided_scan.py",
+        "sampling/sharded/scan.py",
         "                words += before  # where a tile's notes begin\n",
         "                words += 0\n",
-        ("tests/sampling/kernels/test_shard_kernels.py::test_cuts_are_those_of_one_rank",),
+        ("tests/sampling/sharded/test_sharded_kernels.py::test_cuts_are_those_of_one_rank",),
         interpreted=True,
     ),
     Mutant(

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from sampling import compiling
-from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+from sampling.device import compiling
+from sampling.device.triton_support import HAS_TRITON, INTERPRETED, triton
 
 needs_compiler = pytest.mark.skipif(
     not HAS_TRITON or INTERPRETED or torch.cuda.is_available(),

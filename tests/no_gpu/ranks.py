@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
 from engine.parallel.device_exchange import WORD_BYTES, DeviceExchange, _MailboxLink
 from engine.parallel.messages import Message
+from sampling.device.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
 from tests.no_gpu.tensors import GPU
 
 

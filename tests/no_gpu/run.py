@@ -21,8 +21,8 @@ from pathlib import Path
 
 import engine
 import sampling
-from sampling.compiling import on_compilation
-from sampling.triton_support import triton
+from sampling.device.compiling import on_compilation
+from sampling.device.triton_support import triton
 from tests.no_gpu.compiler import Compiled, Compiler, compiling_only
 from tests.no_gpu.cuda import pretended_gpu
 from tests.no_gpu.flashinfer import pretended_flashinfer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sampling.triton_support import jit, tl
+from sampling.device.triton_support import jit, tl
 from tests.no_gpu.compiler import (
     MAX_SHARED,
     Compiler,

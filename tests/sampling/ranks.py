@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sampling.shard import RaggedRows, RankExchange
+from sampling.device.ranks import RaggedRows, RankExchange
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.device.triton_support import jit, tl
 from sampling.noise import exponential
-from sampling.triton_support import jit, tl
 from tests.sampling.test_noise import ARGUMENTS, worst_error
 from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
 

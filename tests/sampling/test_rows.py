@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.device.mirror import publish
 from sampling.edits import ALWAYS, TOKEN, UNTIL, WORD_LEN, WORD_START, EditRows
-from sampling.mirror import publish
 from sampling.noise import TILE
 from sampling.params import MAX_EDITS, SamplingParams
 from sampling.rows import (

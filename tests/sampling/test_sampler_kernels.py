@@ -15,11 +15,11 @@ from torch import Tensor
 
 from sampling import sampler as sampler_module
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
+from sampling.device.triton_support import INTERPRETED
 from sampling.params import SamplingParams
 from sampling.race import LEAST_CUT, MASS_ERROR
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
-from sampling.triton_support import INTERPRETED
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.environment import config_on
 from tests.sampling.steps import put_masks

@@ -27,9 +27,8 @@ from engine.kernels.decode.product import (
     see_newest,
     turned,
 )
-from engine.kernels.decode.shares import DecodeScratch, Shared, gather_shares, share_of
 from engine.kernels.decode.softmax import DecodeTile, add_sinks, attend, load_ahead
-from engine.kernels.overlap import EARLY, begin_next, begin_next_late, overlap_of, wait_for_last
+from engine.kernels.decode.split_keys import DecodeScratch, Shared, gather_shares, share_of
 from engine.kernels.pages import (
     MIN_DOT,
     AttentionShape,
@@ -39,7 +38,8 @@ from engine.kernels.pages import (
     prefetch_cells,
     times_scale,
 )
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.overlap import EARLY, begin_next, begin_next_late, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 _EARLY = constexpr(EARLY)
 

@@ -16,7 +16,7 @@ import torch
 
 from engine.kernels.fp8 import stored_fp8
 from engine.kernels.pages import LOG2E, capped
-from sampling.triton_support import jit, tl
+from sampling.device.triton_support import jit, tl
 
 
 class Product(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from engine.kernels.decode.shares import rescale
+from engine.kernels.decode.split_keys import rescale
 from engine.kernels.pages import (
     LOG2E,
     MIN_DOT,
@@ -19,7 +19,7 @@ from engine.kernels.pages import (
     load_value_pairs,
     load_values,
 )
-from sampling.triton_support import constexpr, jit, tl
+from sampling.device.triton_support import constexpr, jit, tl
 
 _MIN_DOT = constexpr(MIN_DOT)
 

@@ -13,8 +13,8 @@ import torch
 
 from engine.kernels.experts.gates import join
 from engine.kernels.experts.routing import Routing
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 GATE_UP_ROWS, DOWN_ROWS = 1, 2
 """Number of output features of a program."""

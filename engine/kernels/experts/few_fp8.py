@@ -15,10 +15,10 @@ from engine.kernels.experts.gates import join
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.weights import Fp8Experts
 from engine.kernels.fp8 import Fp8Rows, quantized, quantized_spans
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.launch import LaunchShape
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 _SPAN = constexpr(SPAN)
 

@@ -14,10 +14,10 @@ from engine.kernels.experts.gates import join
 from engine.kernels.experts.nibbles import value_of
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.weights import Int4Experts
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import RUN, SPAN
 from engine.kernels.quantized.launch import LaunchShape
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 _RUN, _SPAN = constexpr(RUN), constexpr(SPAN)
 

@@ -10,10 +10,10 @@ import torch
 from engine.kernels.experts.few_fp8 import store_rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose, empty_routing
 from engine.kernels.fp8 import Fp8Rows
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.skinny import Norm, normed_input
-from sampling.triton_support import jit, padded_lanes, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, padded_lanes, tl, triton
 
 ROUTER_ROWS = 2
 """Number of experts whose logits a program computes."""

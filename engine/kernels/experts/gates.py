@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from sampling.triton_support import constexpr, jit, tl
+from sampling.device.triton_support import constexpr, jit, tl
 
 SILU, GPT_OSS = "silu", "gpt-oss"
 ALPHA, LIMIT = 1.702, 7.0

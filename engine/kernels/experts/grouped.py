@@ -21,9 +21,9 @@ from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.tiles import find, lanes_of, store_products
 from engine.kernels.experts.weights import Fp8Experts
 from engine.kernels.fp8 import Fp8Rows
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
-from sampling.triton_support import jit, padded_lanes, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, padded_lanes, tl, triton
 
 MIN_PAIRS, MAX_PAIRS = 16, 128
 """Smallest and largest number of pairs in a tile."""

@@ -13,9 +13,9 @@ from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.nibbles import value_of
 from engine.kernels.experts.tiles import find, lanes_of, store_products
 from engine.kernels.experts.weights import Int4Experts
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import RUN, SPAN
-from sampling.triton_support import constexpr, jit, padded_lanes, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl, triton
 
 MIN_PAIRS, MAX_PAIRS, ROWS = 16, 64, 64
 """Pairs of a tile, fewest and most, and its output features; float32 takes the fewest of both."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 BLOCK = 2048
 """Number of pairs that a program looks at together."""

@@ -12,9 +12,9 @@ import torch
 
 from engine.kernels.experts.weights import Fp8Experts, Int4Experts
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows_by, stored_fp8
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import Fp8Blocks
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 COLUMNS = 1024
 """Number of columns that a program makes."""

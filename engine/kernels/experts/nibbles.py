@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.quantized.int4 import MIDDLE, Int4Groups
-from sampling.triton_support import constexpr, jit, tl
+from sampling.device.triton_support import constexpr, jit, tl
 
 INT4, MXFP4 = "int4", "mxfp4"
 MXFP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 
 LEAST_SUM = 1e-20
 """Added to a sum of scores that is divided by."""

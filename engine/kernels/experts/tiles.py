@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from engine.kernels.experts.gates import join
-from sampling.triton_support import jit, tl
+from sampling.device.triton_support import jit, tl
 
 
 class _Found(NamedTuple):

@@ -12,12 +12,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.overlap import begin_next, begin_next_late, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks, quantize_spans
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
 from engine.kernels.quantized.launch import LaunchShape
 from engine.kernels.skinny import Norm
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, begin_next_late, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 MAX_TOKENS = 128
 """Most tokens of a program."""

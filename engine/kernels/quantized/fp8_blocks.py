@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import FP8, over_largest, quantized_spans
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 SPAN = 128
 

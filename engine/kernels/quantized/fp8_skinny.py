@@ -22,11 +22,11 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.fp8 import Fp8Rows, quantized, quantized_spans
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.launch import PARTS, LoneShape, eighths
 from engine.kernels.skinny import Norm, gated_with, normed_input
-from sampling.triton_support import INTERPRETED, constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import INTERPRETED, constexpr, jit, tl, triton
 
 _PARTS, _SPAN = constexpr(PARTS), constexpr(SPAN)
 _INTERPRETED = constexpr(INTERPRETED)

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import RUN, SPAN, Int4Groups
 from engine.kernels.quantized.int4_unpack import load_zeros, nibbles
 from engine.kernels.quantized.launch import LaunchShape
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 MAX_ROWS = 8
 """Most rows: columns of the tensor cores' narrowest product."""

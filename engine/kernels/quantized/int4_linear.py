@@ -15,14 +15,14 @@ import functools
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.overlap import begin_next, begin_next_late, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import RUN, SPAN, Int4Groups
 from engine.kernels.quantized.int4_few import MAX_ROWS, int4_few_triton
 from engine.kernels.quantized.int4_skinny import int4_skinny_linear
 from engine.kernels.quantized.int4_unpack import dequantize_triton, load_zeros, nibbles
 from engine.kernels.quantized.launch import LaunchShape
 from engine.kernels.skinny import Norm
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, begin_next_late, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 MANY = 128
 """Beyond as many rows a weight is dequantized for the library's product (measured on an H200)."""

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
 from engine.kernels.quantized.int4 import MIDDLE, RUN, SPAN, Int4Groups
 from engine.kernels.quantized.launch import LoneShape, eighths
 from engine.kernels.skinny import Norm, gated_with, normed_input
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 _RUN, _NIBBLES, _MIDDLE = (constexpr(v) for v in (RUN, SPAN // RUN, MIDDLE))
 _RAISED, _LOWERED = constexpr(64), constexpr(2.0 ** (149 - 64))

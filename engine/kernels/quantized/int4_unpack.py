@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.quantized.int4 import MIDDLE, RUN, SPAN, Int4Groups
-from sampling.triton_support import INTERPRETED, constexpr, jit, tl, triton
+from sampling.device.triton_support import INTERPRETED, constexpr, jit, tl, triton
 
 _RUN, _SPAN, _MIDDLE = constexpr(RUN), constexpr(SPAN), constexpr(MIDDLE)
 _INTERPRETED = constexpr(INTERPRETED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sampling.triton_support import INTERPRETED, constexpr, jit, tl
+from sampling.device.triton_support import INTERPRETED, constexpr, jit, tl
 
 PARTS = 8
 """The parts that the row of a kernel for a lone row is cut into."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
 
 COUNT = 2048
 """Numbers that a program copies."""

@@ -35,7 +35,8 @@ from engine.models.layers.layers import (
 )
 from engine.models.weights.sources import WeightSource
 from engine.parallel.collectives import summed
-from sampling.shard import LoneRank, RankExchange, VocabShard
+from sampling.device.ranks import LoneRank, RankExchange
+from sampling.vocab_shard import VocabShard
 
 
 class DecoderWeights:

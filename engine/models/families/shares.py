@@ -3,7 +3,7 @@
 Query heads are divided evenly, and key heads too; where there are fewer than ranks, neighbouring
 ranks hold the same one. The columns of an MLP, and of every expert, are divided evenly, or by whole
 groups of those that one scale of a quantised weight stands for: then some ranks have a group more
-than others. The vocabulary is divided by tiles (`sampling.shard`).
+than others. The vocabulary is divided by tiles (`sampling.vocab_shard`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from engine.errors import ModelError
 from engine.models.families.decoder_config import DecoderConfig
+from sampling.device.ranks import RankExchange
 from sampling.noise import TILE
-from sampling.shard import RankExchange, VocabShard
+from sampling.vocab_shard import VocabShard
 
 FLAG = "--tensor-parallel-size"
 

@@ -19,7 +19,7 @@ from engine.kernels.linear import Linear
 from engine.kernels.norm import rms_norm
 from engine.kernels.norm_linear import Fp8NormedProduct, NormedLinear, NormedProduct
 from engine.parallel.collectives import rank_sum
-from sampling.shard import RankExchange
+from sampling.device.ranks import RankExchange
 
 
 class Mlp(NamedTuple):

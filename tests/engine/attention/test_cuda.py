@@ -20,7 +20,7 @@ from engine.attention.flashinfer import modules_of
 from engine.attention.modules import wait_for_modules
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
-from engine.contracts.sharing import Sharing
+from engine.contracts.shared_blocks import Sharing
 from tests.engine.attention.float8 import in_float8
 from tests.engine.kernels.where import DEVICES
 

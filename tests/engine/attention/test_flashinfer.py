@@ -19,7 +19,7 @@ from engine.attention.cuda import CudaAttention
 from engine.attention.modules import wait_for_modules
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec, KVCache
-from engine.contracts.sharing import Sharing
+from engine.contracts.shared_blocks import Sharing
 from tests.engine.attention.float8 import in_float8
 
 BLOCK_SIZE = 16

@@ -16,7 +16,7 @@ from engine.batch import RequestRows
 from engine.contracts.attention import FP8_CACHE, AttentionSpec, KVCache
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
-from engine.kernels.decode.shares import DecodeScratch
+from engine.kernels.decode.split_keys import DecodeScratch
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.groups import group_pairs_triton

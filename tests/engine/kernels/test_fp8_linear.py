@@ -24,7 +24,7 @@ from engine.kernels.fp8_linear import (
     arrivals_of,
     fp8_linear_triton,
 )
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 

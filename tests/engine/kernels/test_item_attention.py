@@ -15,8 +15,8 @@ import torch
 
 from engine.contracts.attention import AttentionSpec, KVCache
 from engine.kernels.item_attention import BLOCK_KEYS, TILE_QUERIES, item_attention, item_tiles
-from sampling.mirror import to_device
-from sampling.triton_support import INTERPRETED
+from sampling.device.mirror import to_device
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 DTYPES = [

@@ -14,8 +14,8 @@ import torch
 
 from engine.contracts.attention import FP8_CACHE, AttentionSpec, KVCache
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
-from sampling.mirror import to_device
-from sampling.triton_support import INTERPRETED
+from sampling.device.mirror import to_device
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 DTYPES = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")),

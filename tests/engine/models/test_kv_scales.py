@@ -29,8 +29,8 @@ from engine.errors import ModelError
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import load_model
 from engine.startup.kv_scales import kv_scales
+from sampling.device.ranks import RankExchange
 from sampling.noise import TILE
-from sampling.shard import RankExchange
 from tests.engine.models.formats.packers import rewrite
 from tests.engine.models.formats.test_fp8_checkpoints import e4m3
 from tests.engine.models.serving import (

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.parallel.collectives import GlooExchange, rank_sum, summed
-from sampling.shard import LoneRank, RankExchange
+from sampling.device.ranks import LoneRank, RankExchange
 from tests.sampling.ranks import on_ranks
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.contracts.scoring import ScoringPlan
-from engine.contracts.sharing import Sharing
+from engine.contracts.shared_blocks import Sharing
 from engine.parallel.messages import PlanReader, Score, decode, draw_of, encode, launch_of
 from engine.plan import BlockGrant, PromptSpan, StepMasks, StepPlan
 from engine.request import PromptLogprobsParams, Request

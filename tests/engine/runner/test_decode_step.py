@@ -17,9 +17,9 @@ from engine.runner.host_copy import Packed
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import RejectionSampleMethod
 from sampling import sampler
+from sampling.device.triton_support import INTERPRETED
 from sampling.params import SamplingParams
 from sampling.speculative import drafting, verification
-from sampling.triton_support import INTERPRETED
 from tests.engine.runner import test_speculation as whole
 from tests.engine.runner.table_drafter import draft_from
 from tests.engine.tiny_models import VOCAB, write_model

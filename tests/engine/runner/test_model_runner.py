@@ -24,7 +24,7 @@ from engine.plan import RunnerLostError, StepPlan, result_of
 from engine.request import Request
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import build_engine
-from sampling.mirror import Writes
+from sampling.device.mirror import Writes
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
 from tests.engine.test_rows import choice

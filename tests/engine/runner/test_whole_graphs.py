@@ -21,7 +21,7 @@ from engine.kernels.prefill_attention import Tiling
 from engine.runner import piecewise_graphs
 from engine.runner.piecewise_graphs import PiecewiseGraphs
 from engine.runner.whole_graphs import MAX_TOKENS, WholeGraphs
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.runner.test_piecewise_graphs import Model, Rows
 from tests.engine.tiny_models import write_model
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from engine.contracts import sharing
+from engine.contracts import shared_blocks
 from engine.plan import RunnerLostError
 from engine.request import Finish
 from tests.engine.paged_fake import context_hash
@@ -30,7 +30,7 @@ def test_random_traffic_equals_whole_sequences(
     prefix_caching: bool, num_blocks: int, budget: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside choices that share prompts with the queries, in as few blocks as can be."""
-    monkeypatch.setattr(sharing, "MIN_SAVED", 12)
+    monkeypatch.setattr(shared_blocks, "MIN_SAVED", 12)
     rng = random.Random(seed)
     engine, runner = make_engine(
         num_blocks=num_blocks, budget=budget, prefix_caching=prefix_caching

@@ -19,7 +19,7 @@ from engine.models.decoder import Decoder
 from sampling.batch import SamplingBatch
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 BLOCK_SIZE = 4
 NUM_ROWS = 3

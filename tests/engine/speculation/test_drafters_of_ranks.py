@@ -14,8 +14,9 @@ from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from engine.speculation.make_drafter import make_drafter
 from engine.speculative_config import SpeculativeConfig
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import TILE
-from sampling.shard import LoneRank, RankExchange, VocabShard
+from sampling.vocab_shard import VocabShard
 from tests.engine.speculation.drafted_rows import DraftedRows, Row, make_attention, make_rows
 from tests.engine.speculation.tiny_heads import write_eagle1, write_eagle3
 from tests.engine.tiny_models import FUSED

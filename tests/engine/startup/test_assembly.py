@@ -9,7 +9,7 @@ import pytest
 
 from engine.startup import assembly
 from sampling.noise import TILE
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 
 class _Uncapturable:

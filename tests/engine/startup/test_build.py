@@ -15,7 +15,7 @@ from engine.engine import Engine
 from engine.request import Finish, PromptLogprobsParams, Request, ScoringRequest
 from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
 from engine.startup.build import build_engine
-from sampling.compiling import compiling_together, on_compilation
+from sampling.device.compiling import compiling_together, on_compilation
 from sampling.params import SamplingParams
 
 MAX_ROWS = 24

@@ -15,8 +15,8 @@ from engine.kernels.fp8 import Fp8Rows, quantize_rows
 from engine.models.families import decoder_weights
 from engine.startup import model_check
 from engine.startup.model_check import model_checks, model_reference, served_logits
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.selftest.checks import Result
-from sampling.shard import LoneRank, RankExchange
 from tests.engine.models.families.test_shards import MODELS as WIDE_MODELS
 from tests.engine.models.formats.packers import Tensors, gptq, round_weight, write_quantized
 from tests.engine.models.serving import LENGTH, write_tiny

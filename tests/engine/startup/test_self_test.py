@@ -25,12 +25,12 @@ from engine.startup.sampler_checks import flag_coverage, sampler_results
 from engine.startup.samplers import sampler_config
 from engine.startup.self_test import run_self_test
 from sampling import noise, race
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import Purpose
 from sampling.sampler import SamplerConfig
 from sampling.selftest.checks import Result
 from sampling.selftest.speculative_paths import PATHS
 from sampling.selftest.tails import MANY
-from sampling.shard import LoneRank, RankExchange
 from sampling.speculative import draws
 from server import cli
 from server.command.configure import engine_config

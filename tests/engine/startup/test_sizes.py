@@ -11,7 +11,7 @@ import torch
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
 from engine.startup.assembly import Assembly
 from engine.startup.sizes import size_cache
-from sampling.shard import RankExchange
+from sampling.device.ranks import RankExchange
 
 
 def test_a_cache_that_the_machine_cannot_hold_is_told_by_its_flag() -> None:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
+from sampling.device.triton_support import INTERPRETED
 from sampling.filters import scan as scan_kernels
 from sampling.filters.bisection import bisect
 from sampling.filters.bracket import bracket
-from sampling.filters.cut import cut_within
+from sampling.filters.cut import TURNS, cut_within
 from sampling.filters.cut_state import Brackets
 from sampling.filters.plain import cut
 from sampling.filters.scan import scan
@@ -26,10 +27,8 @@ from sampling.kernels.logits import Source
 from sampling.kernels.tile_pass import tile_pass
 from sampling.params import SamplingParams
 from sampling.paths import torch_edits
-from sampling.paths.triton_path import TURNS
 from sampling.race import MASS_ERROR, Cut, tile_masses
 from sampling.rows import FILTERED, LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, SamplingRows
-from sampling.triton_support import INTERPRETED
 
 pytestmark = [
     pytest.mark.skipif(

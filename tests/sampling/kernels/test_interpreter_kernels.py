@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sampling.triton_support import INTERPRETED, jit, tl
+from sampling.device.triton_support import INTERPRETED, jit, tl
 
 pytestmark = pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
 

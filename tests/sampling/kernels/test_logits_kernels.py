@@ -11,12 +11,12 @@ from torch import Tensor
 
 from sampling import reference
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, SamplerOutput, SamplingBatch
+from sampling.device.triton_support import INTERPRETED
 from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.paths import triton_path
 from sampling.race import LEAST_CUT, MASS_ERROR
 from sampling.rows import SamplingRows
-from sampling.triton_support import INTERPRETED
 from tests.sampling.steps import bitmap
 from tests.sampling.test_sampler_kernels import DEVICES
 

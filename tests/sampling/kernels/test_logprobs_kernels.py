@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput, SamplingBatch
+from sampling.device.triton_support import INTERPRETED
 from sampling.filters.plain import cut
 from sampling.kernels import logprobs as logprob_kernels
 from sampling.kernels.logits import Source
@@ -18,8 +19,7 @@ from sampling.paths import torch_path
 from sampling.paths.logprobs import gather_logprobs, prompt_kernels, prompt_logprobs
 from sampling.race import Cut
 from sampling.rows import SamplingRows
-from sampling.shard import VocabShard
-from sampling.triton_support import INTERPRETED
+from sampling.vocab_shard import VocabShard
 
 INF = float("inf")
 MODES: tuple[LogprobsMode, ...] = (

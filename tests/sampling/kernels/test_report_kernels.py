@@ -13,7 +13,7 @@ from sampling.kernels.tile_pass import tile_pass
 from sampling.params import LogprobsMode, SamplingParams
 from sampling.race import Cut
 from sampling.rows import SamplingRows
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
 
 LOGITS = [3.0, 5.0, 3.0, 3.0, 1.0, 3.0]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sampling import race
 from sampling.batch import SamplingBatch
+from sampling.device.triton_support import triton
 from sampling.kernels import tile_pass as tile_pass_module
 from sampling.kernels.logits import Source
 from sampling.kernels.tile_pass import PEAK, TileStats, tile_pass
@@ -18,7 +19,6 @@ from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.race import MASS_ERROR
 from sampling.rows import SamplingRows
-from sampling.triton_support import triton
 from tests.sampling.steps import bitmap
 from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
 

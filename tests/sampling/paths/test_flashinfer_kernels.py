@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplingBatch
+from sampling.device.triton_support import INTERPRETED
 from sampling.params import SamplingParams
 from sampling.paths import triton_path
 from sampling.paths.flashinfer import FlashInfer, obstacle
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 from sampling.selftest.statistics import chi_square
-from sampling.triton_support import INTERPRETED
 from tests.sampling.environment import config_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent

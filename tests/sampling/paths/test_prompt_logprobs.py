@@ -18,7 +18,7 @@ from sampling.params import LogprobsMode, SamplingParams
 from sampling.paths.prompt_logprobs import PromptReporter
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
-from sampling.shard import VocabShard
+from sampling.vocab_shard import VocabShard
 
 VOCAB, TOP, IDS = 300, 6, (4, 299, 4)
 PROMPT, OUTPUT = 9, 4

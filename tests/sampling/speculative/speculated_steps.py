@@ -13,8 +13,8 @@ from torch import Tensor
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
-from sampling.shard import VocabShard
 from sampling.speculative.verification import Method, verify
+from sampling.vocab_shard import VocabShard
 from tests.sampling.steps import put_masks
 
 PROMPT_LEN = 10

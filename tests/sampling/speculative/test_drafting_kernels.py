@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.device.triton_support import INTERPRETED
 from sampling.speculative import drafting
 from sampling.speculative.drafting import DraftMethod, draw_drafts
-from sampling.triton_support import INTERPRETED
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.speculative.test_drafting import N, make_logits, make_rows
 from tests.sampling.test_sampler_kernels import DEVICES

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.device.triton_support import INTERPRETED, jit, tl
 from sampling.speculative.ratio import minus_expm1, minus_expm1_f32
-from sampling.triton_support import INTERPRETED, jit, tl
 
 pytestmark = [
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter"),

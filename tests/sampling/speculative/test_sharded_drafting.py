@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import TILE
-from sampling.shard import LoneRank, RankExchange
 from sampling.speculative.drafting import DraftMethod, draw_drafts, kept_shard
 from tests.sampling.ranks import on_counting_ranks
 from tests.sampling.speculative.test_drafting import PARAMS, N, make_logits, make_rows
-from tests.sampling.test_shard import own, sharded
+from tests.sampling.test_vocab_shard import own, sharded
 
 VOCAB = 5 * TILE + 304
 DEPTH, NUM_DRAFTS = 1, 2

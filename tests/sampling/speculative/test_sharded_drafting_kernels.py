@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sampling.device.triton_support import INTERPRETED
 from sampling.noise import TILE
 from sampling.speculative.drafting import DraftMethod
-from sampling.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.ranks import on_counting_ranks

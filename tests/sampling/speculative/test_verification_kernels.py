@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Verification
+from sampling.device.triton_support import INTERPRETED
 from sampling.speculative import verification
 from sampling.speculative.verification import Method
-from sampling.triton_support import INTERPRETED
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.speculative.speculated_steps import Step, random_step
 from tests.sampling.test_sampler_kernels import DEVICES, EDITS, KEPT_ERROR

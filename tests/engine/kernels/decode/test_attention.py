@@ -11,7 +11,7 @@ import torch
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec, KVCache
 from engine.kernels.decode.attention import paged_decode
-from engine.kernels.decode.shares import DecodeScratch
+from engine.kernels.decode.split_keys import DecodeScratch
 from tests.engine.kernels.where import DEVICES
 from tests.no_gpu.cuda import pretended_gpu
 

@@ -13,7 +13,7 @@ from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.decode.attention import paged_decode_product
 from engine.kernels.decode.product import Product
-from engine.kernels.decode.shares import DecodeScratch
+from engine.kernels.decode.split_keys import DecodeScratch
 from engine.kernels.rope import rope_table
 from tests.engine.attention.float8 import in_float8
 from tests.engine.kernels.where import DEVICES

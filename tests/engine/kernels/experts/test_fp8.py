@@ -19,7 +19,7 @@ from engine.kernels.experts.layer import experts_few, experts_torch, experts_tri
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import ExpertWeights, Fp8Experts
 from engine.kernels.skinny import Norm
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.experts.reference import joined
 from tests.engine.kernels.where import DEVICES
 

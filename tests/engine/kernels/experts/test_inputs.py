@@ -14,7 +14,7 @@ from engine.kernels.experts.inputs import (
     rounded_pairs_torch,
     rounded_pairs_triton,
 )
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 from tests.engine.models.formats.test_fp8_checkpoints import e4m3
 

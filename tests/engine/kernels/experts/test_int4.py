@@ -14,7 +14,7 @@ from engine.kernels.experts.nibbles import INT4, MXFP4
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.weights import ExpertWeights, Int4Experts
 from engine.kernels.quantized.int4 import pack
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.experts.reference import assert_is_sum
 from tests.engine.kernels.where import DEVICES
 

@@ -18,7 +18,7 @@ from engine.kernels.experts.layer import (
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import Norm
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.experts.reference import assert_is_sum, random_weights
 from tests.engine.kernels.where import DEVICES
 

@@ -18,7 +18,7 @@ from engine.kernels.quantized.fp8_blocks import (
     quantize_spans_torch,
     quantize_spans_triton,
 )
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 SHAPES = [(48, 512), (33, 200), (20, 128), (9, 1300)]

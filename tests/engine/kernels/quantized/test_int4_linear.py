@@ -16,7 +16,7 @@ from engine.kernels.quantized.int4 import Int4Groups, pack
 from engine.kernels.quantized.int4_few import int4_few_triton
 from engine.kernels.quantized.int4_linear import Int4Linear, int4_linear_triton
 from engine.kernels.quantized.int4_unpack import dequantize_triton
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 SHAPES = [(48, 512, 128), (33, 320, 32), (20, 256, 64), (17, 384, 384), (10, 1024, 1024)]

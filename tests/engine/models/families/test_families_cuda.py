@@ -22,9 +22,9 @@ from engine.attention.flashinfer import is_expressible, modules_of
 from engine.attention.modules import wait_for_modules
 from engine.contracts.attention import AttentionInputs, KVCache
 from engine.contracts.model import CausalLM
-from engine.contracts.sharing import Sharing
+from engine.contracts.shared_blocks import Sharing
 from engine.models.decoder import Decoder
-from sampling.triton_support import INTERPRETED
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 from tests.engine.models.serving import expected, load, write_tiny
 

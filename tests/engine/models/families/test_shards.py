@@ -29,8 +29,8 @@ from engine.contracts.attention import KVCache
 from engine.models.loader import load_model
 from engine.models.weights.sources import Checkpoint
 from engine.startup.kv_scales import kv_scales
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import TILE
-from sampling.shard import LoneRank, RankExchange
 from tests.engine.models.serving import (
     GROUPED,
     LATENT,

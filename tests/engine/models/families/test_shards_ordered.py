@@ -14,7 +14,7 @@ from engine.models.formats.parts import Int4Part
 from engine.models.formats.scheme import Scheme
 from engine.models.formats.unpack import ModuleTensors, unpack
 from engine.models.weights.sources import Checkpoint
-from sampling.shard import RankExchange
+from sampling.device.ranks import RankExchange
 from tests.engine.models.families.test_shards import CPU, logits_of, wanted_of, widened
 from tests.engine.models.families.test_shards_quantized import QUANTIZED
 from tests.engine.models.formats.packers import (

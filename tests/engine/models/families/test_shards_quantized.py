@@ -20,7 +20,7 @@ from engine.models.decoder import Decoder
 from engine.models.formats.parts import BlockPart, DensePart, Fp8Part, Int4Part
 from engine.models.loader import load_model
 from engine.parallel.collectives import summed
-from sampling.shard import LoneRank, RankExchange
+from sampling.device.ranks import LoneRank, RankExchange
 from tests.engine.models.families.test_shards import (
     CPU,
     MODELS,

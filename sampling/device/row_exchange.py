@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Rows of which ranks tell each other as much as they must: none of some, more of others.
+"""Gathers rows of different lengths from all ranks: of each row only the words that it has.
 
-The mailboxes, letters and numbers are those of `engine.kernels.exchange`. A program handles one row
-after another, a letter at a time: how many words there are, then the words. Which rows are left out
-all ranks know alike, on the device; they cost nothing but the look at their count.
+The mailboxes, letters and numbers are those of `sampling.device.exchange`. A program handles one
+row after another, a letter at a time: the number of words, then the words. A negative count leaves
+a row out; all ranks know it alike, on the device, and such a row costs no more than reading it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.exchange import (
+from sampling.device.exchange import (
     LETTER_BYTES,
     NUM_PROGRAMS,
     Mailboxes,
@@ -19,9 +19,9 @@ from engine.kernels.exchange import (
     tell,
     wait_for_others,
 )
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.shard import RaggedRows
-from sampling.triton_support import constexpr, jit, tl
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.ranks import RaggedRows
+from sampling.device.triton_support import constexpr, jit, tl
 
 HEAD = 16
 """Words in front of a letter's own; the first says how many there are to tell in all."""
@@ -106,7 +106,7 @@ def gather_rows(
     mailboxes: Mailboxes,
     rank: int,
 ) -> RaggedRows:
-    """Every rank's rows; arguments as for `sampling.shard.VocabShard.gather_rows`."""
+    """Every rank's rows; arguments as for `sampling.vocab_shard.VocabShard.gather_rows`."""
     num_rows, num_ranks = len(counts), len(mailboxes.letters)
     told = RaggedRows(
         torch.empty((num_ranks, num_rows, width), dtype=torch.int32, device=words.device),

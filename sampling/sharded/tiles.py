@@ -11,18 +11,38 @@ import torch
 from torch import Tensor
 
 from sampling import noise
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl, triton
 from sampling.kernels.logits import Source
 from sampling.kernels.tile_pass import PEAK, TileStats, empty_stats, tile_pass_for
 from sampling.race import Cut
 from sampling.rows import SamplingNeeds
-from sampling.shard import VocabShard
-from sampling.triton_support import constexpr, jit, padded_lanes, tl, triton
+from sampling.vocab_shard import VocabShard
 
+ALIGNED = 16  # numbers: Triton compiles strides that this divides apart from others
 UNIT = 64  # words that fields begin at multiples of, so that all are aligned alike
 PEAKS = noise.TILE // PEAK
 NUM_ROWS = 128  # that a program settles
 
 _UNIT, _ROWS = constexpr(UNIT), constexpr(NUM_ROWS)
+
+
+def for_kernels(logits: Tensor, shard: VocabShard) -> tuple[Tensor, VocabShard]:
+    """The logits that a rank's kernels read, and whose ids they are: those of `kernel_shard`."""
+    read = kernel_shard(shard)
+    return (logits if read is shard else shard.whole_rows(logits)), read
+
+
+def kernel_shard(shard: VocabShard) -> VocabShard:
+    """The ids whose logits a rank's kernels read: the shard's, or all where rows are gathered.
+
+    Kernels add up a tile in the order in which threads have loaded it, which is another where 16
+    divides the stride of rows than where it does not. The strides of the whole vocabulary and of
+    its shards are alike in this only if 16 divides the vocabulary. Where it does not, a cut could
+    differ from one rank's by a last bit of a mass: whole rows are gathered there.
+    """
+    if shard.is_whole or shard.vocab_size % ALIGNED == 0:
+        return shard
+    return VocabShard.whole(shard.vocab_size)
 
 
 @jit(do_not_specialize=["num_rows", "rank_words"])

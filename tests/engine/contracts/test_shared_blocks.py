@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.contracts import sharing
+from engine.contracts import shared_blocks
 
 
 def test_sharing_pays_where_rows_leave_tiles_idle() -> None:
     def pays(counts: list[int], num_keys: int) -> bool:
-        return sharing.pays_to_share(np.array(counts), num_keys)
+        return shared_blocks.pays_to_share(np.array(counts), num_keys)
 
     assert pays([32] * 256, 1024)
     assert pays([1] * 10, 128)

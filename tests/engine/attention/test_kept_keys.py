@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention import kept
+from engine.attention import kept_keys
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
 
@@ -127,7 +127,7 @@ def test_a_step_that_failed_is_not_built_upon() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1 << 15])
 def test_no_more_is_kept_than_may_be(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "KEPT_BYTES", limit)
+    monkeypatch.setattr(kept_keys, "KEPT_BYTES", limit)
     pair = Pair()
     pair.step({row: (0, 3 + row % 3) for row in range(2)})
     decode(pair, (0, 1), range(3, 24))

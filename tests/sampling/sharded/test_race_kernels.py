@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from sampling.batch import SamplerOutput
+from sampling.device.ranks import LoneRank
 from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.paths import triton_path
-from sampling.shard import LoneRank, VocabShard
+from sampling.vocab_shard import VocabShard
 from tests.engine.kernels.where import DEVICES
 from tests.sampling.steps import Host, Request, make_logits
 

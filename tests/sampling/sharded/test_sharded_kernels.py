@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sampling.filters import divided
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.filters.bracket import SAMPLED, bracket
 from sampling.filters.cut_state import Brackets
 from sampling.noise import TILE
@@ -20,17 +20,19 @@ from sampling.params import SamplingParams
 from sampling.paths import triton_path
 from sampling.paths.logprobs import prompt_kernels
 from sampling.rows import LOGPROBS
-from sampling.shard import LoneRank, RankExchange, VocabShard
+from sampling.sharded import cut as sharded_cut
+from sampling.sharded import stages
 from sampling.speculative import triton_verification
+from sampling.vocab_shard import VocabShard
 from tests.engine.kernels.where import DEVICES
 from tests.sampling.ranks import on_counting_ranks, on_ranks
 from tests.sampling.speculative.speculated_steps import Step, random_step
 from tests.sampling.steps import Host, Request, make_logits
-from tests.sampling.test_shard import FILTERS, REPORTS, WISHES, own, same, sharded
+from tests.sampling.test_vocab_shard import FILTERS, REPORTS, WISHES, own, same, sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
 
-VOCAB = 4 * TILE + 304  # multiples of 16, see `triton_path.to_divide`
+VOCAB = 4 * TILE + 304  # multiples of 16, see `tiles.kernel_shard`
 SMALL = 3 * TILE + 16  # all of it is looked at by a bracket
 
 Wishes = Sequence[dict[str, Any]]
@@ -148,7 +150,7 @@ def test_turns_that_are_misled_and_the_last_resort(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first bracket misses every cut and no turn follows: logits of these rows are told."""
-    monkeypatch.setattr(triton_path, "TURNS", 1)
+    monkeypatch.setattr(sharded_cut, "TURNS", 1)
 
     def misled(*arguments: Any, **options: Any) -> Brackets:
         found = bracket(*arguments, **options)
@@ -275,8 +277,8 @@ def test_sampled_places_are_each_held_by_their_rank() -> None:
             rank = LoneRank()
             rank.size = size
             starts = VocabShard.split(vocab_size, rank).starts
-            slots = divided.sampled_slots(starts)
-            assert slots.width <= -(-SAMPLED // size) + 2 * divided.UNIT + 2 * TILE
+            slots = stages.sampled_slots(starts)
+            assert slots.width <= -(-SAMPLED // size) + 2 * stages.UNIT + 2 * TILE
             groups, stretches = vocab_size // 8, SAMPLED // 8
             for slot in range(0, SAMPLED, 8):
                 first = slot

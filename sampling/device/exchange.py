@@ -25,8 +25,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.overlap import begin_next, overlap_of, wait_for_last
-from sampling.triton_support import constexpr, jit, tl, triton
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
 
 STEP_BYTES = 16 << 10
 """Bytes that a program handles at once."""

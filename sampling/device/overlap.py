@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sampling.triton_support import INTERPRETED, constexpr, jit, tl
+from sampling.device.triton_support import INTERPRETED, constexpr, jit, tl
 
 EARLY, LATE = 1, 2
 """When a kernel lets the next begin, the values of `overlap`; 0 is never."""

@@ -64,7 +64,7 @@ class Workers:
         theirs = [end.detach() for _, end in pairs]
         program = (
             f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); "
-            "from sampling import compile_workers; compile_workers.main(sys.argv[1:])"
+            "from sampling.device import compile_workers; compile_workers.main(sys.argv[1:])"
         )
         # They look at no GPU, and do nothing else that is worth threads.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.filters import plain
 from sampling.filters.histograms import order_keys, values_of
 from sampling.noise import TILE
 from sampling.params import LogprobsMode, SamplingParams
 from sampling.paths import torch_path
 from sampling.paths.logprobs import listed_logprobs, prompt_logprobs
-from sampling.shard import LoneRank, RankExchange, ShardError, VocabShard
 from sampling.speculative.verification import Method, verify
+from sampling.vocab_shard import ShardError, VocabShard
 from tests.sampling.ranks import on_counting_ranks, on_ranks
 from tests.sampling.speculative.speculated_steps import Step, random_step
 from tests.sampling.steps import Host, Request, make_logits

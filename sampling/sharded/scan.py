@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import torch
 
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.filters.cut_state import DECIDED, Brackets
-from sampling.filters.divided import ROWS, UNIT
 from sampling.filters.scan import Scan, empty_scan, noted_room, scan
 from sampling.filters.shortlist import Scratch
 from sampling.kernels.logits import Source
 from sampling.kernels.tile_pass import TileStats
-from sampling.shard import VocabShard
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
+from sampling.sharded.stages import ROWS, UNIT
+from sampling.vocab_shard import VocabShard
 
 FIELDS = 7  # words that a scan has of a tile
 

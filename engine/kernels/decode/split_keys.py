@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from sampling.triton_support import constexpr, jit, tl
+from sampling.device.triton_support import constexpr, jit, tl
 
 MAX_SHARES, MAX_LONE = 16, 64
 """Most programs that share a row and key head, and a lone row's."""

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from sampling import noise
-from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
+from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, SamplerOutput, SamplingBatch
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.kernels.logits import TILE, Source
+from sampling.kernels.penalties import count_tokens
 from sampling.kernels.race import RowTiles, draw_token
 from sampling.kernels.row_params import (
     RANDOM,
@@ -27,10 +29,10 @@ from sampling.kernels.row_params import (
     noise_key,
     sampling_row,
 )
-from sampling.kernels.tile_pass import TileStats
+from sampling.kernels.tile_pass import TileStats, tile_pass_for
 from sampling.noise import LEVEL_TILE, Purpose, exponential_range, stream
 from sampling.race import Cut
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
+from sampling.rows import SamplingRows
 
 CANDIDATE_WORDS = 8
 """Of 4 bytes each: what a rank tells of a row."""
@@ -209,3 +211,14 @@ def decide(
         enable_fp_fusion=False,
     )
     return token_ids, bad
+
+
+def draw_sharded(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> SamplerOutput:
+    """Draw without filters and logprobs: each rank from its own tiles, and all decide alike."""
+    source, edited = Source.of(logits, batch, rows, rows.shard), batch.needs.edited
+    stats = tile_pass_for(source, batch.needs)
+    own = candidates(source, stats, edited=edited)
+    token_ids, bad = decide(source, rows.shard.exchange.all_gather(own))
+    if batch.needs.penalized:
+        count_tokens(source, token_ids, bad)
+    return SamplerOutput(token_ids, bad, None)

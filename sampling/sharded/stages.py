@@ -1,14 +1,14 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """The filters' stages among ranks: each reads its own tiles, and tells what all need to go on.
 
-All ranks know the statistics of all tiles (`kernels.shard_tiles`), so they choose blocks, brackets
+All ranks know the statistics of all tiles (`sharded.tiles`), so they choose blocks, brackets
 and cuts alike, by the kernels of one rank and to the same bit. What a stage reads of logits is
 told:
 
     shortlist   the candidates of a rank's blocks, 8 bytes each
     bracket     its part of the sample, 4 bytes each of 4,096
     scan        7 words of each of its tiles, and the values that it noted, 4 bytes each
-                (`divided_scan`)
+                (`sharded.scan`)
     bisection   the logits themselves, of rows that no turn could cut
 
 Rows that are decided tell nothing more: on the device it is known which these are.
@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 from sampling.filters.bracket import SAMPLED, sample
 from sampling.filters.candidates import LOWEST_KEY, MAX_CANDIDATES, candidates_of
 from sampling.filters.cut_state import DECIDED, row_top
@@ -32,8 +33,7 @@ from sampling.kernels.order import order
 from sampling.kernels.row_params import sampling_row
 from sampling.kernels.tile_pass import TileStats
 from sampling.race import Cut
-from sampling.shard import VocabShard
-from sampling.triton_support import constexpr, jit, padded_lanes, tl
+from sampling.vocab_shard import VocabShard
 
 GROUP = 8  # sampled together, see `bracket`
 UNIT = 16  # words that what is told is a multiple of, so that all is aligned alike

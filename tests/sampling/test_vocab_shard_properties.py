@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.paths import torch_path
 from sampling.paths.logprobs import listed_logprobs, prompt_logprobs
-from sampling.shard import LoneRank, RankExchange
 from sampling.speculative.verification import Method, verify
 from tests.sampling.ranks import on_counting_ranks, on_ranks
 from tests.sampling.speculative.speculated_steps import random_step
 from tests.sampling.steps import Host, Request, make_logits
-from tests.sampling.test_shard import own, same, sharded
+from tests.sampling.test_vocab_shard import own, same, sharded
 
 VOCAB = 9 * TILE + 500
 SIZES = (2, 4, 8)  # of ten tiles: eight ranks have one or two

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from sampling.mirror import (
+from sampling.device.mirror import (
     ALIGNMENT,
     Layout,
     MirroredRows,

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import row_exchange
-from engine.kernels.exchange import NUM_PROGRAMS, Mailboxes
-from engine.kernels.row_exchange import LETTER_WORDS
-from sampling.shard import RaggedRows
-from tests.engine.kernels.test_exchange import make_mailboxes
+from sampling.device import row_exchange
+from sampling.device.exchange import NUM_PROGRAMS, Mailboxes
+from sampling.device.ranks import RaggedRows
+from sampling.device.row_exchange import LETTER_WORDS
 from tests.engine.kernels.where import DEVICES
+from tests.sampling.device.test_exchange_kernels import make_mailboxes
 
 UNTOLD = -77
 
@@ -74,7 +74,7 @@ def test_rows_are_told_as_far_as_they_must(width: int, num_ranks: int, where: st
 @pytest.mark.gpu
 def test_a_graph_replays_rows_and_sums_in_turn() -> None:
     """Letters of both kernels go through the same places."""
-    from engine.kernels.exchange import sum_ranks
+    from sampling.device.exchange import sum_ranks
 
     boxes = make_mailboxes(2, "cuda")
     words = [torch.zeros((200, 512), dtype=torch.int32, device="cuda") for _ in range(2)]

@@ -1,7 +1,8 @@
 """The kept logprob against float64, and the identity that gives it its meaning.
 
-Tolerance of what is kept, `paths.kept`: two masses, the share that counts as no cut, float32's
-rounding; and what processing rounds, at most four times, of logits below 16 at T of 0.5 or more.
+Tolerance of what is kept, `paths.kept_logprobs`: two masses, the share that counts as no cut,
+float32's rounding; and what processing rounds, at most four times, of logits below 16 at T of 0.5
+or more.
 """
 
 from __future__ import annotations

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from sampling import compiling as compiling_module
 from sampling import sampler as sampler_module
 from sampling import warm_up
-from sampling.compiling import compiling, compiling_together, on_compilation
+from sampling.device import compiling as compiling_module
+from sampling.device.compiling import compiling, compiling_together, on_compilation
+from sampling.device.triton_support import jit, tl, triton
 from sampling.rows import EDITED, RANDOM, SamplingNeeds, SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.speculative import drafting, verification
-from sampling.triton_support import jit, tl, triton
 from tests.no_gpu.compiler import Compiler, NoGPU, compiled_only, needs_compiler
 from tests.sampling import test_sampler_kernels
 from tests.sampling.speculative import test_drafting

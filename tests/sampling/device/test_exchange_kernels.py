@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.kernels import exchange
-from engine.kernels.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
-from sampling.triton_support import INTERPRETED
+from sampling.device import exchange
+from sampling.device.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
 
 

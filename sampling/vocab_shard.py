@@ -12,7 +12,7 @@ exchange are statistics of tiles, keys, counts and values of few ids, never rows
     top lists    8 bytes an entry; values of ids come from their owners, ranks by a sum of counts
     filters      the highest values of each rank, and sums of integers, which no order can change
 
-On CUDA ranks tell each other the statistics of tiles first, and what `sampling.filters.divided`
+On CUDA ranks tell each other the statistics of tiles first, and what `sampling.sharded.stages`
 lists. `VocabShard.whole_rows` gathers logits for kernels where 16 does not divide the vocabulary,
 and for nothing else.
 
@@ -23,57 +23,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from sampling.device.ranks import LoneRank, RaggedExchange, RaggedRows, RankExchange
 from sampling.noise import TILE
-
-
-class RankExchange(Protocol):
-    """How the ranks of one engine tell each other tensors.
-
-    Attributes:
-        rank: this one's number, from 0.
-        size: how many there are.
-    """
-
-    rank: int
-    size: int
-
-    def all_gather(self, values: Tensor) -> Tensor:
-        """Every rank's `values`, [size, *shape] in the order of ranks.
-
-        All ranks call it alike: in the same order, with the same shapes and dtypes.
-        """
-        ...
-
-
-class RaggedRows(NamedTuple):
-    """Rows of every rank, of each as many words as that rank had to tell."""
-
-    words: Tensor  # int32 [size, n, width], defined as far as told
-    counts: Tensor  # int32 [size, n], how many were to be told; negative where nothing was
-
-
-@runtime_checkable
-class RaggedExchange(Protocol):
-    """An exchange that tells no more of each row than it must."""
-
-    def gather_rows(self, words: Tensor, counts: Tensor, width: int) -> RaggedRows:
-        """Every rank's rows; arguments as for `VocabShard.gather_rows`."""
-        ...
-
-
-class LoneRank:
-    """The `RankExchange` of a rank without others."""
-
-    rank, size = 0, 1
-
-    def all_gather(self, values: Tensor) -> Tensor:
-        return values[None]
 
 
 class ShardError(ValueError):

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from sampling import compile_workers
-from sampling.compile_workers import Job
-from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+from sampling.device import compile_workers
+from sampling.device.compile_workers import Job
+from sampling.device.triton_support import HAS_TRITON, INTERPRETED, triton
 
 
 class _HeldThreads(ThreadPoolExecutor):

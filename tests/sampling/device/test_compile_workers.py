@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from sampling import compile_workers
-from sampling import compiling as compiling_module
-from sampling.compile_workers import Job, Workers, begin_workers, end_workers, is_cache_empty
-from sampling.compiling import compiling_together
-from sampling.triton_support import HAS_TRITON, INTERPRETED, triton
+from sampling.device import compile_workers
+from sampling.device import compiling as compiling_module
+from sampling.device.compile_workers import Job, Workers, begin_workers, end_workers, is_cache_empty
+from sampling.device.compiling import compiling_together
+from sampling.device.triton_support import HAS_TRITON, INTERPRETED, triton
 from tests.no_gpu.compiler import NoGPU
-from tests.sampling import test_compiling
-from tests.sampling.test_compiling import _one_kernel
+from tests.sampling.device import test_compiling
+from tests.sampling.device.test_compiling import _one_kernel
 
 pytestmark = pytest.mark.skipif(
     not HAS_TRITON or INTERPRETED or torch.cuda.is_available(),
@@ -35,7 +35,7 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Workers
     monkeypatch.setattr(compiling_module, "_make_launchers", lambda *kernels: None)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     triton.runtime.driver.set_active(NoGPU())
-    yield begin_workers("sampling.triton_support")
+    yield begin_workers("sampling.device.triton_support")
     end_workers()
     triton.runtime.driver.set_active(None)
 
@@ -85,8 +85,8 @@ def test_a_job_that_fails_leaves_the_worker_to_the_next(workers: Workers) -> Non
 
 def test_workers_end_with_whoever_began_them(tmp_path: Path) -> None:
     program = (
-        "import os; from sampling import compile_workers\n"
-        "workers = compile_workers.Workers('sampling.triton_support', 2)\n"
+        "import os; from sampling.device import compile_workers\n"
+        "workers = compile_workers.Workers('sampling.device.triton_support', 2)\n"
         "print(workers._process.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sampling import triton_support
-from sampling.triton_support import (
+from sampling.device import triton_support
+from sampling.device.triton_support import (
     HAS_TRITON,
     INTERPRETED,
     constexpr,
