@@ -146,18 +146,37 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.grammar is not None or self.thinking_budget is not None
 
 
+class Branches(msgspec.Struct, frozen=True, kw_only=True):
+    """Continuations of a scoring request's items, B in all, item after item.
+
+    Attributes:
+        counts: int32 [N], branches of each item, at least 1; they sum to B.
+        lens: int32 [B], tokens of each branch, 0 or more.
+        token_ids: int32 [lens.sum()], branch after branch.
+    """
+
+    counts: Int32Array
+    lens: Int32Array
+    token_ids: Int32Array
+
+
 class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A query with items after it, some positions of which are read. Nothing is generated.
+
+    An item's keys are computed once, however many branches continue it. Each branch sees the query,
+    its item and itself.
 
     Attributes:
         handle: as `Request.handle`; both kinds of request share the numbers.
         query_token_ids: int32 [Q]; may be empty.
         item_token_ids: int32 [item_lens.sum()], item after item.
         item_lens: int32 [N], each at least 1.
-        num_read: int32 [N], how many of an item's last positions are read; the sum is at least 1
-            and an item's at most its length.
+        branches: what continues the items; None where each has one branch without tokens.
+        num_read: int32 [B], how many of the last positions of an item and its branch are read; the
+            sum is at least 1. Of several branches of an item, each reads at most the item's last
+            position and its own.
         id_lists: int32 [M, J], ids whose logprobs are read, padded with -1. The lists are used in
-            turn: the request's p-th read position, items in order, reads list p % M.
+            turn: the request's p-th read position, branches in order, reads list p % M.
         priority: as `Request.priority`.
     """
 
@@ -167,6 +186,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     item_lens: Int32Array
     num_read: Int32Array
     id_lists: Int32Array
+    branches: Branches | None = None
     priority: int = 0
 
 

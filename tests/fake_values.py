@@ -43,7 +43,10 @@ def score(
 def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> ItemScores:
     """Logprobs of `value_row` after as many tokens; the query's first 16 are said to be cached."""
     values, others, p = [], [], 0
-    for length, num_read in zip(request.item_lens.tolist(), request.num_read.tolist(), strict=True):
+    lens = request.item_lens
+    if request.branches is not None:
+        lens = np.repeat(lens, request.branches.counts) + request.branches.lens
+    for length, num_read in zip(lens.tolist(), request.num_read.tolist(), strict=True):
         for back in reversed(range(num_read)):
             row = value_row(len(request.query_token_ids) + length - back).astype(np.float64)
             table = row - np.logaddexp.reduce(row)

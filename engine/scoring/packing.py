@@ -87,11 +87,3 @@ def _stacked(parts: Sequence[Int32Array], padding: int) -> Int32Array:
         stacked[start : start + len(part), : part.shape[1]] = part
         start += len(part)
     return stacked
-
-
-def block_tables(blocks: list[int], counts: Int64Array) -> Int32Array:
-    """Split blocks into tables of `counts`, int32 [n, max(counts)] padded with `NULL_BLOCK`."""
-    width = int(counts.max())
-    tables = np.full((len(counts), width), NULL_BLOCK, dtype=np.int32)
-    tables[np.arange(width) < counts[:, None]] = blocks
-    return tables

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.arrays import Float32Array, Int32Array, Int64Array
-from engine.blocks import block_hashes
+from engine.blocks import NULL_BLOCK, block_hashes
 from engine.request import ScoringRequest
+from engine.scoring.layout import RowLayout, layout_of
 from engine.scoring.packing import Rows
 
 
@@ -19,18 +20,19 @@ class ScoringProgress:
     Attributes:
         frontend: identity of the frontend that submitted the request.
         arrival: number in order of submission.
+        block_size: tokens a block.
         shared_len: tokens of the query's full blocks, which all items share.
-        token_ids: int32, item after item, each preceded by the query's tokens after `shared_len`.
-        lens: int64 [N], tokens of each item in `token_ids`.
-        starts: int64 [N], index of each item's first token in `token_ids`.
+        layout: the rows of its items.
         values, others: the answer, as in `ItemScores`, filled as steps are read back.
         hashes: hashes of the shared blocks.
         blocks: the shared blocks, once the request is active.
-        spare: blocks for the longest item, held as long, so that the request can always go on.
+        spare: blocks for the longest stem and row, held as long, so that the request can always go
+            on.
         num_computed: shared tokens scheduled, those found computed included.
         num_cached: shared tokens found computed.
         next_item: index of the first item that is not scheduled whole.
-        num_split: tokens of that item which are scheduled.
+        next_row: index of the first row that is not scheduled whole.
+        num_split: tokens of that row which are scheduled.
         num_planned, num_read: positions whose reading is scheduled, and read back.
         last_turn: number of the step that last served it.
         ended: it was answered, or nobody waits for it any more.
@@ -39,10 +41,9 @@ class ScoringProgress:
     frontend: bytes
     request: ScoringRequest
     arrival: int
+    block_size: int
     shared_len: int
-    token_ids: Int32Array
-    lens: Int64Array
-    starts: Int64Array
+    layout: RowLayout
     values: Float32Array
     others: Float32Array
     hashes: list[bytes]
@@ -51,6 +52,7 @@ class ScoringProgress:
     num_computed: int = 0
     num_cached: int = 0
     next_item: int = 0
+    next_row: int = 0
     num_split: int = 0
     num_planned: int = 0
     num_read: int = 0
@@ -62,20 +64,16 @@ class ScoringProgress:
         cls, frontend: bytes, request: ScoringRequest, arrival: int, block_size: int
     ) -> ScoringProgress:
         """The progress of a request that has just arrived."""
-        query, item_lens = request.query_token_ids, request.item_lens.astype(np.int64)
+        query = request.query_token_ids
         shared_len = len(query) // block_size * block_size
-        rest = query[shared_len:]
-        lens = item_lens + len(rest)
-        starts = np.cumsum(lens) - lens
         num_read = int(request.num_read.sum())
         return cls(
             frontend=frontend,
             request=request,
             arrival=arrival,
+            block_size=block_size,
             shared_len=shared_len,
-            token_ids=_preceded(rest, request.item_token_ids, lens, starts),
-            lens=lens,
-            starts=starts,
+            layout=layout_of(request, shared_len, block_size),
             values=np.zeros((num_read, request.id_lists.shape[1]), dtype=np.float32),
             others=np.zeros(num_read, dtype=np.float32),
             hashes=block_hashes(query[:shared_len], block_size),
@@ -87,14 +85,29 @@ class ScoringProgress:
         return (self.request.priority, self.last_turn, self.arrival)
 
     @property
-    def longest(self) -> int:
-        """The number of tokens of the longest item in `token_ids`."""
-        return int(self.lens.max())
-
-    @property
     def planned(self) -> bool:
         """Whether every item is scheduled whole."""
-        return self.next_item == len(self.lens)
+        return self.next_row == self.layout.num_rows
+
+    @property
+    def is_within_item(self) -> bool:
+        """Whether a part of the next item is scheduled."""
+        return bool(self.num_split) or self.next_row != self.layout.first_rows[self.next_item]
+
+    @property
+    def num_left(self) -> int:
+        """Tokens of the next row that are not scheduled."""
+        return int(self.layout.offsets[self.next_row + 1] - self._token)
+
+    @property
+    def own_spare(self) -> list[int]:
+        """The spare blocks that the next row may fill: those after its stem's."""
+        stem, count = self.layout.stems[self.next_row], self.layout.num_blocks[self.next_row]
+        return self.spare[stem : stem + count]
+
+    @property
+    def _token(self) -> int:
+        return int(self.layout.offsets[self.next_row]) + self.num_split
 
     def query_rows(self, count: int) -> Rows:
         """Schedule the next `count` tokens of the query's full blocks."""
@@ -108,38 +121,44 @@ class ScoringProgress:
             id_lists=self._take_lists(0),
         )
 
-    def split_rows(self, count: int) -> Rows:
-        """Schedule the next `count` tokens of the next item, in the spare blocks."""
-        item, start = self.next_item, self.num_split
-        first, end = int(self.starts[item]) + start, start + count
-        length = int(self.lens[item])
-        # The positions read may lie in several steps of a split item.
-        num_read = max(end - max(length - int(self.request.num_read[item]), start), 0)
+    def row_part(self, count: int, own: list[int]) -> Rows:
+        """Schedule the next `count` tokens of the next row, which fills the blocks `own`.
+
+        The row's stem is in the first spare blocks, where this has scheduled it before.
+        """
+        layout, row = self.layout, self.next_row
+        first, start, end = self._token, self.num_split, self.num_split + count
+        length = start + self.num_left
+        # The positions read may lie in several steps of a split row.
+        num_read = max(end - max(length - int(layout.num_read[row]), start), 0)
+        stem = int(layout.stems[row])
         self.num_split = 0 if end == length else end
-        self.next_item += int(end == length)
+        if end == length:
+            self.next_row += 1
+            self.next_item += int(self.next_row == layout.first_rows[self.next_item + 1])
         return Rows(
-            token_ids=self.token_ids[first : first + count],
+            token_ids=layout.token_ids[first : first + count],
             counts=np.array([count]),
-            starts=np.array([self.shared_len + start]),
-            tables=np.array([self.blocks + self.spare], dtype=np.int32),
+            starts=np.array([self.shared_len + stem * self.block_size + start]),
+            tables=np.array([[*self.blocks, *self.spare[:stem], *own]], dtype=np.int32),
             num_read=np.array([num_read]),
             id_lists=self._take_lists(num_read),
         )
 
-    def item_rows(self, count: int, own: Int32Array) -> Rows:
-        """Schedule the next `count` items whole; `own` [count, B] follow the shared blocks."""
-        first = self.next_item
+    def item_rows(self, count: int, own: list[int]) -> Rows:
+        """Schedule the next `count` items whole; their rows fill the blocks `own` in order."""
+        layout, first = self.layout, self.next_row
         self.next_item += count
-        items = slice(first, first + count)
-        begin = int(self.starts[first])
-        end = int(self.starts[first + count - 1] + self.lens[first + count - 1])
+        self.next_row = end = int(layout.first_rows[self.next_item])
+        rows = slice(first, end)
         shared = np.array(self.blocks, dtype=np.int32)
-        num_read = self.request.num_read[items].astype(np.int64)
+        tables = _tables(np.array(own, dtype=np.int32), layout.stems[rows], layout.num_blocks[rows])
+        num_read = layout.num_read[rows]
         return Rows(
-            token_ids=self.token_ids[begin:end],
-            counts=self.lens[items],
-            starts=np.full(count, self.shared_len, dtype=np.int64),
-            tables=np.hstack([np.broadcast_to(shared, (count, len(shared))), own]),
+            token_ids=layout.token_ids[layout.offsets[first] : layout.offsets[end]],
+            counts=np.diff(layout.offsets[first : end + 1]),
+            starts=self.shared_len + layout.stems[rows] * self.block_size,
+            tables=np.hstack([np.broadcast_to(shared, (end - first, len(shared))), tables]),
             num_read=num_read,
             id_lists=self._take_lists(int(num_read.sum())),
             num_shared=len(shared),
@@ -152,15 +171,13 @@ class ScoringProgress:
         return lists[np.arange(first, first + count) % len(lists)]
 
 
-def _preceded(
-    rest: Int32Array, token_ids: Int32Array, lens: Int64Array, starts: Int64Array
-) -> Int32Array:
-    """Put `rest` in front of each item; `lens` and `starts` describe the items with it."""
-    if not len(rest):
-        return token_ids
-    offsets = np.arange(int(lens.sum())) - np.repeat(starts, lens)
-    is_rest = offsets < len(rest)
-    whole = np.empty(len(offsets), dtype=np.int32)
-    whole[is_rest] = np.tile(rest, len(lens))
-    whole[~is_rest] = token_ids
-    return whole
+def _tables(blocks: Int32Array, stems: Int64Array, num_blocks: Int64Array) -> Int32Array:
+    """Deal blocks to rows in order: the tables of each row's stem and own blocks, padded."""
+    begins = np.cumsum(num_blocks) - num_blocks
+    # A stem is the last row before its branches that has no stem itself.
+    stem_rows = np.maximum.accumulate(np.where(stems == 0, np.arange(len(stems)), 0))
+    columns = np.arange(int((stems + num_blocks).max()))
+    own = begins[:, None] + columns - stems[:, None]
+    places = np.where(columns < stems[:, None], begins[stem_rows, None] + columns, own)
+    is_used = columns < (stems + num_blocks)[:, None]
+    return np.where(is_used, blocks[np.where(is_used, places, 0)], NULL_BLOCK).astype(np.int32)

@@ -19,8 +19,9 @@ from engine.config import CacheConfig, SchedulerConfig
 from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
 from engine.plan import StepFailedError, result_of
 from engine.request import Finish, ItemScores, ScoringRequest
-from engine.scoring.packing import Rows, block_tables, make_plan
+from engine.scoring.packing import make_plan
 from engine.scoring.progress import ScoringProgress
+from engine.scoring.step import ScoringStepRows
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,6 @@ class ScoringQueue:
         self._in_flight: _Step | None = None
         self._launched: _Step | None = None
         self._turn = 0
-        self._promised = 0
         self.num_bad = 0
         self.num_failed = 0
         self.num_tokens = 0
@@ -129,26 +129,23 @@ class ScoringQueue:
         self._launched = None
         if not self._unfinished:
             return
-        self._promised = self._num_promised()
-        self._admit()
-        rows: list[Rows] = []
+        promised = self._num_promised()
+        self._admit(promised)
+        step = ScoringStepRows(self._pool, self._max_tokens, promised)
         spans: list[_ReadSpan] = []
-        borrowed: list[int] = []
-        budget = self._max_tokens
         for progress in self._in_turn():
-            if not budget:
+            if not step.budget:
                 break
-            first, spent = progress.num_planned, len(rows)
-            budget = self._fill(progress, rows, borrowed, budget)
-            if len(rows) > spent:
+            first = progress.num_planned
+            if step.add(progress):
                 progress.last_turn = self._turn
                 spans.append(_ReadSpan(progress, first, progress.num_planned - first))
         self._turn += 1
-        if rows:
-            plan = make_plan(rows, self._block_size)
+        if step.rows:
+            plan = make_plan(step.rows, self._block_size)
             self.num_tokens += len(plan.token_ids)
             self._launched = _Step(self._runner.launch_scoring(plan), spans)
-        self._pool.release(borrowed)
+        self._pool.release(step.borrowed)
 
     def read_back(self) -> None:
         """Enter the result of the step before the one just launched; raises as `result_of`."""
@@ -210,20 +207,20 @@ class ScoringQueue:
 
     # -- admission --------------------------------------------------------------------------
 
-    def _admit(self) -> None:
+    def _admit(self, promised: int) -> None:
         """Give waiting requests their blocks in order, while there are enough."""
         while self._waiting:
             progress = self._waiting[0][1]
-            if not progress.ended and not self._admit_one(progress):
+            if not progress.ended and not self._admit_one(progress, promised):
                 return
             heapq.heappop(self._waiting)
 
-    def _admit_one(self, progress: ScoringProgress) -> bool:
+    def _admit_one(self, progress: ScoringProgress, promised: int) -> bool:
         pool, size = self._pool, self._block_size
         shared = pool.match(progress.hashes) if self._prefix_caching else []
-        num_query, num_spare = progress.shared_len // size, -(-progress.longest // size)
+        num_query, num_spare = progress.shared_len // size, progress.layout.longest
         need = num_query - len(shared) + num_spare
-        if need > pool.num_free - pool.num_idle(shared) - self._promised:
+        if need > pool.num_free - pool.num_idle(shared) - promised:
             return False
         pool.share(shared)
         granted = pool.grant(need)
@@ -244,60 +241,3 @@ class ScoringQueue:
         if self._by_priority:
             return sorted(todo, key=lambda progress: progress.rank)
         return sorted(todo, key=lambda progress: progress.rank[1:])
-
-    def _fill(
-        self, progress: ScoringProgress, rows: list[Rows], borrowed: list[int], budget: int
-    ) -> int:
-        """Add the rows of a request that fit into the step; returns the budget left."""
-        if count := self._fitting(progress.shared_len - progress.num_computed, budget):
-            rows.append(progress.query_rows(count))
-            budget -= count
-        if progress.num_computed < progress.shared_len:
-            return budget
-        spare = progress.spare
-        if not progress.planned and self._is_long(progress):
-            remaining = int(progress.lens[progress.next_item]) - progress.num_split
-            if count := min(remaining, budget):
-                rows.append(progress.split_rows(count))
-            if count < remaining:
-                return budget - count
-            budget -= count
-            spare = []  # the last part of the split item is written there in this step
-        return budget - self._add_items(progress, rows, borrowed, spare, budget)
-
-    def _fitting(self, count: int, budget: int) -> int:
-        """The number of `count` tokens to add: all, or a part where no step could hold all."""
-        if count <= budget:
-            return count
-        return budget if count > self._max_tokens else 0
-
-    def _is_long(self, progress: ScoringProgress) -> bool:
-        return bool(progress.num_split or progress.lens[progress.next_item] > self._max_tokens)
-
-    def _add_items(
-        self,
-        progress: ScoringProgress,
-        rows: list[Rows],
-        borrowed: list[int],
-        spare: list[int],
-        budget: int,
-    ) -> int:
-        """Add the next items that fit, the first in `spare`; returns their number of tokens."""
-        lens = progress.lens[progress.next_item : progress.next_item + budget]
-        if not len(lens):
-            return 0
-        num_blocks = -(-lens // self._block_size)
-        own = spare[: int(num_blocks[0])]
-        available = max(self._pool.num_free - self._promised, 0)
-        count = min(
-            int(np.searchsorted(np.cumsum(lens), budget, side="right")),
-            int(np.searchsorted(np.cumsum(num_blocks) - len(own), available, side="right")),
-        )
-        if not count:
-            return 0
-        num_blocks = num_blocks[:count]
-        granted = self._pool.grant(int(num_blocks.sum()) - len(own))
-        assert granted is not None, "blocks were counted before they were granted"
-        borrowed += granted
-        rows.append(progress.item_rows(count, block_tables(own + granted, num_blocks)))
-        return int(lens[:count].sum())

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -96,8 +95,7 @@ async def _run(prepared: PreparedScoring, context: Context) -> ItemScores:
     context.admission.admit(1)
     reason = "error"
     try:
-        request = msgspec.structs.replace(prepared.request, handle=engine.new_handle())
-        submission = engine.score(request)
+        submission = engine.score(prepared.spec.request(engine.new_handle()))
         context.admission.enter(submission)
         try:
             async for _ in submission:

@@ -83,12 +83,10 @@ class LabelTree:
         """The logprobs of every label, [N, L], and of anything else, [N], for N items.
 
         Args:
-            values: float32 [N * M, J], logprobs of `id_lists` as the engine read them.
-            others: float32 [N * M], logprobs of all other ids together.
+            values: float32 [N, M, J or more], logprobs of `id_lists` as the engine read them.
+            others: float32 [N, M], logprobs of all other ids together.
         """
-        num_nodes = len(self.id_lists)
-        by_node = values.astype(np.float64).reshape(-1, num_nodes, self.id_lists.shape[1])
-        rest = others.astype(np.float64).reshape(-1, num_nodes)
+        by_node, rest = values.astype(np.float64), others.astype(np.float64)
         labels = [sum(by_node[:, m, j] for m, j in path) for path in self._paths]
         reached: list[Float64Array] = []
         for parent in self._parents:  # a node's parent comes before it

@@ -12,13 +12,13 @@ import numpy as np
 
 from engine.arrays import Int32Array
 from engine.config import EngineInfo
-from engine.request import ScoringRequest
 from server.config import ServerConfig
 from server.errors import ApiError, bad_request
 from server.schema.checks import check_model, check_priority
 from server.schema.ids import check_vocab
 from server.schema.scoring import IdLists, ScoringFields
 from server.scoring.labels import Label, LabelError, LabelTree
+from server.scoring.spec import ScoringSpec
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS, Tokenizer
 
 ONE_LABEL = (
@@ -31,7 +31,7 @@ class PreparedScoring:
     """A scoring request as far as it is known before the engine is asked.
 
     Attributes:
-        request: what the engine gets, with a handle of 0 still.
+        spec: what the engine is asked.
         num_prompt_tokens: tokens that are billed: the items, and the query once, or once for each
             item that stands before it.
         softmax: scores share the mass among the labels.
@@ -41,8 +41,7 @@ class PreparedScoring:
     reply_id: str
     created: int
     model: str
-    request: ScoringRequest
-    tree: LabelTree
+    spec: ScoringSpec
     num_prompt_tokens: int
     softmax: bool
     packed: bool
@@ -90,14 +89,13 @@ async def prepare_scoring(
     tree = _tree(body, texts.labels, info)
     item_first = bool(body.item_first)
     _check_lengths(texts, tree, info)
-    request, num_prompt_tokens = _request(texts, tree, item_first, body.priority or 0)
+    spec, num_prompt_tokens = _spec(texts, tree, item_first, body.priority or 0)
     softmax = softmax if body.apply_softmax is None else body.apply_softmax
     return PreparedScoring(
         reply_id=f"{kind}-{body.request_id or request_id or secrets.token_hex(16)}",
         created=int(time.time()),
         model=body.model or config.model_names[0],
-        request=request,
-        tree=tree,
+        spec=spec,
         num_prompt_tokens=num_prompt_tokens,
         softmax=softmax,
         packed=body.logprobs_format == "packed",
@@ -164,41 +162,26 @@ def _too_long(param: str, words: str, info: EngineInfo) -> ApiError:
     )
 
 
-def _request(
+def _spec(
     texts: _Texts, tree: LabelTree, item_first: bool, priority: int
-) -> tuple[ScoringRequest, int]:
-    """Make the engine's request, and count the prompt tokens that are billed."""
+) -> tuple[ScoringSpec, int]:
+    """What the engine is asked, and the number of prompt tokens that are billed."""
     query, items = texts.query, texts.items
     num_items = len(items.lens)
     num_prompt_tokens = len(query) * (num_items if item_first else 1) + len(items.token_ids)
     if item_first:
-        items, query = _followed(items, [query]), query[:0]
+        items, query = _joined(items, end=query), query[:0]
     elif not items.lens.all():  # the engine reads positions of items only
-        items, query = _preceded(items, query[-1:]), query[:-1]
-    if len(tree.branches) > 1 or tree.branches[0][0]:
-        items = _followed(items, [np.array(b, dtype=np.int32) for b, _ in tree.branches])
-    request = ScoringRequest(
-        handle=0,
-        query_token_ids=query,
-        item_token_ids=items.token_ids,
-        item_lens=items.lens,
-        num_read=np.tile(np.array([n for _, n in tree.branches], dtype=np.int32), num_items),
-        id_lists=tree.id_lists,
-        priority=priority,
-    )
-    return request, num_prompt_tokens
+        items, query = _joined(items, start=query[-1:]), query[:-1]
+    tree_of_item = np.zeros(num_items, dtype=np.int64)
+    return ScoringSpec(query, items, [tree], tree_of_item, priority), num_prompt_tokens
 
 
-def _preceded(items: IdLists, start: Int32Array) -> IdLists:
-    """Make each item begin with the same tokens."""
+_NO_IDS = np.zeros(0, dtype=np.int32)
+
+
+def _joined(items: IdLists, start: Int32Array = _NO_IDS, end: Int32Array = _NO_IDS) -> IdLists:
+    """Make each item begin and end with the same tokens."""
     whole = np.split(items.token_ids, np.cumsum(items.lens)[:-1])
-    parts = [part for item in whole for part in (start, item)]
-    return IdLists(np.concatenate(parts), (items.lens + len(start)).astype(np.int32))
-
-
-def _followed(items: IdLists, ends: list[Int32Array]) -> IdLists:
-    """Repeat each item once for each of `ends`, with these tokens behind it."""
-    whole = np.split(items.token_ids, np.cumsum(items.lens)[:-1])
-    parts = [part for item in whole for end in ends for part in (item, end)]
-    lens = items.lens[:, None] + np.array([len(end) for end in ends], dtype=np.int32)
-    return IdLists(np.concatenate(parts), lens.reshape(-1).astype(np.int32))
+    parts = [part for item in whole for part in (start, item, end)]
+    return IdLists(np.concatenate(parts), (items.lens + len(start) + len(end)).astype(np.int32))

@@ -61,7 +61,8 @@ def score_reply(prepared: PreparedScoring, scores: ItemScores) -> bytes:
 
 
 def _logprobs(prepared: PreparedScoring, scores: ItemScores) -> tuple[Float64Array, Float64Array]:
-    return prepared.tree.logprobs(scores.values, scores.others)
+    (found,) = prepared.spec.logprobs(scores)
+    return found.labels, found.others
 
 
 def _probabilities(prepared: PreparedScoring, logprobs: Float64Array) -> Float64Array:

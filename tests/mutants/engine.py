@@ -175,9 +175,9 @@ SCORING = (
     ),
     Mutant(
         "two-scored-rows-of-a-step-write-one-slot",
-        "engine/scoring/queue.py",
-        "            spare = []  # the last",
-        "            pass  # the last",
+        "engine/scoring/step.py",
+        "self._add_items(progress, [])  # the spare",
+        "self._add_items(progress, progress.spare)  # the spare",
         (
             "tests/engine/scoring/test_queue.py"
             "::test_items_behind_a_split_one_do_not_write_into_its_blocks",
@@ -188,7 +188,7 @@ SCORING = (
         "engine/scoring/queue.py",
         "                progress.last_turn = self._turn\n",
         "",
-        ("tests/engine/scoring/test_queue_steps.py::test_requests_take_turns",),
+        ("tests/engine/scoring/test_step.py::test_requests_take_turns",),
     ),
     Mutant(
         "blocks-of-an-aborted-request-become-known",
@@ -196,18 +196,35 @@ SCORING = (
         "if progress.ended or not span.count:",
         "if not span.count:",
         (
-            "tests/engine/scoring/test_queue_steps.py"
+            "tests/engine/scoring/test_step.py"
             "::test_nothing_is_entered_for_a_request_that_ended_while_its_step_ran",
         ),
     ),
     Mutant(
         "positions-read-twice-in-a-split-item",
         "engine/scoring/progress.py",
-        "max(length - int(self.request.num_read[item]), start)",
-        "(length - int(self.request.num_read[item]))",
+        "max(length - int(layout.num_read[row]), start)",
+        "(length - int(layout.num_read[row]))",
         (
             "tests/engine/scoring/test_progress.py"
             "::test_a_split_item_is_computed_in_the_spare_blocks_and_read_where_its_end_lies",
+        ),
+    ),
+    Mutant(
+        "branches-of-an-item-begin-behind-another-s-stem",
+        "engine/scoring/progress.py",
+        "np.where(columns < stems[:, None], begins[stem_rows, None] + columns, own)",
+        "np.where(columns < stems[:, None], begins[0] + columns, own)",
+        ("tests/engine/scoring/test_queue.py::test_random_traffic_equals_whole_sequences",),
+    ),
+    Mutant(
+        "branches-of-one-step-write-one-block",
+        "engine/scoring/step.py",
+        "progress.own_spare if is_stem else self._grant_row(progress)",
+        "progress.own_spare",
+        (
+            "tests/engine/scoring/test_queue.py"
+            "::test_branches_of_an_item_longer_than_a_step_follow_in_later_steps",
         ),
     ),
     Mutant(

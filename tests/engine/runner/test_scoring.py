@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import ItemScores, ScoringRequest
+from engine.request import Branches, ItemScores, ScoringRequest
 from engine.runner import logit_chunks
 from engine.startup.build import build_engine
 from tests.engine.tiny_models import VOCAB, write_model
@@ -106,6 +106,40 @@ def test_values_of_several_chunks_of_the_lm_head(
     cases = [msgspec.structs.replace(case, id_lists=lists) for case in _cases()]
     peer = write_model("qwen3", tmp_path)
     _check(_run(_engine(tmp_path, 512), cases), cases, peer)
+
+
+@pytest.mark.parametrize("budget", [16, 512])
+def test_values_of_several_branches_an_item(
+    model: tuple[Path, PreTrainedModel], budget: int
+) -> None:
+    """Branches read the keys of their item's stem, computed in the same step or in earlier ones."""
+    rng = np.random.default_rng(9)
+    counts, lens = np.array([3, 1, 4]), np.array([1, 2, 0, 2, 3, 1, 1, 2])
+    case = ScoringRequest(
+        handle=0,
+        query_token_ids=rng.integers(2, VOCAB, 37).astype(np.int32),
+        item_token_ids=rng.integers(2, VOCAB, 87).astype(np.int32),
+        item_lens=np.array([50, 7, 30], dtype=np.int32),
+        branches=Branches(
+            counts=counts.astype(np.int32),
+            lens=lens.astype(np.int32),
+            token_ids=rng.integers(2, VOCAB, lens.sum()).astype(np.int32),
+        ),
+        num_read=(lens + 1).astype(np.int32),
+        id_lists=rng.permutation(VOCAB)[:3].astype(np.int32)[None],
+    )
+    ended = _run(_engine(model[0], budget), [case])
+    items = [np.split(case.item_token_ids, [50, 57])[i] for i in np.repeat([0, 1, 2], counts)]
+    assert case.branches is not None
+    branches = np.split(case.branches.token_ids, np.cumsum(lens)[:-1])
+    whole = [np.concatenate(pair) for pair in zip(items, branches, strict=True)]
+    alone = msgspec.structs.replace(
+        case,
+        item_token_ids=np.concatenate(whole),
+        item_lens=np.array([len(each) for each in whole], dtype=np.int32),
+        branches=None,
+    )
+    _check(ended, [alone], model[1])
 
 
 def _check(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from engine.arrays import Float32Array, Int32Array
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.engine import Engine
-from engine.request import ItemScores, ScoringRequest
+from engine.request import Branches, ItemScores, ScoringRequest
 from tests.engine.paged_fake import VOCAB, PagedFake, context_hash, make_engine_over
 from tests.engine.traffic import Inbox
 
@@ -114,19 +115,50 @@ def scoring(
     )
 
 
+def with_branches(asked: ScoringRequest, branches: list[list[list[int]]]) -> ScoringRequest:
+    """The same query and items, each continued by its own branches.
+
+    The first branch of an item reads the item's last position too, so that a tree of labels is
+    read: every position of a branch, and the item's end once.
+    """
+    flat = [branch for each in branches for branch in each]
+    firsts = np.array([k == 0 for each in branches for k in range(len(each))])
+    lens = np.array([len(branch) for branch in flat], dtype=np.int32)
+    return structs.replace(
+        asked,
+        num_read=(lens + firsts).astype(np.int32),
+        branches=Branches(
+            counts=np.array([len(each) for each in branches], dtype=np.int32),
+            lens=lens,
+            token_ids=np.array([token for branch in flat for token in branch], dtype=np.int32),
+        ),
+    )
+
+
 def wanted(asked: ScoringRequest) -> Float32Array:
     """What the request must be answered, from whole sequences."""
-    rows, start, p = [], 0, 0
-    for length, num_read in zip(asked.item_lens.tolist(), asked.num_read.tolist(), strict=True):
-        item = asked.item_token_ids[start : start + length]
-        start += length
+    rows, p = [], 0
+    for sequence_ids, num_read in zip(_sequences(asked), asked.num_read.tolist(), strict=True):
         for back in range(num_read - 1, -1, -1):
-            part = item[: length - back]
+            part = sequence_ids[: len(sequence_ids) - back]
             context = context_hash(np.concatenate([asked.query_token_ids, part]))
             ids = asked.id_lists[p % len(asked.id_lists)]
             rows.append([value(context, int(i)) for i in ids])
             p += 1
     return np.array(rows, dtype=np.float32)
+
+
+def _sequences(asked: ScoringRequest) -> list[Int32Array]:
+    """Each item with each of its branches."""
+    items = np.split(asked.item_token_ids, np.cumsum(asked.item_lens)[:-1])
+    if asked.branches is None:
+        return items
+    branches = iter(np.split(asked.branches.token_ids, np.cumsum(asked.branches.lens)[:-1]))
+    return [
+        np.concatenate([item, next(branches)])
+        for item, count in zip(items, asked.branches.counts.tolist(), strict=True)
+        for _ in range(count)
+    ]
 
 
 class Scores(Inbox):

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.blocks import NULL_BLOCK
 from engine.rows import NO_TOKEN
-from engine.scoring.packing import Rows, block_tables, make_plan
+from engine.scoring.packing import Rows, make_plan
 
 
 def test_rows_that_share_blocks_come_last_and_positions_are_read_in_order() -> None:
@@ -93,9 +93,3 @@ def test_lists_of_different_widths_are_padded_with_no_token() -> None:
 
     plan = make_plan([row([1]), row([2, 3, 4])], block_size=4)
     assert plan.id_lists.tolist() == [[1, NO_TOKEN, NO_TOKEN], [2, 3, 4]]
-
-
-def test_blocks_are_dealt_to_rows_in_order() -> None:
-    tables = block_tables([3, 7, 5, 9], np.array([1, 0, 2, 1]))
-    assert tables.tolist() == [[3, NULL_BLOCK], [NULL_BLOCK, NULL_BLOCK], [7, 5], [9, NULL_BLOCK]]
-    assert tables.dtype == np.int32

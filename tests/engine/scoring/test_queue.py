@@ -18,6 +18,7 @@ from tests.engine.scoring.scoring_fake import (
     scoring,
     sequence,
     wanted,
+    with_branches,
 )
 from tests.engine.traffic import FRONTEND, prompts, request
 
@@ -42,6 +43,9 @@ def test_random_traffic_equals_whole_sequences(
         items = [sequence(rng, 2, 60 - len(query) if rng.random() < 0.1 else 9)
                  for _ in range(rng.choice([1, 3, 25]))]  # fmt: skip
         asked.append(scoring(handle, query, items, rng.choice([1, 2]), rng.choice([1, 3])))
+        if rng.random() < 0.5:
+            most = min(4, 63 - len(query) - max(map(len, items)))
+            asked[-1] = with_branches(asked[-1], [_branches(rng, most) for _ in items])
         engine.score(FRONTEND, asked[-1])
         if query and rng.random() < 0.5:
             engine.submit(FRONTEND, request(100 + handle, query, max_tokens=rng.randrange(1, 12)))
@@ -52,6 +56,44 @@ def test_random_traffic_equals_whole_sequences(
         assert answer.finish == Finish.LENGTH
         np.testing.assert_array_equal(answer.values, wanted(each))
     assert max(len(plan.token_ids) for plan in runner.plans) <= budget
+
+
+def _branches(rng: random.Random, most: int) -> list[list[int]]:
+    """One to five branches of an item, with tokens or without."""
+    return [sequence(rng, 0, most) for _ in range(rng.choice([1, 1, 2, 5]))]
+
+
+def test_an_item_is_computed_once_for_all_its_branches() -> None:
+    """Of 25 tokens, 24 are in six blocks; each of ten branches computes the last one and itself."""
+    rng = random.Random(7)
+    engine, runner = make_engine(num_blocks=200, budget=200)
+    asked = with_branches(
+        scoring(1, sequence(rng, 8, 8), [sequence(rng, 25, 25)]),
+        [[[k, 9, 10] for k in range(10)]],
+    )
+    engine.score(FRONTEND, asked)
+    inbox = Scores()
+    inbox.run(engine)
+    np.testing.assert_array_equal(inbox.ended[1].values, wanted(asked))
+    assert [np.diff(plan.query_starts).tolist() for plan in runner.plans] == [[8, 24] + [4] * 10]
+
+
+def test_branches_of_an_item_longer_than_a_step_follow_in_later_steps() -> None:
+    """In as few blocks as hold the item and one branch: then a branch a step."""
+    rng = random.Random(8)
+    for num_blocks, rows in [
+        (40, [[8], [8], [4, 3], [3, 3], [3]]),
+        (7, [[8], [8], [4, 3], [3], [3], [3]]),
+    ]:
+        engine, runner = make_engine(num_blocks=num_blocks, budget=8)
+        asked = with_branches(
+            scoring(1, [], [sequence(rng, 21, 21)]), [[[1, 2], [3, 4], [5, 6], [7, 8]]]
+        )
+        engine.score(FRONTEND, asked)
+        inbox = Scores()
+        inbox.run(engine)
+        np.testing.assert_array_equal(inbox.ended[1].values, wanted(asked))
+        assert [np.diff(plan.query_starts).tolist() for plan in runner.plans] == rows
 
 
 def test_one_query_is_computed_once_and_items_hold_nothing() -> None:

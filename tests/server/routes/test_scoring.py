@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from engine.request import Finish
+from engine.request import Finish, ScoringRequest
 from server.schema.scoring import GenerativeScoringReply, ScoreReply
 from tests.fake_values import VOCAB_SIZE, value_row
 from tests.fakes import BOS, FakeEngine
@@ -110,14 +110,21 @@ class TestReplies:
         assert reply["scores"][0][0] == 0.0
 
 
+def branches_of(asked: ScoringRequest) -> list[bytes]:
+    assert asked.branches is not None
+    ends = np.cumsum(asked.branches.lens)[:-1]
+    return [bytes(ids.tolist()) for ids in np.split(asked.branches.token_ids, ends)]
+
+
 class TestWhatTheEngineGets:
     async def test_texts_are_tokenised_apart(self) -> None:
         async with in_process(with_bos=True) as site:
             await post(site, "/v1/score", labels=["yes", "n"], label_token_ids="leave out")
             asked = site.engine.scored[-1]
             assert asked.query_token_ids.tolist() == [BOS, *b"abc"]
-            assert asked.item_token_ids.tolist() == list(b"deyefye")
-            assert asked.item_lens.tolist() == [4, 3]
+            assert asked.item_token_ids.tolist() == list(b"def")
+            assert asked.item_lens.tolist() == [2, 1]
+            assert branches_of(asked) == [b"ye", b"ye"]
             assert asked.num_read.tolist() == [3, 3]
             assert asked.id_lists.tolist() == [[ord("y"), ord("n")], [ord("e"), -1], [ord("s"), -1]]
             await post(site, "/v1/score", add_special_tokens=False)
@@ -132,7 +139,8 @@ class TestWhatTheEngineGets:
         await post(site, "/generative_scoring", **body)
         asked = site.engine.scored[-1]
         assert asked.query_token_ids.tolist() == [1, 2]
-        assert asked.item_token_ids.tolist() == [3, 6, 4, 5, 6]
+        assert asked.item_token_ids.tolist() == [3, 4, 5]
+        assert branches_of(asked) == [b"\6", b"\6"]
         assert asked.id_lists.tolist() == [[6, 8], [7, 9]]
 
     async def test_item_first(self, site: Site) -> None:
@@ -167,7 +175,8 @@ class TestWhatTheEngineGets:
         await post(site, "/v1/score", items=[""], label_token_ids=[[6, 7], 8])
         asked = site.engine.scored[-1]
         assert asked.query_token_ids.tolist() == list(b"ab")
-        assert asked.item_token_ids.tolist() == [ord("c"), 6]
+        assert asked.item_token_ids.tolist() == [ord("c")]
+        assert branches_of(asked) == [b"\6"]
         await post(site, "/v1/score", items=["", "d"], item_first=True)
         asked = site.engine.scored[-1]
         assert len(asked.query_token_ids) == 0

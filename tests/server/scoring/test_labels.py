@@ -32,7 +32,7 @@ def read(tree: LabelTree) -> tuple[np.ndarray, np.ndarray]:
             others.append(np.logaddexp.reduce(rest) if len(rest) else -np.inf)
             m += 1
     assert m == len(tree.id_lists), "each node is read once"
-    return np.array(values, dtype=np.float32), np.array(others, dtype=np.float32)
+    return np.array([values], dtype=np.float32), np.array([others], dtype=np.float32)
 
 
 labels = st.lists(
@@ -78,7 +78,7 @@ def test_errors_name_both_labels() -> None:
 
 def test_impossible_labels_leave_their_mass() -> None:
     tree = LabelTree.of([(0, 1), (2,)])
-    values = np.array([[-np.inf, np.log(0.25)], [np.log(0.5), 0.0]], dtype=np.float32)
-    logprobs, others = tree.logprobs(values, np.log([0.75, 0.5]).astype(np.float32))
+    values = np.array([[[-np.inf, np.log(0.25)], [np.log(0.5), 0.0]]], dtype=np.float32)
+    logprobs, others = tree.logprobs(values, np.log([[0.75, 0.5]]).astype(np.float32))
     assert logprobs[0, 0] == -np.inf
     assert np.exp(others[0]) == pytest.approx(0.75)

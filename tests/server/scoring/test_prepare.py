@@ -37,8 +37,8 @@ async def refused(**body: Any) -> ApiError:
 
 
 def items_of(prepared: PreparedScoring) -> list[bytes]:
-    tokens, items = prepared.request.item_token_ids.tolist(), []
-    for length in prepared.request.item_lens.tolist():
+    tokens, items = prepared.spec.request(1).item_token_ids.tolist(), []
+    for length in prepared.spec.request(1).item_lens.tolist():
         items.append(bytes(tokens[:length]))
         tokens = tokens[length:]
     assert tokens == []
@@ -47,17 +47,17 @@ def items_of(prepared: PreparedScoring) -> list[bytes]:
 
 async def test_the_query_is_shared() -> None:
     prepared = await prepare()
-    assert prepared.request.query_token_ids.tolist() == list(b"abc")
+    assert prepared.spec.request(1).query_token_ids.tolist() == list(b"abc")
     assert items_of(prepared) == [b"de", b"f"]
-    assert prepared.request.num_read.tolist() == [1, 1]
-    assert prepared.request.id_lists.tolist() == [[70, 71]]
+    assert prepared.spec.request(1).num_read.tolist() == [1, 1]
+    assert prepared.spec.request(1).id_lists.tolist() == [[70, 71]]
     assert prepared.num_prompt_tokens == 6
     assert (prepared.reply_id, prepared.model) == ("score-theirs", "m")
 
 
 async def test_the_query_is_computed_for_each_item_before_it() -> None:
     prepared = await prepare(item_first=True)
-    assert prepared.request.query_token_ids.tolist() == []
+    assert prepared.spec.request(1).query_token_ids.tolist() == []
     assert items_of(prepared) == [b"deabc", b"fabc"]
     assert prepared.num_prompt_tokens == 9
 
@@ -65,15 +65,19 @@ async def test_the_query_is_computed_for_each_item_before_it() -> None:
 async def test_each_branch_of_labels_follows_each_item() -> None:
     labels = [[1, 2, 3], [1, 5], [4]]
     prepared = await prepare(label_token_ids=labels)
-    assert items_of(prepared) == [b"de\x01\x02", b"f\x01\x02"]
-    assert prepared.request.num_read.tolist() == [3, 3]
+    request = prepared.spec.request(1)
+    assert items_of(prepared) == [b"de", b"f"]
+    assert request.branches is not None
+    assert request.branches.counts.tolist() == [1, 1]
+    assert request.branches.token_ids.tolist() == [1, 2, 1, 2]
+    assert request.num_read.tolist() == [3, 3]
     assert prepared.num_prompt_tokens == 6, "labels are not billed"
 
 
 @pytest.mark.parametrize("items", [["", "f"], [[], [ord("f")]]])
 async def test_with_an_empty_item_all_begin_with_the_query_s_end(items: Any) -> None:
     prepared = await prepare(items=items)
-    assert prepared.request.query_token_ids.tolist() == list(b"ab")
+    assert prepared.spec.request(1).query_token_ids.tolist() == list(b"ab")
     assert items_of(prepared) == [b"c", b"cf"]
     assert prepared.num_prompt_tokens == 4
     first = await prepare(items=items, item_first=True)
@@ -82,7 +86,7 @@ async def test_with_an_empty_item_all_begin_with_the_query_s_end(items: Any) -> 
 
 async def test_a_query_of_one_token_and_no_item() -> None:
     prepared = await prepare(query=[7], items=[""])
-    assert (len(prepared.request.query_token_ids), items_of(prepared)) == (0, [b"\x07"])
+    assert (len(prepared.spec.request(1).query_token_ids), items_of(prepared)) == (0, [b"\x07"])
 
 
 async def test_softmax_is_the_route_s_unless_asked() -> None:

@@ -8,11 +8,13 @@ import numpy as np
 import orjson
 import pytest
 
-from engine.request import Finish, ItemScores, ScoringRequest
+from engine.request import Finish, ItemScores
 from server.errors import ApiError
+from server.schema.scoring import IdLists
 from server.scoring.labels import LabelTree
 from server.scoring.prepare import PreparedScoring
 from server.scoring.replies import generative_scoring_reply, score_reply
+from server.scoring.spec import ScoringSpec
 from tests.server.text.test_packed import unpacked
 
 TREE = LabelTree.of([(5,), (6,)])
@@ -21,20 +23,14 @@ NONE = np.zeros(0, dtype=np.int32)
 
 
 def prepared(**changes: Any) -> PreparedScoring:
-    request = ScoringRequest(
-        handle=0,
-        query_token_ids=NONE,
-        item_token_ids=NONE,
-        item_lens=NONE,
-        num_read=NONE,
-        id_lists=TREE.id_lists,
-    )
-    neutral: dict[str, Any] = {"softmax": False, "packed": False, "warnings": [], "tree": TREE}
+    items = IdLists(np.array([3, 4], dtype=np.int32), np.array([1, 1], dtype=np.int32))
+    tree = changes.pop("tree", TREE)
+    neutral: dict[str, Any] = {"softmax": False, "packed": False, "warnings": []}
     return PreparedScoring(
         reply_id="score-x",
         created=1,
         model="m",
-        request=request,
+        spec=ScoringSpec(NONE, items, [tree], np.zeros(2, dtype=np.int64)),
         num_prompt_tokens=7,
         **{**neutral, **changes},
     )

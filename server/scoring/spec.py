@@ -1,0 +1,101 @@
+"""What a scoring endpoint asks of the engine: a query, items after it, and labels of each item."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.arrays import Int32Array, Int64Array
+from engine.request import Branches, ItemScores, ScoringRequest
+from server.schema.scoring import IdLists
+from server.scoring.labels import Float64Array, LabelTree
+
+
+class LabelLogprobs(NamedTuple):
+    """The logprobs of n items that have the same L labels.
+
+    Attributes:
+        items: int64 [n], which items of the request they are, in order.
+        labels: float64 [n, L], the logprob of every label.
+        others: float64 [n], the logprob of all continuations that begin with no label, together.
+    """
+
+    items: Int64Array
+    labels: Float64Array
+    others: Float64Array
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringSpec:
+    """A scoring request in token ids: N items, each followed by the labels of one of K trees.
+
+    Attributes:
+        query: int32 [Q]; may be empty.
+        items: N lists of ids, none of them empty.
+        trees: the K trees, all of them in use.
+        tree_of_item: int64 [N], index of each item's tree.
+        priority: as `ScoringRequest.priority`.
+    """
+
+    query: Int32Array
+    items: IdLists
+    trees: list[LabelTree]
+    tree_of_item: Int64Array
+    priority: int = 0
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that one continuation has, its query included."""
+        depths = np.array([max(len(branch) for branch, _ in tree.branches) for tree in self.trees])
+        return len(self.query) + int((self.items.lens + depths[self.tree_of_item]).max())
+
+    def request(self, handle: int) -> ScoringRequest:
+        """The engine's request."""
+        lens = self._by_item([np.array([len(b) for b, _ in t.branches]) for t in self.trees])
+        branches = None
+        if len(lens) > len(self.items.lens) or lens.any():
+            tokens = [np.array([i for b, _ in t.branches for i in b]) for t in self.trees]
+            counts = np.array([len(tree.branches) for tree in self.trees], dtype=np.int32)
+            token_ids = self._by_item(tokens)
+            branches = Branches(counts=counts[self.tree_of_item], lens=lens, token_ids=token_ids)
+        return ScoringRequest(
+            handle=handle,
+            query_token_ids=self.query,
+            item_token_ids=self.items.token_ids,
+            item_lens=self.items.lens,
+            branches=branches,
+            num_read=self._by_item([np.array([n for _, n in t.branches]) for t in self.trees]),
+            id_lists=self._id_lists(),
+            priority=self.priority,
+        )
+
+    def _by_item(self, of_tree: list[np.ndarray]) -> Int32Array:
+        """What each item's tree has, int32, item after item."""
+        if len(of_tree) == 1:
+            return np.tile(of_tree[0].astype(np.int32), len(self.items.lens))
+        return np.concatenate([of_tree[k] for k in self.tree_of_item.tolist()]).astype(np.int32)
+
+    def _id_lists(self) -> Int32Array:
+        """The lists of all positions read; those of one tree are used in turn."""
+        if len(self.trees) == 1:
+            return self.trees[0].id_lists
+        width = max(tree.id_lists.shape[1] for tree in self.trees)
+        padded = [
+            np.pad(lists, ((0, 0), (0, width - lists.shape[1])), constant_values=-1)
+            for lists in (tree.id_lists for tree in self.trees)
+        ]
+        return np.concatenate([padded[k] for k in self.tree_of_item.tolist()])
+
+    def logprobs(self, scores: ItemScores) -> list[LabelLogprobs]:
+        """What the engine's answer says of each tree's items."""
+        num_nodes = np.array([len(tree.id_lists) for tree in self.trees])[self.tree_of_item]
+        firsts = np.cumsum(num_nodes) - num_nodes
+        found = []
+        for k, tree in enumerate(self.trees):
+            items = np.flatnonzero(self.tree_of_item == k)
+            places = firsts[items, None] + np.arange(len(tree.id_lists))
+            labels, others = tree.logprobs(scores.values[places], scores.others[places])
+            found.append(LabelLogprobs(items, labels, others))
+        return found
