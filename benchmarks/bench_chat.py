@@ -32,9 +32,9 @@ from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Submission, deliver_output
 from server.app import create_app
-from server.chat.template import Conversation
 from server.config import ServerConfig
 from server.context import Context
+from server.conversation.template import Conversation
 from server.engine_metrics import NO_STATS
 from server.text.tokenizer import load_tokenizer
 

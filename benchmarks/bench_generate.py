@@ -31,7 +31,7 @@ from engine.process import SWITCH_S
 from engine.request import Request
 from sampling.params import SamplingParams
 from server.bench.workloads import Body, make_workload
-from server.completions.prepare import NON_STREAM_INTERVAL
+from server.generation.prepare import NON_STREAM_INTERVAL
 
 BATCH, ALONE, VOCAB_SIZE = 32, 2, 8192
 """Requests at once, requests one after another, and ids that prompts are made of."""

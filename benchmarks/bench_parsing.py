@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from server.chat.parsing.graph import make_graph
-from server.chat.parsing.reader import PieceReader, ReplyParsing
-from server.chat.parsing.tokens import make_vocabulary
-from server.completions.choice import Piece
-from tests.server.chat.parsing.corpus import STYLES, Reply, Style, wrap
+from server.conversation.parsing.graph import make_graph
+from server.conversation.parsing.reader import PieceReader, ReplyParsing
+from server.conversation.parsing.tokens import make_vocabulary
+from server.generation.choice import Piece
+from tests.server.conversation.parsing.corpus import STYLES, Reply, Style, wrap
 
 MOST_US = 1.5
 ROUNDS, RUNS = 30, 10

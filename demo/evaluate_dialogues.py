@@ -22,10 +22,10 @@ from demo import MODEL_FOLDER
 from demo.chat import CHAT_TEMPLATE, prompt_of
 from demo.dialogues import Dialogue, Json, dialogues, without_thoughts
 from demo.tokens import END_OF_TEXT_ID, TURN_END_ID
-from server.chat.parsing.graph import Graph, make_graph
-from server.chat.parsing.machine import Machine
-from server.chat.parsing.message import MessageWriter
-from server.chat.parsing.recognise import reasoning_format_of, tool_format_of
+from server.conversation.parsing.graph import Graph, make_graph
+from server.conversation.parsing.machine import Machine
+from server.conversation.parsing.message import MessageWriter
+from server.conversation.parsing.recognise import reasoning_format_of, tool_format_of
 
 NUM_DIALOGUES = 400
 SEED = 1

@@ -19,6 +19,14 @@ from starlette.types import ASGIApp
 from engine.client import EngineHandle
 from server.config import ServerConfig
 from server.context import Context, make_context
+from server.endpoints import docs, health, page, server_info, verify
+from server.endpoints.chat import route as chat
+from server.endpoints.completions import route as completions
+from server.endpoints.messages import route as messages
+from server.endpoints.models import route as models
+from server.endpoints.responses import route as responses
+from server.endpoints.scoring import route as scoring
+from server.endpoints.tokens import route as tokens
 from server.errors import ApiError, bad_request
 from server.fleet.retries import Retries
 from server.fronts import FrontTable
@@ -27,20 +35,6 @@ from server.http.account import account_of
 from server.http.disconnect import ClientGoneError
 from server.http.middleware import Accounts, Gate, route_path
 from server.http.origins import Origins
-from server.routes import (
-    anthropic,
-    chat,
-    completions,
-    docs,
-    health,
-    models,
-    page,
-    responses,
-    scoring,
-    server_info,
-    tokens,
-    verify,
-)
 from server.schema.base import field_path
 from server.schema.openapi import add_openapi
 from server.text.tokenizer import Tokenizer
@@ -101,7 +95,7 @@ def create_app(
     app.state.context = context
     # `include_router` would wrap each route. They are looked through in this order.
     modules = (
-        *(completions, chat, responses, anthropic, scoring, models, tokens, health),
+        *(completions, chat, responses, messages, scoring, models, tokens, health),
         *(server_info, verify, docs, page),
     )
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]

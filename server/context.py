@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from engine.client import EngineHandle
-from server.chat.parsing.parsers import Parsers
-from server.chat.template import ChatTemplate
 from server.config import ServerConfig
+from server.conversation.parsing.parsers import Parsers
+from server.conversation.template import ChatTemplate
 from server.fronts import FrontTable
 from server.http.admission import AdmissionControl
 from server.http.body import BodyReader

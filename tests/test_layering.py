@@ -42,10 +42,12 @@ ROOMS = {
         *("startup", "frontends", "process", "parent", "client"),
     ),
     "server": (
-        *("schema", "text", "http", "fleet", "structured", "completions", "chat.parsing"),
-        "chat",
-        *("responses", "anthropic", "scoring", "self_test", "context", "routes", "app"),
-        *("bench", "command", "cli"),
+        *("schema", "text", "http", "fleet", "structured"),
+        *("endpoints.completions.prompt_field", "endpoints.completions.schema"),
+        *("endpoints.chat.schema", "endpoints.scoring.schema"),
+        *("generation", "conversation.parsing", "conversation", "scoring"),
+        *("self_test", "context", "endpoints", "app", "bench", "command"),
+        *("fleet.ray_serve", "command.deploy", "cli"),
     ),
 }
 """Folders and single modules from the bottom of each package to its top; imports go down."""

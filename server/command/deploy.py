@@ -104,7 +104,7 @@ def _import_fleet() -> ModuleType:
         raise ConfigError("`tailrace deploy` needs Ray Serve: pip install 'tailrace[ray]'")
     os.environ.update(ray_variables(os.environ))
     try:
-        from deploy import ray_serve
+        from server.fleet import ray_serve
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"`tailrace deploy` needs Ray Serve: pip install 'tailrace[ray]' ({error})"

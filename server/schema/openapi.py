@@ -8,15 +8,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from server.schema.anthropic import CountTokensRequest, MessagesRequest
+from server.endpoints.chat.schema import ChatRequest
+from server.endpoints.completions.schema import CompletionRequest
+from server.endpoints.messages.schema import CountTokensRequest, MessagesRequest
+from server.endpoints.responses.schema import ResponsesRequest
+from server.endpoints.scoring.schema import GenerativeScoringRequest, ScoreRequest
+from server.endpoints.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.schema.base import BodyModel
-from server.schema.chat import ChatRequest
-from server.schema.completions import CompletionRequest
 from server.schema.ids import TOKEN_ID_TITLE
 from server.schema.replies import ErrorReply
-from server.schema.responses import ResponsesRequest
-from server.schema.scoring import GenerativeScoringRequest, ScoreRequest
-from server.schema.tokens import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
 _BODIES: tuple[type[BodyModel], ...] = (

@@ -13,10 +13,10 @@ import numpy as np
 from engine.arrays import Int32Array
 from engine.config import EngineInfo
 from server.config import ServerConfig
+from server.endpoints.scoring.schema import IdLists, ScoringFields
 from server.errors import ApiError, bad_request
 from server.schema.checks import check_model, check_priority
 from server.schema.ids import check_vocab
-from server.schema.scoring import IdLists, ScoringFields
 from server.scoring.labels import Label, LabelError, LabelTree
 from server.scoring.spec import ScoringSpec
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS, Tokenizer

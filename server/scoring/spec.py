@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.arrays import Int32Array, Int64Array
 from engine.request import Branches, ItemScores, ScoringRequest
-from server.schema.scoring import IdLists
+from server.endpoints.scoring.schema import IdLists
 from server.scoring.labels import Float64Array, LabelTree
 
 

@@ -26,9 +26,9 @@ from demo.tokens import (
     encode_corpus,
     encode_documents,
 )
-from server.chat.parsing.formats.hermes import HERMES
-from server.chat.parsing.formats.thinking import QWEN3
-from server.chat.parsing.recognise import reasoning_format_of, tool_format_of
+from server.conversation.parsing.formats.hermes import HERMES
+from server.conversation.parsing.formats.thinking import QWEN3
+from server.conversation.parsing.recognise import reasoning_format_of, tool_format_of
 
 FILES = {
     "README.md",

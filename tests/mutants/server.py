@@ -21,10 +21,10 @@ SERVER = (
     ),
     Mutant(
         "markers-do-not-shift-where-tokens-begin",
-        "server/chat/parsing/reader.py",
+        "server/conversation/parsing/reader.py",
         "self._shift += len(own) - len(sentinel)",
         "self._shift += len(own)",
-        ("tests/server/chat/parsing/test_reader.py::test_every_chunking_is_the_same",),
+        ("tests/server/conversation/parsing/test_reader.py::test_every_chunking_is_the_same",),
     ),
     Mutant(
         "labels-take-no-room-in-the-context",
@@ -72,10 +72,10 @@ SERVER = (
     ),
     Mutant(
         "logprobs-given-out-twice",
-        "server/completions/logprob_queue.py",
+        "server/generation/logprob_queue.py",
         "self._parts[0] = (arrays, upto, stop)",
         "self._parts[0] = (arrays, upto - 1, stop)",
-        ("tests/server/completions/test_logprob_queue.py::test_in_order",),
+        ("tests/server/generation/test_logprob_queue.py::test_in_order",),
     ),
     Mutant(
         "only-a-prefix-of-the-next-label-is-refused",
@@ -107,17 +107,17 @@ SERVER = (
     ),
     Mutant(
         "seed-0-counts-as-none",
-        "server/completions/params.py",
+        "server/generation/params.py",
         "None if body.seed == -1 else body.seed",
         "None if body.seed == -1 else body.seed or None",
-        ("tests/server/completions/test_params.py::TestToTheEngine::test_seed_zero_is_a_seed",),
+        ("tests/server/generation/test_params.py::TestToTheEngine::test_seed_zero_is_a_seed",),
     ),
     Mutant(
         "max-completion-tokens-0-counts-as-none",
-        "server/chat/prepare.py",
+        "server/conversation/prepare.py",
         "return old if new is None else new",
         "return new or old",
-        ("tests/server/routes/test_chat.py::TestReply::test_nothing_generated",),
+        ("tests/server/endpoints/chat/test_route.py::TestReply::test_nothing_generated",),
     ),
     Mutant(
         "a-hidden-token-ends-a-run-of-bytes",
@@ -142,26 +142,28 @@ SERVER = (
     ),
     Mutant(
         "logprobs-are-dealt-out-by-characters",
-        "server/responses/output.py",
+        "server/endpoints/responses/output.py",
         "self._num_bytes_owed += len(text.encode())",
         "self._num_bytes_owed += len(text)",
         (
-            "tests/server/responses/test_output.py::test_logprobs_go_to_the_item_that_has_their_bytes",
+            "tests/server/endpoints/responses/test_output.py::test_logprobs_go_to_the_item_that_has_their_bytes",
         ),
     ),
     Mutant(
         "the-start-of-a-block-shows-what-comes-later",
-        "server/anthropic/shape.py",
+        "server/endpoints/messages/shape.py",
         "content_block=dict(block))",
         "content_block=block)",
-        ("tests/server/routes/test_anthropic.py::test_a_joined_stream_equals_the_plain_reply",),
+        (
+            "tests/server/endpoints/messages/test_route.py::test_a_joined_stream_equals_the_plain_reply",
+        ),
     ),
     Mutant(
         "white-space-in-front-of-a-marker-is-given-out",
-        "server/chat/parsing/machine.py",
+        "server/conversation/parsing/machine.py",
         "if self._holds_space and text[-1] in _SPACES:",
         "if self._holds_space and text.isspace():",
-        ("tests/server/chat/parsing/test_machine.py::test_text_that_flows",),
+        ("tests/server/conversation/parsing/test_machine.py::test_text_that_flows",),
     ),
     Mutant(
         "a-new-front-is-not-told-that-the-engine-failed",
@@ -190,7 +192,7 @@ SERVER = (
     ),
     Mutant(
         "who-leaves-before-the-first-token-is-an-error",
-        "server/completions/streaming.py",
+        "server/generation/streaming.py",
         'generation.close("abort" if isinstance(error, ClientGoneError) else "error")',
         'generation.close("error")',
         (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from server.schema.completions import CompletionRequest
+from server.endpoints.completions.schema import CompletionRequest
 from server.version import VERSION
 from tests.fake_values import VOCAB_SIZE
 from tests.fakes import BOS, EOS

@@ -1,6 +1,6 @@
 """Requests for thousands of choices whose clients hang up: what a stranger's request waits for.
 
-`tests/server/routes/test_attacks.py` measures the server alone, here the engine computes.
+`tests/server/endpoints/test_attacks.py` measures the server alone, here the engine computes.
 """
 
 from __future__ import annotations

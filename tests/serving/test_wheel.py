@@ -16,7 +16,7 @@ import pytest
 from tests.serving.process import serve
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = ("server", "engine", "sampling", "demo", "deploy")
+PACKAGES = ("server", "engine", "sampling", "demo")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 

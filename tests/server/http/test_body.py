@@ -15,10 +15,10 @@ import numpy as np
 import orjson
 import pytest
 
+from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ApiError
 from server.http.body import INLINE_BYTES, _decode_large
 from server.http.content import FORM, decompress
-from server.schema.completions import CompletionRequest
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, error_of, in_process, on_a_port
 from tests.server.slowness import slowness

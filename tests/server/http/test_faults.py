@@ -82,7 +82,7 @@ async def test_a_bug_is_a_500_without_a_traceback(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object) -> None:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr("server.completions.render.Renderer.reply", broken)
+    monkeypatch.setattr("server.generation.render.Renderer.reply", broken)
     async with in_process() as site:
         error = await site.refused(500, prompt="a")
         assert error["message"] == "internal error"
@@ -90,7 +90,7 @@ async def test_a_bug_is_a_500_without_a_traceback(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_bug_in_mid_stream_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    from server.completions.streaming import ChunkWriter
+    from server.generation.streaming import ChunkWriter
 
     original = ChunkWriter.chunks
     calls = []

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ApiError
 from server.schema.base import MAX_ERRORS, decode, validate
-from server.schema.completions import CompletionRequest
 from tests.server.slowness import fastest, slowness
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from server.endpoints.chat.schema import ChatRequest
+from server.endpoints.responses.schema import ResponsesRequest
 from server.errors import ApiError
 from server.schema.base import BodyModel, validate
-from server.schema.chat import ChatRequest
-from server.schema.responses import ResponsesRequest
 from tests.server.slowness import fastest, slowness
 
 MANY = 200_000

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from server.config import ServerConfig
+from server.endpoints.scoring.schema import ScoreRequest
 from server.errors import ApiError
 from server.schema.base import validate
-from server.schema.scoring import ScoreRequest
 from server.scoring.prepare import ONE_LABEL, PreparedScoring, prepare_scoring
 from tests.fakes import FakeEngine, byte_tokenizer
 

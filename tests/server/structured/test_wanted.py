@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ApiError
 from server.schema.base import validate
-from server.schema.completions import CompletionRequest
 from server.structured.spec import COMPACT, WHITESPACE, GrammarSpec
 from server.structured.wanted import wanted_grammar
 from tests.server.conftest import nested

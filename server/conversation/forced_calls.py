@@ -1,0 +1,171 @@
+"""Calls that keep to a grammar: required and named ones, and those beside strict tools or a format.
+
+A grammar of calls is a structural tag (`server.structured.structural_tags`) put together of what
+`parsing.syntax` says of the format. Required and named calls are all of the reply, thoughts aside.
+With a strict tool the reply is free until a call begins, and every call is one of the tools'. With
+a response format the reply is calls, or an answer in that format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from server.conversation.call_arguments import ArgumentsWriter, Tag, const, either, in_order
+from server.conversation.parsing.format import CallSyntax, MessageSyntax, ToolFormat
+from server.endpoints.chat.schema import ChatRequest
+from server.errors import bad_request
+from server.schema.tools import NamedTool, Tool
+from server.structured.checker import GrammarChecker
+from server.structured.spec import GrammarSpec
+from server.structured.wanted import allows_calls, wanted_grammar
+
+_ANY_TEXT: Tag = {"type": "any_text"}
+_SPACE = r"[ \t\r\n]"
+
+
+class CallsGrammar(NamedTuple):
+    """The grammar that a reply's calls keep to.
+
+    Attributes:
+        ignored: where keywords of the tools' schemas stood that are not kept to.
+        holds_thoughts: thoughts are part of it, so that it begins with the first token.
+    """
+
+    spec: GrammarSpec
+    ignored: list[str]
+    holds_thoughts: bool
+
+
+async def calls_grammar(
+    body: ChatRequest,
+    tools: Sequence[Tool],
+    tool_format: ToolFormat | None,
+    grammars: GrammarChecker,
+) -> CallsGrammar | None:
+    """The grammar that a reply's calls keep to; None where they are free.
+
+    The answer that `response_format` asks for is part of it, where the model may give one instead.
+
+    Args:
+        tools: the tools that may be called.
+        tool_format: of the model's calls.
+
+    Raises:
+        ApiError: a schema or the format cannot be kept to; too many grammars wait.
+    """
+    choice = body.tool_choice
+    is_forced = choice == "required" or isinstance(choice, NamedTool)
+    is_strict = any(tool.function.strict for tool in tools)
+    answer = None if is_forced else _answer_format(body)
+    if not tools or not (is_forced or is_strict or answer):
+        return None
+    param = "tool_choice" if is_forced else "tools" if is_strict else "response_format"
+    if tool_format is None:
+        if not (is_forced or is_strict):
+            return None  # calls are content, which keeps to its format
+        raise bad_request(
+            param, f"{param}: calls in the format of this model cannot be kept to a grammar"
+        )
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    options = body.structured_outputs
+    writer = ArgumentsWriter(
+        tool_format, grammars, drops_keywords=options is not None and bool(options.lenient)
+    )
+    tags = [
+        await writer.call(i, tool.function, is_strict=is_forced or bool(tool.function.strict))
+        for i, tool in enumerate(tools)
+        if named in (None, tool.function.name)
+    ]
+    syntax = tool_format.syntax
+    once = body.parallel_tool_calls is False or syntax.is_last
+    spec = GrammarSpec("structural_tag", None, param)
+    if answer is not None:
+        spec = replace(spec, whitespace=answer.whitespace)
+        grammar = _calls_or(syntax, tags, once, await _answer(answer, grammars, writer.ignored))
+    else:
+        grammar = _forced(syntax, tags, once) if is_forced else _free(syntax, tags, once)
+    return CallsGrammar(replace(spec, value=grammar), writer.ignored, syntax.messages is not None)
+
+
+def _answer_format(body: ChatRequest) -> GrammarSpec | None:
+    """The format of an answer beside which calls may be made; None for none."""
+    spec = wanted_grammar(body.response_format, body.structured_outputs)
+    return spec if spec is not None and allows_calls(spec) else None
+
+
+async def _answer(spec: GrammarSpec, grammars: GrammarChecker, ignored: list[str]) -> Tag:
+    """JSON of a response format; what it says that cannot be kept to is noted in `ignored`."""
+    checked = await grammars.check(spec)
+    ignored += checked.ignored
+    schema = spec.value if checked.reduced is None else checked.reduced
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _forced(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:
+    """A reply of calls alone, of one if `once`, behind thoughts where these are messages."""
+    calls = in_order(const(syntax.opening), _calls(syntax, tags, once), const(syntax.closing))
+    if syntax.messages is None:
+        return calls
+    return in_order(_messages(syntax.messages, syntax.messages.thoughts), calls)
+
+
+def _calls_or(syntax: CallSyntax, tags: list[Tag], once: bool, answer: Tag) -> Tag:
+    """A reply of calls alone, or of an answer alone, behind thoughts where these are messages."""
+    if (messages := syntax.messages) is None:
+        return either(_forced(syntax, tags, once), answer)
+    return in_order(
+        _messages(messages, messages.thoughts),
+        either(_calls(syntax, tags, once), in_order(const(messages.answer), answer)),
+    )
+
+
+def _free(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:
+    """Text in which calls may begin."""
+    if (messages := syntax.messages) is not None:
+        answer = in_order(const(messages.answer), _ANY_TEXT)
+        return in_order(
+            _messages(messages, messages.thoughts, messages.remark),
+            either(_calls(syntax, tags, once), answer),
+        )
+    if syntax.leads:
+        first = re.escape(syntax.trigger)
+        answer = {"type": "regex", "pattern": f"{_SPACE}*([^ \\t\\r\\n{first}](.|\\n)*)?"}
+        return either(_forced(syntax, tags, once), answer)
+    if syntax.opening:
+        tags = [
+            {"begin": syntax.opening, "content": _calls(syntax, tags, once), "end": syntax.closing}
+        ]
+    return {
+        "type": "triggered_tags",
+        "triggers": [syntax.trigger],
+        "tags": tags,
+        "stop_after_first": once,
+    }
+
+
+def _calls(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": syntax.separator,
+        "at_least_one": True,
+        "stop_after_first": once,
+    }
+
+
+def _messages(syntax: MessageSyntax, *begins: str) -> Tag:
+    """Any number of messages that begin in one of these ways, and what leads to the next."""
+    tags = [
+        {"type": "tag", "begin": begin, "content": _ANY_TEXT, "end": syntax.end} for begin in begins
+    ]
+    some = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": syntax.separator,
+        "at_least_one": True,
+    }
+    return either(in_order(some, const(syntax.separator)), const(""))

@@ -1,0 +1,122 @@
+"""Messages as clients write them, made into what templates are written for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from server.conversation.template import Message
+from server.errors import bad_request
+from server.schema.base import shown
+from server.schema.messages import ChatMessage, ContentPart, ToolCall
+
+DEVELOPER = "developer"
+"""OpenAI's newer name of the system role, which few templates know."""
+_PLAIN_ROLES = frozenset(("system", "user", "assistant"))
+_PLAIN_FIELDS = {"role", "content"}
+
+
+def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Message]:
+    """The messages as the template `source` gets them; raises `ApiError`.
+
+    Text parts are joined by line breaks, calls' arguments are objects, what is null is left out,
+    and a developer's message is the system's where the template does not know the role. A tool's
+    message follows the call that it answers.
+    """
+    _check_answers(messages)
+    knows_developer = DEVELOPER in source
+    found = []
+    for i, message in enumerate(messages):
+        if message.__pydantic_fields_set__ == _PLAIN_FIELDS:
+            role, content = message.role, message.content
+            if role in _PLAIN_ROLES and type(content) is str:  # most messages
+                found.append({"role": role, "content": content})
+                continue
+        found.append(_template_message(message, i, knows_developer))
+    return found
+
+
+def _check_answers(messages: Sequence[ChatMessage]) -> None:
+    """Raise a 400 for a tool's message that answers none of the calls before it."""
+    if "tool" not in [message.role for message in messages]:
+        return
+    calls: list[ToolCall] | None = None
+    known: dict[str, None] = {}  # in their order
+    for i, message in enumerate(messages):
+        if message.role != "tool":
+            calls = message.tool_calls
+            known = {call.id: None for call in calls or () if call.id is not None}
+            continue
+        if not calls:
+            raise bad_request(
+                f"messages[{i}].role",
+                f"messages[{i}].role is tool, but no assistant's message with tool_calls is before "
+                "it",
+            )
+        if known and message.tool_call_id not in known:
+            field, given = f"messages[{i}].tool_call_id", shown(message.tool_call_id)
+            ids = ", ".join(list(known)[:8])
+            raise bad_request(
+                field, f"{field} must be the id of a call before it ({ids}), got {given}"
+            )
+
+
+def _template_message(message: ChatMessage, i: int, knows_developer: bool) -> Message:
+    role, where = message.role, f"messages[{i}]"
+    if role == DEVELOPER and not knows_developer:
+        role = "system"
+    found: Message = {"role": role}
+    content = content_text(message.content)
+    if content is None and message.refusal is not None:
+        content = message.refusal
+    if content is not None:
+        found["content"] = content
+    elif role != "assistant":
+        raise bad_request(f"{where}.content", f"{where}.content must be a text, got null")
+    for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
+        if value is not None:
+            found[name] = value
+    if (reasoning := _reasoning(message, where)) is not None:
+        found["reasoning_content"] = reasoning
+    if message.tool_calls:
+        found["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls)
+        ]
+    return found
+
+
+def content_text(content: str | list[ContentPart] | None) -> str | None:
+    """A message's content as one text."""
+    if isinstance(content, list):
+        return "\n".join(part.text or part.refusal or "" for part in content)
+    return content
+
+
+def _reasoning(message: ChatMessage, where: str) -> str | None:
+    """What the assistant thought, under whichever of its two names."""
+    first, second = message.reasoning_content, message.reasoning
+    if first is not None and second is not None and first != second:
+        raise bad_request(
+            f"{where}.reasoning",
+            f"{where}.reasoning must equal reasoning_content, which is another text",
+        )
+    return second if first is None else first
+
+
+def _call(call: ToolCall, where: str) -> dict[str, Any]:
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments or "{}")
+        except orjson.JSONDecodeError as error:
+            field = f"{where}.function.arguments"
+            raise bad_request(field, f"{field} must be JSON: {error}") from None
+    found: dict[str, Any] = {
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+    if call.id is not None:
+        found["id"] = call.id
+    return found

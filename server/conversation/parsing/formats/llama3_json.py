@@ -1,0 +1,38 @@
+"""Llama 3.1 to 4 with calls as JSON: a reply that begins with an object is a call.
+
+{"name": "look", "parameters": {"at": "it"}}; {"name": "stop", "parameters": {}}
+"""
+
+from __future__ import annotations
+
+from server.conversation.parsing.format import (
+    CONTENT,
+    Between,
+    CallSyntax,
+    Exit,
+    JsonCalls,
+    ToolFormat,
+)
+
+PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+
+LLAMA3_JSON = ToolFormat(
+    names=("llama3_json", "llama4_json"),
+    recognised_by=(
+        ("<|start_header_id|>", '"parameters": '),
+        ("<|header_start|>", '"parameters": '),
+    ),
+    openers=(Exit("{", to="calls", keeps=True),),
+    exits=(
+        Exit(PYTHON_TAG, to="calls", eats_space=True),
+        Exit(PYTHON_START, to="calls", eats_space=True),
+    ),
+    strays=(PYTHON_END,),
+    states={
+        "calls": JsonCalls(after="after", name_keys=("name", "function"), needs_arguments=True),
+        "after": Between((Exit(PYTHON_END, to=CONTENT), Exit(PYTHON_TAG, to="calls"))),
+    },
+    syntax=CallSyntax(
+        begin='{"name": "{name}", "parameters": ', end="}", separator="; ", trigger="{", leads=True
+    ),
+)

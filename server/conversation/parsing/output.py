@@ -1,0 +1,165 @@
+"""What a machine gives out: events for the message, and stretches of text with their parts.
+
+While it is uncertain whether a body is a call, its text is collected here. When the call stands,
+the text has the parts it was read as; where the body breaks, the text is content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import groupby
+from typing import Literal, NamedTuple
+
+from server.conversation.parsing.format import Part
+
+EventKind = Literal["reasoning", "content", "call", "arguments"]
+
+
+class Event(NamedTuple):
+    """Something new of the message: text of a part, a call by its name, or more arguments."""
+
+    kind: EventKind
+    text: str
+
+
+Span = tuple[int, Part]
+"""The end and the part of a stretch of the text, which begins where the one before it ends. It is
+no class of its own because making those is slow, and there is one for every marker."""
+
+SENTINELS = "\ud800-\udfff"
+"""Half surrogate pairs, within a regular expression: they stand for special tokens."""
+_SENTINEL = re.compile(f"([{SENTINELS}])")
+
+
+_Doubt = tuple[str, Part, bool]
+"""Text whose part is uncertain, the part that it has in a call, and whether it is a marker."""
+
+
+class Output:
+    """Collects events and spans.
+
+    Attributes:
+        events, spans: what was given out; whoever reads them takes them away. The last span may
+            still grow.
+        position: characters whose part is certain.
+        stands: whether a call has begun and is certain.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.spans: list[Span] = []
+        self.position = 0
+        self.stands = False
+        self._doubts: list[_Doubt] | None = None
+        self._name: str | None = None
+        self._num_keys = 0
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether a call is read that does not stand yet."""
+        return self._doubts is not None
+
+    @property
+    def name(self) -> str | None:
+        """The name of the call that is read."""
+        return self._name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
+
+    def show(self, text: str, part: Literal["reasoning", "content"]) -> None:
+        """Give out text of the message; special tokens in it are markup."""
+        pieces = [text] if text.isascii() else _SENTINEL.split(text)
+        for i, piece in enumerate(pieces):
+            if i % 2:
+                self.take(piece)
+            elif piece:
+                self.events.append(Event(part, piece))
+                self.take(piece, part)
+
+    def take(self, text: str, part: Part = "markup", *, is_marker: bool = False) -> None:
+        """Go past text that is not shown as it is.
+
+        Args:
+            is_marker: it is markup whatever comes.
+        """
+        if not text:
+            return
+        if self._doubts is not None:
+            self._doubts.append((text, part, is_marker))
+            return
+        self.position += len(text)
+        spans = self.spans
+        if spans and spans[-1][1] == part:
+            spans[-1] = (self.position, part)
+        else:
+            spans.append((self.position, part))
+
+    def begin_call(self) -> None:
+        """Begin to read a call; what is taken from here on is uncertain."""
+        if self._doubts is None:
+            self._doubts = []
+        self.stands, self._name, self._num_keys = False, None, 0
+
+    def stand(self) -> None:
+        """Let the call stand: its name is given out, and what was taken is certain."""
+        doubts, self._doubts = self._doubts or [], None
+        for text, part, _ in doubts:
+            self.take(text, part)
+        self.stands = True
+        self.events.append(Event("call", self._name or ""))
+
+    def add_arguments(self, text: str) -> None:
+        """Give out more of the arguments' JSON."""
+        if text:
+            self.events.append(Event("arguments", text))
+
+    def add_argument(self, key: str, value: str) -> None:
+        """Give out one more argument of an object that is put together here.
+
+        Args:
+            key, value: JSON.
+        """
+        if not self.stands:
+            self.stand()
+        self.add_arguments(f"{', ' if self._num_keys else '{'}{key}: {value}")
+        self._num_keys += 1
+
+    def close_arguments(self) -> None:
+        """Give out the end of an object that is put together here, and end the call."""
+        if not self.stands:
+            self.stand()
+        self.add_arguments("}" if self._num_keys else "{}")
+        self.end_call()
+
+    def end_call(self) -> None:
+        """End a call that stands."""
+        self.stands = False
+
+    def break_off(self, find_marker: Callable[[str, int], re.Match[str] | None]) -> None:
+        """Give up the call that is read; what is uncertain becomes content, markers aside.
+
+        Args:
+            find_marker: finds the next marker from a place on; a match without a group is none.
+        """
+        doubts, self._doubts = self._doubts or [], None
+        self.stands = False
+        is_blank = not any(text.strip() for text, _, is_marker in doubts if not is_marker)
+        for is_marker, run in groupby(doubts, key=lambda doubt: doubt[2]):
+            text = "".join(doubt[0] for doubt in run)
+            if is_marker or is_blank:
+                self.take(text)
+            else:
+                self._show_between(text, find_marker)
+
+    def _show_between(
+        self, text: str, find_marker: Callable[[str, int], re.Match[str] | None]
+    ) -> None:
+        at = 0
+        while (match := find_marker(text, at)) is not None and match.lastindex is not None:
+            self.show(text[at : match.start()], "content")
+            self.take(match.group())
+            at = match.end()
+        self.show(text[at:], "content")

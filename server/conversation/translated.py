@@ -1,0 +1,204 @@
+"""Replies of chats in the shape of another endpoint.
+
+A shape is told everything in order and gives out the events of its stream. The whole reply is what
+the same steps left behind, so a joined stream is the plain reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Protocol
+
+import orjson
+from msgspec.structs import replace
+
+from server.conversation.parsed_render import make_renderer
+from server.conversation.parsing.output import Event
+from server.conversation.prepare import PreparedChat
+from server.conversation.render import ChatRenderer
+from server.conversation.tools import num_calls_shown
+from server.endpoints.chat.schema import ChatRequest
+from server.errors import ApiError
+from server.generation.choice import Piece, ReplyChoice
+from server.generation.generation import Generation
+from server.generation.prepare import PreparedRequest
+from server.generation.render import Renderer
+from server.text.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+
+
+class ReplyShape(Protocol):
+    """Writes the one choice of a request; what its methods return are events of a stream.
+
+    Usage is a chat's; `extras` are fields of the whole reply that no other endpoint has.
+    """
+
+    def begin(self, usage: Json) -> list[Json]:
+        """Begin a stream."""
+        ...
+
+    def add(self, events: Sequence[Event], entries: list[Json]) -> list[Json]:
+        """Add what the choice says next, and logprobs of tokens of its content."""
+        ...
+
+    def finish(self, finish_reason: str, stop_reason: str | int | None) -> list[Json]:
+        """End what is open, once the choice has ended."""
+        ...
+
+    def end(self, usage: Json, extras: Json) -> list[Json]:
+        """End a stream."""
+        ...
+
+    def failure(self, error: ApiError) -> list[Json]:
+        """End a stream that failed."""
+        ...
+
+    def reply(self, usage: Json, extras: Json) -> Json:
+        """Make the whole reply, once it is finished."""
+        ...
+
+
+class TranslatedRenderer(Renderer):
+    """Lets a shape write the one choice of a request.
+
+    Args:
+        chat: reads the pieces.
+        max_calls: later calls are left out; None for no limit.
+
+    Attributes:
+        prepared: the request, whose id is that of the reply.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        tokenizer: Tokenizer,
+        chat: ChatRenderer,
+        shape: ReplyShape,
+        max_calls: int | None,
+    ) -> None:
+        super().__init__(prepared, tokenizer)
+        self.prepared = prepared
+        self.shape = shape
+        self._chat = chat
+        self._num_calls_left = max_calls
+        self._is_left_out = False
+
+    def steps(self, piece: Piece) -> list[Json]:
+        """Tell the shape the next piece; returns the events of a stream."""
+        told = self._chat.told(piece)
+        entries: list[Json] = orjson.loads(f"[{told.entries}]") if told.entries else []
+        events = self.shape.add(merged(filter(self._is_shown, told.events)), entries)
+        if piece.finish_reason is not None:
+            events += self.shape.finish(piece.finish_reason, piece.stop_reason)
+        return events
+
+    def _is_shown(self, event: Event) -> bool:
+        """Whether an event is shown; those of calls beyond the limit are not."""
+        if event.kind == "call" and self._num_calls_left is not None:
+            self._is_left_out = self._num_calls_left == 0
+            self._num_calls_left -= not self._is_left_out
+        return event.kind in ("content", "reasoning") or not self._is_left_out
+
+    def write_ahead(self, choices: list[ReplyChoice]) -> None:
+        """Tell what these choices can give out."""
+        for choice in choices:
+            if (piece := choice.take()) is not None:
+                self.steps(piece)
+
+    def reply(self, choices: list[ReplyChoice], usage: Json, metrics: Json | None) -> bytes:
+        """Write the whole reply, once the choice has ended."""
+        self.write_ahead(choices)
+        return orjson.dumps(self.shape.reply(self.usage(usage), self.extras(metrics)))
+
+    def usage(self, usage: Json) -> Json:
+        """The usage of the request so far, as a chat tells it."""
+        return self._chat.usage(usage)
+
+    def extras(self, metrics: Json | None) -> Json:
+        """Fields of the whole reply that no other endpoint has, where there are any."""
+        extras = {"metrics": metrics, "ignored_keywords": self._prepared.ignored_keywords}
+        return {name: value for name, value in extras.items() if value}
+
+
+class EventWriter:
+    """Writes a stream of named events, which ends with the last of them."""
+
+    begins_big = False
+
+    def __init__(self, generation: Generation, renderer: TranslatedRenderer) -> None:
+        self._generation = generation
+        self._renderer = renderer
+        self._shape = renderer.shape
+        self._has_begun = False
+
+    def _usage(self) -> Json:
+        return self._renderer.usage(self._generation.usage())
+
+    def chunks(self, changed: list[ReplyChoice]) -> bytes:
+        """Write events of what the choice can give out now; there may be none."""
+        events: list[Json] = []
+        if not self._has_begun:
+            self._has_begun = True
+            events = self._shape.begin(self._usage())
+        for choice in changed:
+            if (piece := choice.take()) is not None:
+                events += self._renderer.steps(piece)
+        return frames(events)
+
+    def end(self) -> bytes:
+        """Write the last events."""
+        extras = self._renderer.extras(self._generation.draft_metrics())
+        return frames(self._shape.end(self._usage(), extras))
+
+    def failure(self, error: ApiError) -> bytes:
+        """Write the last events of a stream that failed."""
+        return frames(self._shape.failure(error))
+
+
+def merged(events: Sequence[Event] | filter[Event]) -> list[Event]:
+    """The same events with those that follow one of their kind joined to it; calls stay apart."""
+    found: list[Event] = []
+    for kind, run in groupby(events, key=lambda event: event.kind):
+        if kind == "call":
+            found += run
+        else:
+            found.append(Event(kind, "".join(event.text for event in run)))
+    return found
+
+
+def frames(events: list[Json]) -> bytes:
+    """Events as frames, each named by its type."""
+    return b"".join(
+        b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
+        for event in events
+    )
+
+
+def translated_renderer(
+    chat: PreparedChat,
+    body: ChatRequest,
+    tokenizer: Tokenizer,
+    *,
+    id_prefix: str,
+    make_shape: Callable[[PreparedRequest, int | None], ReplyShape],
+) -> TranslatedRenderer:
+    """The renderer of a chat's reply in another shape.
+
+    Args:
+        id_prefix: the reply's id begins with it.
+        make_shape: is given the request and the length of calls' ids, None for the usual.
+    """
+    _, _, name = chat.request.reply_id.partition("-")
+    # These endpoints always tell what was cached.
+    prepared = replace(chat.request, reply_id=f"{id_prefix}{name}", usage_cached=True)
+    tools = None if chat.parsing is None else chat.parsing.graph.tools
+    return TranslatedRenderer(
+        prepared,
+        tokenizer,
+        make_renderer(chat, body, tokenizer, "reasoning_content"),
+        make_shape(prepared, tools.id_chars if tools else None),
+        max_calls=num_calls_shown(body),
+    )

@@ -1,0 +1,35 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.context import context_of
+from server.endpoints.answer import answer
+from server.endpoints.completions.schema import CompletionRequest
+from server.endpoints.plain import PlainRoute
+from server.generation.prepare import prepare_request
+from server.generation.render import Renderer
+from server.http.account import account_of
+from server.schema.openapi import CHUNKS, describes
+from server.schema.replies import CompletionReply
+
+router = APIRouter(tags=["generation"], route_class=PlainRoute)
+
+
+@router.post("/v1/completions", **describes(CompletionRequest, CompletionReply, stream=CHUNKS))
+async def create_completion(request: Request) -> Response:
+    """Continue one or many prompts."""
+    context = context_of(request)
+    body = await context.bodies.read(request, CompletionRequest)
+    prepared = await prepare_request(
+        body,
+        config=context.config,
+        info=context.engine.info,
+        tokenizer=context.tokenizer,
+        grammars=context.grammars,
+        request_id=account_of(request.scope).request_id,
+    )
+    return await answer(prepared, Renderer(prepared, context.tokenizer), request, context)

@@ -1,0 +1,46 @@
+"""`/health`, `/ready`, `/version`, `/metrics`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.context import context_of
+from server.endpoints.plain import PlainRoute
+from server.errors import ApiError, json_response, shutting_down
+from server.schema.openapi import replies
+from server.schema.replies import StatusReply, VersionReply
+from server.version import VERSION
+
+router = APIRouter(tags=["server"], route_class=PlainRoute)
+
+
+@router.get("/health", responses=replies(StatusReply, 503))
+async def health(request: Request) -> Response:
+    """Tell whether the engine can serve. Open without a key."""
+    reason = context_of(request).engine.failure()
+    if reason is not None:
+        raise ApiError(503, f"the engine cannot serve: {reason}", code="engine_dead")
+    return json_response({"status": "ok"})
+
+
+@router.get("/ready", responses=replies(StatusReply, 503))
+async def ready(request: Request) -> Response:
+    """Tell whether the server can serve and takes new requests. Open without a key."""
+    if context_of(request).lifecycle.draining:
+        raise shutting_down()
+    return await health(request)
+
+
+@router.get("/version", responses=replies(VersionReply))
+async def version(request: Request) -> Response:
+    """Tell the server's version."""
+    return json_response({"version": VERSION})
+
+
+@router.get("/metrics", responses={200: {"content": {"text/plain": {}}}})
+async def metrics(request: Request) -> Response:
+    """Give the metrics in Prometheus' text format."""
+    return Response(context_of(request).metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,180 @@
+"""The response around its output: as a whole, and as the first and last events of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from server.conversation.parsing.output import Event
+from server.conversation.prepare import PreparedChat
+from server.conversation.translated import TranslatedRenderer, translated_renderer
+from server.endpoints.chat.schema import ChatRequest
+from server.endpoints.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems
+from server.endpoints.responses.schema import ENCRYPTED, ResponsesRequest
+from server.errors import ApiError
+from server.generation.prepare import PreparedRequest
+from server.text.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+
+
+class ResponseShape:
+    """Writes one response.
+
+    Args:
+        id_chars: the length of calls' ids; None for the usual.
+    """
+
+    def __init__(
+        self, body: ResponsesRequest, prepared: PreparedRequest, id_chars: int | None
+    ) -> None:
+        self._head = response_head(body, prepared)
+        self._items = OutputItems(
+            as_summary=bool(body.reasoning and body.reasoning.summary),
+            encrypts=ENCRYPTED in (body.include or ()),
+            has_logprobs=prepared.form.num_top is not None,
+            id_chars=id_chars,
+        )
+        self._is_incomplete = False
+        self._num_events = 0
+
+    def begin(self, usage: Json) -> list[Json]:
+        """Begin a stream."""
+        response = self._response(IN_PROGRESS)
+        kinds = ("response.created", "response.in_progress")
+        return self._numbered([{"type": kind, "response": response} for kind in kinds])
+
+    def add(self, events: Sequence[Event], entries: list[Json]) -> list[Json]:
+        """Add what the choice says next, and logprobs of tokens of its content."""
+        return self._numbered(self._items.add(events, entries))
+
+    def finish(self, finish_reason: str, stop_reason: str | int | None) -> list[Json]:
+        """End what is open, once the choice has ended."""
+        self._is_incomplete = finish_reason == "length"
+        return self._numbered(self._items.finish(self._status))
+
+    def end(self, usage: Json, extras: Json) -> list[Json]:
+        """End a stream."""
+        response = self.reply(usage, extras)
+        return self._numbered([{"type": f"response.{self._status}", "response": response}])
+
+    def failure(self, error: ApiError) -> list[Json]:
+        """End a stream that failed."""
+        response = self._response("failed")
+        response["error"] = {"code": _error_code(error.status), "message": error.message}
+        return self._numbered([{"type": "response.failed", "response": response}])
+
+    def reply(self, usage: Json, extras: Json) -> Json:
+        """Make the whole reply, once it is finished."""
+        response = self._response(self._status) | {"usage": response_usage(usage)} | extras
+        if self._is_incomplete:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            response["completed_at"] = int(time.time())
+        return response
+
+    @property
+    def _status(self) -> str:
+        return INCOMPLETE if self._is_incomplete else COMPLETED
+
+    def _response(self, status: str) -> Json:
+        return self._head | {"status": status, "output": list(self._items.items)}
+
+    def _numbered(self, events: list[Json]) -> list[Json]:
+        for event in events:
+            event["sequence_number"] = self._num_events
+            self._num_events += 1
+        return events
+
+
+def response_head(body: ResponsesRequest, prepared: PreparedRequest) -> Json:
+    """The fields of a response that are known from its request, in OpenAI's order."""
+    params = prepared.params
+    reasoning = body.reasoning
+    return {
+        "id": prepared.reply_id,
+        "object": "response",
+        "created_at": prepared.created,
+        "status": IN_PROGRESS,
+        "background": False,
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": None,
+        "metadata": body.metadata or {},
+        "model": prepared.model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {
+            "effort": reasoning and reasoning.effort,
+            "summary": reasoning and reasoning.summary,
+        },
+        "store": False,
+        "temperature": params.temperature,
+        "text": {"format": _format(body)},
+        "tool_choice": _choice(body),
+        "tools": [_tool(tool.model_dump(exclude_none=True)) for tool in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "system_fingerprint": prepared.fingerprint,
+    }
+
+
+def _format(body: ResponsesRequest) -> Json:
+    wanted = body.text.format if body.text else None
+    if wanted is None:
+        return {"type": "text"}
+    return wanted.model_dump(by_alias=True, exclude_none=True)
+
+
+def _choice(body: ResponsesRequest) -> str | Json:
+    choice = body.tool_choice
+    if choice is None or isinstance(choice, str):
+        return choice or "auto"
+    return choice.model_dump()
+
+
+def _tool(tool: Json) -> Json:
+    return {"parameters": None, "strict": None} | tool
+
+
+def response_usage(usage: Json) -> Json:
+    """A chat's usage in the words of this endpoint."""
+    cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
+    reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": reasoning},
+        "total_tokens": usage["total_tokens"],
+    }
+
+
+def _error_code(status: int) -> str:
+    if status == 429:
+        return "rate_limit_exceeded"
+    return "server_error" if status >= 500 else "invalid_prompt"
+
+
+def response_renderer(
+    chat: PreparedChat, body: ResponsesRequest, chat_body: ChatRequest, tokenizer: Tokenizer
+) -> TranslatedRenderer:
+    """The renderer of a response.
+
+    Args:
+        chat_body: the chat that `body` asks for, of which `chat` was made.
+    """
+    return translated_renderer(
+        chat,
+        chat_body,
+        tokenizer,
+        id_prefix="resp_",
+        make_shape=lambda prepared, id_chars: ResponseShape(body, prepared, id_chars),
+    )

@@ -1,0 +1,1 @@
+"""`/generative_scoring` and `/v1/score`."""

@@ -1,0 +1,121 @@
+"""`POST /generative_scoring`, `POST /v1/score`: how likely labels are after a query and items."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.request import Finish, ItemScores
+from engine.submission import EngineDeadError
+from server.context import Context, context_of
+from server.endpoints.plain import PlainRoute
+from server.endpoints.scoring.replies import generative_scoring_reply, score_reply
+from server.endpoints.scoring.schema import (
+    GenerativeScoringReply,
+    GenerativeScoringRequest,
+    ScoreReply,
+    ScoreRequest,
+    ScoringFields,
+)
+from server.http.account import GenerationReport, account_of
+from server.http.disconnect import CancelOnDisconnect
+from server.http.failures import failed_request, lost_engine
+from server.http.reply import json_reply
+from server.schema.openapi import describes
+from server.scoring.prepare import PreparedScoring, prepare_scoring
+
+router = APIRouter(tags=["scoring"], route_class=PlainRoute)
+
+INLINE_VALUES = 1 << 12
+"""Replies of up to so many values are written on the event loop, in 2 ms at most: the body took
+longer to parse there, and a thread would begin late and wait for Python's lock besides."""
+
+
+@router.post("/generative_scoring", **describes(GenerativeScoringRequest, GenerativeScoringReply))
+async def generative_scoring(request: Request) -> Response:
+    """Give the probability of the first label after each item, and every label's logprob."""
+    body = await context_of(request).bodies.read(request, GenerativeScoringRequest)
+    return await _answer(request, body, "generative-scoring", True, generative_scoring_reply)
+
+
+@router.post("/v1/score", **describes(ScoreRequest, ScoreReply))
+async def score(request: Request) -> Response:
+    """Give the probability of every label after each item."""
+    body = await context_of(request).bodies.read(request, ScoreRequest)
+    return await _answer(request, body, "score", False, score_reply)
+
+
+async def _answer(
+    request: Request,
+    body: ScoringFields,
+    kind: str,
+    softmax: bool,
+    write: Callable[[PreparedScoring, ItemScores], bytes],
+) -> Response:
+    context = context_of(request)
+    prepared = await prepare_scoring(
+        body,
+        kind=kind,
+        softmax=softmax,
+        config=context.config,
+        info=context.engine.info,
+        tokenizer=context.tokenizer,
+        request_id=account_of(request.scope).request_id,
+    )
+    account = account_of(request.scope)
+    account.report = partial(_report, prepared)
+    with CancelOnDisconnect(request.receive):
+        scores = await _run(prepared, context)
+        account.report = partial(_report, prepared, scores)
+        if scores.finish != Finish.LENGTH:
+            raise failed_request(scores.finish, scores.error)
+        if scores.values.size > INLINE_VALUES:
+            return json_reply(await context.worker.run(write, prepared, scores))
+        return json_reply(write(prepared, scores))
+
+
+def _report(prepared: PreparedScoring, scores: ItemScores | None = None) -> GenerationReport:
+    return GenerationReport(
+        model=prepared.model,
+        reply_id=prepared.reply_id,
+        num_prompt_tokens=prepared.num_prompt_tokens,
+        num_cached=0 if scores is None else scores.num_cached,
+    )
+
+
+async def _run(prepared: PreparedScoring, context: Context) -> ItemScores:
+    """Ask the engine; end the request there if nobody waits for it any more."""
+    metrics, engine, began = context.metrics, context.engine, time.perf_counter()
+    context.admission.admit(1)
+    reason = "error"
+    try:
+        submission = engine.score(prepared.spec.request(engine.new_handle()))
+        context.admission.enter(submission)
+        try:
+            async for _ in submission:
+                pass
+        finally:
+            context.admission.leave(submission)
+            if not submission.finished:
+                engine.abort(submission.handle)
+        assert submission.item_scores is not None
+        if submission.item_scores.finish == Finish.LENGTH:
+            reason = "length"
+        return submission.item_scores
+    except EngineDeadError as error:
+        raise lost_engine(error) from error
+    except asyncio.CancelledError:
+        reason = "abort"
+        raise
+    finally:
+        context.admission.release(1)
+        metrics.finished[reason].inc()
+        metrics.e2e.observe(time.perf_counter() - began)
+        metrics.prompt_tokens.inc(prepared.num_prompt_tokens)
+        metrics.prompt_lens.observe(prepared.num_prompt_tokens)

@@ -1,0 +1,1 @@
+"""`/tokenize`, `/detokenize`, `/tokenizer_info`."""

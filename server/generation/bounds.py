@@ -1,0 +1,64 @@
+"""How many choices a request may have and how large its reply may be.
+
+A few bytes can ask for millions of either, so both are bounded before anything is made of them.
+"""
+
+from __future__ import annotations
+
+from server.config import ServerConfig
+from server.errors import bad_request
+from server.generation.form import ReplyForm
+from server.generation.prompts import Prompt
+
+MAX_ALLOWED_IDS_SENT = 1 << 22
+"""Each prompt goes to the engine with parameters of its own, where each id takes 36 bytes."""
+
+
+def check_num_choices(num_prompts: int, n: int, config: ServerConfig) -> None:
+    """Raise a 400 for more choices than one request may have."""
+    limit, total = config.max_choices_per_request, num_prompts * n
+    if total > limit:
+        raise bad_request(
+            "n",
+            f"prompts times n must be at most {limit} (--max-choices-per-request), got "
+            f"{num_prompts} prompts x n {n} = {total}",
+        )
+
+
+def check_num_allowed_ids(num_prompts: int, num_ids: int) -> None:
+    """Raise a 400 for `allowed_token_ids` too many to be sent to the engine with each prompt."""
+    if num_prompts * num_ids > MAX_ALLOWED_IDS_SENT:
+        raise bad_request(
+            "allowed_token_ids",
+            f"prompts times allowed_token_ids must be at most {MAX_ALLOWED_IDS_SENT}, got "
+            f"{num_prompts} prompts x {num_ids} ids",
+        )
+
+
+def check_reply_size(form: ReplyForm, prompts: list[Prompt], n: int, config: ServerConfig) -> None:
+    """Raise a 400 for a reply that could hold more values than the server keeps for one request.
+
+    A token is a value, and so is each logprob reported of it. What is told of a prompt is told by
+    each of its choices.
+    """
+    limit = config.max_reply_values
+    num_top, num_ids = form.num_top or 0, len(form.explicit_ids or ())
+    most = max(max(prompt.max_tokens for prompt in prompts), 1)
+    generated = sum(max(prompt.max_tokens, 1) for prompt in prompts) * n * (1 + num_top + num_ids)
+    prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts) if form.shows_prompt else 0
+    wanted = form.prompt_logprobs
+    prompt_top, prompt_ids = (wanted.num_top, len(wanted.token_ids)) if wanted else (0, 0)
+    shown = prompt_tokens * n * (1 + prompt_top + prompt_ids)
+    if generated + shown <= limit:
+        return
+    words = f"{len(prompts)} prompts x n {n} x max_tokens {most} x (1 + {num_top} logprobs + "
+    words += f"{num_ids} logprob_token_ids)"
+    if shown:
+        words += f" + n {n} x {prompt_tokens} prompt tokens x (1 + {prompt_top} prompt logprobs + "
+        words += f"{prompt_ids} prompt_logprob_token_ids)"
+    raise bad_request(
+        "max_tokens" if generated >= shown else "prompt",
+        f"the reply could hold {generated + shown} values, at most {limit} "
+        f"(--max-reply-values): {words}",
+        "reply_too_large",
+    )

@@ -1,0 +1,199 @@
+"""One choice as it grows: tokens go in, pieces of a reply come out.
+
+A stream takes a piece whenever there is one, a plain reply takes the only piece at the end, so
+the two agree by construction. With stop strings a token is given out when some of its text is; a
+stop string that is found drops every token that begins at or after the cut.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+
+import msgspec
+
+from engine.arrays import Int64Array, LogprobArrays
+from engine.request import Finish, Origin, PromptLogprobs
+from engine.submission import Entry
+from server.generation.form import ReplyForm
+from server.generation.logprob_queue import LogprobQueue
+from server.text.detokenize import Detokenizer
+from server.text.stop import StopMatcher
+
+_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A part of a choice's reply that is given out at one time.
+
+    Attributes:
+        first: nothing was given out before; what is told of the prompt goes with this piece.
+        token_ids: the tokens of this piece.
+        origins: `Origin` codes of these tokens, where the form asks for them.
+        starts: the tokens' places in the generated text, where the form needs them.
+        logprobs: logprobs of these tokens, or of the dropped one where nothing is generated.
+        prompt_logprobs: on the first piece only, where the engine reported any.
+        finish_reason: set on the last piece only.
+    """
+
+    first: bool
+    text: str
+    token_ids: list[int]
+    origins: list[int]
+    starts: list[int]
+    logprobs: LogprobArrays | None
+    prompt_logprobs: PromptLogprobs | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class ReplyChoice:
+    """The text, tokens and logprobs of one choice.
+
+    Attributes:
+        index: the choice's number in the reply.
+        prompt_idx: the prompt that this choice continues.
+        prompt_logprobs: of that prompt, once the engine has reported them.
+        finish_reason: None while the choice goes on.
+        num_generated: tokens drawn, up to the one that completed a stop string.
+        drafts: counts of its drafts, as `StepOutput.drafts`; None without a drafter.
+    """
+
+    def __init__(
+        self, index: int, prompt_idx: int, form: ReplyForm, detokenizer: Detokenizer
+    ) -> None:
+        self.index = index
+        self.prompt_idx = prompt_idx
+        self.prompt_logprobs: PromptLogprobs | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.num_generated = 0
+        self.drafts: Int64Array | None = None
+        self._form = form
+        self._detokenizer = detokenizer
+        self._matcher = None if form.stops is None else StopMatcher(form.stops)
+        self._finish = Finish.RUNNING
+        self._waiting: list[int] = []
+        self._token_ids: list[int] = []
+        self._origins: list[int] = []
+        self._starts: list[int] = []
+        self._logprobs = LogprobQueue(form.num_top or 0, len(form.explicit_ids or ()))
+        self._text = ""  # not given out yet
+        self._num_chars_taken = 0
+        self._num_tokens_taken = 0
+        self._num_kept: int | None = None
+        self._first = True
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of tokens that were fed and not given out."""
+        return len(self._waiting) + len(self._token_ids) - self._num_tokens_taken
+
+    def feed(self, entry: Entry) -> bool:
+        """Take in what the engine reports; returns whether the choice has ended.
+
+        Text is made at once where the form needs it at once, else when the piece is taken.
+        """
+        form = self._form
+        token_ids: list[int] = entry.token_ids.tolist()
+        if token_ids and form.shows_logprobs:
+            self._keep_logprobs(entry)
+        self._finish = finish = entry.finish
+        self.drafts = entry.drafts
+        if not form.next_token_only:
+            self._waiting += token_ids
+            self.num_generated += len(token_ids)
+            if form.origins:
+                self._origins += _origins_of(entry)
+        if finish in _REASONS:
+            self.finish_reason = "length" if form.next_token_only else _REASONS[finish]
+            if self.finish_reason == "stop" and self._waiting[-1] not in form.silent_ends:
+                self.stop_reason = self._waiting[-1]
+        if form.eager:
+            self._decode()
+        return self.finish_reason is not None
+
+    def _keep_logprobs(self, entry: Entry) -> None:
+        """Queue the entry's logprobs, as they are in a stream, which gives them out at once.
+
+        A plain reply keeps a copy: a step's arrays are as wide as its widest row and hold the
+        memory of all rows.
+        """
+        if self._form.stream and (arrays := entry.output.logprobs) is not None:
+            self._logprobs.push(arrays, entry.start, entry.start + entry.num_new)
+        elif (arrays := entry.logprobs) is not None:
+            num_top, num_explicit = self._form.num_top or 0, len(self._form.explicit_ids or ())
+            self._logprobs.push(arrays.narrow(num_top, num_explicit).copy())
+
+    def _decode(self) -> None:
+        """Make text of the tokens that wait, all of it when no more will come."""
+        token_ids, self._waiting = self._waiting, []
+        self._token_ids += token_ids
+        starts = self._starts if self._form.per_token else None
+        hidden = bool(token_ids) and self._finish == Finish.STOP and not self._form.include_stop
+        visible = token_ids[:-1] if hidden else token_ids
+        text = self._detokenizer.feed(visible, starts)
+        if self._finish != Finish.RUNNING:
+            text += self._detokenizer.flush()
+        if hidden and starts is not None:
+            starts.append(self._detokenizer.length)
+        self._text += text
+        if self._matcher is not None:
+            self._stop_at_string(self._matcher, text)
+
+    def _stop_at_string(self, matcher: StopMatcher, text: str) -> None:
+        """End at a stop string that the new text completes, if it completes one."""
+        starts, min_tokens = self._starts, self._form.min_tokens
+        match = matcher.feed(text, starts[min_tokens] if min_tokens < len(starts) else sys.maxsize)
+        if match is None:
+            return
+        cut = match.end if self._form.include_stop else match.start
+        self._text = self._text[: cut - self._num_chars_taken]
+        self._num_kept = bisect_left(starts, cut)
+        self.num_generated = bisect_left(starts, match.end)
+        self.finish_reason, self.stop_reason = "stop", match.stop
+
+    def take(self) -> Piece | None:
+        """The next piece: what can be given out and was not; None where there is nothing."""
+        if self._waiting:
+            self._decode()
+        form, finished = self._form, self.finish_reason is not None
+        held = self._matcher.held if self._matcher and not finished else 0
+        text = self._text[: len(self._text) - held]
+        upto = self._num_releasable(len(text), finished)
+        token_ids = self._token_ids[self._num_tokens_taken : upto]
+        shows_prompt = self._first and form.shows_prompt
+        if not (text or finished or shows_prompt or (token_ids and form.shows_tokens)):
+            return None
+        piece = Piece(
+            first=self._first,
+            text=text,
+            token_ids=token_ids,
+            origins=self._origins[self._num_tokens_taken : upto],
+            starts=self._starts[self._num_tokens_taken : upto],
+            logprobs=self._logprobs.take(1 if form.next_token_only else len(token_ids)),
+            prompt_logprobs=self.prompt_logprobs if self._first else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+        self._first = False
+        self._text = self._text[len(text) :]
+        self._num_chars_taken += len(text)
+        self._num_tokens_taken = upto
+        return piece
+
+    def _num_releasable(self, num_chars: int, finished: bool) -> int:
+        """The number of tokens that may be out once so many more characters are."""
+        if finished:
+            return len(self._token_ids) if self._num_kept is None else self._num_kept
+        if self._matcher is None:
+            return len(self._token_ids)
+        return bisect_left(self._starts, self._num_chars_taken + num_chars)
+
+
+def _origins_of(entry: Entry) -> list[int]:
+    """`Origin` codes of an entry's tokens."""
+    if (codes := entry.origins) is None:
+        return [Origin.DRAWN] * entry.num_new
+    origins: list[int] = codes.tolist()
+    return origins

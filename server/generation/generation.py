@@ -1,0 +1,289 @@
+"""A completion request while the engine works at it: submitted, read, aborted, accounted for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from engine.client import EngineHandle
+from engine.request import Finish, PromptLogprobsParams, Request
+from engine.stats import DraftStats
+from engine.submission import EngineDeadError, Entry, Submission
+from server.errors import ApiError
+from server.generation.choice import ReplyChoice
+from server.generation.prepare import PreparedRequest
+from server.generation.prompts import Prompt
+from server.http.account import GenerationReport
+from server.http.admission import AdmissionControl
+from server.http.failures import failed_request, lost_engine
+from server.metrics import Metrics
+from server.text.tokenizer import Tokenizer
+
+SUBMIT_SLICE = 32
+"""Prompts submitted in one turn of the event loop."""
+
+_NO_TIMES: tuple[float, ...] = (0.0, 0.0, 0.0)
+_FAILURES = frozenset(
+    (
+        *(Finish.ABORT, Finish.NAN, Finish.ERROR),
+        *(Finish.EMPTY, Finish.GRAMMAR, Finish.TOO_COMPLEX),
+    )
+)
+
+
+class Generation:
+    """One completion request between its submission to the engine and the end of its choices.
+
+    `submit` sends the prompts, `update` turns what comes back into choices. It is a context
+    manager: leaving it aborts what has not ended, whatever the reason, and counts everything in
+    the metrics. Choices are made when the engine first reports of them, so that a request of
+    thousands costs nothing until then.
+
+    Attributes:
+        prepared: the request.
+        num_cached: prompt tokens served from the prefix cache, by prompt.
+        failure: the error that ended the request before all choices had ended.
+    """
+
+    def __init__(
+        self,
+        prepared: PreparedRequest,
+        *,
+        engine: EngineHandle,
+        tokenizer: Tokenizer,
+        admission: AdmissionControl,
+        metrics: Metrics,
+    ) -> None:
+        self.prepared = prepared
+        self.num_cached = [0] * len(prepared.prompts)
+        self.failure: ApiError | None = None
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._admission = admission
+        self._metrics = metrics
+        self._began = time.perf_counter()
+        self._choices: dict[int, ReplyChoice] = {}
+        self._num_unfinished = prepared.num_choices
+        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
+        self._num_generated = 0
+        self._is_admitted = False
+        self._times = _NO_TIMES
+        self._submissions: list[Submission] = []
+        self._arrived = asyncio.Event()
+
+    @property
+    def choices(self) -> list[ReplyChoice]:
+        """The choices in order; before the request has ended, those the engine has reported of."""
+        return [self._choices[index] for index in sorted(self._choices)]
+
+    @property
+    def ended(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_unfinished == 0
+
+    async def submit(self) -> None:
+        """Send every prompt, a slice of them in each turn of the event loop.
+
+        Raises:
+            ApiError: the queue is full, and nothing was sent; or the engine is gone.
+        """
+        self._admission.admit(self.prepared.num_choices)
+        self._is_admitted = True
+        try:
+            for prompt_idx, prompt in enumerate(self.prepared.prompts):
+                if prompt_idx and prompt_idx % SUBMIT_SLICE == 0:
+                    await asyncio.sleep(0)
+                num_before = prompt_idx * self.prepared.n
+                submission = self._engine.submit(self._request(prompt, num_before))
+                submission.arrived = self._arrived
+                self._submissions.append(submission)
+                self._admission.enter(submission)
+        except EngineDeadError as error:
+            raise lost_engine(error) from error
+
+    def _request(self, prompt: Prompt, num_before: int) -> Request:
+        prepared = self.prepared
+        return Request(
+            handle=self._engine.new_handle(),
+            prompt_token_ids=prompt.token_ids,
+            params=prepared.params,
+            n=prepared.n,
+            num_before=num_before,
+            max_tokens=1 if prepared.form.next_token_only else prompt.max_tokens,
+            priority=prepared.priority,
+            emit_interval=prepared.emit_interval,
+            prompt_logprobs=_prompt_logprobs(prepared.form.prompt_logprobs, prompt),
+            report_origins=prepared.form.origins,
+            cache_salt=prepared.cache_salt,
+            grammar=prepared.grammar,
+            thinking_budget=prepared.thinking_budget,
+        )
+
+    async def update(self) -> list[ReplyChoice]:
+        """Wait for the choices that have changed since the last call; none once all have ended.
+
+        Raises:
+            ApiError: a choice failed, or the engine is gone.
+        """
+        while not self.ended:
+            if self.failure is not None:
+                raise self.failure
+            self._arrived.clear()
+            changed: list[ReplyChoice] = []
+            try:
+                for prompt_idx, submission in enumerate(self._submissions):
+                    if entries := submission.take():
+                        changed += self._absorb(prompt_idx, submission, entries)
+            except EngineDeadError as error:
+                raise lost_engine(error) from error
+            if changed:
+                return changed
+            await self._arrived.wait()
+        return []
+
+    def _absorb(
+        self, prompt_idx: int, submission: Submission, entries: list[Entry]
+    ) -> list[ReplyChoice]:
+        changed: dict[int, ReplyChoice] = {}
+        for entry in entries:
+            choice = self._choice(prompt_idx, entry.choice)
+            if choice.finish_reason is not None:
+                continue
+            choice.prompt_logprobs = submission.prompt_logprobs
+            self.num_cached[prompt_idx] = max(self.num_cached[prompt_idx], entry.num_cached)
+            changed[choice.index] = choice
+            before = choice.num_generated
+            if (times := entry.times) is not None:
+                self._note_times(times.tolist())
+            ended = choice.feed(entry)
+            self._num_generated += choice.num_generated - before
+            if ended:
+                self._finish(choice, submission, entry)
+            elif entry.finish in _FAILURES:
+                self.failure = self.failure or failed_request(entry.finish, entry.error)
+        if submission.finished:
+            self._admission.leave(submission)
+        return list(changed.values())
+
+    def _choice(self, prompt_idx: int, i: int) -> ReplyChoice:
+        """Choice i of a prompt, made at the first call."""
+        index = prompt_idx * self.prepared.n + i
+        if (known := self._choices.get(index)) is not None:
+            return known
+        form = self.prepared.form
+        detokenizer = self._tokenizer.detokenizer(
+            skip_special_tokens=form.skip_special_tokens,
+            between=form.spaces_between,
+            context=self.prepared.prompts[prompt_idx].token_ids[-8:].tolist(),
+        )
+        self._choices[index] = choice = ReplyChoice(index, prompt_idx, form, detokenizer)
+        return choice
+
+    def _note_times(self, times: list[float]) -> None:
+        """Keep the earliest of each kind of time; 0 stands for one that did not come yet."""
+        pairs = zip(self._times, times, strict=True)
+        self._times = tuple(min(known or new, new or known) for known, new in pairs)
+
+    def _finish(self, choice: ReplyChoice, submission: Submission, entry: Entry) -> None:
+        """Count a choice that ended, and end it at the engine where a stop string ended it."""
+        self._num_unfinished -= 1
+        self._admission.release(1)
+        if entry.finish == Finish.RUNNING:
+            self._engine.abort(submission.handle, entry.choice)
+        self._metrics.finished[choice.finish_reason or "error"].inc()
+        self._metrics.generation_lens.observe(choice.num_generated)
+
+    def usage(self) -> dict[str, Any]:
+        """Tokens in and out so far."""
+        num_prompt, num_generated = self._num_prompt_tokens, self._num_generated
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_generated,
+            "total_tokens": num_prompt + num_generated,
+        }
+        if self.prepared.usage_cached:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached)}
+        return usage
+
+    def _draft_stats(self) -> DraftStats | None:
+        """Counts of the drafts of all choices so far; None without a drafter."""
+        counts = [c.drafts for c in self._choices.values() if c.drafts is not None]
+        return DraftStats.of(np.sum(counts, axis=0)) if counts else None
+
+    def draft_metrics(self) -> dict[str, Any] | None:
+        """Counts of the drafts of all choices so far; None without a drafter."""
+        if (stats := self._draft_stats()) is None:
+            return None
+        return {
+            "num_drafts": stats.num_drafts,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_accepted_tokens": stats.num_accepted,
+            "acceptance_per_position": stats.acceptance,
+        }
+
+    def report(self) -> GenerationReport:
+        """What the request asked for and what came of it so far."""
+        prepared = self.prepared
+        queued_at, started_at, drew_at = self._times
+        return GenerationReport(
+            model=prepared.model,
+            reply_id=prepared.reply_id,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached=sum(self.num_cached),
+            num_generated=self._num_generated,
+            params=prepared.params,
+            max_tokens=max(prompt.max_tokens for prompt in prepared.prompts),
+            num_choices=prepared.num_choices,
+            finish_reasons=tuple(c.finish_reason for c in self.choices if c.finish_reason),
+            drafts=self._draft_stats(),
+            queued_at=queued_at,
+            started_at=started_at,
+            drew_at=drew_at,
+        )
+
+    def __enter__(self) -> Generation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close("abort" if isinstance(error, asyncio.CancelledError) else "error")
+
+    def close(self, reason: str) -> None:
+        """Abort what has not ended and account for it as `reason`; twice does no harm."""
+        if not self._is_admitted:
+            return
+        self._is_admitted = False
+        for submission in self._submissions:
+            if not submission.finished:
+                self._engine.abort(submission.handle)
+            self._admission.leave(submission)
+        self._admission.release(self._num_unfinished)
+        self._account(reason)
+
+    def _account(self, reason: str) -> None:
+        metrics, prepared = self._metrics, self.prepared
+        metrics.finished[reason].inc(self._num_unfinished)
+        metrics.e2e.observe(time.perf_counter() - self._began)
+        metrics.prompt_tokens.inc(self._num_prompt_tokens)
+        metrics.generation_tokens.inc(self._num_generated)
+        for prompt in prepared.prompts:
+            metrics.prompt_lens.observe(len(prompt.token_ids))
+            metrics.params_max_tokens.observe(prompt.max_tokens)
+        metrics.params_n.observe(prepared.n)
+
+
+def _prompt_logprobs(
+    wanted: PromptLogprobsParams | None, prompt: Prompt
+) -> PromptLogprobsParams | None:
+    """What is asked of this prompt: nothing of one token, since nothing precedes it."""
+    if wanted is None or wanted.start >= len(prompt.token_ids):
+        return None
+    return wanted

@@ -1,0 +1,287 @@
+"""Pieces of choices as reply objects. Nothing here waits; big replies are rendered in a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from engine.arrays import Int32Array
+from engine.request import Origin, PromptLogprobs
+from server.generation.choice import Piece, ReplyChoice
+from server.generation.echo import Echo, echo_of
+from server.generation.logprobs import (
+    Columns,
+    LogprobWriter,
+    fragment,
+    join_columns,
+    packed_logprobs,
+    value_rows,
+)
+from server.generation.prepare import PreparedRequest
+from server.text.tokenizer import Tokenizer
+
+_ORIGINS = [origin.name.lower() for origin in Origin]
+_NO_VALUES = np.zeros(0, dtype=np.float32)
+PLAIN_END = b',"logprobs":null,"finish_reason":null,"stop_reason":null}'
+INLINE_VALUES = 512
+"""Replies of fewer values are rendered on the event loop: many may be due in one turn of it, but to
+hand each of them to a thread and back takes as long."""
+CHOICE_VALUES, TEXT_TOKENS = 8, 16
+"""A choice takes as long as so many values besides, and a value as long as the text of so many
+tokens."""
+AHEAD_TOKENS = 32
+"""Logprobs are written ahead, so many tokens at a time, while a choice still grows: requests that
+began together end together, and each then waits only for the rest of the others."""
+
+
+class WrittenPiece(msgspec.Struct, frozen=True):
+    """A piece with its logprobs as text, those of an echoed prompt first."""
+
+    piece: Piece
+    columns: list[Columns]
+
+
+class Renderer:
+    """Writes the choices of one request as reply objects.
+
+    Attributes:
+        reply_object, chunk_object: what replies and chunks call themselves.
+    """
+
+    reply_object = chunk_object = "text_completion"
+
+    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self._prepared = prepared
+        self._form = prepared.form
+        self._tokenizer = tokenizer
+        self._writer = LogprobWriter(tokenizer.fragments, as_ids=prepared.form.tokens_as_ids)
+        self._echoes: dict[int, Echo] = {}
+        self._ahead: dict[int, list[WrittenPiece]] = {}
+
+    def _echo(self, prompt_idx: int) -> Echo:
+        if prompt_idx not in self._echoes:
+            prompt = self._prepared.prompts[prompt_idx]
+            self._echoes[prompt_idx] = echo_of(prompt, self._form, self._tokenizer)
+        return self._echoes[prompt_idx]
+
+    def choice(self, index: int, prompt_idx: int, piece: Piece) -> dict[str, Any]:
+        """Make a choice object of a reply or a chunk: a piece after those written ahead."""
+        form = self._form
+        pieces = [*self._ahead.pop(index, ()), self._write(index, prompt_idx, piece)]
+        first, last = pieces[0].piece, piece
+        choice: dict[str, Any] = {
+            "index": index,
+            **self._words(index, prompt_idx, [written.piece for written in pieces]),
+            "logprobs": None,
+        }
+        if form.num_top is not None:
+            choice["logprobs"] = {**self._logprobs(prompt_idx, pieces), "mode": form.mode}
+        choice["finish_reason"] = last.finish_reason
+        choice["stop_reason"] = last.stop_reason
+        if form.explicit_ids is not None:
+            choice["logprob_token_ids"] = self._explicit(form.explicit_ids, pieces)
+        if form.kept:
+            choice["kept_logprobs"] = self._kept(pieces)
+        if form.return_token_ids:
+            choice["token_ids"] = [i for written in pieces for i in written.piece.token_ids]
+        if form.origins:
+            codes = [code for written in pieces for code in written.piece.origins]
+            choice["token_origins"] = [_ORIGINS[code] for code in codes]
+        if first.first:
+            choice |= self._prompt_fields(prompt_idx, first.prompt_logprobs)
+        return choice
+
+    def chunks(self, index: int, prompt_idx: int, piece: Piece) -> Sequence[bytes]:
+        """Write the choice objects of the chunks that a piece makes; there may be none."""
+        return (self.chunk(index, prompt_idx, piece),)
+
+    def chunk(self, index: int, prompt_idx: int, piece: Piece) -> bytes:
+        """Write the choice object of a chunk."""
+        form = self._form
+        with_prompt = piece.first and form.shows_prompt
+        if piece.finish_reason is None and not form.shows_tokens and not with_prompt:
+            return b'{"index":%d,"text":%b%b' % (index, orjson.dumps(piece.text), PLAIN_END)
+        return orjson.dumps(self.choice(index, prompt_idx, piece))
+
+    def _words(self, index: int, prompt_idx: int, pieces: list[Piece]) -> dict[str, Any]:
+        """What a choice object of these pieces says."""
+        text = "".join(piece.text for piece in pieces)
+        if pieces[0].first and self._form.echo:
+            text = self._echo(prompt_idx).text + text
+        return {"text": text}
+
+    def _write(self, index: int, prompt_idx: int, piece: Piece) -> WrittenPiece:
+        return WrittenPiece(piece, self._columns(prompt_idx, piece))
+
+    def _explicit(self, token_ids: tuple[int, ...], pieces: list[WrittenPiece]) -> dict[str, Any]:
+        arrays = [written.piece.logprobs for written in pieces]
+        values = [_NO_VALUES, *(a.explicit.reshape(-1) for a in arrays if a is not None)]
+        rows = np.concatenate(values).reshape(-1, len(token_ids))
+        return {"token_ids": token_ids, "logprobs": value_rows(rows, self._form.packed)}
+
+    def _kept(self, pieces: list[WrittenPiece]) -> Any:
+        arrays = [written.piece.logprobs for written in pieces]
+        values = [_NO_VALUES, *(a.kept for a in arrays if a is not None)]
+        return value_rows(np.concatenate(values), self._form.packed)
+
+    def due(self, choices: list[ReplyChoice]) -> list[ReplyChoice]:
+        """Those of the choices of a whole reply that have enough to be written ahead."""
+        if self._form.num_top is None or self._form.packed:
+            return []
+        return [c for c in choices if c.finish_reason is None and c.num_waiting >= AHEAD_TOKENS]
+
+    def write_ahead(self, choices: list[ReplyChoice]) -> None:
+        """Write what these choices can give out."""
+        for choice in choices:
+            if (piece := choice.take()) is not None:
+                written = self._write(choice.index, choice.prompt_idx, piece)
+                self._ahead.setdefault(choice.index, []).append(written)
+
+    def _logprobs(self, prompt_idx: int, pieces: list[WrittenPiece]) -> dict[str, Any]:
+        if self._form.packed:
+            [written] = pieces  # nothing is written ahead
+            return self._packed(prompt_idx, written.piece)
+        columns = join_columns([columns for written in pieces for columns in written.columns])
+        return self._logprobs_of(columns)
+
+    def _logprobs_of(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """The `logprobs` object of columns, but for what all shapes of it have."""
+        return columns
+
+    def _starts(self, prompt_idx: int, piece: Piece) -> list[int]:
+        """Where the tokens of a piece begin, the echoed text included."""
+        if not self._form.echo:
+            return piece.starts
+        offset = len(self._echo(prompt_idx).text)
+        return [offset + start for start in piece.starts]
+
+    def _columns(self, prompt_idx: int, piece: Piece) -> list[Columns]:
+        """The positions of a piece, after the echoed ones where it is the first."""
+        form = self._form
+        if form.num_top is None or form.packed:
+            return []
+        token_ids = np.array(piece.token_ids, dtype=np.int32)
+        parts = self._echoed(prompt_idx, piece) if piece.first and form.echo else []
+        if piece.logprobs is not None and piece.token_ids:
+            starts, explicit = self._starts(prompt_idx, piece), form.explicit_ids or ()
+            shown = (token_ids, starts, piece.logprobs, form.num_top, explicit)
+            parts.append(self._writer.with_values(*shown))
+        else:
+            parts.append(self._writer.without_values(token_ids[:0], []))
+        return parts
+
+    def _echoed(self, prompt_idx: int, piece: Piece) -> list[Columns]:
+        """Columns of the prompt's tokens: those without values, then those with."""
+        token_ids, echo = self._prepared.prompts[prompt_idx].token_ids, self._echo(prompt_idx)
+        start = _start(token_ids, piece.prompt_logprobs)
+        parts = [self._writer.without_values(token_ids[:start], echo.starts[:start])]
+        if piece.prompt_logprobs is not None:
+            arrays, num_top = piece.prompt_logprobs.logprobs, self._form.num_top or 0
+            shown = (token_ids[start:], echo.starts[start:], arrays, num_top)
+            parts.append(self._writer.with_values(*shown))
+        return parts
+
+    def _packed(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:
+        parts = [piece.logprobs] if piece.logprobs is not None and piece.token_ids else []
+        token_ids = np.array(piece.token_ids, dtype=np.int32)
+        start, starts = 0, self._starts(prompt_idx, piece)
+        if piece.first and self._form.echo:
+            prompt, reported = self._prepared.prompts[prompt_idx].token_ids, piece.prompt_logprobs
+            start = _start(prompt, reported)
+            token_ids = np.concatenate([prompt, token_ids])
+            starts = self._echo(prompt_idx).starts + starts
+            parts = ([] if reported is None else [reported.logprobs]) + parts
+        offsets = np.array(starts, dtype=np.int32)
+        return packed_logprobs(token_ids, start, parts, self._form.num_top or 0, offsets)
+
+    def _prompt_fields(self, prompt_idx: int, reported: PromptLogprobs | None) -> dict[str, Any]:
+        """What a choice's first piece tells of its prompt, besides `echo`."""
+        form = self._form
+        fields: dict[str, Any] = {}
+        token_ids = self._prepared.prompts[prompt_idx].token_ids
+        if form.return_token_ids:
+            fields["prompt_token_ids"] = token_ids.tolist()
+        start = _start(token_ids, reported)
+        if form.num_prompt_top is not None:
+            fields["prompt_logprobs"] = self._prompt_logprobs(token_ids, start, reported)
+        if form.prompt_explicit_ids is not None:
+            width = len(form.prompt_explicit_ids)
+            explicit = _NO_VALUES if reported is None else reported.logprobs.explicit[:, :width]
+            fields["prompt_logprob_token_ids"] = {
+                "start": start,
+                "token_ids": form.prompt_explicit_ids,
+                "logprobs": value_rows(explicit.reshape(-1, width), form.packed),
+            }
+        return fields
+
+    def _prompt_logprobs(
+        self, token_ids: Int32Array, start: int, reported: PromptLogprobs | None
+    ) -> Any:
+        num_top = self._form.num_prompt_top or 0
+        if self._form.packed:
+            parts = [] if reported is None else [reported.logprobs]
+            arrays = packed_logprobs(token_ids, start, parts, num_top)
+            return {**arrays, "mode": self._form.mode}
+        items = ["null"] * start
+        if reported is not None:
+            entries = self._writer.prompt_entries(token_ids[start:], reported.logprobs, num_top)
+            items.append(entries)
+        return fragment(",".join(items))
+
+    def reply(
+        self, choices: list[ReplyChoice], usage: dict[str, Any], metrics: dict[str, Any] | None
+    ) -> bytes:
+        """Write the whole reply, once every choice has ended."""
+        prepared = self._prepared
+        reply: dict[str, Any] = {
+            "id": prepared.reply_id,
+            "object": self.reply_object,
+            "created": prepared.created,
+            "model": prepared.model,
+            "choices": [
+                self.choice(choice.index, choice.prompt_idx, piece)
+                for choice in choices
+                if (piece := choice.take()) is not None
+            ],
+            "usage": self.usage(usage),  # after the choices, whose tokens it may tell apart
+            "system_fingerprint": prepared.fingerprint,
+        }
+        if metrics is not None:
+            reply["metrics"] = metrics
+        if prepared.ignored_keywords:
+            reply["ignored_keywords"] = prepared.ignored_keywords
+        return orjson.dumps(reply)
+
+    def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """The usage of the request so far, as a reply or a chunk tells it."""
+        return usage
+
+    def is_big(self, choices: Sequence[ReplyChoice]) -> bool:
+        """Whether what is left to write of a whole reply is to be written off the event loop."""
+        form = self._form
+        num_tokens = sum(choice.num_generated for choice in choices)
+        num_values = CHOICE_VALUES * len(choices) + num_tokens // TEXT_TOKENS
+        num_values += num_tokens * len(form.explicit_ids or ())
+        if form.num_top is not None:
+            num_values += sum(choice.num_waiting for choice in choices) * (2 + form.num_top)
+        return num_values > INLINE_VALUES or self.prompt_is_big
+
+    @property
+    def prompt_is_big(self) -> bool:
+        """Whether what first pieces tell of the prompts is to be rendered off the event loop."""
+        prepared, form = self._prepared, self._form
+        if not form.shows_prompt:
+            return False
+        per_token = 1 if form.prompt_logprobs is None else 3 + form.prompt_logprobs.num_top
+        per_token += len(form.prompt_explicit_ids or ())
+        num_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
+        return num_tokens * per_token * prepared.n > INLINE_VALUES
+
+
+def _start(token_ids: Int32Array, reported: PromptLogprobs | None) -> int:
+    """The first position of a prompt that has values; the prompt's length where none has."""
+    return len(token_ids) if reported is None else reported.start

@@ -1,0 +1,192 @@
+"""Replies as server-sent events: one choice a chunk, whatever has arrived in one write."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Protocol
+
+import orjson
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from server.errors import ApiError
+from server.generation.choice import ReplyChoice
+from server.generation.generation import Generation
+from server.generation.render import Renderer
+from server.http.account import account_of
+from server.http.disconnect import CancelOnDisconnect, ClientGoneError
+from server.http.reply import send_in_parts
+from server.http.worker import Worker
+from server.metrics import Metrics
+
+logger = logging.getLogger("tailrace")
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class StreamWriter(Protocol):
+    """Writes the frames of one stream.
+
+    Attributes:
+        begins_big: the first frames are to be written off the event loop.
+    """
+
+    @property
+    def begins_big(self) -> bool: ...
+
+    def chunks(self, changed: list[ReplyChoice]) -> bytes:
+        """Write frames of what these choices can give out now; there may be none."""
+        ...
+
+    def end(self) -> bytes:
+        """Write what follows the last choice."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Write the end of a stream that an error ended after the headers."""
+        ...
+
+
+class ChunkWriter:
+    """Writes pieces as OpenAI's chunks; the part that all of them share is written once."""
+
+    def __init__(self, generation: Generation, renderer: Renderer) -> None:
+        prepared = generation.prepared
+        head: dict[str, Any] = {
+            "id": prepared.reply_id,
+            "object": renderer.chunk_object,
+            "created": prepared.created,
+            "model": prepared.model,
+            "system_fingerprint": prepared.fingerprint,
+        }
+        self._generation = generation
+        self._renderer = renderer
+        self._prepared = prepared
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if prepared.usage_at_end else b"]}\n\n"
+
+    def chunks(self, changed: list[ReplyChoice]) -> bytes:
+        """Write frames of what these choices can give out now; there may be none."""
+        parts = []
+        for choice in changed:
+            if (piece := choice.take()) is not None:
+                for body in self._renderer.chunks(choice.index, choice.prompt_idx, piece):
+                    parts += [self._head, body, self._usage_tail()]
+        if parts and self._generation.ended:
+            parts[-1] = self._last_tail(parts[-1])
+        return b"".join(parts)
+
+    def _last_tail(self, tail: bytes) -> bytes:
+        """The tail of the last chunk that has a choice, with what is told of the whole reply."""
+        whole: dict[str, Any] = {}
+        if (metrics := self._generation.draft_metrics()) is not None:
+            whole["metrics"] = metrics
+        if self._prepared.ignored_keywords:
+            whole["ignored_keywords"] = self._prepared.ignored_keywords
+        return b"]," + orjson.dumps(whole)[1:-1] + tail[1:] if whole else tail
+
+    def _usage_tail(self) -> bytes:
+        if not self._prepared.usage_always:
+            return self._tail
+        return b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
+
+    def _usage(self) -> dict[str, Any]:
+        return self._renderer.usage(self._generation.usage())
+
+    @property
+    def begins_big(self) -> bool:
+        """Whether the first frames are to be written off the event loop."""
+        return self._renderer.prompt_is_big
+
+    def end(self) -> bytes:
+        """Write the chunk of usage alone, where it was asked for, and the end."""
+        if not self._prepared.usage_at_end:
+            return DONE
+        return self._head + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n" + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Write an error as clients raise it, as they do an error reply, and the end."""
+        return b"data: " + orjson.dumps(error.body()) + b"\n\n" + DONE
+
+
+async def stream_reply(
+    generation: Generation,
+    writer: StreamWriter,
+    receive: Receive,
+    *,
+    worker: Worker,
+    metrics: Metrics,
+) -> StreamingResponse:
+    """Submit and wait for the engine's first result, so that early failures are HTTP errors."""
+    try:
+        with CancelOnDisconnect(receive):
+            await generation.submit()
+            first = await generation.update()
+            if generation.failure is not None:
+                raise generation.failure
+            if writer.begins_big:
+                frames = await worker.run(writer.chunks, first)
+            else:
+                frames = writer.chunks(first)
+    except BaseException as error:
+        generation.close("abort" if isinstance(error, ClientGoneError) else "error")
+        raise
+    return EventStream(generation, writer, frames, metrics)
+
+
+class EventStream(StreamingResponse):
+    """The reply of a stream; it owns the generation from here on.
+
+    Args:
+        frames: the first frames, which were written already.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        writer: StreamWriter,
+        frames: bytes,
+        metrics: Metrics,
+    ) -> None:
+        super().__init__((), headers=_HEADERS, media_type="text/event-stream")
+        self._generation = generation
+        self._writer = writer
+        self._frames = frames
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write until all choices have ended, an error comes, or the client leaves."""
+        account = account_of(scope)
+        try:
+            with CancelOnDisconnect(receive), self._generation:
+                headers = self.raw_headers
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                error = await self._write(send)
+            if error is not None:
+                account.outcome = "server_error" if error.status >= 500 else "client_error"
+        except ClientGoneError:
+            account.outcome = "abort"
+
+    async def _write(self, send: Send) -> ApiError | None:
+        """Write everything after the headers; returns the error that ended it, if one did."""
+        error: ApiError | None = None
+        try:
+            await send_in_parts(send, self._frames, more=True)
+            last = time.perf_counter()
+            while changed := await self._generation.update():
+                await send_in_parts(send, self._writer.chunks(changed), more=True)
+                now = time.perf_counter()
+                self._metrics.inter_token.observe(now - last)
+                last = now
+            end = self._writer.end()
+        except ApiError as caught:
+            error = caught
+        except Exception:
+            logger.exception("a stream broke")
+            error = ApiError(500, "internal error", code="internal_error")
+        if error is not None:
+            end = self._writer.failure(error)
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+        return error

@@ -1,0 +1,50 @@
+"""Calls that are put together of what grammars are made of are read as the calls they are."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from server.conversation.parsing.format import ToolFormat
+from server.conversation.parsing.formats.known import TOOL_FORMATS
+from server.conversation.parsing.syntax import CallText, call_text
+from tests.server.conversation.parsing.corpus import Style
+from tests.server.conversation.parsing.test_corpora import calls_of, parse
+
+SCHEMA: dict[str, object] = {
+    "type": "object",
+    "properties": {"at": {"type": "string"}, "n": {"type": "integer"}},
+}
+ARGUMENTS: dict[str, object] = {"at": "grüße it", "n": 3}
+
+
+def write(text: CallText, arguments: dict[str, object]) -> str:
+    if text.arguments == "json":
+        inner = json.dumps(arguments, ensure_ascii=False)
+    elif text.arguments == "python":
+        inner = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    else:
+        inner = "".join(
+            f"{field.begin}{arguments[key]}{field.end}"
+            for key, field in text.fields.items()
+            if key in arguments
+        )
+    return text.begin + inner + text.end
+
+
+@pytest.mark.parametrize("tools", TOOL_FORMATS, ids=lambda tools: tools.names[0])
+def test_a_reply_of_calls(tools: ToolFormat) -> None:
+    calls: list[tuple[str, dict[str, object] | None, dict[str, object]]] = [
+        ("look", SCHEMA, ARGUMENTS),
+        ("stop", None, {}),
+        ("look", SCHEMA, {"n": 4}),
+    ]
+    syntax = tools.syntax
+    texts = [write(call_text(tools, name, schema), given) for name, schema, given in calls]
+    reply = syntax.opening + syntax.separator.join(texts) + syntax.closing
+    assert syntax.trigger in reply
+    events, spans = parse(Style(tools, None, lambda calls: ""), [reply])
+    found = [(name, json.loads(arguments)) for name, arguments in calls_of(events)]
+    assert found == [(name, given) for name, _, given in calls]
+    assert "content" not in {part for _, part in spans}

@@ -1,0 +1,91 @@
+"""What `POST /v1/responses` refuses, and what it accepts without effect."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeEngine, says
+from tests.server.conftest import in_process
+from tests.server.endpoints.chat.test_tools import TEMPLATE
+from tests.server.endpoints.responses.test_route import LOOK, TOOLS, respond
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("fields", "param", "words"),
+        [
+            ({"store": True}, "store", "not stored here"),
+            ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
+            ({"conversation": "conv_1"}, "conversation", "not stored here"),
+            ({"background": True}, "background", "not available"),
+            ({"truncation": "auto"}, "truncation", '"disabled"'),
+            ({"include": ["file_search_call.results"]}, "include[0]", "must be"),
+            ({"prompt": {"id": "p"}}, "prompt", "not available"),
+            ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0]", '"custom"'),
+            ({"tools": [{"type": "web_search"}]}, "tools[0]", '"web_search"'),
+            ({"tools": [LOOK, LOOK]}, "tools", "named look again"),
+            ({"tools": [LOOK | {"name": "a b"}]}, "tools[0].name", "letters"),
+            ({"tools": [LOOK | {"x": 1}]}, "tools[0].x", "unknown field"),
+            ({**TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", '"custom"'),
+            (
+                {**TOOLS, "tool_choice": {"type": "function", "name": "no"}},
+                "tool_choice.name",
+                "tool_choice.name must be the name of one of the tools",
+            ),
+            ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", '"item_reference"'),
+            ({"input": [{"type": "web_search_call"}]}, "input[0]", '"web_search_call"'),
+            ({"input": [{"type": "function_call"}]}, "input[0]", "needs arguments, call_id, name"),
+            ({"input": [{"role": "user", "content": "x", "x": 1}]}, "input[0]", 'field "x"'),
+            (
+                {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+                "input[0].content[0]",
+                '"input_image"',
+            ),
+            (
+                {"input": [{"type": "function_call_output", "call_id": "c2", "output": "x"}]},
+                "input[0].call_id",
+                '(there is none), got "c2"',
+            ),
+            ({"input": [CALL | {"arguments": "{"}]}, "input[0].arguments", "must be JSON"),
+            ({"input": [CALL | {"arguments": "3"}]}, "input[0].arguments", "an object, got 3"),
+            ({"input": []}, "input", "too short"),
+            ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+            ({"instructions": "x" * 999}, "input", "input must leave room"),
+            ({"text": {"format": {"type": "xml"}}}, "text.format", '"xml"'),
+            (
+                {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": 3}}}},
+                "text.format.schema.type",
+                "text.format.schema.type",
+            ),
+            ({"top_logprobs": 99}, "top_logprobs", "top_logprobs"),
+            ({"max_tokens": 9}, "max_tokens", "unknown field"),
+        ],
+        ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else None,
+    )
+    async def test_bad_fields(self, fields: dict[str, Any], param: str, words: str) -> None:
+        async with in_process(chat_template=TEMPLATE) as site:
+            error = await respond(site, 400, **fields)
+            assert words in error["message"]
+            assert error["param"] == param
+            assert not site.engine.requests
+
+    async def test_what_is_accepted(self) -> None:
+        fields: dict[str, Any] = {
+            "store": False,
+            "previous_response_id": None,
+            "user": "u",
+            "safety_identifier": "s",
+            "prompt_cache_key": "k",
+            "service_tier": "auto",
+            "truncation": "disabled",
+            "max_tool_calls": 3,
+            "text": {"verbosity": "low"},
+            "stream_options": {"include_obfuscation": False},
+        }
+        async with in_process(FakeEngine(says("Hi")), chat_template=TEMPLATE) as site:
+            assert (await respond(site, **fields))["output"][0]["content"][0]["text"] == "Hi"

@@ -1,0 +1,142 @@
+"""Each field reaches the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sampling.params import SamplingParams
+from server.errors import ApiError
+from server.generation.params import check_some_token_is_left
+from tests.fakes import BOS, EOS, FakeEngine
+from tests.server.conftest import Site, in_process
+
+
+class TestToTheEngine:
+    async def test_neutral_defaults(self, site: Site) -> None:
+        params = (await site.submitted()).params
+        assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
+        assert params.seed is None
+        assert params.stop_token_ids == (EOS,)
+        assert params.logprobs is None
+
+    async def test_every_sampling_field(self, site: Site) -> None:
+        body = {
+            "temperature": 0.5,
+            "top_k": 7,
+            "top_p": 0.9,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "presence_penalty": -1.0,
+            "frequency_penalty": 2,
+            "seed": -5,
+            "logit_bias": {"5": -3},
+            "allowed_token_ids": [1, 2],
+            "min_tokens": 1,
+            "stop_token_ids": [9, 9, EOS],
+            "logprobs": 3,
+            "logprob_token_ids": [4, 4],
+            "logprobs_mode": "processed_logits",
+        }
+        params = (await site.submitted(**body)).params
+        expected = dict(body, logit_bias={5: -3.0}, stop_token_ids=(EOS, 9))
+        expected |= {"allowed_token_ids": (1, 2), "logprob_token_ids": (4, 4)}
+        assert {name: getattr(params, name) for name in expected} == expected
+
+    async def test_top_k_minus_one_keeps_all(self, site: Site) -> None:
+        assert (await site.submitted(top_k=-1)).params.top_k == 0
+
+    async def test_seed_minus_one_is_none(self, site: Site) -> None:
+        assert (await site.submitted(seed=-1)).params.seed is None
+
+    async def test_seed_zero_is_a_seed(self, site: Site) -> None:
+        assert (await site.submitted(seed=0)).params.seed == 0
+
+    async def test_scheduling_fields(self) -> None:
+        async with in_process(priority_scheduling=True) as site:
+            request = await site.submitted(priority=-3, cache_salt="s", n=2)
+        assert (request.priority, request.cache_salt, request.n) == (-3, "s", 2)
+
+    async def test_priority_needs_its_policy(self, site: Site) -> None:
+        assert (await site.refused(prompt="a", priority=1))["param"] == "priority"
+        await site.complete(prompt="a", priority=0)
+
+    @pytest.mark.parametrize(
+        ("body", "interval"),
+        [
+            ({}, 32),
+            ({"stop": "x"}, 4),
+            ({"stream": True}, 2),
+            ({"stream": True, "stream_interval": 5}, 5),
+            ({"stream": True, "stream_interval": 1}, 2),
+        ],
+    )
+    async def test_emit_interval(self, body: dict[str, Any], interval: int) -> None:
+        async with in_process(stream_interval=2) as site:
+            await site.client.post("/v1/completions", json={"prompt": "hello", **body})
+            assert site.engine.requests[-1].emit_interval == interval
+
+    async def test_bad_words_are_tokenised_with_and_without_a_space(self, site: Site) -> None:
+        params = (await site.submitted(bad_words=["ab"])).params
+        assert params.bad_words == ((97, 98),)  # with a space it is longer, as in vLLM
+
+    async def test_special_tokens_are_added_unless_told_not_to(self) -> None:
+        async with in_process(with_bos=True) as site:
+            assert (await site.submitted()).prompt_token_ids[0] == BOS
+            request = await site.submitted(add_special_tokens=False)
+            assert request.prompt_token_ids.tolist() == list(b"hello")
+
+
+class TestNoTokenIsLeft:
+    """Masks that hold from the first token on are known at admission: a 400 and no server error."""
+
+    @pytest.mark.parametrize(
+        ("body", "param"),
+        [
+            ({"allowed_token_ids": [97], "bad_words": ["a"]}, "allowed_token_ids"),
+            ({"allowed_token_ids": [97, 98], "bad_words": ["b", "a", "xy"]}, "allowed_token_ids"),
+            ({"allowed_token_ids": [EOS], "min_tokens": 1}, "allowed_token_ids"),
+            (
+                {"allowed_token_ids": [EOS, 9], "min_tokens": 1, "stop_token_ids": [9]},
+                "allowed_token_ids",
+            ),
+            (
+                {"allowed_token_ids": [EOS, 97], "min_tokens": 1, "bad_words": ["a"]},
+                "allowed_token_ids",
+            ),
+        ],
+    )
+    async def test_refused(self, site: Site, body: dict[str, Any], param: str) -> None:
+        error = await site.refused(prompt="hello", **body)
+        assert (error["param"], error["code"]) == (param, "no_token_allowed")
+        assert site.engine.requests == []
+        assert site.metric("tailrace_request_outcomes_total", outcome="server_error") == 0
+        assert site.metric("tailrace_request_outcomes_total", outcome="client_error") == 1
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            {"allowed_token_ids": [97, 98], "bad_words": ["a"]},
+            {"allowed_token_ids": [97], "bad_words": ["ab"]},  # masks b after a only
+            {"allowed_token_ids": [EOS]},  # without min_tokens it may be drawn
+            {"allowed_token_ids": [EOS], "min_tokens": 1, "ignore_eos": True},
+            {"min_tokens": 1, "bad_words": ["a"]},
+            {"allowed_token_ids": [97], "logit_bias": {"97": -100}},  # unlikely, not masked
+        ],
+    )
+    async def test_served_where_one_is_left(self, site: Site, body: dict[str, Any]) -> None:
+        params = (await site.submitted(**body)).params
+        allowed = body.get("allowed_token_ids")
+        assert params.allowed_token_ids == (None if allowed is None else tuple(allowed))
+        assert params.min_tokens == body.get("min_tokens", 0)
+
+    async def test_a_whole_vocabulary_of_bad_words(self) -> None:
+        params = SamplingParams(bad_words=tuple((i,) for i in range(8)))
+        info = FakeEngine().info
+        small = msgspec.structs.replace(info, vocab_size=8)
+        with pytest.raises(ApiError) as caught:
+            check_some_token_is_left(params, small)
+        assert caught.value.param == "bad_words"
+        check_some_token_is_left(params, info)
