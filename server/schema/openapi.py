@@ -8,28 +8,13 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from server.endpoints.chat.schema import ChatRequest
-from server.endpoints.completions.schema import CompletionRequest
-from server.endpoints.messages.schema import CountTokensRequest, MessagesRequest
-from server.endpoints.responses.schema import ResponsesRequest
-from server.endpoints.scoring.schema import GenerativeScoringRequest, ScoreRequest
-from server.endpoints.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.schema.base import BodyModel
 from server.schema.ids import TOKEN_ID_TITLE
 from server.schema.replies import ErrorReply
 
 _REF = "#/components/schemas/{model}"
-_BODIES: tuple[type[BodyModel], ...] = (
-    CompletionRequest,
-    ChatRequest,
-    ResponsesRequest,
-    MessagesRequest,
-    CountTokensRequest,
-    GenerativeScoringRequest,
-    ScoreRequest,
-    TokenizeRequest,
-    DetokenizeRequest,
-)
+_bodies: dict[str, type[BodyModel]] = {}
+"""Types of bodies that `describes` refers to, by name."""
 _ERRORS = {
     400: "The request breaks a rule; `param` names the field.",
     401: "No valid API key.",
@@ -72,6 +57,7 @@ def describes(
     Args:
         stream: what a stream has; None where there is none.
     """
+    _bodies[kind.__name__] = kind
     schema = {"$ref": _REF.format(model=kind.__name__)}
     responses = replies(success, 400, 404, 413, 415, 429, 500, error=error)
     if stream is not None:
@@ -111,10 +97,10 @@ def add_openapi(app: FastAPI, vocab_size: int) -> None:
                 tags=app.openapi_tags,
             )
             schemas = page.setdefault("components", {}).setdefault("schemas", {})
-            for kind in _BODIES:
+            for name, kind in sorted(_bodies.items()):
                 schema = _bounded(kind.model_json_schema(ref_template=_REF), vocab_size)
                 schemas.update(schema.pop("$defs", {}))
-                schemas[kind.__name__] = schema
+                schemas[name] = schema
             page["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             page["security"] = [{"key": []}, {}]  # whether keys are needed, the server decides
             app.openapi_schema = page

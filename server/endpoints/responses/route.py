@@ -12,8 +12,8 @@ from server.context import context_of
 from server.conversation.translated import EventWriter
 from server.endpoints.answer import answer
 from server.endpoints.chat.route import prepare
-from server.endpoints.messages.reply_schema import ResponseReply
 from server.endpoints.plain import PlainRoute
+from server.endpoints.responses.reply_schema import ResponseReply
 from server.endpoints.responses.request import ChatOfResponse
 from server.endpoints.responses.schema import ResponsesRequest
 from server.endpoints.responses.shape import response_renderer
