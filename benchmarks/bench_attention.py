@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from engine.contracts.attention import AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec
 from engine.kernels.decode.attention import paged_decode
 from engine.kernels.decode.split_keys import DecodeScratch
+from engine.memory.pages import KVCache
 
 DEVICE = torch.device("cuda")
 HEADS = {"16 q, 8 kv": (16, 8), "32 q, 8 kv": (32, 8)}

@@ -19,11 +19,12 @@ from benchmarks.bench_experts import BLOCK_SIZE, DEVICE, DTYPE, HIDDEN, SHAPE, g
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.figures import Figure, figure
 from benchmarks.shapes import EXPERTS, QWEN3, cache_bytes_per_token, expert_step_bytes
-from engine.contracts.attention import AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.decode.attention import paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
+from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from engine.models.families.decoder_config import decoder_config
 from engine.models.weights.sources import DummyWeights

@@ -18,8 +18,9 @@ import torch
 
 from engine.attention.flashinfer import FlashInferPrefill, modules_of
 from engine.attention.modules import wait_for_modules
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
+from engine.memory.pages import KVCache
 from sampling.device.compiling import compiling_together
 from sampling.device.mirror import to_device
 

@@ -28,7 +28,7 @@ from benchmarks.shapes import SHAPES, write_shape
 from engine.attention.cuda import CudaAttention
 from engine.batch import RequestRows
 from engine.config import ModelConfig
-from engine.contracts.attention import KVCache
+from engine.memory.pages import KVCache
 from engine.models.loader import load_model
 from engine.runner.decode_graphs import capturing_stream
 from engine.runner.decode_step import DecodeStep, StepRows

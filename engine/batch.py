@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from engine.arrays import Int32Array
-from engine.blocks import NULL_BLOCK
 from engine.buffers import span_writes
 from engine.contracts.attention import AttentionInputs
+from engine.memory.blocks import NULL_BLOCK
 from engine.plan import Admission, BlockGrant, StepPlan
 from sampling.batch import Drafts, SamplingBatch
 from sampling.device.mirror import ALIGNMENT, Writes, publish

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.blocks import BlockPool
 from engine.config import EngineConfig, EngineInfo
+from engine.memory.blocks import BlockPool
 from engine.plan import (
     Runner,
     StepFailedError,

@@ -18,9 +18,9 @@ CONTRACTS = {
         "vocab_shard",
     },
     "engine": {
-        *("arrays", "batch", "blocks", "buffers", "codec", "config", "errors", "logs", "plan"),
+        *("arrays", "batch", "buffers", "codec", "config", "errors", "logs", "plan"),
         *("progress", "request", "rows", "speculative_config", "stats"),
-        *("submission", "contracts"),
+        *("submission", "contracts", "memory"),
     },
     "server": {"config", "engine_metrics", "errors", "fronts", "metrics", "version"},
 }
@@ -58,7 +58,7 @@ MAX_MODULES = 20
 NO_TORCH = [
     *(
         "engine/arrays.py",
-        "engine/blocks.py",
+        "engine/memory/blocks.py",
         "engine/client.py",
         "engine/codec.py",
         "engine/config.py",

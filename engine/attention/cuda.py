@@ -23,13 +23,14 @@ from engine.attention.flashinfer import (
     is_installed,
 )
 from engine.attention.tiled import StepTiles, TiledPrefill, one_of_each
-from engine.contracts.attention import AttentionInputs, AttentionSpec, Cells, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.contracts.heads import Heads, Rotation
 from engine.errors import first_line
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
 from engine.kernels.rope import rope_and_store
+from engine.memory.pages import Cells, KVCache
 from sampling.device.compiling import compiling_together
 
 logger = logging.getLogger(__name__)

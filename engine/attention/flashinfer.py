@@ -16,9 +16,10 @@ import torch
 
 from engine.attention.modules import Module, backend_of, loading
 from engine.attention.widened import WidenedPages
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.contracts.shared_blocks import Sharing
 from engine.kernels.item_attention import item_attention, item_tiles
+from engine.memory.pages import KVCache
 from sampling.device.mirror import to_device
 
 WORKSPACE_BYTES = 256 << 20

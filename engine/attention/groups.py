@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from engine.attention.dense import Visible
-from engine.blocks import NULL_BLOCK
 from engine.contracts.attention import AttentionInputs
+from engine.memory.blocks import NULL_BLOCK
 from sampling.device.mirror import to_device
 
 SHORT_TOKENS = 128

@@ -15,8 +15,9 @@ import torch
 
 from engine.arrays import Int32Array, Int64Array
 from engine.attention.dense import Visible
-from engine.blocks import NULL_BLOCK
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
+from engine.memory.blocks import NULL_BLOCK
+from engine.memory.pages import KVCache
 
 KEPT_BYTES = 64 << 20
 """Bytes that are kept at most; steps of more rows or longer ones gather anew."""

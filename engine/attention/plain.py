@@ -13,15 +13,10 @@ import torch
 from engine.attention.dense import attend_dense
 from engine.attention.groups import Group, GroupKeys, group_keys, split_rows
 from engine.attention.kept_keys import KeptKeys
-from engine.contracts.attention import (
-    FP8_CACHE,
-    AttentionInputs,
-    AttentionSpec,
-    Cells,
-    KVCache,
-)
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.rope import rope_and_store
+from engine.memory.pages import FP8_CACHE, Cells, KVCache
 
 
 class PlainAttention:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
+from engine.memory.pages import KVCache
 from sampling.device.mirror import to_device
 
 Cut = tuple[int, Tiling]

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.contracts.attention import AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec
 from engine.kernels.quantized.widen import widen_pages
+from engine.memory.pages import KVCache
 
 NUM_BYTES = 128 << 20
 """Memory for a layer's pages: 32,768 tokens of 8 heads of 128."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.contracts.attention import Cells
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.fp8 import stored_fp8
 from engine.kernels.norm import rms_norm
+from engine.memory.pages import Cells
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache, LayerAttention
+from engine.contracts.attention import AttentionInputs, AttentionSpec, LayerAttention
 from engine.contracts.heads import Rotation
+from engine.memory.pages import KVCache
 from engine.models.layers.general_layers import AddNorm, GeneralLayer
 from engine.models.layers.layers import Layer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.arrays import Int64Array
-from engine.blocks import BlockPool, block_hashes, chain_hash, root_hash
 from engine.config import CacheConfig
+from engine.memory.blocks import BlockPool, block_hashes, chain_hash, root_hash
 from engine.rows import Choice, RowTable
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.arrays import Int64Array
-from engine.blocks import BlockPool
 from engine.config import SchedulerConfig
+from engine.memory.blocks import BlockPool
 from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
 from engine.planning.drafting import DraftRules
 from engine.planning.pace import Pace

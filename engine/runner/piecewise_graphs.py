@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from engine.attention.cuda import CudaAttention
-from engine.contracts.attention import Cells
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.rope import rope_and_store
+from engine.memory.pages import Cells
 from engine.models.decoder import Decoder
 from engine.progress import report
 from engine.runner.decode_graphs import capturing_stream

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Int32Array, Int64Array
-from engine.blocks import NULL_BLOCK
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.shared_blocks import Sharing, pays_to_share
+from engine.memory.blocks import NULL_BLOCK
 from engine.rows import NO_TOKEN
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.arrays import Float32Array, Int32Array, Int64Array
-from engine.blocks import NULL_BLOCK, block_hashes
+from engine.memory.blocks import NULL_BLOCK, block_hashes
 from engine.request import ScoringRequest
 from engine.scoring.layout import RowLayout, layout_of
 from engine.scoring.packing import Rows

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.blocks import BlockPool
 from engine.config import CacheConfig, SchedulerConfig
 from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
+from engine.memory.blocks import BlockPool
 from engine.plan import StepFailedError, result_of
 from engine.request import Finish, ItemScores, ScoringRequest
 from engine.scoring.packing import make_plan

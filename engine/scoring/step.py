@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.blocks import BlockPool
+from engine.memory.blocks import BlockPool
 from engine.scoring.packing import Rows
 from engine.scoring.progress import ScoringProgress
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.contracts.attention import AttentionBackend, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionBackend, AttentionSpec
+from engine.memory.pages import KVCache
 
 MakeAttention = Callable[[Sequence[AttentionSpec], KVCache], AttentionBackend]
 """Makes an attention backend of the target's kind for a drafter's layers and cache."""

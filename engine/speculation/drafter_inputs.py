@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.blocks import NULL_BLOCK
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.drafter import VerifiedStep
+from engine.memory.blocks import NULL_BLOCK
 
 
 class SingleSteps(NamedTuple):

@@ -12,9 +12,10 @@ import torch
 from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
-from engine.contracts.attention import FP8_CACHE, AttentionBackend, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.model import CausalLM
 from engine.errors import first_line
+from engine.memory.pages import FP8_CACHE, KVCache
 from engine.models.decoder import Decoder
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward

@@ -13,8 +13,8 @@ from engine.attention.flashinfer import launch_items, modules_of
 from engine.attention.modules import loading, wait_for_modules
 from engine.batch import RequestRows
 from engine.config import EngineConfig
-from engine.contracts.attention import KVCache
 from engine.contracts.model import CausalLM
+from engine.memory.pages import KVCache
 from engine.models.loader import ExpectedModel, expected_model
 from engine.planning.drafting import draft_rules
 from engine.progress import phase

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import LARGEST_FP8, AttentionInputs, KVCache
+from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
+from engine.memory.pages import LARGEST_FP8, KVCache
 
 NUM_TOKENS = 512
 """Length of the sequence; shorter where the model's context is."""

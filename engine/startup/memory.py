@@ -17,9 +17,9 @@ import torch
 from msgspec import structs
 
 from engine.config import ConfigError
-from engine.contracts.attention import KVCache
 from engine.contracts.scoring import ScoringPlan
 from engine.kernels.skinny import NUM_ROWS
+from engine.memory.pages import KVCache
 from engine.plan import StepMasks, StepPlan
 from engine.request import Grammar, PromptLogprobsParams, Request
 from engine.rows import Choice

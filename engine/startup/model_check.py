@@ -26,7 +26,8 @@ from msgspec import structs
 
 from engine.batch import RequestRows
 from engine.config import EngineConfig
-from engine.contracts.attention import AttentionInputs, KVCache
+from engine.contracts.attention import AttentionInputs
+from engine.memory.pages import KVCache
 from engine.models.formats.config import quantization as quantization_of
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import load_model, max_position, read_config, resolve_dtype

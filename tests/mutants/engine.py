@@ -38,10 +38,10 @@ ENGINE = (
     ),
     Mutant(
         "blocks-are-shared-across-cache-salts",
-        "engine/blocks.py",
+        "engine/memory/blocks.py",
         "parent, raw, width = root_hash(salt),",
         "parent, raw, width = root_hash(),",
-        ("tests/engine/test_blocks.py::test_hash_chain_depends_on_everything_before",),
+        ("tests/engine/memory/test_blocks.py::test_hash_chain_depends_on_everything_before",),
     ),
     Mutant(
         "prompt-logprobs-of-an-earlier-life-are-kept",
@@ -82,10 +82,10 @@ ENGINE = (
     ),
     Mutant(
         "a-released-block-stays-unknown-to-the-drafter",
-        "engine/blocks.py",
+        "engine/memory/blocks.py",
         "        self._undrafted.discard(block)\n",
         "",
-        ("tests/engine/test_blocks.py::test_a_block_granted_again_is_as_new",),
+        ("tests/engine/memory/test_blocks.py::test_a_block_granted_again_is_as_new",),
     ),
     Mutant(
         "a-row-keeps-the-stop-ids-of-its-last-choice",
@@ -124,11 +124,11 @@ ENGINE = (
     ),
     Mutant(
         "beginnings-of-prefixes-are-granted-before-ends",
-        "engine/blocks.py",
+        "engine/memory/blocks.py",
         "for block in reversed(blocks):",
         "for block in blocks:",
         (
-            "tests/engine/test_blocks.py"
+            "tests/engine/memory/test_blocks.py"
             "::test_the_least_recently_released_goes_first_and_ends_before_beginnings",
         ),
     ),

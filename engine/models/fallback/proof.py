@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import AttentionInputs, KVCache
+from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError
+from engine.memory.pages import KVCache
 
 CHUNKS = (3, 1, 1, 1, 2, 4)
 """Query tokens of each step: every kind of step, all short so that lost state shows at once."""

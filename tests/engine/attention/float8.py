@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.contracts.attention import FP8_CACHE, LARGEST_FP8, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec
+from engine.memory.pages import FP8_CACHE, LARGEST_FP8, KVCache
 
 
 def in_float8(cache: KVCache, specs: Sequence[AttentionSpec]) -> KVCache:

@@ -19,8 +19,9 @@ from engine.attention.cuda import CudaAttention
 from engine.attention.flashinfer import modules_of
 from engine.attention.modules import wait_for_modules
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.contracts.shared_blocks import Sharing
+from engine.memory.pages import KVCache
 from tests.engine.attention.float8 import in_float8
 from tests.engine.kernels.where import DEVICES
 

@@ -10,8 +10,9 @@ import torch
 
 from engine.attention.fixed_tiles import MAX_BLOCKS, MAX_ROWS, FixedTiles, most_tiles
 from engine.attention.tiled import StepTiles, TiledPrefill
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.kernels.prefill_attention import tile_width
+from engine.memory.pages import KVCache
 
 BLOCK_SIZE, MAX_TOKENS, CPU = 16, 64, torch.device("cpu")
 SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=32, scale=0.2)

@@ -18,8 +18,9 @@ from engine.attention import cuda, flashinfer, widened
 from engine.attention.cuda import CudaAttention
 from engine.attention.modules import wait_for_modules
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.contracts.shared_blocks import Sharing
+from engine.memory.pages import FP8_CACHE, KVCache
 from tests.engine.attention.float8 import in_float8
 
 BLOCK_SIZE = 16

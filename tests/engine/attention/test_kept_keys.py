@@ -8,7 +8,8 @@ import torch
 
 from engine.attention import kept_keys
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
+from engine.memory.pages import KVCache
 
 BLOCK_SIZE, NUM_BLOCKS, LAYERS = 4, 64, 2
 SPEC = AttentionSpec(4, 2, 16, scale=0.25)

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec, Cells, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
+from engine.memory.pages import FP8_CACHE, Cells, KVCache
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 4, 2, 16, 4
 PLAIN = AttentionSpec(HEADS, KV_HEADS, HEAD_DIM, scale=HEAD_DIM**-0.5)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.batch import RequestRows
-from engine.contracts.attention import FP8_CACHE, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
@@ -37,6 +37,7 @@ from engine.kernels.step_io import (
     enter_decoded,
     gather_decode_inputs,
 )
+from engine.memory.pages import FP8_CACHE, KVCache
 from engine.runner.decode_step import launch_ends
 from tests.engine.kernels.experts.reference import random_weights
 from tests.no_gpu.compiler import Compiler, compiled_only, needs_compiler

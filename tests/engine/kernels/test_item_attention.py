@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contracts.attention import AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec
 from engine.kernels.item_attention import BLOCK_KEYS, TILE_QUERIES, item_attention, item_tiles
+from engine.memory.pages import KVCache
 from sampling.device.mirror import to_device
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine.contracts.attention import FP8_CACHE, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionSpec
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
+from engine.memory.pages import FP8_CACHE, KVCache
 from sampling.device.mirror import to_device
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.contracts.attention import FP8_CACHE, Cells
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.rope import rope, rope_and_store_torch, rope_and_store_triton, rope_table
+from engine.memory.pages import FP8_CACHE, Cells
 from tests.engine.kernels.where import DEVICES
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 3

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine.attention.plain import PlainAttention
 from engine.config import ModelConfig
-from engine.contracts.attention import AttentionInputs, KVCache
+from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
+from engine.memory.pages import KVCache
 from engine.models.loader import load_model
 
 VOCAB = 97

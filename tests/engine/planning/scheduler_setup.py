@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from engine.blocks import BlockPool
 from engine.config import CacheConfig, SchedulerConfig
+from engine.memory.blocks import BlockPool
 from engine.plan import StepPlan
 from engine.planning.drafting import NO_DRAFTS, DraftRules
 from engine.planning.pace import Pace

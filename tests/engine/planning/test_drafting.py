@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.arrays import UInt8Array
-from engine.blocks import BlockPool
+from engine.memory.blocks import BlockPool
 from engine.plan import StepHandle, StepPlan
 from engine.planning.drafting import DRAFTS_OFF_FROM, DraftRules, draft_rules
 from engine.planning.settle import Settled

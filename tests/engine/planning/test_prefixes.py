@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.arrays import Int32Array
-from engine.blocks import BlockPool, block_hashes
 from engine.config import CacheConfig
+from engine.memory.blocks import BlockPool, block_hashes
 from engine.planning.prefixes import PrefixIndex
 from engine.request import Request
 from engine.rows import Choice, RowTable

@@ -18,7 +18,8 @@ import torch
 from demo import MODEL_FOLDER
 from engine.attention.cuda import CudaAttention
 from engine.config import Dtype, ModelConfig
-from engine.contracts.attention import AttentionInputs, KVCache
+from engine.contracts.attention import AttentionInputs
+from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from engine.runner import whole_graphs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.blocks import NULL_BLOCK
+from engine.memory.blocks import NULL_BLOCK
 from engine.rows import NO_TOKEN
 from engine.scoring.packing import Rows, make_plan
 

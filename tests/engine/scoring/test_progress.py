@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.blocks import block_hashes
+from engine.memory.blocks import block_hashes
 from engine.request import ScoringRequest
 from engine.scoring.progress import ScoringProgress
 

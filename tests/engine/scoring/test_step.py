@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from engine.blocks import BlockPool, block_hashes
 from engine.config import CacheConfig, SchedulerConfig
+from engine.memory.blocks import BlockPool, block_hashes
 from engine.request import ScoringRequest
 from engine.scoring.queue import ScoringQueue
 from tests.engine.scoring.scoring_fake import ScoringFake, scoring

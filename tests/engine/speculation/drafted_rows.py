@@ -13,8 +13,9 @@ import torch
 from engine.attention.cuda import CudaAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
-from engine.contracts.attention import AttentionBackend, AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionBackend, AttentionInputs, AttentionSpec
 from engine.contracts.drafter import Drafter, VerifiedStep
+from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from sampling.batch import SamplingBatch
 from sampling.params import SamplingParams

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, SchedulerConfig
-from engine.contracts.attention import LARGEST_FP8, KVCache
 from engine.engine import Engine
+from engine.memory.pages import LARGEST_FP8, KVCache
 from engine.models.loader import load_model
 from engine.request import PromptLogprobsParams
 from engine.startup.build import build_engine

@@ -12,9 +12,9 @@ import torch
 from msgspec import structs
 from safetensors.torch import load_file, save_file
 
-from engine.blocks import NULL_BLOCK
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SamplingConfig, SchedulerConfig
 from engine.engine import Engine
+from engine.memory.blocks import NULL_BLOCK
 from engine.parallel.lead import LeadRunner
 from engine.parallel.messages import Forget, Message, decode, encode
 from engine.plan import RunnerLostError, StepPlan

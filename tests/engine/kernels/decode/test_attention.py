@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import FP8_CACHE, AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.kernels.decode.attention import paged_decode
 from engine.kernels.decode.split_keys import DecodeScratch
+from engine.memory.pages import FP8_CACHE, KVCache
 from tests.engine.kernels.where import DEVICES
 from tests.no_gpu.cuda import pretended_gpu
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from engine.attention.plain import PlainAttention
-from engine.contracts.attention import AttentionInputs, AttentionSpec, KVCache
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.decode.attention import paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
 from engine.kernels.rope import rope_table
+from engine.memory.pages import KVCache
 from tests.engine.attention.float8 import in_float8
 from tests.engine.kernels.where import DEVICES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.contracts.attention import FP8_CACHE
 from engine.kernels.quantized.widen import widen_pages
+from engine.memory.pages import FP8_CACHE
 from tests.engine.kernels.where import DEVICES
 
 

@@ -20,9 +20,10 @@ import transformers as hf
 from engine.attention import cuda
 from engine.attention.flashinfer import is_expressible, modules_of
 from engine.attention.modules import wait_for_modules
-from engine.contracts.attention import AttentionInputs, KVCache
+from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
 from engine.contracts.shared_blocks import Sharing
+from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES

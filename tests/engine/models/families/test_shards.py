@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from engine.config import ModelConfig
-from engine.contracts.attention import KVCache
+from engine.memory.pages import KVCache
 from engine.models.loader import load_model
 from engine.models.weights.sources import Checkpoint
 from engine.startup.kv_scales import kv_scales

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from engine.blocks import NULL_BLOCK, BlockPool, block_hashes
+from engine.memory.blocks import NULL_BLOCK, BlockPool, block_hashes
 
 
 def hashes(*token_ids: int, salt: str = "") -> list[bytes]:

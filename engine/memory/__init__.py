@@ -1,0 +1,1 @@
+"""What layers keep of a row: the contract that planning, startup, the runner and layers share."""
