@@ -1,14 +1,16 @@
-"""The proof: float32 noise cannot draw the tail of a distribution, this sampler does.
+"""The proof: noise of few bits cannot draw the tail of a distribution, this sampler does.
 
     python -m benchmarks.gumbel_precision            # two minutes on two CPU cores
     python -m benchmarks.gumbel_precision --full     # the specification's draws, on a GPU
 
-Each line says how many draws a rare token should have won and how many it won. The float32
-methods are what other servers run: argmax(p / E) with float32 exponentials as torch makes them
-on CUDA, and argmax(logit - log(-log u)) with float32 u. They are counted draw by draw. So are
-ours, where that takes seconds (with --full: everywhere but at the recovered token's and the
-draft's tiles). The rest is replayed: the noise contract determines which draws of a fixed seed
-rare tokens win (`sampling.selftest.tails`), and every one of those is drawn.
+Each line says how many draws a rare token should have won and how many it won. Two float32
+methods are widespread: argmax(p / E) with exponentials as torch makes them on CUDA, and
+argmax(logit - log(-log u)) with u of 24 bits. They are counted draw by draw. The noise of named
+servers (`benchmarks.noise_schemes`) is counted where the tails are many: draw by draw with --full,
+else by the law of the least of their words. Ours is counted where that takes seconds (with --full:
+everywhere but at the recovered token's and the draft's tiles). The rest is replayed: the noise
+contract determines which draws of a fixed seed rare tokens win (`sampling.selftest.tails`), and
+every one of those is drawn.
 
 The last line is JSON.
 """
@@ -24,6 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.noise_schemes import SCHEMES, Scheme, count
 from sampling.noise import Purpose
 from sampling.sampler import SamplerConfig
 from sampling.selftest.paths import Draws, race_draws
@@ -33,6 +36,7 @@ from sampling.selftest.tails import (
     ACCEPT_GAP,
     ACCEPTED,
     CASES,
+    FAR,
     MANY,
     REFUSED,
     SEED,
@@ -56,7 +60,7 @@ class Line(NamedTuple):
     expected: float
     observed: int
     p_value: float
-    how: str  # counted, or replayed
+    how: str  # counted, by law or replayed
 
 
 Winners = Callable[[Tensor, int], Tensor]
@@ -94,6 +98,15 @@ def count_float32(noise: str, case: TailCase, draws: int, device: torch.device) 
     return _line(noise, "per-token race", case.name, draws, case.probability, observed, "counted")
 
 
+def count_scheme(scheme: Scheme, case: TailCase, device: torch.device, full: bool) -> Line:
+    """Count wins under the noise of another server."""
+    observed = count(scheme, case.gap, case.num_tails, case.draws, device, by_law=not full)
+    how = "counted" if full else "by law"
+    return _line(
+        scheme.name, "per-token race", case.name, case.draws, case.probability, observed, how
+    )
+
+
 def count_ours(noise: str, path: str, draw: Draws, case: TailCase, seed: int) -> Line:
     """Count wins of the sampler's own race draw by draw, with a fresh seed."""
     size, logits, observed = 1 << 22, case.logits(), 0
@@ -127,11 +140,14 @@ def _line(
 
 
 def measure(device: torch.device, full: bool, seed: int) -> Iterator[Line]:
-    """Yield every line of the table, the float32 methods first."""
+    """Yield every line of the table, other noise first."""
     for noise in FLOAT32:
         for case in CASES if full else (TOKENS,):
             draws = case.draws if full else CPU_FLOAT32_DRAWS
             yield count_float32(noise, case, draws, device)
+    for scheme in SCHEMES:
+        for case in (MANY, FAR):
+            yield count_scheme(scheme, case, device, full)
     for flag in (False, True):
         noise = "ours, --use-fp64-gumbel" if flag else "ours"
         config = SamplerConfig(use_fp64_gumbel=flag)

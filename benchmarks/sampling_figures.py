@@ -22,7 +22,7 @@ def sampling_figures() -> Iterator[dict[str, Any]]:
 
 
 def tail_figure(line: Line) -> dict[str, Any]:
-    """The figure of a count of rare tokens; float32 noise need not reach any."""
+    """The figure of a count of rare tokens; other noise need not reach any."""
     return {
         "name": f"tail: {line.noise}, {line.path}, {line.case}, {line.how}",
         "value": line.observed,

@@ -3,9 +3,9 @@
  *     gcc -O3 -o /tmp/tail_search benchmarks/tail_search.c -lm
  *     /tmp/tail_search SEED CASE PURPOSE DEPTH DRAWS
  *
- * CASE: 0, 1, 2 are those of sampling/tails.py; 3 is acceptance with probability 1 / (1 + e^19).
- * Prints a position and its token a line (a tile in case 2; 1 for accepted, 0 for the refused
- * next above in case 3). sampling/tail_wins.py holds what it printed.
+ * CASE: 0 to 3 are those of sampling/selftest/tails.py; 4 is acceptance with probability
+ * 1 / (1 + e^19). Prints a position and its token a line (a tile in case 2; 1 for accepted, 0 for
+ * the refused next above in case 4). sampling/selftest/tail_wins.py holds what it printed.
  */
 #include <math.h>
 #include <stdint.h>
@@ -66,11 +66,13 @@ static uint32_t race(uint32_t first, uint32_t count, uint32_t position, uint32_t
 
 static double weight_19(uint32_t i) { return i ? exp(-19.0) : 1.0; }
 
-static double weight_many(uint32_t i) { return i ? exp(-20.5) : 1.0; }
+static double tail; /* weight of each of 262,144 tails, in cases 0 and 3 */
+
+static double weight_many(uint32_t i) { return i ? tail : 1.0; }
 
 static double mass_many(uint32_t tile) {
-    if (tile == 0) return 1.0 + 1023 * exp(-20.5);
-    return (tile == 256 ? 1 : 1024) * exp(-20.5);
+    if (tile == 0) return 1.0 + 1023 * tail;
+    return (tile == 256 ? 1 : 1024) * tail;
 }
 
 int main(int argc, char **argv) {
@@ -81,9 +83,10 @@ int main(int argc, char **argv) {
     uint32_t token_stream = tile_stream | 1;
     key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
     const double accepted = 1.0 / (1.0 + exp(19.0));
+    tail = exp(which == 0 ? -20.5 : -24.0);
     for (uint64_t position = 0; position < draws; position++) {
         uint32_t at = (uint32_t)position, token = 0;
-        if (which == 0) {
+        if (which == 0 || which == 3) {
             uint32_t tile = race(0, 257, at, tile_stream, mass_many);
             token = race(tile * 1024, tile == 256 ? 1 : 1024, at, token_stream, weight_many);
         } else if (which == 1) {

@@ -2,5 +2,6 @@
 
 In reading order: `hooks` (what mkdocs calls), `links` (where pages are), `reference` (pages made of
 the code), `figures` (a page of the measured figures), `pictures` (the sampler, drawn),
-`canvas` (how anything is drawn). Nothing that a reader's browser loads comes from another host.
+`canvas` (how anything is drawn), `noise_vectors` (test vectors of the noise contract). Nothing that
+a reader's browser loads comes from another host.
 """

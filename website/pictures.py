@@ -22,9 +22,9 @@ SEED, POSITION = 7, 11
 
 
 def tails() -> str:
-    """How often noise falls below a bound: as it should, and as float32's 2^-24 steps let it."""
+    """How often noise falls below a bound: as it should, and as steps of 2^-24 let it."""
     left, top, width, height, low = 56.0, 30.0, 560.0, 260.0, -40
-    canvas = Canvas(left + width + 24, top + height + 44, "Where float32 noise ends")
+    canvas = Canvas(left + width + 24, top + height + 44, "Where noise of 24 bits ends")
 
     def at(log_bound: float, log_share: float) -> tuple[float, float]:
         return left + (log_bound - low) / -low * width, top + log_share / low * height
@@ -49,7 +49,9 @@ def tails() -> str:
         at(gap, 0)[0] - 6, top + height - 10, "20.5 below the head wins left of here", "end", ORANGE
     )
     canvas.text(at(-15, -6)[0], at(0, -6)[1], "64-bit uniforms: down to 2^-65", "end", BLUE)
-    canvas.text(at(first, -36)[0] + 8, at(0, -36)[1], "float32: nothing below 2^-24", colour=RED)
+    canvas.text(
+        at(first, -36)[0] + 8, at(0, -36)[1], "24-bit uniforms: nothing below 2^-24", colour=RED
+    )
     canvas.text(left, 16, "P(E < x) of an exponential E")
     canvas.text(left + width, top + height + 34, "x", "end")
     return canvas.svg()

@@ -1,10 +1,10 @@
-"""Distributions whose rare tokens float32 noise can never draw, and the draws that they win.
+"""Distributions whose rare tokens coarse noise seldom or never draws, and the draws that they win.
 
-A float32 generator gives no exponential below 2^-24 (or 2^-31), so where one token leads by a gap
-g > 16.6 (or 21.5) nothing else can win; here a tail wins with probability (tails) e^-g a draw.
-The three cases are those of the project's specification: many tails over all tiles, tails in the
-leading token's own tile (the race inside a tile decides) and one tail in each other tile (the race
-of the tiles decides).
+Noise of b bits gives no exponential below about 2^-b, so where one token leads by a gap g well
+above b log 2 (16.6 for 24 bits, 22.9 for 33) nothing else can win; here a tail wins with
+probability (tails) e^-g a draw. The cases: many tails over all tiles, tails in the leading token's
+own tile (the race inside a tile decides), one tail in each other tile (the race of the tiles
+decides), and many tails so far below that 32-bit noise loses most of them too.
 
 `wins` lists every draw of a fixed seed that a tail wins, as the noise contract determines it. The
 list comes from benchmarks/tail_search.c, which shares nothing with this package but the contract:
@@ -63,7 +63,8 @@ class TailCase(NamedTuple):
 MANY = TailCase("tails everywhere", gap=20.5, num_tails=262_144, draws=100_000)
 TOKENS = TailCase("tails in the head's tile", gap=19.0, num_tails=TILE - 1, draws=6_000_000)
 TILES = TailCase("a tail in each other tile", gap=19.0, num_tails=150, draws=40_000_000)
-CASES = (MANY, TOKENS, TILES)
+FAR = TailCase("tails further off", gap=24.0, num_tails=262_144, draws=3_300_000)
+CASES = (MANY, TOKENS, TILES, FAR)
 
 
 def wins(case: TailCase, purpose: Purpose) -> tuple[Tensor, Tensor]:
