@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import uuid
 from typing import Protocol
 
 import zmq
 import zmq.asyncio
 
+from engine.awake import LATE_S, AwakeClock
 from engine.codec import decode_output, encode
 from engine.config import EngineConfig, EngineInfo
 from engine.parent import EngineProcess
@@ -30,6 +32,8 @@ __all__ = [
     "Submission",
     "deliver_output",
 ]
+
+logger = logging.getLogger("tailrace")
 
 BEAT_S = 0.5
 """Seconds between the messages that tell the engine that its frontend lives."""
@@ -156,6 +160,11 @@ class EngineClient:
         """Why the engine cannot serve (dead, or no heartbeat); None while it can."""
         return self._link.failure()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the engine never serves again."""
+        return self._link.ended.done()
+
     async def close(self) -> None:
         """Give the engine up, which ends one of our own."""
         await self._link.close()
@@ -194,7 +203,10 @@ class EngineClient:
 
     async def _beat(self) -> None:
         """Tell the engine that somebody reads what it sends; it tells how it stands."""
+        awake = AwakeClock()
         while True:
+            if (held_up_s := awake.tick()) > LATE_S:
+                logger.warning("this process was stopped or held up for %.1f s", held_up_s)
             self._socket.send(encode(FrontendMessage()))
             await asyncio.sleep(BEAT_S)
 

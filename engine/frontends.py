@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Set
 
+from engine.awake import AwakeClock
+
 STATS_S = 0.5
 """Seconds without an output after which a frontend is sent statistics: a long prompt or a request
 of many items may take longer before there is anything to report."""
@@ -14,22 +16,24 @@ FRESH_S = 0.01
 far shorter, and statistics with each would take a fifth of what the host does for it."""
 
 SILENCE_S = 10.0
-"""Seconds without a message after which a frontend counts as gone. Frontends send one twice a
-second, but one whose process is stopped or whose event loop is held up does not."""
+"""Seconds without a message, while the engine itself ran, after which a frontend counts as gone.
+Frontends send one twice a second, but one whose process is stopped or whose event loop is held up
+does not. One whose socket has ended is gone at once."""
 
 
 class Frontends:
     """The frontends that have sent something and have not fallen silent since."""
 
     def __init__(self) -> None:
+        self._awake = AwakeClock()
         self._heard_at: dict[bytes, float] = {}
         self._sent_at: dict[bytes, float] = {}
         self._stats_at: dict[bytes, float] = {}
 
     def heard(self, frontend: bytes) -> None:
         """Note a message of a frontend, perhaps its first."""
-        self._heard_at[frontend] = time.monotonic()
-        self._sent_at.setdefault(frontend, self._heard_at[frontend])
+        self._heard_at[frontend] = self._awake.seconds
+        self._sent_at.setdefault(frontend, time.monotonic())
 
     def has_fresh_stats(self, frontend: bytes) -> bool:
         """Whether it was sent statistics within `FRESH_S`."""
@@ -59,9 +63,14 @@ class Frontends:
 
     def take_silent(self) -> list[bytes]:
         """Forget those that sent nothing for `SILENCE_S`, and return them."""
-        before = time.monotonic() - SILENCE_S
+        self._awake.tick()
+        before = self._awake.seconds - SILENCE_S
         silent = [frontend for frontend, heard_at in self._heard_at.items() if heard_at < before]
         for frontend in silent:
-            del self._heard_at[frontend], self._sent_at[frontend]
-            self._stats_at.pop(frontend, None)
+            self.forget(frontend)
         return silent
+
+    def forget(self, frontend: bytes) -> None:
+        """Forget one that is gone; twice does no harm."""
+        for times in (self._heard_at, self._sent_at, self._stats_at):
+            times.pop(frontend, None)

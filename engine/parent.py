@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import signal
 import tempfile
-import time
 from asyncio.subprocess import PIPE, Process
 
 import msgspec
 
+from engine.awake import AwakeClock
 from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.parallel.programs import command_of
 from engine.process import FOLDER_PREFIX, Beat, Failed, Progress, Ready, StatusLine
@@ -22,7 +23,11 @@ COMMAND = command_of("engine.process")
 """The command that starts an engine process; the address to listen at follows."""
 
 SILENCE_S = 10.0
-"""Seconds without a heartbeat after which the engine counts as hung."""
+"""Seconds without a heartbeat after which the engine counts as hung, of those in which this process
+ran: heartbeats wait in the pipe for one that was stopped."""
+
+TICK_S = 0.25
+"""Seconds between two looks at the clock."""
 
 CLOSE_S = 5.0
 """Seconds a closing engine may take before it is killed."""
@@ -45,8 +50,9 @@ class EngineProcess:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._process = process
         self._folder = folder
-        self._beat_at = time.monotonic()
-        self._watching = asyncio.create_task(self._watch())
+        self._awake = AwakeClock()
+        self._beat_at = self._awake.seconds
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._tick())]
 
     @classmethod
     async def start(
@@ -84,8 +90,13 @@ class EngineProcess:
         """Why the engine cannot serve (dead, or no heartbeat); None while it can."""
         if self.ended.done():
             return self.ended.result()
-        silence = time.monotonic() - self._beat_at
+        silence = self._awake.seconds - self._beat_at
         return f"the engine has been silent for {silence:.0f} s" if silence > SILENCE_S else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it never serves again."""
+        return self.ended.done()
 
     async def close(self) -> None:
         """Stop the engine and wait for it to be gone."""
@@ -96,8 +107,9 @@ class EngineProcess:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _watch(self) -> None:
@@ -106,11 +118,16 @@ class EngineProcess:
         async for line in self._process.stdout:
             match _status(line):
                 case Beat():
-                    self._beat_at = time.monotonic()
+                    self._beat_at = self._awake.seconds
                 case Failed(message):
                     reason = f": {message}"
         code = await self._process.wait()
-        self.ended.set_result(f"the engine process ended (status {code}){reason}")
+        self.ended.set_result(f"the engine process {_end_of(code)}{reason}")
+
+    async def _tick(self) -> None:
+        while True:
+            self._awake.tick()
+            await asyncio.sleep(TICK_S)
 
 
 def make_folder() -> str:
@@ -142,12 +159,19 @@ async def _handshake(process: Process, on_progress: Listener) -> EngineInfo:
                 raise ConfigError(message)
             case Ready(info):
                 return info
-    code = await process.wait()
+    end = _end_of(await process.wait())
     raise ConfigError(
-        f"the engine process ended while starting (status {code}); the log lines above say why. "
+        f"the engine process {end} while starting; the log lines above say why. "
         "Where memory ran out, lower --gpu-memory-utilization, --max-model-len or --max-num-seqs; "
         "elsewhere try --enforce-eager"
     )
+
+
+def _end_of(code: int) -> str:
+    """How a process ended, by its exit status as `asyncio` has it."""
+    if code == -signal.SIGKILL:
+        return "was killed (signal 9), perhaps because memory ran out"
+    return f"was ended by signal {-code}" if code < 0 else f"ended (status {code})"
 
 
 def _status(line: bytes) -> StatusLine:

@@ -5,7 +5,7 @@ to any number of frontends over one ROUTER socket at ADDRESS. Its standard outpu
 lines to the parent: `progress` while it starts, `ready`, a `beat` twice a second, and `failed`
 before it ends by itself. It ignores SIGTERM and SIGINT, because the server drains requests first,
 and ends when its standard input does, so that it cannot outlive a killed parent. A frontend that
-falls silent has its requests aborted, so that nothing runs or is queued for nobody.
+ends or falls silent has its requests aborted, so that nothing runs or is queued for nobody.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import msgspec
 import numpy as np
 import zmq
 
+from engine.awake import LATE_S, AwakeClock
 from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, EngineInfo
 from engine.errors import kind_and_line
@@ -157,26 +158,32 @@ class EngineLoop:
         self._engine = engine
         self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.set_hwm(0)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # what is sent to nobody is an error
         self._socket.bind(address)
         self._bell = _Bell()
         engine.on_compiled(self._bell.ring)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell.fd, zmq.POLLIN)
+        self._awake = AwakeClock()
         self._busy_since = math.inf
         self._frontends = Frontends()
 
-    @property
-    def hung(self) -> bool:
-        """Whether the current round of the loop has taken longer than a step may."""
-        return time.monotonic() - self._busy_since > self._config.step_timeout_s
+    def look(self) -> bool:
+        """Whether the current round of the loop has taken longer than a step may.
+
+        One thread asks, several times a second: while it is stopped, so is the step.
+        """
+        if (held_up_s := self._awake.tick()) > LATE_S:
+            logger.warning("the engine process was stopped or held up for %.1f s", held_up_s)
+        return self._awake.seconds - self._busy_since > self._config.step_timeout_s
 
     def run(self) -> None:
         """Serve until the process ends."""
         while True:
             if not self._engine.has_work:
                 self._wait()
-            self._busy_since = time.monotonic()
+            self._busy_since = self._awake.seconds
             self._receive()
             self._abort_silent()
             outputs = self._engine.step()
@@ -195,9 +202,14 @@ class EngineLoop:
         if output.stats is None and (ends or not self._frontends.has_fresh_stats(frontend)):
             output = msgspec.structs.replace(output, stats=self._engine.stats())
         self._frontends.sent(frontend, with_stats=output.stats is not None)
-        raw = encode(output)
-        self._socket.send(frontend, zmq.SNDMORE)
-        self._socket.send(raw)
+        try:
+            self._socket.send(frontend, zmq.SNDMORE)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._drop(frontend, "has ended")
+            return
+        self._socket.send(encode(output))
 
     def _send_stats(self, told: Set[bytes] = frozenset()) -> None:
         """Send statistics to frontends that got none, or nothing at all, for a while.
@@ -206,14 +218,21 @@ class EngineLoop:
             told: who got an output just now. Where that was the last, all others hear of it.
         """
         ends = bool(told) and not self._engine.has_work
-        for frontend in self._frontends.known - told if ends else self._frontends.without_news():
+        for frontend in (
+            set(self._frontends.known) - told if ends else self._frontends.without_news()
+        ):
             self._send(frontend, empty_output(self._engine.stats()))
 
     def _abort_silent(self) -> None:
         """Abort what frontends asked for that are gone or stopped."""
         for frontend in self._frontends.take_silent():
-            logger.warning("a frontend was silent for %g s: its requests are aborted", SILENCE_S)
-            self._engine.abort_all(frontend)
+            self._drop(frontend, f"was silent for {SILENCE_S:g} s")
+
+    def _drop(self, frontend: bytes, why: str) -> None:
+        """Abort what a frontend asked for."""
+        logger.warning("a frontend %s: its requests are aborted", why)
+        self._frontends.forget(frontend)
+        self._engine.abort_all(frontend)
 
     def _receive(self) -> None:
         while int(self._socket.get(zmq.EVENTS)) & _READABLE:
@@ -238,7 +257,7 @@ def _watch(loop: EngineLoop, status: StatusPipe, limit_s: float) -> None:
     Runs on a thread of its own: the stepping thread may wait inside CUDA, which releases the
     interpreter but cannot be interrupted.
     """
-    while not loop.hung:
+    while not loop.look():
         status.send(Beat())
         time.sleep(BEAT_S)
     _exit(_give_up(status, EXIT_HUNG, f"a step took over {limit_s:g} s"))

@@ -155,6 +155,7 @@ def run() -> NoReturn:
     as leaks, dozens of lines after every end. What it does before that is done in its order: pools
     of processes end theirs with the threads, which other exit functions would wait for in vain.
     """
+    _open_standard_files()
     try:
         status = main()
     except SystemExit as end:  # argparse's
@@ -165,6 +166,17 @@ def run() -> NoReturn:
         sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _open_standard_files() -> None:
+    """Open what a caller closed (`2>&-`) on nothing: the next file would take its number, and what
+    is written to it end up there."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout, sys.stderr = sys.stdout or os.fdopen(1, "w"), sys.stderr or os.fdopen(2, "w")
 
 
 if __name__ == "__main__":

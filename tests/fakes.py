@@ -169,6 +169,10 @@ class FakeEngine:
                 row.aborted = True
                 self.aborted.append((handle, row.choice))
 
+    @property
+    def has_ended(self) -> bool:
+        return self._failure is not None
+
     def failure(self) -> str | None:
         return self._failure
 

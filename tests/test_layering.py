@@ -18,7 +18,7 @@ CONTRACTS = {
         "vocab_shard",
     },
     "engine": {
-        *("arrays", "batch", "buffers", "codec", "config", "errors", "logs", "plan"),
+        *("arrays", "awake", "batch", "buffers", "codec", "config", "errors", "logs", "plan"),
         *("progress", "request", "rows", "speculative_config", "stats"),
         *("submission", "contracts", "memory"),
     },
@@ -58,6 +58,7 @@ MAX_MODULES = 20
 NO_TORCH = [
     *(
         "engine/arrays.py",
+        "engine/awake.py",
         "engine/memory/blocks.py",
         "engine/client.py",
         "engine/codec.py",

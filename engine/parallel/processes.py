@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import PIPE
@@ -21,6 +20,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
+from engine.awake import AwakeClock
 from engine.config import EngineConfig
 from engine.parallel.messages import Message, RankTest, Setup, encode
 from engine.parallel.programs import command_of
@@ -113,7 +113,8 @@ class RankProcesses:
             for rank in range(1, config.tensor_parallel_size)
         ]
         _RUNNING.update(self._processes)
-        began = _Heard(time.monotonic(), RankStatus())
+        self._awake = AwakeClock()
+        began = _Heard(self._awake.seconds, RankStatus())
         self._heard = {rank: began for rank, _ in enumerate(self._processes, 1)}
         self._threads = []
         for rank, process in enumerate(self._processes, 1):
@@ -176,7 +177,7 @@ class RankProcesses:
             if status.error is not None:
                 reason = f": {status.error}"
                 break
-            self._heard[rank] = _Heard(time.monotonic(), status)
+            self._heard[rank] = _Heard(self._awake.seconds, status)
         else:
             reason = f" (status {process.wait()})"
         self._lose(f"rank {rank} ended{reason}")
@@ -185,7 +186,8 @@ class RankProcesses:
         """Lose a rank that is silent, or that the others wait for longer than they should."""
         behind: dict[int, tuple[int, float]] = {}  # exchanges a rank had come to, and since when
         while not self._lost.wait(WATCH_S):
-            now, begun = time.monotonic(), self._num_begun()
+            self._awake.tick()
+            now, begun = self._awake.seconds, self._num_begun()
             for rank, process in enumerate(self._processes, 1):
                 heard_at, status = self._heard[rank]
                 may_be_busy = not status.serves and not _is_stopped(process)

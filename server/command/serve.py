@@ -54,6 +54,9 @@ class StartedEngine(Protocol):
 
     info: EngineInfo
 
+    @property
+    def has_ended(self) -> bool: ...
+
     def failure(self) -> str | None: ...
 
     async def close(self) -> None: ...
@@ -263,10 +266,13 @@ async def engine_lost(engine: StartedEngine) -> str:
     while True:
         reason, now = engine.failure(), time.monotonic()
         if reason is None:
+            if since is not None:
+                logger.warning("the engine is back after %.1f s", now - since)
             since = None
         elif since is None:
             since = now
-            logger.error("engine lost: %s; ending in %g s", reason, ENGINE_LOST_S)
+            unless = "" if engine.has_ended else ", unless it goes on"
+            logger.error("engine lost: %s; ending in %g s%s", reason, ENGINE_LOST_S, unless)
         elif now - since >= ENGINE_LOST_S:
             return reason
         await asyncio.sleep(0.2)

@@ -122,6 +122,7 @@ class HttpProtocol(HttpToolsProtocol):
         num_bytes = len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
         if num_bytes > MAX_HEADER_BYTES:
             raise _too_large()
+        self._check_version()
         self._moved = True
         if self.parser.should_upgrade():  # httptools would now skip the body
             self._upgrading = True
@@ -131,6 +132,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_clock()
         self.pool.busy(self)
         super().on_headers_complete()
+
+    def _check_version(self) -> None:
+        """Refuse a request line without a version, and HTTP/1.1 without a Host (RFC 9112, 3.2)."""
+        version = self.parser.get_http_version()
+        if version == "0.9":
+            raise ApiError(400, "the request line must end with a version, such as HTTP/1.1")
+        if version == "1.1" and not any([name == b"host" for name, _ in self.headers]):
+            raise ApiError(400, "a request has a Host header", code="no_host")
 
     def on_body(self, body: bytes) -> None:
         """Pass a piece of the body on."""

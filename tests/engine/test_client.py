@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -111,7 +112,8 @@ class Setup:
         address = f"ipc://{folder}/engine"
         self.engine = FakeEngineSide(address)
         self.process = FakeProcess()
-        self.client = EngineClient(EngineProcess(cast(Any, self.process), INFO, str(folder)))
+        self.link = EngineProcess(cast(Any, self.process), INFO, str(folder))
+        self.client = EngineClient(self.link)
 
 
 @pytest_asyncio.fixture
@@ -247,41 +249,28 @@ async def test_a_client_without_requests_tells_that_it_lives(
     assert heard == [FrontendMessage()] * 3
 
 
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-async def test_silence_is_a_failure_and_a_heartbeat_ends_it(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+async def test_silence_is_a_failure_and_a_heartbeat_ends_it(setup: Setup) -> None:
+    awake = setup.link._awake = cast(Any, SimpleNamespace(seconds=0.0, tick=lambda: 0.0))
     setup.process.say(Beat())
     await asyncio.sleep(0.01)
-    clock.now += module.SILENCE_S
+    awake.seconds += module.SILENCE_S
     assert setup.client.failure() is None
-    clock.now += 0.5
+    awake.seconds += 0.5
     assert "silent for" in (setup.client.failure() or "")
     setup.process.say(Beat())
     await asyncio.sleep(0.01)
     assert setup.client.failure() is None
 
 
-async def test_silence_does_not_hide_why_the_process_ended(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+async def test_silence_does_not_hide_why_the_process_ended(setup: Setup) -> None:
+    awake = setup.link._awake = cast(Any, SimpleNamespace(seconds=0.0, tick=lambda: 0.0))
     waiting = setup.client.submit(request(setup.client))
     setup.process.say(Beat())
     setup.process.say(Failed("no memory"))
     setup.process.end(4)
     with pytest.raises(EngineDeadError):
         await asyncio.wait_for(anext(waiting), 30)
-    clock.now += module.SILENCE_S + 1
+    awake.seconds += module.SILENCE_S + 1
     assert "no memory" in (setup.client.failure() or "")
 
 

@@ -155,7 +155,7 @@ async def test_killed_engine_is_heard_at_once(client: EngineClient) -> None:
     submission = submit(client, max_tokens=1500)
     await submission.__anext__()
     os.kill(client.pid, signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match="status -9"):  # not: silent for 10 s
+    with pytest.raises(EngineDeadError, match="killed"):  # not: silent for 10 s
         await asyncio.wait_for(read(submission), 30)
     assert client.failure() is not None
     with pytest.raises(EngineDeadError):

@@ -14,11 +14,13 @@ import pytest
 import zmq
 from msgspec import structs
 
+from engine import awake as awake_module
 from engine import frontends as frontends_module
-from engine import process as process_module
+from engine.awake import AwakeClock
 from engine.codec import decode_output, encode
 from engine.config import EngineConfig, ModelConfig
-from engine.frontends import FRESH_S, SILENCE_S, STATS_S
+from engine.frontends import FRESH_S, SILENCE_S, STATS_S, Frontends
+from engine.planning.outputs import empty_output
 from engine.process import EngineLoop
 from engine.request import (
     Finish,
@@ -67,6 +69,12 @@ class Clock:
 
     def monotonic(self) -> float:
         return self.now
+
+    def run(self, seconds: float, look: Callable[[], object]) -> None:
+        """Let so much time pass in which the process runs, and looks as often as it should."""
+        for _ in range(round(10 * seconds)):
+            self.now += 0.1
+            look()
 
 
 class LoopSetup:
@@ -249,49 +257,83 @@ def test_a_silent_frontend_has_its_requests_aborted_once_and_gets_nothing_more(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, calls = Clock(), loop_setup.engine.calls
-    monkeypatch.setattr(frontends_module, "time", clock)
+    monkeypatch.setattr(awake_module, "time", clock)
+    loop_setup.loop._frontends = Frontends()
+    look = loop_setup.loop._abort_silent
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
-    clock.now += SILENCE_S - 0.1
-    loop_setup.loop._abort_silent()
+    clock.run(SILENCE_S - 0.2, look)
     assert ("abort all", b"me", 0) not in calls
     loop_setup.receive(
         encode(FrontendMessage()), encode(FrontendMessage(abort=[(1, 0)])), num_calls=2
     )
-    clock.now += SILENCE_S - 0.1
-    loop_setup.loop._abort_silent()
+    clock.run(SILENCE_S - 0.2, look)
     assert ("abort all", b"me", 0) not in calls, "an empty message is a sign of life"
-    clock.now += 0.2
-    loop_setup.loop._abort_silent()
-    loop_setup.loop._abort_silent()
+    clock.run(0.4, look)
     assert calls[2:] == [("abort all", b"me", 0)]
     loop_setup.loop._send_stats()
     assert loop_setup.answer() is None
     loop_setup.receive(encode(FrontendMessage(submit=[asked(2)])), num_calls=4)
-    clock.now += STATS_S + 0.1
+    monkeypatch.setattr(frontends_module, "time", clock)
+    clock.now = time.monotonic() + STATS_S + 0.1
     loop_setup.loop._send_stats()
     assert loop_setup.answer() is not None, "one that was stopped and goes on is known again"
+
+
+def test_time_in_which_the_engine_was_stopped_too_is_no_silence(
+    loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a container is paused: on the far side nobody has had time to say anything."""
+    clock, calls = Clock(), loop_setup.engine.calls
+    monkeypatch.setattr(awake_module, "time", clock)
+    loop_setup.loop._frontends = Frontends()
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    clock.now += 100 * SILENCE_S
+    clock.run(SILENCE_S - 2, loop_setup.loop._abort_silent)
+    assert ("abort all", b"me", 0) not in calls
+    clock.run(2.2, loop_setup.loop._abort_silent)
+    assert ("abort all", b"me", 0) in calls
+
+
+def test_a_frontend_whose_socket_ended_loses_its_requests_with_the_next_output(
+    loop_setup: LoopSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
+    output = empty_output(STATS)
+    loop_setup.loop._send(b"me", output)
+    assert loop_setup.answer() is not None
+    loop_setup.frontend.close(linger=0)
+    for _ in range(500):
+        loop_setup.loop._send(b"me", output)
+        if loop_setup.engine.calls[1:]:
+            break
+        time.sleep(0.01)
+    assert loop_setup.engine.calls[1:] == [("abort all", b"me", 0)]
+    assert "a frontend has ended" in caplog.text
+    assert not loop_setup.loop._frontends.known
 
 
 def test_a_round_that_takes_longer_than_a_step_may_is_hung(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(process_module, "time", clock)
+    monkeypatch.setattr(awake_module, "time", clock)
     loop, seen = loop_setup.loop, []
+    loop._awake = AwakeClock()
 
     class RoundEndedError(Exception):
         pass
 
     def step() -> list[tuple[bytes, StepOutput]]:
-        for _ in range(2):
-            clock.now += CONFIG.step_timeout_s
-            seen.append(loop.hung)
-            clock.now += 1
+        clock.now += 10 * CONFIG.step_timeout_s  # stopped with everything else
+        clock.run(CONFIG.step_timeout_s - 2, loop.look)
+        seen.append(loop.look())
+        clock.run(2, loop.look)
+        seen.append(loop.look())
         raise RoundEndedError
 
     monkeypatch.setattr(loop_setup.engine, "step", step, raising=False)
-    clock.now += 10 * CONFIG.step_timeout_s
-    assert not loop.hung
+    clock.run(2 * CONFIG.step_timeout_s, loop.look)
+    assert not loop.look()
     with pytest.raises(RoundEndedError):
         loop.run()
     assert seen == [False, True]
@@ -301,7 +343,8 @@ def test_a_loop_that_waits_for_a_message_is_not_hung(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(process_module, "time", clock)
+    monkeypatch.setattr(awake_module, "time", clock)
+    loop_setup.loop._awake = AwakeClock()
     loop, engine, seen = loop_setup.loop, loop_setup.engine, []
 
     class WaitedEnoughError(Exception):
@@ -312,8 +355,8 @@ def test_a_loop_that_waits_for_a_message_is_not_hung(
         return []
 
     def poll() -> None:
-        clock.now += 10 * CONFIG.step_timeout_s
-        seen.append(loop.hung)
+        clock.run(2 * CONFIG.step_timeout_s, loop.look)
+        seen.append(loop.look())
         raise WaitedEnoughError
 
     monkeypatch.setattr(engine, "step", step, raising=False)

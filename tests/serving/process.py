@@ -65,18 +65,20 @@ def serve(
     ready_s: float = 240.0,
     program: Sequence[str | Path] = (sys.executable, "-m", "server.cli"),
     folder: Path | None = None,
+    log: int | None = None,
 ) -> Iterator[Server]:
     """Start `tailrace serve` with the demo model and wait until it is ready.
 
     Args:
         program: what `tailrace` is.
         folder: where it is started.
+        log: the file that gets its log lines; None for the tests' own.
     """
     port = free_port()
     command = [*program, "serve", "--port", str(port), "--device", "cpu", *flags]
     if "--api-server-count" not in flags:
         command += ["--api-server-count", NUM_FRONTS]
-    process = subprocess.Popen(command, text=True, cwd=folder)
+    process = subprocess.Popen(command, text=True, cwd=folder, stderr=log)
     server = Server(process, f"http://127.0.0.1:{port}")
     try:
         deadline = time.monotonic() + ready_s

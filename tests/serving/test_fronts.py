@@ -17,6 +17,8 @@ from tests.serving.process import Server, serve
 
 PROMPT = "def fibonacci(n):\n"
 NUM_ROWS, MAX_WAITING = 4, 2
+PAUSE_S = 12.0
+"""Longer than anybody may be silent."""
 LONG = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 
@@ -128,6 +130,52 @@ def test_admission_is_one(server: Server) -> None:
     eventually(lambda: gauge(server, "num_requests_running") == 0)
 
 
+@contextlib.contextmanager
+def logged(path: Path, *flags: str) -> Iterator[tuple[Server, httpx.Client, psutil.Process]]:
+    """A server whose log lines go to a file, a client and its first process."""
+    with (
+        path.open("w") as log,
+        serve(*flags, log=log.fileno()) as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
+        yield server, client, psutil.Process(server.process.pid)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_a_pause_of_all_processes_loses_nothing(tmp_path: Path, count: str) -> None:
+    """As `docker pause` does it; the log says that it was so, and blames nobody."""
+    log = tmp_path / "log"
+    with logged(log, "--api-server-count", count, "--step-timeout", "10") as (_, client, main):
+        with streaming(client) as lines:
+            everybody = [main, *main.children(recursive=True)]
+            for process in everybody:
+                process.suspend()
+            time.sleep(PAUSE_S)
+            for process in reversed(everybody):
+                process.resume()
+            assert client.get("/health").status_code == 200
+            assert list(lines)[-2] == "data: [DONE]"
+        time.sleep(6.0)  # no less than it would take to end
+        assert client.get("/health").status_code == 200
+    words = log.read_text()
+    assert "held up for" in words
+    assert "lost" not in words
+    assert "aborted" not in words
+
+
+@pytest.mark.slow
+def test_a_stopped_supervisor_does_not_blame_the_engine(tmp_path: Path) -> None:
+    with logged(tmp_path / "log", "--api-server-count", "2") as (_, client, main):
+        main.suspend()
+        time.sleep(PAUSE_S)
+        main.resume()
+        for _ in range(20):
+            assert client.get("/health").status_code == 200
+            time.sleep(0.1)
+    assert "lost" not in (tmp_path / "log").read_text()
+
+
 @pytest.mark.slow
 def test_a_killed_front_is_replaced_and_the_others_go_on() -> None:
     with serve("--api-server-count", "2") as server, connections(server) as clients:
@@ -138,8 +186,9 @@ def test_a_killed_front_is_replaced_and_the_others_go_on() -> None:
             lost.kill()
             with pytest.raises(httpx.TransportError):
                 list(cut)
+            eventually(lambda: gauge(server, "num_requests_running") <= 1, 2)
             assert list(whole)[-2] == "data: [DONE]", "the other front's stream goes on to its end"
-            eventually(lambda: gauge(server, "num_requests_running") == 0)
+            eventually(lambda: gauge(server, "num_requests_running") == 0, 5)
         eventually(lambda: len(server.fronts) == 2)
         assert kept.is_running()
         for front in server.fronts:

@@ -13,11 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from engine.config import ConfigError
+from server.command import serve as serve_module
 from server.command.listen import bind
 from server.command.settings import load_settings
 from tests.collector import collecting
@@ -195,6 +198,22 @@ def test_a_lost_engine_is_seen_then_ends_the_server(start: Starter) -> None:
     assert process.end() == 1
 
 
+async def test_an_engine_that_is_silent_may_come_back(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve_module, "ENGINE_LOST_S", 0.5)
+    reasons = iter(["silent", None, "silent"])
+    ends = SimpleNamespace(has_ended=False, failure=lambda: next(reasons, "killed"))
+    assert await serve_module.engine_lost(cast(Any, ends)) == "killed"
+    first, back, second = (record.getMessage() for record in caplog.records)
+    assert first == second == "engine lost: silent; ending in 0.5 s, unless it goes on"
+    assert back.startswith("the engine is back after 0.")
+    caplog.clear()
+    ends.has_ended = True
+    assert await serve_module.engine_lost(cast(Any, ends)) == "killed"
+    assert caplog.messages == ["engine lost: killed; ending in 0.5 s"]
+
+
 def test_a_unix_socket(start: Starter, tmp_path: Path) -> None:
     path = tmp_path / "socket"
     process = start("--uds", str(path))
@@ -260,3 +279,12 @@ class TestBind:
         file = str(tmp_path / "pem")
         with pytest.raises(ConfigError, match="--ssl-certfile"):
             bind(load_settings({"ssl_certfile": file, "ssl_keyfile": file}))
+
+
+def test_standard_error_may_be_closed(start: Starter) -> None:
+    """The next file would have its number, and get what is logged."""
+    process = start(shell="exec 2>&-; ")
+    process.wait_ready()
+    assert process.client.get("/health").status_code == 200
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.end() == 0

@@ -125,7 +125,7 @@ class TestSize:
     async def test_a_large_head_is_served(self) -> None:
         async with on_a_port() as site:
             raw = await Raw.open(site)
-            await raw.send(b"GET /version HTTP/1.1\r\nX: " + b"x" * 60_000)
+            await raw.send(b"GET /version HTTP/1.1\r\nHost: t\r\nX: " + b"x" * 60_000)
             await raw.send(b"\r\n\r\n")
             assert (await raw.reply())[0] == 200
 
@@ -243,3 +243,28 @@ class TestMalformed:
             status, reply = await raw.reply()
             assert (status, reply["object"]) == (200, "text_completion")
             assert await raw.ended()
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (b"GET /version\r\n\r\n", "a version"),
+        (b"GET /version\r\nHost: t\r\n\r\n", "a version"),
+        (b"GET /version HTTP/1.1\r\nAccept: */*\r\n\r\n", "a Host header"),
+    ],
+)
+async def test_a_head_without_its_version_or_host(head: bytes, words: str) -> None:
+    async with on_a_port() as site:
+        raw = await Raw.open(site)
+        await raw.send(head)
+        status, reply = await raw.reply()
+        assert status == 400
+        assert words in str(reply["error"])
+        assert await raw.ended()
+
+
+async def test_http_1_0_needs_no_host() -> None:
+    async with on_a_port() as site:
+        raw = await Raw.open(site)
+        await raw.send(b"GET /version HTTP/1.0\r\n\r\n")
+        assert (await raw.reply())[0] == 200
