@@ -138,7 +138,7 @@ class HttpProtocol(HttpToolsProtocol):
         version = self.parser.get_http_version()
         if version == "0.9":
             raise ApiError(400, "the request line must end with a version, such as HTTP/1.1")
-        if version == "1.1" and not any([name == b"host" for name, _ in self.headers]):
+        if version == "1.1" and not any(name == b"host" for name, _ in self.headers):
             raise ApiError(400, "a request has a Host header", code="no_host")
 
     def on_body(self, body: bytes) -> None:
