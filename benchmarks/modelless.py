@@ -63,7 +63,8 @@ class _ScoringStep:
     def wait(self) -> ScoringResult:
         time.sleep(max(self.ends_at - time.perf_counter(), 0.0))
         values = -5 - 10 * np.random.rand(*self.plan.id_lists.shape).astype(np.float32)
-        return ScoringResult(values, np.full(len(values), -0.1, dtype=np.float32))
+        others = np.full(len(values), -0.1, dtype=np.float32)
+        return ScoringResult(values, others, np.zeros(len(values), dtype=np.int32), others)
 
 
 class _Runner:

@@ -178,6 +178,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
         id_lists: int32 [M, J], ids whose logprobs are read, padded with -1. The lists are used in
             turn: the request's p-th read position, branches in order, reads list p % M.
         priority: as `Request.priority`.
+        cache_salt: as `Request.cache_salt`.
     """
 
     handle: int
@@ -188,6 +189,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     id_lists: Int32Array
     branches: Branches | None = None
     priority: int = 0
+    cache_salt: str = ""
 
 
 class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +222,8 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
         num_cached: tokens of the query served from the prefix cache.
         values: float32 [P, J], raw logprobs of the position's ids; undefined at padding.
         others: float32 [P], log of the mass of all other ids.
+        best_ids: int32 [P], the best of all other ids.
+        best: float32 [P], its logprob.
         error: the message of `Finish.ERROR`.
     """
 
@@ -228,6 +232,8 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
     num_cached: int
     values: Float32Array
     others: Float32Array
+    best_ids: Int32Array
+    best: Float32Array
     error: str | None = None
 
 

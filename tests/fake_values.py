@@ -42,7 +42,7 @@ def score(
 
 def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> ItemScores:
     """Logprobs of `value_row` after as many tokens; the query's first 16 are said to be cached."""
-    values, others, p = [], [], 0
+    values, others, best, highest, p = [], [], [], [], 0
     lens = request.item_lens
     if request.branches is not None:
         lens = np.repeat(lens, request.branches.counts) + request.branches.lens
@@ -53,6 +53,9 @@ def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> Item
             ids = request.id_lists[p % len(request.id_lists)]
             values.append(table[ids])
             others.append(np.logaddexp.reduce(np.delete(table, ids[ids >= 0])))
+            table[ids[ids >= 0]] = -np.inf
+            best.append(int(table.argmax()))
+            highest.append(table.max())
             p += 1
     done = finish == Finish.LENGTH
     return ItemScores(
@@ -61,6 +64,8 @@ def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> Item
         num_cached=min(len(request.query_token_ids), 16),
         values=np.array(values if done else [], dtype=np.float32),
         others=np.array(others if done else [], dtype=np.float32),
+        best_ids=np.array(best if done else [], dtype=np.int32),
+        best=np.array(highest if done else [], dtype=np.float32),
         error="the step failed" if finish == Finish.ERROR else None,
     )
 

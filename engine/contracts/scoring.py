@@ -48,10 +48,14 @@ class ScoringResult:
         values: float32 [P, J], logprobs of the ids, NaN where the logits were not usable;
             undefined in the places of `NO_TOKEN`.
         others: float32 [P], log of the mass of all other ids.
+        best_ids: int32 [P], the best of all other ids.
+        best: float32 [P], its logprob.
     """
 
     values: Float32Array
     others: Float32Array
+    best_ids: Int32Array
+    best: Float32Array
 
 
 class ScoringHandle(Protocol):

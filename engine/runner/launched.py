@@ -100,7 +100,7 @@ class LaunchedScoring:
 
     def wait(self) -> ScoringResult:
         arrays = wait_for(self._issued)
-        return ScoringResult(values=arrays["values"], others=arrays["others"])
+        return ScoringResult(**arrays)
 
 
 def _logprob_arrays(arrays: Arrays, prefix: str) -> LogprobArrays:

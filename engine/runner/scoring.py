@@ -47,8 +47,11 @@ def issue_scoring(
     )
     read = forward(token_ids, positions, inputs).final[read_tokens]
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
-    others = torch.empty(len(read), dtype=torch.float32, device=device)
+    others, best = (torch.empty(len(read), dtype=torch.float32, device=device) for _ in range(2))
+    best_ids = torch.empty(len(read), dtype=torch.int32, device=device)
     for chunk in logit_chunks(0, len(read), max(shard.widths)):
         logits = model.logits(read[chunk])
-        values[chunk], others[chunk] = listed_logprobs(logits, id_lists[chunk], shard)
-    return HostCopy({"values": values, "others": others})
+        listed = listed_logprobs(logits, id_lists[chunk], shard)
+        values[chunk], others[chunk] = listed.values, listed.others
+        best_ids[chunk], best[chunk] = listed.best_ids, listed.best
+    return HostCopy({"values": values, "others": others, "best_ids": best_ids, "best": best})

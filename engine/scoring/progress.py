@@ -23,7 +23,8 @@ class ScoringProgress:
         block_size: tokens a block.
         shared_len: tokens of the query's full blocks, which all items share.
         layout: the rows of its items.
-        values, others: the answer, as in `ItemScores`, filled as steps are read back.
+        values, others, best_ids, best: the answer, as in `ItemScores`, filled as steps are read
+            back.
         hashes: hashes of the shared blocks.
         blocks: the shared blocks, once the request is active.
         spare: blocks for the longest stem and row, held as long, so that the request can always go
@@ -46,6 +47,8 @@ class ScoringProgress:
     layout: RowLayout
     values: Float32Array
     others: Float32Array
+    best_ids: Int32Array
+    best: Float32Array
     hashes: list[bytes]
     blocks: list[int] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
@@ -76,7 +79,9 @@ class ScoringProgress:
             layout=layout_of(request, shared_len, block_size),
             values=np.zeros((num_read, request.id_lists.shape[1]), dtype=np.float32),
             others=np.zeros(num_read, dtype=np.float32),
-            hashes=block_hashes(query[:shared_len], block_size),
+            best_ids=np.zeros(num_read, dtype=np.int32),
+            best=np.zeros(num_read, dtype=np.float32),
+            hashes=block_hashes(query[:shared_len], block_size, request.cache_salt),
         )
 
     @property

@@ -178,6 +178,8 @@ class ScoringQueue:
         mine = slice(span.first, span.first + span.count)
         progress.values[mine] = result.values[there, :width]
         progress.others[mine] = result.others[there]
+        progress.best_ids[mine] = result.best_ids[there]
+        progress.best[mine] = result.best[there]
         if not progress.num_read and self._prefix_caching:  # the query was computed clean
             for block, block_hash in zip(progress.blocks, progress.hashes, strict=True):
                 self._pool.register(block, block_hash, drafted=False)
@@ -201,6 +203,8 @@ class ScoringQueue:
             num_cached=progress.num_cached,
             values=progress.values[:num_read],
             others=progress.others[:num_read],
+            best_ids=progress.best_ids[:num_read],
+            best=progress.best[:num_read],
             error=error,
         )
         self._report(progress.frontend, scores)

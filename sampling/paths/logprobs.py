@@ -13,6 +13,8 @@ Letters in shapes: N rows, K top tokens, J explicit ids, T tiles.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -107,10 +109,26 @@ def prompt_logprobs(
     )
 
 
+class ListedLogprobs(NamedTuple):
+    """The logprobs of N rows' listed ids, and of what is not listed.
+
+    Attributes:
+        values: float32 [N, J], those of the ids; undefined at padding.
+        others: float32 [N], that of all other ids together; -inf where nothing is left.
+        best_ids: int32 [N], the first of all other ids in the sampler's order.
+        best: float32 [N], its logprob.
+    """
+
+    values: Tensor
+    others: Tensor
+    best_ids: Tensor
+    best: Tensor
+
+
 def listed_logprobs(
     logits: Tensor, id_lists: Tensor, shard: VocabShard | None = None
-) -> tuple[Tensor, Tensor]:
-    """The logprobs of listed ids, and the logprob of all other ids together.
+) -> ListedLogprobs:
+    """The logprobs of listed ids, of all other ids together, and of the best of these.
 
     The mass of the others is summed without the listed ones, not taken as a difference, so it is
     as exact where next to nothing is left.
@@ -121,8 +139,7 @@ def listed_logprobs(
         shard: which ids the logits are of; None is all of the vocabulary.
 
     Returns:
-        float32 [N, J], undefined at padding, and float32 [N], -inf where nothing is left; NaN in
-        rows that hold NaN, +inf or no finite logit.
+        Values with NaN, and some id, in rows that hold NaN, +inf or no finite logit.
     """
     shard = shard or VocabShard.whole(logits.shape[1])
     ids = torch.where(id_lists < 0, id_lists[:, :1], id_lists).long()
@@ -131,8 +148,10 @@ def listed_logprobs(
     values = _less(_values_of(logits, ids, shard), offsets).masked_fill_(bad[:, None], torch.nan)
     columns, held = shard.columns(ids)
     logits.scatter_reduce_(1, columns, torch.where(held, -torch.inf, torch.inf), "amin")
-    others = _offsets(logits, shard) - offsets
-    return values, others.float().masked_fill_(bad, torch.nan)
+    others = (_offsets(logits, shard) - offsets).float().masked_fill_(bad, torch.nan)
+    best_ids = _top_ids(logits, 1, shard)
+    best = _less(_values_of(logits, best_ids, shard), offsets)[:, 0].masked_fill_(bad, torch.nan)
+    return ListedLogprobs(values, others, best_ids[:, 0].int(), best)
 
 
 def _offsets(logits: Tensor, shard: VocabShard) -> Tensor:

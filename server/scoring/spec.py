@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.arrays import Int32Array, Int64Array
+from engine.arrays import Float32Array, Int32Array, Int64Array
 from engine.request import Branches, ItemScores, ScoringRequest
 from server.endpoints.scoring.schema import IdLists
 from server.scoring.labels import Float64Array, LabelTree
@@ -20,11 +20,15 @@ class LabelLogprobs(NamedTuple):
         items: int64 [n], which items of the request they are, in order.
         labels: float64 [n, L], the logprob of every label.
         others: float64 [n], the logprob of all continuations that begin with no label, together.
+        best_ids: int32 [n], the best first token that begins no label.
+        best: float32 [n], its logprob.
     """
 
     items: Int64Array
     labels: Float64Array
     others: Float64Array
+    best_ids: Int32Array
+    best: Float32Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class ScoringSpec:
         items: N lists of ids, none of them empty.
         trees: the K trees, all of them in use.
         tree_of_item: int64 [N], index of each item's tree.
-        priority: as `ScoringRequest.priority`.
+        priority, cache_salt: as `ScoringRequest` has them.
     """
 
     query: Int32Array
@@ -44,6 +48,7 @@ class ScoringSpec:
     trees: list[LabelTree]
     tree_of_item: Int64Array
     priority: int = 0
+    cache_salt: str = ""
 
     @property
     def longest(self) -> int:
@@ -69,6 +74,7 @@ class ScoringSpec:
             num_read=self._by_item([np.array([n for _, n in t.branches]) for t in self.trees]),
             id_lists=self._id_lists(),
             priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
     def _by_item(self, of_tree: list[np.ndarray]) -> Int32Array:
@@ -97,5 +103,7 @@ class ScoringSpec:
             items = np.flatnonzero(self.tree_of_item == k)
             places = firsts[items, None] + np.arange(len(tree.id_lists))
             labels, others = tree.logprobs(scores.values[places], scores.others[places])
-            found.append(LabelLogprobs(items, labels, others))
+            roots = firsts[items]  # the root is the first node
+            best_ids, best = scores.best_ids[roots], scores.best[roots]
+            found.append(LabelLogprobs(items, labels, others, best_ids, best))
         return found

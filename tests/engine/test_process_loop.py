@@ -230,7 +230,13 @@ def test_the_scores_of_a_request_come_with_statistics(
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
     none = np.zeros((0, 1), dtype=np.float32)
     scores = ItemScores(
-        handle=1, finish=Finish.LENGTH, num_cached=0, values=none, others=none[:, 0]
+        handle=1,
+        finish=Finish.LENGTH,
+        num_cached=0,
+        values=none,
+        others=none[:, 0],
+        best_ids=none[:, 0].astype(np.int32),
+        best=none[:, 0],
     )
     for _ in range(2):
         scored = structs.replace(output(Finish.RUNNING), item_scores=[scores])

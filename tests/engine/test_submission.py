@@ -98,6 +98,8 @@ async def test_item_scores_end_a_submission_without_entries() -> None:
         num_cached=0,
         values=np.zeros((1, 1), dtype=np.float32),
         others=np.zeros(1, dtype=np.float32),
+        best_ids=np.zeros(1, dtype=np.int32),
+        best=np.zeros(1, dtype=np.float32),
     )
     assert deliver_output(output(item_scores=[scores]), {4: submission}) == [4]
     assert submission.finished

@@ -283,12 +283,12 @@ def test_listed_logprobs_are_those_of_one_rank() -> None:
     x[3, 7] = torch.nan
     lists = torch.tensor([[0, VOCAB - 1, TILE], [4, -1, -1], [2 * TILE, 3, -1], [1, 2, 3]])
 
-    def score(exchange: RankExchange) -> tuple[Tensor, Tensor]:
+    def score(exchange: RankExchange) -> tuple[Tensor, ...]:
         shard = sharded(VOCAB, exchange)
-        values, others = listed_logprobs(own(x, shard), lists, shard)
-        return values.masked_fill(lists < 0, 0.0), others
+        values, others, best_ids, best = listed_logprobs(own(x, shard), lists, shard)
+        return values.masked_fill(lists < 0, 0.0), others, best_ids[:3], best
 
-    values, others = assert_alike(score)
+    values, others, _, _ = assert_alike(score)
     listed = values[0].exp().sum() + others[0].exp()
     assert math.isclose(float(listed), 1.0, abs_tol=1e-6)
     assert values[3].isnan().all()

@@ -165,4 +165,4 @@ def test_prompts_and_scores_tell_no_logits() -> None:
         return listed_logprobs(own(x, shard), torch.arange(14).view(7, 2), shard)
 
     assert sent(prompts) <= 7 * (2 * tiles + 16 * num_top + 64)
-    assert sent(scores) <= 7 * (2 * tiles + 64)
+    assert sent(scores) <= 7 * (2 * tiles + 16 + 64)

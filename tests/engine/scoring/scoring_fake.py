@@ -64,7 +64,8 @@ class ScoringFake(PagedFake):
                           strict=True)], dtype=np.float32).reshape(plan.id_lists.shape)  # fmt: skip
         others = np.array([value(int(c), -7) for c in read], dtype=np.float32)
         others[read == self.bad_context] = np.nan
-        return Handle(ScoringResult(values, others))
+        best_ids = (read % VOCAB).astype(np.int32)
+        return Handle(ScoringResult(values, others, best_ids, others - 1))
 
     def _check_keys(self, plan: ScoringPlan) -> None:
         """What rows attend to once all have stored their keys, as in a layer of a model."""

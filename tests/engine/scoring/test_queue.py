@@ -55,6 +55,7 @@ def test_random_traffic_equals_whole_sequences(
         answer = inbox.ended[each.handle]
         assert answer.finish == Finish.LENGTH
         np.testing.assert_array_equal(answer.values, wanted(each))
+        np.testing.assert_array_equal(answer.best, answer.others - 1)
     assert max(len(plan.token_ids) for plan in runner.plans) <= budget
 
 
@@ -147,6 +148,16 @@ def test_a_known_query_is_not_computed_again() -> None:
     assert stats.prompt_tokens_computed == 22 + 2 * 5
     assert [len(plan.token_ids) for plan in runner.plans] == [5, 5]
     np.testing.assert_array_equal(inbox.ended[2].values, wanted(second))
+
+
+def test_queries_of_other_salts_share_no_blocks() -> None:
+    engine, _ = make_engine()
+    inbox = Scores()
+    for handle, salt in enumerate(["a", "b", "a", ""]):
+        asked = scoring(handle, list(range(1, 9)), [[9]])
+        engine.score(FRONTEND, structs.replace(asked, cache_salt=salt))
+        inbox.run(engine)
+    assert [inbox.ended[handle].num_cached for handle in range(4)] == [0, 0, 8, 0]
 
 
 def test_a_query_is_reusable_only_after_it_was_read_back_clean() -> None:

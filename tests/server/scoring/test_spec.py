@@ -42,6 +42,10 @@ def _check(asked: ScoringSpec) -> None:
             np.testing.assert_allclose(labels, want, rtol=0, atol=1e-5)  # float32 of about -10
             assert abs(np.exp(labels).sum() + np.exp(others) - 1) < 1e-5
             seen.append(int(item))
+        for item, best_id in zip(found.items, found.best_ids, strict=True):
+            row = value_row(len(QUERY) + int(asked.items.lens[item]))
+            row[[label[0] for label in LABELS[k]]] = -np.inf
+            assert best_id == row.argmax()
     assert sorted(seen) == list(range(len(asked.items.lens)))
 
 

@@ -19,7 +19,7 @@ TEXT = ["the cat\n\nQuestion: is it\nA: yes\n \n\tQ\nQQ the the\n\nQuestion", "a
 GPT2 = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 
 
-def _trained(pre_tokenizer: object) -> Tokenizer:
+def _trained(pre_tokenizer: pre_tokenizers.PreTokenizer) -> Tokenizer:
     """A byte-pair tokenizer whose merges may cross line breaks where nothing splits them."""
     backend = Backend(models.BPE(unk_token=None))
     backend.pre_tokenizer = pre_tokenizer
@@ -91,9 +91,9 @@ def test_what_texts_share_is_tokenized_once(kind: str, monkeypatch: pytest.Monke
     seen: list[int] = []
     encode = tokenizer.encode
 
-    def noted(text: str, **options: bool) -> list[int]:
+    def noted(text: str, *, add_special_tokens: bool) -> list[int]:
         seen.append(len(text))
-        return encode(text, **options)
+        return encode(text, add_special_tokens=add_special_tokens)
 
     monkeypatch.setattr(tokenizer, "encode", noted)
     prefixes.encode(texts)

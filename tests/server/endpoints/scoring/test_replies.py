@@ -45,6 +45,8 @@ def scores(p: np.ndarray) -> ItemScores:
         num_cached=3,
         values=values.astype(np.float32),
         others=others.astype(np.float32),
+        best_ids=np.zeros(len(others), dtype=np.int32),
+        best=others.astype(np.float32),
     )
 
 
