@@ -1,0 +1,90 @@
+"""Kernels of stateful layers compile for a Hopper GPU, at the sizes of models that people run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.recurrent.chunked import recurrence_chunked
+from engine.kernels.recurrent.convolution import (
+    Convolution,
+    causal_convolution_triton,
+    ring_length,
+)
+from engine.kernels.recurrent.gated_norm import GatedNorm, gated_norm_triton
+from engine.kernels.recurrent.matrices import (
+    Drafted,
+    Matrices,
+    Rule,
+    TokenInputs,
+    drafted_length,
+)
+from engine.kernels.recurrent.rows import Extent
+from engine.kernels.recurrent.serial import recurrence_serial
+from tests.engine.kernels.recurrent.calls import Part, state_rows
+from tests.no_gpu.compiler import compiled_only, needs_compiler
+
+pytestmark = needs_compiler
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "k", "v", "delta", "by_channel"),
+    [
+        pytest.param(48, 16, 128, 128, True, False, id="qwen3.6-27b"),
+        pytest.param(30, 30, 96, 192, True, False, id="olmo-hybrid-7b"),
+        pytest.param(64, 8, 128, 64, False, False, id="nemotron-nano"),
+        pytest.param(32, 32, 128, 128, True, True, id="kimi-linear"),
+    ],
+)
+def test_recurrences(
+    heads: int, key_heads: int, k: int, v: int, delta: bool, by_channel: bool
+) -> None:
+    num_tokens, length = 4, drafted_length(3)
+    channels = (k,) if by_channel else ()
+    mixed = torch.zeros(num_tokens, 2 * key_heads * k + heads * v, dtype=BF16)
+    q, keys, values = torch.split(mixed, [key_heads * k, key_heads * k, heads * v], dim=1)
+    inputs = TokenInputs(
+        q.view(num_tokens, key_heads, k),
+        keys.view(num_tokens, key_heads, k),
+        values.view(num_tokens, heads, v),
+        torch.zeros(num_tokens, heads, *channels),
+        torch.zeros(num_tokens, heads),
+    )
+    memory = Matrices(
+        torch.zeros(2, heads, v, k),
+        Drafted(
+            torch.zeros(2, length, key_heads, k, dtype=BF16),
+            torch.zeros(2, length, heads, v, dtype=BF16),
+            torch.zeros(2, length, heads, *channels),
+            torch.zeros(2, length, heads),
+        ),
+    )
+    rows = state_rows([Part(0, 0, num_tokens, 1)])
+    skip = None if delta else torch.zeros(heads)
+    rule = Rule(delta, 1.0)
+    with compiled_only() as compiled:
+        recurrence_serial(inputs, rule, memory, rows, Extent(num_tokens, 1), skip)
+        if not by_channel:
+            recurrence_chunked(inputs, rule, memory, rows, Extent(num_tokens), skip)
+    assert len(compiled.names) == 2 - by_channel
+
+
+def test_convolutions_and_norms() -> None:
+    with compiled_only() as compiled:
+        for num_tokens, width, bias, silu in [(4, 4, False, True), (40, 3, True, False)]:
+            causal_convolution_triton(
+                torch.zeros(num_tokens, 300, dtype=BF16),
+                Convolution(
+                    torch.zeros(300, width, dtype=BF16),
+                    torch.zeros(300, dtype=BF16) if bias else None,
+                    silu,
+                ),
+                torch.zeros(2, ring_length(width, 3), 300, dtype=BF16),
+                state_rows([Part(0, 0, num_tokens, 1)]),
+                Extent(num_tokens),
+            )
+        for groups, width in [(48, 128), (8, 1024)]:
+            x = torch.zeros(3, groups, width, dtype=BF16)
+            gated_norm_triton(GatedNorm(torch.zeros(width, dtype=BF16), 1e-6), x, x)
+    assert compiled.names == {"_convolution_kernel", "_enter_kernel", "_gated_norm_kernel"}

@@ -1,0 +1,170 @@
+"""Short convolutions against their reference: the twin, and the kernel."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.kernels.recurrent import reference
+from engine.kernels.recurrent.convolution import (
+    Convolution,
+    causal_convolution_torch,
+    causal_convolution_triton,
+    ring_length,
+)
+from tests.engine.kernels.recurrent.calls import (
+    MAX_DRAFTS,
+    Compute,
+    Part,
+    extent_of,
+    state_rows,
+)
+from tests.engine.kernels.where import DEVICES
+
+WAYS = [
+    pytest.param(causal_convolution_torch, "cpu", id="twin"),
+    *(pytest.param(causal_convolution_triton, *each.values, marks=each.marks) for each in DEVICES),
+]
+CHANNELS = 11
+
+
+class Inputs:
+    """Texts, the outputs of each as a whole, and a ring that holds no number before it is used."""
+
+    def __init__(
+        self,
+        lens: list[int],
+        width: int = 4,
+        bias: bool = False,
+        silu: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        self.device = device
+        self.texts = [torch.randn(n, CHANNELS).to(dtype) for n in lens]
+        weight = torch.randn(CHANNELS, width).to(dtype)
+        offset = torch.randn(CHANNELS).to(dtype) if bias else None
+        self.kernel = Convolution(
+            weight.to(device), None if offset is None else offset.to(device), silu
+        )
+        outs = [reference.causal_convolution(text, weight, offset) for text in self.texts]
+        self.wanted = [F.silu(out) if silu else out for out in outs]
+        shape = (8, ring_length(width, MAX_DRAFTS), CHANNELS)
+        self.ring = torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+    def compute(
+        self, compute: Compute, parts: list[Part], standing: int | None = None
+    ) -> list[torch.Tensor]:
+        pieces = [self.texts[part.text][part.begin : part.end] for part in parts]
+        rows, extent = state_rows(parts, self.device), extent_of(parts, standing)
+        # Beside other columns, as a product's.
+        wide = torch.cat([torch.cat(pieces), torch.zeros(sum(map(len, pieces)), 3)], dim=1)
+        x = wide.to(self.device, self.ring.dtype)[:, :CHANNELS]
+        out = compute(x, self.kernel, self.ring, rows, extent)
+        return list(torch.split(out.cpu(), [len(piece) for piece in pieces]))
+
+    def check(self, out: torch.Tensor, text: int, begin: int) -> None:
+        """Compare the outputs of tokens from `begin` on.
+
+        W products, summed, and a silu whose slope is at most 1.1: 2 W roundings of a sum of
+        magnitudes of at most W * 16, and one of the output's dtype.
+        """
+        wanted = self.wanted[text][begin : begin + len(out)]
+        width = self.kernel.weight.shape[1]
+        atol = 2 * width * width * 16 * torch.finfo(torch.float32).eps
+        rtol = torch.finfo(out.dtype).eps
+        torch.testing.assert_close(out.double(), wanted, atol=atol, rtol=rtol)
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+@pytest.mark.parametrize("width", [2, 3, 4, 7])
+@pytest.mark.parametrize(("bias", "silu"), [(True, True), (False, True), (False, False)])
+def test_rows_of_different_lengths(
+    width: int, bias: bool, silu: bool, compute: Compute, device: str
+) -> None:
+    inputs = Inputs([1, 40, 6], width, bias, silu, device=device)
+    parts = [Part(1, 0, 40, 2), Part(0, 0, 1, 1), Part(2, 0, 6, 3)]
+    for part, out in zip(parts, inputs.compute(compute, parts), strict=True):
+        inputs.check(out, part.text, 0)
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+def test_bfloat16_is_rounded_once(compute: Compute, device: str) -> None:
+    inputs = Inputs([9], bias=True, dtype=torch.bfloat16, device=device)
+    (out,) = inputs.compute(compute, [Part(0, 0, 9, 1)])
+    inputs.check(out, 0, 0)
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+@pytest.mark.parametrize("width", [2, 4, 7])
+def test_any_cut_has_the_bits_of_the_whole(width: int, compute: Compute, device: str) -> None:
+    inputs = Inputs([38], width, silu=False, device=device)  # torch's silu has bits by length
+    (whole,) = inputs.compute(compute, [Part(0, 0, 38, 1)])
+    for cuts in [(1, 2), (3, 20), (width - 1, 37), (33, 34)]:
+        bounds = [0, *cuts, 38]
+        outs = [
+            inputs.compute(compute, [Part(0, begin, end, 2)])[0] for begin, end in pairwise(bounds)
+        ]
+        assert torch.equal(torch.cat(outs), whole)
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+@pytest.mark.parametrize("accepted", [(0, 0, 0), (3, 3, 3), (1, 0, 3)])
+def test_refused_drafts_leave_no_trace(
+    accepted: tuple[int, ...], compute: Compute, device: str
+) -> None:
+    inputs = Inputs([20], device=device)
+    true = inputs.texts[0].clone()
+    inputs.compute(compute, [Part(0, 0, 2, 1)])
+    position, replays = 2, 0
+    for count in accepted:
+        end = position + 1 + MAX_DRAFTS
+        inputs.texts[0][position + 1 + count : end] = torch.randn(MAX_DRAFTS - count, CHANNELS)
+        part = Part(0, position, end, 1, replays=replays)
+        (out,) = inputs.compute(compute, [part], standing=1)
+        inputs.check(out[: 1 + count], 0, position)
+        inputs.texts[0].copy_(true)
+        position, replays = position + 1 + count, count
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+@pytest.mark.parametrize("begin", [0, 14])
+def test_rows_continue_from_snapshots(begin: int, compute: Compute, device: str) -> None:
+    """Of a boundary anywhere in the call, its first tokens among them."""
+    inputs = Inputs([40, 40], device=device)
+    inputs.texts[1], inputs.wanted[1] = inputs.texts[0], inputs.wanted[0]
+    if begin:
+        inputs.compute(compute, [Part(0, 0, begin, 1)])
+    ends = [(16, 4), (32, 5), (38, 6)]
+    inputs.compute(compute, [Part(0, begin, 38, 1, snapshots=ends)])
+    kept = inputs.ring[4].clone()
+    parts = [Part(0, 16, 40, 2, source=4), Part(1, 32, 36, 3, source=5), Part(0, 38, 40, 1, 6)]
+    for part, out in zip(parts, inputs.compute(compute, parts), strict=True):
+        inputs.check(out, part.text, part.begin)
+    (out,) = inputs.compute(compute, [Part(1, 36, 40, 3)])
+    inputs.check(out, 1, 36)
+    assert torch.equal(inputs.ring[4].nan_to_num(), kept.nan_to_num())
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+@pytest.mark.parametrize("boundary", [3, 4, 5])
+def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) -> None:
+    inputs = Inputs([12], device=device)
+    ends = [(boundary, 4)]
+    inputs.compute(compute, [Part(0, 0, 2, 1)])
+    inputs.compute(compute, [Part(0, 2, 6, 1, snapshots=ends)], standing=1)
+    if boundary > 3:
+        assert inputs.ring[4].isnan().all()
+    inputs.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], standing=1)
+    (out,) = inputs.compute(compute, [Part(0, boundary, 12, 2, source=4)])
+    inputs.check(out, 0, boundary)
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+def test_the_null_slot_is_skipped(compute: Compute, device: str) -> None:
+    inputs = Inputs([4, 4], device=device)
+    inputs.compute(compute, [Part(0, 0, 4, 0), Part(1, 0, 4, 3)])
+    assert inputs.ring[0].isnan().all()

@@ -1,0 +1,174 @@
+"""The recurrence against its reference: the twin, and both kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.recurrent.chunked import recurrence_chunked
+from engine.kernels.recurrent.matrices import CHUNK
+from engine.kernels.recurrent.recurrence import recurrence_torch
+from engine.kernels.recurrent.serial import recurrence_serial
+from tests.engine.kernels.recurrent.calls import (
+    BY_CHANNEL,
+    DELTA,
+    MAX_DRAFTS,
+    SPACE,
+    Compute,
+    Part,
+    Texts,
+)
+from tests.engine.kernels.where import DEVICES
+
+PREFILLS = [
+    pytest.param(recurrence_torch, "cpu", id="twin"),
+    *(pytest.param(recurrence_serial, *each.values, marks=each.marks) for each in DEVICES),
+    *(pytest.param(recurrence_chunked, *each.values, marks=each.marks) for each in DEVICES),
+]
+DECODES = PREFILLS[: 1 + len(DEVICES)]
+KINDS = [DELTA, BY_CHANNEL, SPACE]
+
+
+def skip_unless_served(compute: Compute, kind: str) -> None:
+    if compute is recurrence_chunked and kind == BY_CHANNEL:
+        pytest.skip("decays by channel are computed token by token")
+
+
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", [(4, 2, 12, 10), (3, 3, 16, 33)])
+def test_whole_texts(
+    kind: str, sizes: tuple[int, int, int, int], compute: Compute, device: str
+) -> None:
+    skip_unless_served(compute, kind)
+    heads, key_heads, k, v = sizes
+    lens = [1, 2 * CHUNK + 3, CHUNK, 5]
+    texts = Texts(kind, lens, heads, key_heads, k, v, device=device)
+    parts = [Part(text, 0, n, slot=text + 1) for text, n in enumerate(lens)]
+    for text, out in enumerate(texts.compute(compute, parts)):
+        torch.testing.assert_close(out.double(), texts.wanted[text], **texts.tolerance(text))
+        texts.check_state(text + 1, text, lens[text])
+
+
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+def test_inputs_of_bfloat16_are_computed_in_float32(compute: Compute, device: str) -> None:
+    texts = Texts(DELTA, [CHUNK + 4], dtype=torch.bfloat16, device=device)
+    (out,) = texts.compute(compute, [Part(0, 0, CHUNK + 4, slot=1)])
+    torch.testing.assert_close(out.double(), texts.wanted[0], **texts.tolerance(0))
+    texts.check_state(1, 0, CHUNK + 4)
+
+
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+@pytest.mark.parametrize("kind", [DELTA, SPACE])
+@pytest.mark.parametrize("cut", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
+def test_any_cut_is_the_whole(kind: str, cut: int, compute: Compute, device: str) -> None:
+    total = 2 * CHUNK + 7
+    texts = Texts(kind, [total], device=device)
+    (whole,) = texts.compute(compute, [Part(0, 0, total, slot=1)])
+    (first,) = texts.compute(compute, [Part(0, 0, cut, slot=2)])
+    (second,) = texts.compute(compute, [Part(0, cut, total, slot=2)])
+    got = torch.cat([first, second])
+    torch.testing.assert_close(got.double(), texts.wanted[0], **texts.tolerance(0))
+    if cut % CHUNK == 0:  # the same chunks, so the same bits
+        assert torch.equal(got, whole)
+        assert torch.equal(texts.memory.matrix[1], texts.memory.matrix[2])
+
+
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+def test_bits_do_not_depend_on_the_rows_beside(compute: Compute, device: str) -> None:
+    lens = [CHUNK + 2, 3, 2 * CHUNK]
+    texts = Texts(DELTA, lens, device=device)
+    together = [Part(text, 0, lens[text], slot=text + 1) for text in (2, 0, 1)]
+    outs = dict(zip((2, 0, 1), texts.compute(compute, together), strict=True))
+    for text, n in enumerate(lens):
+        (alone,) = texts.compute(compute, [Part(text, 0, n, slot=7)])
+        assert torch.equal(alone, outs[text])
+        assert torch.equal(texts.memory.matrix[7], texts.memory.matrix[text + 1])
+
+
+@pytest.mark.parametrize(("compute", "device"), DECODES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("accepted", [(0, 0, 0), (3, 3, 3), (1, 0, 3), (2, 3, 0)])
+def test_refused_drafts_leave_no_trace(
+    kind: str, accepted: tuple[int, ...], compute: Compute, device: str
+) -> None:
+    """Each step computes one token that stands and three drafts; the next begins after those
+    accepted. Beside it a row has no drafts that are accepted."""
+    total = 4 * (1 + MAX_DRAFTS)
+    texts = Texts(kind, [total + 2, total + 2], device=device)
+    true = [tuple(each.clone() for each in text) for text in texts.inputs]
+    texts.compute(compute, [Part(0, 0, 2, slot=1), Part(1, 0, 2, slot=2)])
+    positions, replays = [2, 2], [0, 0]
+    for count in accepted:
+        taken = [count, 0]
+        parts = []
+        for text in range(2):
+            at = positions[text]
+            texts.refuse(text, at + 1 + taken[text], at + 1 + MAX_DRAFTS)
+            parts.append(Part(text, at, at + 1 + MAX_DRAFTS, text + 1, replays=replays[text]))
+        outs = texts.compute(compute, parts, standing=1)
+        for text in range(2):
+            at, stands = positions[text], 1 + taken[text]
+            torch.testing.assert_close(
+                outs[text][:stands].double(),
+                texts.wanted[text][at : at + stands],
+                **texts.tolerance(text),
+            )
+            texts.check_state(text + 1, text, at + 1)
+            for each, kept in zip(texts.inputs[text], true[text], strict=True):
+                each.copy_(kept)
+            positions[text], replays[text] = at + stands, taken[text]
+    # A step that brings one token enters what the last one left.
+    parts = [Part(i, positions[i], positions[i] + 1, i + 1, replays=replays[i]) for i in range(2)]
+    texts.compute(compute, parts, standing=1)
+    for text in range(2):
+        texts.check_state(text + 1, text, positions[text] + 1)
+
+
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+@pytest.mark.parametrize("kind", [DELTA, SPACE])
+def test_snapshots_of_a_prompt(kind: str, compute: Compute, device: str) -> None:
+    """Copies at block boundaries are those of the whole, and rows continue from them; the
+    snapshot stays as it is."""
+    total = 3 * CHUNK + 5
+    texts = Texts(kind, [total], device=device)
+    ends = [(CHUNK, 4), (3 * CHUNK, 5), (total, 6)]
+    texts.compute(compute, [Part(0, 0, total, slot=1, snapshots=ends)])
+    for end, slot in ends:
+        texts.check_state(slot, 0, end)
+    before = texts.memory.matrix[4].clone()
+    parts = [Part(0, CHUNK, total, 2, source=4), Part(0, 3 * CHUNK, total, 3, source=5)]
+    outs = texts.compute(compute, parts)
+    for part, out in zip(parts, outs, strict=True):
+        torch.testing.assert_close(
+            out.double(), texts.wanted[0][part.begin :], **texts.tolerance(0)
+        )
+        texts.check_state(part.slot, 0, total)
+    assert torch.equal(texts.memory.matrix[4], before)
+
+
+@pytest.mark.parametrize(("compute", "device"), DECODES)
+@pytest.mark.parametrize("boundary", [3, 4, 5])
+def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) -> None:
+    """A boundary is copied by the step that enters the token before it: the one that accepts it
+    where it was a draft, never the one that may refuse it."""
+    texts = Texts(DELTA, [12], device=device)
+    ends = [(boundary, 4)]
+    texts.compute(compute, [Part(0, 0, 2, slot=1)])
+    untouched = texts.memory.matrix[4].clone()
+    texts.compute(compute, [Part(0, 2, 6, 1, snapshots=ends)], standing=1)
+    if boundary > 3:
+        assert torch.equal(texts.memory.matrix[4], untouched)
+    texts.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], standing=1)
+    texts.check_state(4, 0, boundary)
+
+
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+def test_the_null_slot_is_skipped(compute: Compute, device: str) -> None:
+    texts = Texts(DELTA, [4, 4], device=device)
+    before = [each.clone() for each in (texts.memory.matrix, *texts.memory.drafted)]
+    outs = texts.compute(compute, [Part(0, 0, 4, slot=0), Part(1, 0, 4, slot=3)])
+    torch.testing.assert_close(outs[1].double(), texts.wanted[1], **texts.tolerance(1))
+    before[0][3] = texts.memory.matrix[3]
+    after = (texts.memory.matrix, *texts.memory.drafted)
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
