@@ -1,4 +1,4 @@
-"""The command `tailrace`: serve, deploy, verify the sampler, warm up kernels, bench a server."""
+"""The command `tailrace`: serve, deploy, verify, audit, warm up kernels, bench."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from engine.config import ConfigError, EngineConfig
+from server.audit.command import add_audit, run_audit
 from server.command.bench_flags import add_bench
 from server.command.configure import engine_config
 from server.command.deploy import add_deploy, deploy, fleet_options
@@ -37,7 +38,10 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 def _config(given: dict[str, Any]) -> EngineConfig:
     """The engine's configuration of flags that were given, whose models are there."""
-    settings = _settings(given)
+    return _checked(_settings(given))
+
+
+def _checked(settings: Settings) -> EngineConfig:
     config = engine_config(settings)
     check_models(config, settings.tokenizer)
     return config
@@ -99,6 +103,13 @@ def _warmup(given: dict[str, Any]) -> int:
     return 0
 
 
+def _audit(given: dict[str, Any]) -> int:
+    """Derive the tokens of replies again; 1 if one was not drawn, 3 if one could not be audited."""
+    own = {name: given.pop(name) for name in ("file", "base_url", "logit_noise", "json")}
+    settings = _settings(given)
+    return run_audit(own, settings, _checked(settings))
+
+
 def _bench(given: dict[str, Any]) -> int:
     """Load a server that runs, or compare two results; 1 where a request failed."""
     from server.command.bench import run_bench  # needed for nothing else
@@ -112,6 +123,7 @@ COMMANDS: dict[str, Command] = {
     "serve": ("Serve a model over HTTP.", add_settings, _serve),
     "deploy": ("Serve a model by several engines, on Ray Serve.", add_deploy, _deploy),
     "verify": ("Test every sampling path and a model's logits here.", _add_verify, _verify),
+    "audit": ("Derive the tokens of replies again from their seeds.", add_audit, _audit),
     "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
     "bench": ("Measure any OpenAI-compatible server.", add_bench, _bench),
 }

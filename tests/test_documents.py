@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from server.audit.command import add_audit
 from server.command.bench_flags import add_bench
 from server.command.deploy import add_deploy
 from server.command.settings import Settings, flag_of
@@ -108,7 +109,7 @@ def test_flags_are_there(page: Path) -> None:
 
 def flags_of_commands() -> set[str]:
     found = set()
-    for add in (add_bench, add_deploy):
+    for add in (add_audit, add_bench, add_deploy):
         parser = argparse.ArgumentParser()
         add(parser)
         found |= set(re.findall(r"--[a-z-]+", parser.format_help()))

@@ -39,14 +39,15 @@ ROOMS = {
         *("kernels", "parallel", "attention", "models.weights", "models.formats"),
         *("models.layers", "models.families", "models.fallback"),
         *("models", "speculation", "runner", "scoring", "planning", "structured", "engine"),
-        *("startup", "frontends", "process", "parent", "client"),
+        *("startup", "audit", "frontends", "process", "parent", "client"),
     ),
     "server": (
         *("schema", "text", "http", "fleet", "structured"),
         *("endpoints.completions.prompt_field", "endpoints.completions.schema"),
         *("endpoints.chat.schema", "endpoints.scoring.schema"),
         *("generation", "conversation.parsing", "conversation", "scoring"),
-        *("self_test", "context", "endpoints", "app", "bench", "command"),
+        *("self_test", "context", "endpoints", "app", "bench", "remote"),
+        *("command", "audit"),
         *("fleet.ray_serve", "command.deploy", "cli"),
     ),
 }
@@ -66,6 +67,7 @@ NO_TORCH = [
     ),
     *("engine/frontends.py", "engine/parent.py"),
     "engine/contracts/scoring.py",
+    "engine/audit/drawn.py",
     *(
         "engine/contracts/shared_blocks.py",
         "engine/engine.py",

@@ -6,6 +6,20 @@ from tests.mutants.mutant import Mutant
 
 ENGINE = (
     Mutant(
+        "an-audit-takes-only-one-side-s-errors-into-account",
+        "engine/audit/redraw.py",
+        "gain = math.exp(2 * slack)",
+        "gain = math.exp(slack)",
+        ("tests/engine/audit/test_redraw.py",),
+    ),
+    Mutant(
+        "an-audit-takes-the-mass-above-a-token-for-certain",
+        "engine/audit/distribution.py",
+        'scaled + 2 * slack, "right"',
+        'scaled, "right"',
+        ("tests/engine/audit/test_redraw.py",),
+    ),
+    Mutant(
         "drafts-of-a-row-s-earlier-choice-are-verified",
         "engine/batch.py",
         "        if plan.undrafted:\n",

@@ -6,6 +6,13 @@ from tests.mutants.mutant import Mutant
 
 SERVER = (
     Mutant(
+        "an-audit-numbers-choices-over-all-prompts",
+        "server/audit/records.py",
+        '"choice": index % n',
+        '"choice": index',
+        ("tests/server/audit/test_records.py::test_choices_are_numbered_within_their_prompt",),
+    ),
+    Mutant(
         "a-broken-run-of-bytes-spoils-later-ones",
         "server/text/detokenize.py",
         'self._run, self._spoilt = b"", False',

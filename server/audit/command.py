@@ -1,0 +1,109 @@
+"""`tailrace audit`: from flags to a table or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from engine.audit.drawn import LogitSource
+from engine.config import EngineConfig
+from server.audit.records import Served, read_choices
+from server.audit.report import conclusion, document, header, line, status
+from server.audit.server_logits import ServerLogits
+from server.audit.verdict import Finding, allowed_noise, judge
+from server.command.configure import server_config
+from server.command.parser import add_settings
+from server.command.settings import Settings
+from server.remote import Remote
+
+
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `audit`: the file, where logits come from, and those of the model."""
+    parser.usage = "tailrace audit FILE [MODEL] [FLAGS]"
+    words = 'Requests and their replies, a JSON object with "request" and "response" a line.'
+    parser.add_argument("file", type=Path, metavar="FILE", help=words)
+    words = "Ask this server for logits, which needs --max-logprobs -1; else the model is loaded."
+    parser.add_argument("--base-url", metavar="URL", help=words)
+    words = (
+        "Largest error of a logit that may explain a token, in nats; by default that of the dtype."
+    )
+    parser.add_argument("--logit-noise", type=_noise, metavar="NATS", help=words)
+    words = "Print the report as JSON."
+    parser.add_argument("--json", action="store_true", help=words)
+    add_settings(parser)
+
+
+def _noise(word: str) -> float:
+    value = float(word)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {word}")
+    return value
+
+
+def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -> int:
+    """Derive every token of a file again; returns the exit status of `report.status`."""
+    choices = list(read_choices(given["file"], _served(settings, config)))
+    source, where = _source(given["base_url"], settings, config)
+    noise = allowed_noise(given["logit_noise"], source.dtype)
+    as_json = given["json"]
+    if not as_json:
+        print(f"tailrace audit: {where}, {source.dtype}, logits off by up to {noise:g} nats")
+        print(header(), flush=True)
+    from engine.audit.redraw import redraw  # imports torch
+
+    verdicts = []
+    for choice in choices:
+        if choice.refusal is not None:
+            verdict = Finding(line=choice.line, index=choice.index, refusal=choice.refusal)
+        else:
+            verdict = judge(choice, redraw(choice, source), noise)
+        verdicts.append(verdict)
+        if not as_json:
+            print(line(verdict), flush=True)
+    if as_json:
+        sys.stdout.write(orjson.dumps(document(verdicts, where, noise)).decode() + "\n")
+    else:
+        print(conclusion(verdicts, where, noise))
+    return status(verdicts)
+
+
+def _served(settings: Settings, config: EngineConfig) -> Served:
+    """What the flags say of the server, as for `tailrace serve`."""
+    from engine.models.loader import eos_token_ids  # imports torch
+
+    http = server_config(settings, config)
+    defaults = {
+        name: getattr(http.defaults, name)
+        for name in http.defaults.__struct_fields__
+        if name != "max_tokens"
+    }
+
+    def words(bad_words: list[str]) -> Any:
+        from server.generation.params import bad_words as ids_of
+        from server.text.tokenizer import load_tokenizer
+
+        own = settings.tokenizer or config.model.model
+        tokenizer = load_tokenizer(own, trust_remote_code=settings.trust_remote_code)
+        return ids_of(bad_words, tokenizer)
+
+    speculation = config.speculation
+    method = None if speculation is None else speculation.rejection_sample_method
+    return Served(defaults, eos_token_ids(config.model), words, method)
+
+
+def _source(
+    base_url: str | None, settings: Settings, config: EngineConfig
+) -> tuple[LogitSource, str]:
+    """Where logits come from, and its name."""
+    if base_url is not None:
+        key = settings.api_key[0] if settings.api_key else os.environ.get("OPENAI_API_KEY") or None
+        remote = Remote(base_url, key=key)
+        return ServerLogits(remote, None), remote.url
+    from engine.audit.engine_logits import EngineLogits  # imports torch
+
+    return EngineLogits(config), config.model.model

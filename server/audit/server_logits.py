@@ -1,0 +1,79 @@
+"""Logits of given tokens by a server that is asked over HTTP."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.arrays import Float32Array
+from engine.audit.drawn import spread
+from engine.errors import ConfigError
+from server.remote import Remote
+
+MOST_VALUES = 2**21
+"""Logits asked for at a time: a reply of 22 MiB."""
+
+
+class ServerLogits:
+    """A server of this project, asked for all logits of a text's positions.
+
+    Args:
+        remote: the server; raises `ConfigError` where it does not say its vocabulary.
+        model: one of its names; None is its first.
+    """
+
+    def __init__(self, remote: Remote, model: str | None) -> None:
+        info = remote.get("/server_info").json()
+        if not isinstance(info, dict) or "vocab_size" not in info:
+            raise ConfigError(
+                f"{remote.url}/server_info does not say its vocab_size; see --base-url"
+            )
+        self.vocab_size: int = info["vocab_size"]
+        self.dtype: str = info.get("dtype", "")
+        self._remote, self._model = remote, model
+
+    def logits(self, token_ids: list[int], start: int) -> Iterator[Float32Array]:
+        """Yield them as `engine.audit.drawn.LogitSource` says."""
+        size = max(1, MOST_VALUES // self.vocab_size)
+        for first in range(start, len(token_ids), size):
+            yield from self._some(token_ids, first, min(first + size, len(token_ids)))
+
+    def _some(self, token_ids: list[int], start: int, end: int) -> Iterator[Float32Array]:
+        """Those of positions start .. end - 1: the last one's as those of a token to be drawn."""
+        body: dict[str, Any] = {
+            "prompt": token_ids[: end - 1],
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": self.vocab_size,
+            "logprobs_mode": "raw_logits",
+            "logprobs_format": "packed",
+        }
+        if self._model is not None:
+            body["model"] = self._model
+        if end - start > 1:
+            body |= {"prompt_logprobs": self.vocab_size, "prompt_logprob_start": start}
+        reply = self._remote.post("/v1/completions", body)
+        content = reply.json()
+        if reply.status != 200 or not isinstance(content, dict):
+            raise ConfigError(f"{self._remote.url} answers {reply.status}: {_message(content)}")
+        choice = content["choices"][0]
+        for part in (choice.get("prompt_logprobs"), choice["logprobs"]):
+            if part is not None:
+                ids, values = _array(part["top_token_ids"]), _array(part["top_logprobs"])
+                yield from spread(ids, values, self.vocab_size)
+
+
+def _message(content: Any) -> str:
+    error = content.get("error") if isinstance(content, dict) else None
+    message = str(error.get("message")) if isinstance(error, dict) else "no reason given"
+    hint = " (the server needs --max-logprobs -1)" if "logprobs" in message else ""
+    return message + hint
+
+
+def _array(packed: dict[str, Any]) -> npt.NDArray[Any]:
+    data = base64.b64decode(packed["data"])
+    return np.frombuffer(data, dtype=packed["dtype"]).reshape(packed["shape"])

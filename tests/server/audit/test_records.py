@@ -1,0 +1,167 @@
+"""Files of replies: what decides tokens is read, what cannot be audited is refused by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from engine.errors import ConfigError
+from server.audit.records import read_choices
+from tests.server.audit.files import Json, completion, read, served
+
+SEEDED = {"prompt": "x", "seed": 5}
+
+
+def test_a_completion(tmp_path: Path) -> None:
+    body = {**SEEDED, "temperature": 0.5, "top_k": 9, "min_tokens": 2, "stop_token_ids": [4]}
+    body |= {"logit_bias": {"3": 1.5}, "bad_words": ["ab"], "max_tokens": 3, "n": 1, "user": "me"}
+    (choice,) = read(tmp_path, body, completion([1, 2, 3]))
+    assert (choice.prompt, choice.output, choice.choice) == ([7, 8], [1, 2, 3], 0)
+    params = choice.params
+    assert (params.seed, params.temperature, params.top_k, params.min_tokens) == (5, 0.5, 9, 2)
+    assert params.stop_token_ids == (0, 2, 4)
+    assert params.logit_bias == {3: 1.5}
+    assert params.bad_words == ((97, 98),)
+    assert choice.refusal is None
+
+
+def test_choices_are_numbered_within_their_prompt(tmp_path: Path) -> None:
+    body = {**SEEDED, "prompt": ["a", "b"], "n": 3}
+    choices = read(tmp_path, body, completion(*[[1]] * 6))
+    assert [choice.index for choice in choices] == list(range(6))
+    assert [choice.choice for choice in choices] == [0, 1, 2, 0, 1, 2]
+
+
+def test_defaults_of_the_server_hold_where_a_field_is_left_out(tmp_path: Path) -> None:
+    defaults = {"temperature": 0.7, "top_k": 20}
+    body = {**SEEDED, "top_k": 3, "ignore_eos": True}
+    (choice,) = read(tmp_path, body, completion([1]), defaults=defaults)
+    assert (choice.params.temperature, choice.params.top_k) == (0.7, 3)
+    assert choice.params.stop_token_ids == ()
+
+
+def test_a_chat_has_its_prompt_at_the_top_and_its_logprobs_by_token(tmp_path: Path) -> None:
+    tokens = [{"token_id": 4, "logprob": -0.5, "rank": 1, "part": "content"}]
+    choice = {"index": 0, "message": {}, "token_ids": [4], "logprobs": {"tokens": tokens}}
+    reply = {"prompt_token_ids": [1, 2, 3], "choices": [choice]}
+    (found,) = read(tmp_path, {"messages": [], "seed": 1}, reply)
+    assert (found.prompt, found.output, found.logprobs) == ([1, 2, 3], [4], [-0.5])
+
+
+def chunks() -> list[Json]:
+    first = {"index": 0, "token_ids": [4], "prompt_token_ids": [7, 8], "finish_reason": None}
+    first["logprobs"] = {"token_logprobs": [-0.1], "mode": "raw_logprobs"}
+    second = {"index": 1, "token_ids": [9], "prompt_token_ids": [7, 8], "logprobs": None}
+    third = {"index": 0, "token_ids": [5, 6], "logprobs": {"token_logprobs": [-0.2, -0.3]}}
+    parts = [[first], [second], [{**third, "finish_reason": "length"}], []]
+    return [{"id": "a", "choices": part} for part in parts]
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_streams_are_joined(as_text: bool, tmp_path: Path) -> None:
+    reply: Any = chunks()
+    if as_text:
+        frames = [f"data: {orjson.dumps(chunk).decode()}\n\n" for chunk in reply]
+        reply = ": ping\n\n" + "".join(frames) + "data: [DONE]\n\n"
+    choices = read(tmp_path, {**SEEDED, "n": 2, "stream": True}, reply)
+    assert [choice.output for choice in choices] == [[4, 5, 6], [9]]
+    assert [choice.prompt for choice in choices] == [[7, 8]] * 2
+    assert [choice.logprobs for choice in choices] == [[-0.1, -0.2, -0.3], None]
+
+
+def test_logprobs_of_another_mode_or_with_echo_are_left_out(tmp_path: Path) -> None:
+    reply = completion([1])
+    reply["choices"][0]["logprobs"] = {"token_logprobs": [-1.0], "mode": "processed_logprobs"}
+    assert read(tmp_path, SEEDED, reply)[0].logprobs is None
+    reply["choices"][0]["logprobs"]["mode"] = "raw_logprobs"
+    assert read(tmp_path, SEEDED, reply)[0].logprobs == [-1.0]
+    assert read(tmp_path, {**SEEDED, "echo": True}, reply)[0].logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": "x"}, "no seed"),
+        ({"prompt": "x", "seed": -1}, "no seed"),
+        ({**SEEDED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({**SEEDED, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**SEEDED, "tools": [{}]}, "tools"),
+        ({**SEEDED, "thinking_token_budget": 8}, "thinking_token_budget"),
+        ({**SEEDED, "top_p": 7}, "top_p"),
+        ({**SEEDED, "top_k": "many"}, "out of bounds"),
+    ],
+)
+def test_what_decides_tokens_and_is_not_derived_is_refused(
+    body: Json, words: str, tmp_path: Path
+) -> None:
+    (choice,) = read(tmp_path, body, completion([1]))
+    assert choice.refusal is not None
+    assert words in choice.refusal
+
+
+def test_neutral_values_of_what_is_refused_are_not(tmp_path: Path) -> None:
+    body = {**SEEDED, "response_format": {"type": "text"}, "tools": [{}], "tool_choice": "none"}
+    body |= {"structured_outputs": None, "use_beam_search": False}
+    assert read(tmp_path, body, completion([1]))[0].refusal is None
+    assert read(tmp_path, {"prompt": "x", "temperature": 0}, completion([1]))[0].refusal is None
+
+
+@pytest.mark.parametrize("shows", ["metrics", "origins"])
+@pytest.mark.parametrize(
+    ("method", "temperature", "words"),
+    [
+        (None, 1.0, "--speculative-config"),
+        ("standard", 1.0, '"standard"'),
+        ("synthetic", 1.0, '"synthetic"'),
+        ("coupled", 1.0, None),
+        ("standard", 0.0, None),
+    ],
+)
+def test_drafts(
+    shows: str, method: str | None, temperature: float, words: str | None, tmp_path: Path
+) -> None:
+    reply = completion([1])
+    if shows == "metrics":
+        reply["metrics"] = {"num_drafts": 3}
+    else:
+        reply["choices"][0]["token_origins"] = ["accepted"]
+    body = {**SEEDED, "temperature": temperature}
+    (choice,) = read(tmp_path, body, reply, verification=method)
+    assert (choice.refusal is None) == (words is None)
+    assert words is None or words in (choice.refusal or "")
+
+
+def test_ids_that_were_not_asked_for_are_missed_by_name(tmp_path: Path) -> None:
+    reply = completion([1])
+    del reply["choices"][0]["prompt_token_ids"]
+    refusal = read(tmp_path, SEEDED, reply)[0].refusal
+    assert refusal == "it has no prompt_token_ids: ask with return_token_ids"
+    assert read(tmp_path, {**SEEDED, "prompt": [3, 4]}, reply)[0].prompt == [3, 4]
+    del reply["choices"][0]["token_ids"]
+    assert "no token_ids" in (read(tmp_path, SEEDED, reply)[0].refusal or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"{", 'line 2: it must be an object with "request" and "response"'),
+        (b'{"request": {}}', 'line 2: it must be an object with "request" and "response"'),
+        (b'{"request": {}, "response": 5}', "line 2: the reply is no object"),
+        (
+            b'{"request": {}, "response": {"error": {"message": "no"}}}',
+            "line 2: the reply is an er",
+        ),
+        (b'{"request": {}, "response": {}}', "line 2: the reply has no choices"),
+        (b'{"request": [], "response": {"choices": []}}', "line 2: the request is no object"),
+    ],
+)
+def test_other_lines_are_refused(line: bytes, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.jsonl"
+    path.write_bytes(b"\n" + line + b"\n")
+    with pytest.raises(ConfigError, match=words):
+        list(read_choices(path, served()))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        list(read_choices(tmp_path / "none.jsonl", served()))
