@@ -156,20 +156,21 @@ def _convolution_kernel(
     first = tl.load(rows.starts + row).to(tl.int64)
     count = tl.load(rows.starts + row + 1) - first
     offset = tl.program_id(2) * BLOCK_T
-    if (tl.load(rows.slots + row) != _NULL) & (offset < count):
+    if offset < count:
         begin = tl.load(rows.begins + row)
         tokens = (offset + tl.arange(0, BLOCK_T))[:, None]
         real = inside & (tokens < count)
         total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
-        for j in tl.static_range(dims.width):
-            positions = begin + tokens - (dims.width - 1) + j
-            value = _load_input(x, ring_ptr, rows, row, positions, channels, real, dims)
-            factor = tl.load(weight_ptr + channels * dims.width + j, mask=inside, other=0.0)
-            total += value.to(tl.float32) * factor.to(tl.float32)
-        if bias_ptr is not None:
-            total += tl.load(bias_ptr + channels, mask=inside, other=0.0).to(tl.float32)
-        if silu:
-            total = total / (1.0 + tl.exp(-total))
+        if tl.load(rows.slots + row) != _NULL:
+            for j in tl.static_range(dims.width):
+                positions = begin + tokens - (dims.width - 1) + j
+                value = _load_input(x, ring_ptr, rows, row, positions, channels, real, dims)
+                factor = tl.load(weight_ptr + channels * dims.width + j, mask=inside, other=0.0)
+                total += value.to(tl.float32) * factor.to(tl.float32)
+            if bias_ptr is not None:
+                total += tl.load(bias_ptr + channels, mask=inside, other=0.0).to(tl.float32)
+            if silu:
+                total = total / (1.0 + tl.exp(-total))
         address = out_ptr + (first + tokens) * dims.channels + channels
         tl.store(address, total.to(out_ptr.dtype.element_ty), mask=real)
 

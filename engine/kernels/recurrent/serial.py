@@ -80,9 +80,13 @@ def _serial_kernel(
     decays: tl.constexpr = sizes.heads * (sizes.k if sizes.by_channel else 1)
     wait_for_last(overlap)
     slot = tl.load(rows.slots + row).to(tl.int64)
-    if slot != _NULL:
-        start = tl.load(rows.starts + row).to(tl.int64)
-        end = tl.load(rows.starts + row + 1).to(tl.int64)
+    start = tl.load(rows.starts + row).to(tl.int64)
+    end = tl.load(rows.starts + row + 1).to(tl.int64)
+    if slot == _NULL:
+        for token in range(start, end):
+            address = out_ptr + (token * sizes.heads + head) * sizes.v + values
+            tl.store(address, 0.0 * values, mask=values < sizes.v)
+    else:
         begin = tl.load(rows.begins + row)
         state = load_state(memory, rows, row, head, keys, values, sizes)
         state, index = replay(state, memory, rows, row, head, keys, values, sizes)

@@ -164,7 +164,8 @@ def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) 
 
 
 @pytest.mark.parametrize(("compute", "device"), WAYS)
-def test_the_null_slot_is_skipped(compute: Compute, device: str) -> None:
-    inputs = Inputs([4, 4], device=device)
-    inputs.compute(compute, [Part(0, 0, 4, 0), Part(1, 0, 4, 3)])
+def test_padding_reads_zeros_and_writes_nothing(compute: Compute, device: str) -> None:
+    inputs = Inputs([4, 4], bias=True, device=device)
+    outs = inputs.compute(compute, [Part(0, 0, 4, 0), Part(1, 0, 4, 3)], standing=1)
+    assert not outs[0].any()
     assert inputs.ring[0].isnan().all()
