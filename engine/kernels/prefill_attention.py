@@ -93,7 +93,7 @@ def prefill_tiles(
     return tiles[np.argsort(-(tiles[:, 2] + tiles[:, 3]), kind="stable")]
 
 
-class _Queries(NamedTuple):
+class Queries(NamedTuple):
     """The queries of a tile and key head; values within the kernel."""
 
     q: Any  # [M, D]
@@ -105,7 +105,7 @@ class _Queries(NamedTuple):
     positions: Any  # [M]
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """An online softmax: [M] maxima and sums of weights, [M, D] weighted values."""
 
     top: Any
@@ -114,7 +114,7 @@ class _Sums(NamedTuple):
 
 
 @jit
-def _load_queries(q, tile, head, scales, shape: tl.constexpr):
+def load_queries(q, tile, head, scales, shape: tl.constexpr):
     """Load the queries of a tile and key head, `in_half` for keys in float8."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     token, heads = m // shape.group, head * shape.group + m % shape.group
@@ -127,11 +127,11 @@ def _load_queries(q, tile, head, scales, shape: tl.constexpr):
     if scales is not None:
         loaded, factors = in_half(loaded)
         factors *= tl.load(scales + head)
-    return _Queries(loaded, factors, at, mask, inside, heads, tile.num_before + token)
+    return Queries(loaded, factors, at, mask, inside, heads, tile.num_before + token)
 
 
 @jit
-def _scores(
+def scores_of(
     queries, keys, n, slopes, rules, shape: tl.constexpr, hides: tl.constexpr, in_fp8: tl.constexpr
 ):
     """Scores of the queries [M, D] and keys [D, N], before the last factor, -inf where hidden.
@@ -182,7 +182,7 @@ def _go_on(
         inside = n < tile.end
         cells = cells_of(load_block_ids(tile, n, shape), n, head, shape)
         keys = load_keys(pages, cells, inside, shape).to(queries.q.dtype)
-        scores = _scores(queries, keys, n, slopes, rules, shape, hides, in_fp8)
+        scores = scores_of(queries, keys, n, slopes, rules, shape, hides, in_fp8)
         higher = tl.maximum(top, tl.max(scores, 1) * factor)
         base = tl.where(higher == float("-inf"), 0.0, higher)  # no key was seen yet
         weights = tl.exp2(scores * factor - base[:, None])
@@ -192,7 +192,7 @@ def _go_on(
         acc = acc * shrink[:, None]
         acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=shape.precision)
         top = higher
-    return _Sums(top, total, acc)
+    return Sums(top, total, acc)
 
 
 @jit
@@ -206,7 +206,7 @@ def _attend(queries, tile, pages, head, rules, shape: tl.constexpr):
     slopes = None
     if rules.alibi_slopes is not None:
         slopes = tl.load(rules.alibi_slopes + queries.heads, mask=queries.inside, other=0.0)
-    sums = _Sums(
+    sums = Sums(
         tl.full((shape.padded_queries,), float("-inf"), tl.float32),
         tl.full((shape.padded_queries,), 0.0, tl.float32),
         tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32),
@@ -233,7 +233,7 @@ def _prefill_kernel(
     head, i = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
     wait_for_last(overlap)
     tile = load_tile(tables, tiles, i)
-    queries = _load_queries(q, tile, head, scales, shape)
+    queries = load_queries(q, tile, head, scales, shape)
     sums = _attend(queries, tile, pages, head, rules, shape)
     total, acc = sums.total, sums.acc
     if rules.sinks is not None:

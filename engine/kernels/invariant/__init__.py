@@ -1,0 +1,1 @@
+"""Kernels whose sums have one order, whatever else a step computes."""

@@ -1,0 +1,442 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Attention whose bits depend on a query and its keys alone, however they are computed.
+
+A query's sum over its keys has one order. Keys are taken in blocks of N at multiples of N; blocks
+make up shares that begin at fixed positions (`LEVELS`); every share is an online softmax of its
+own, and shares are merged one after the other. Weights of a block are summed by the matrix units,
+as their products with values are, so that warps may divide keys as they like. A block that a query
+does not see, and a share of such blocks, change no bit. So it does not matter which queries are in
+a tile, how many there are (the matrix units add alike for tiles of 16 rows and of 64), or which
+programs take which shares:
+
+    many rows, or prompts    a program takes a tile's shares one after the other
+    few rows                 a program takes some shares of a row and leaves each one's sums;
+                             the last program to arrive merges them in their order
+
+Letters in comments: M queries of a tile (token by token, padded), D head_dim (padded to a power of
+two), N keys a block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.contracts.attention import AttentionSpec
+from engine.kernels.decode.split_keys import rescale
+from engine.kernels.pages import (
+    LOG2E,
+    MIN_DOT,
+    AttentionShape,
+    QueryTile,
+    Rules,
+    cells_of,
+    load_block_ids,
+    load_keys,
+    load_tile,
+    load_values,
+    times_scale,
+)
+from engine.kernels.prefill_attention import Sums, Tiling, load_queries, scores_of
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, tl, triton
+
+LEVELS = ((1024, 64), (8192, 256), (1 << 30, 1024))
+"""Up to which position shares have how many keys: few at first, so that programs have work of a
+lone row that is short, more where a row has many shares."""
+PROGRAMS = 6
+"""Programs a processor of the GPU that decode at once; few rows are divided among as many."""
+MOST_PROGRAMS = 64
+"""Most programs that divide a row and key head."""
+
+_FINE, _MIDDLE = constexpr(LEVELS[0][0]), constexpr(LEVELS[1][0])
+_SHORT, _LONGER, _LONGEST = (constexpr(length) for _, length in LEVELS)
+_ONES = constexpr(16)  # columns of ones that weights are multiplied with
+
+
+def num_shares(num_keys: int) -> int:
+    """The number of shares that `num_keys` keys lie in."""
+    count = before = 0
+    for position, length in LEVELS:
+        count += -(-max(min(num_keys, position) - before, 0) // length)
+        before = position
+    return count
+
+
+class ShareScratch:
+    """Owns what programs leave of a row's shares for the last of them, for all layers.
+
+    Args:
+        max_keys: most keys of a row. max_query_len: most query tokens of a decoding row.
+
+    Attributes:
+        sums, stats: float32, of shares: weighted values; maxima and sums of weights.
+        arrivals: int32, programs that have come, 0 between launches.
+    """
+
+    def __init__(
+        self,
+        specs: list[AttentionSpec],
+        max_rows: int,
+        max_keys: int,
+        device: torch.device,
+        max_query_len: int = 1,
+    ) -> None:
+        self.most = num_shares(max_keys)
+        self.max_query_len = max_query_len
+        self._num_programs = 8
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+            self._num_programs = PROGRAMS * processors
+        width = 1
+        for spec in specs:
+            rows = min(max_rows, self._num_programs // (2 * spec.num_kv_heads))
+            width = max(width, rows * spec.num_q_heads * spec.head_dim)
+        width *= self.most * max_query_len
+        self.sums = torch.empty(width, dtype=torch.float32, device=device)
+        narrowest = min(spec.head_dim for spec in specs)
+        self.stats = torch.empty(2 * width // narrowest, dtype=torch.float32, device=device)
+        most_heads = max(spec.num_kv_heads for spec in specs)
+        self.arrivals = torch.zeros(max_rows * most_heads, dtype=torch.int32, device=device)
+
+    def programs(self, num_rows: int, kv_heads: int) -> int:
+        """How many programs divide a row and key head."""
+        return max(1, min(MOST_PROGRAMS, self.most, self._num_programs // (num_rows * kv_heads)))
+
+
+class _Scratch(NamedTuple):
+    """The pointers of `ShareScratch`, and its shares a row; one kernel argument."""
+
+    sums: torch.Tensor
+    stats: torch.Tensor
+    arrivals: torch.Tensor
+    most: int
+
+
+class _Rows(NamedTuple):
+    """Rows of equally many query tokens, or a list of tiles; one kernel argument."""
+
+    tables: torch.Tensor
+    stride: int
+    seq_lens: torch.Tensor | None
+    tiles: torch.Tensor | None
+
+
+@jit
+def _no_sums(shape: tl.constexpr):
+    """Sums over no key; the sum of weights is in each of _ONES columns."""
+    return Sums(
+        tl.full((shape.padded_queries,), float("-inf"), tl.float32),
+        tl.full((shape.padded_queries, _ONES), 0.0, tl.float32),
+        tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32),
+    )
+
+
+@jit
+def _merged(sums, share):
+    """The sums over the keys of `sums` and those of the share after them."""
+    higher = tl.maximum(sums.top, share.top)
+    mine, theirs = rescale(sums.top, higher)[:, None], rescale(share.top, higher)[:, None]
+    total = tl.fma(share.total, theirs, sums.total * mine)
+    return Sums(higher, total, tl.fma(share.acc, theirs, sums.acc * mine))
+
+
+@jit
+def _share_at(position):
+    """The share that a position is in."""
+    fine: tl.constexpr = _FINE // _SHORT
+    middle: tl.constexpr = fine + (_MIDDLE - _FINE) // _LONGER
+    coarse = middle + (position - _MIDDLE) // _LONGEST
+    coarse = tl.where(position < _MIDDLE, fine + (position - _FINE) // _LONGER, coarse)
+    return tl.where(position < _FINE, position // _SHORT, coarse)
+
+
+@jit
+def _start_of(share):
+    """The first position of a share."""
+    fine: tl.constexpr = _FINE // _SHORT
+    middle: tl.constexpr = fine + (_MIDDLE - _FINE) // _LONGER
+    coarse = _MIDDLE + (share - middle) * _LONGEST
+    coarse = tl.where(share < middle, _FINE + (share - fine) * _LONGER, coarse)
+    return tl.where(share < fine, share * _SHORT, coarse)
+
+
+@jit
+def _ends_share(position):
+    """Whether a share ends before a position that is not 0."""
+    length = tl.where(position <= _MIDDLE, _LONGER, _LONGEST)
+    return position % tl.where(position <= _FINE, _SHORT, length) == 0
+
+
+@jit
+def _see_block(sums, queries, tile, slopes, pages, head, at, factor, rules, shape: tl.constexpr):
+    """Extend a share's sums over the block of keys at `at`."""
+    in_fp8: tl.constexpr = pages.dtype.element_ty == tl.float8e4nv
+    n = at + tl.arange(0, shape.block)
+    inside = n < tile.end
+    cells = cells_of(load_block_ids(tile, n, shape), n, head, shape)
+    keys = load_keys(pages, cells, inside, shape).to(queries.q.dtype)
+    scores = scores_of(queries, keys, n, slopes, rules, shape, True, in_fp8)
+    higher = tl.maximum(sums.top, tl.max(scores, 1) * factor)
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # no key was seen yet
+    weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
+    shrink = rescale(sums.top, higher)
+    values = load_values(pages, cells, inside, shape).to(queries.q.dtype)
+    weights = weights.to(values.dtype)
+    ones = tl.full((shape.block, _ONES), 1.0, weights.dtype)
+    total, acc = sums.total * shrink[:, None], sums.acc * shrink[:, None]
+    total = tl.dot(weights, ones, total, input_precision=shape.precision)
+    acc = tl.dot(weights, values, acc, input_precision=shape.precision)
+    return Sums(higher, total, acc)
+
+
+@jit
+def _attend(
+    sums, share, queries, tile, slopes, pages, head, start, end, factor, rules, shape: tl.constexpr
+):
+    """Attend to the keys from start, a multiple of N, to end; merge the shares that end there."""
+    for at in range(start, end, shape.block):
+        share = _see_block(share, queries, tile, slopes, pages, head, at, factor, rules, shape)
+        if _ends_share(at + shape.block):
+            sums = _merged(sums, share)
+            share = _no_sums(shape)
+    return sums, share
+
+
+@jit
+def _leave(scratch, cell, queries, sums, count: tl.constexpr, shape: tl.constexpr):
+    """Leave a share's sums in its cell."""
+    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
+    stat = scratch.stats + (cell * count + m) * 2
+    tl.store(stat, sums.top, mask=queries.inside)
+    tl.store(stat + 1, tl.max(sums.total, 1), mask=queries.inside)
+    at = (cell * count + m)[:, None] * shape.head_dim + d[None, :]
+    tl.store(scratch.sums + at, sums.acc, mask=queries.mask)
+
+
+@jit
+def _left(scratch, cell, queries, count: tl.constexpr, shape: tl.constexpr):
+    """Load what was left in a cell, past the first-level cache with what was there before."""
+    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
+    stat = scratch.stats + (cell * count + m) * 2
+    at = (cell * count + m)[:, None] * shape.head_dim + d[None, :]
+    top = tl.load(stat, mask=queries.inside, other=float("-inf"), cache_modifier=".cg")
+    total = tl.load(stat + 1, mask=queries.inside, other=0.0, cache_modifier=".cg")
+    acc = tl.load(scratch.sums + at, mask=queries.mask, other=0.0, cache_modifier=".cg")
+    return Sums(top, tl.broadcast_to(total[:, None], (shape.padded_queries, _ONES)), acc)
+
+
+@jit
+def _row_tile(rows, row, shape: tl.constexpr):
+    """The tile of all of a row's query tokens."""
+    end = tl.load(rows.seq_lens + row)
+    table = rows.tables + row * rows.stride
+    return QueryTile(table, row * shape.query_len, shape.query_len, end - shape.query_len, end)
+
+
+@jit
+def _store(out, sums, queries, head, scales, rules, shape: tl.constexpr):
+    """Store what the queries of a tile and key head attend to."""
+    total, acc = tl.max(sums.total, 1), sums.acc
+    if rules.sinks is not None:
+        sinks = tl.load(rules.sinks + queries.heads, mask=queries.inside, other=float("-inf"))
+        higher = tl.maximum(sums.top, sinks * LOG2E)
+        shrink = rescale(sums.top, higher)
+        total = tl.fma(total, shrink, rescale(sinks * LOG2E, higher))
+        acc = acc * shrink[:, None]
+    total = tl.where(total == 0.0, 1.0, total)  # padded queries
+    acc = times_scale(acc, scales, shape.kv_heads + head)
+    tl.store(out + queries.at, (acc / total[:, None]).to(out.dtype.element_ty), mask=queries.mask)
+
+
+@jit
+def _first_key(tile, rules, shape: tl.constexpr):
+    """The first block of keys that any query of a tile sees."""
+    first = 0
+    if rules.window is not None:
+        lowest = tl.maximum(tile.num_before + 1 - rules.window, 0)
+        first = lowest // shape.block * shape.block
+    return first
+
+
+@jit(do_not_specialize=["stride"])
+def _invariant_kernel(
+    q,
+    out,
+    pages,
+    scales,
+    tables,
+    stride,
+    seq_lens,
+    tiles,
+    scratch,
+    rules,
+    shape: tl.constexpr,
+    is_divided: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    begin_next(overlap)
+    # Programs of one tile are neighbours: their heads lie side by side in memory.
+    head, i = tl.program_id(0) % shape.kv_heads, (tl.program_id(0) // shape.kv_heads).to(tl.int64)
+    wait_for_last(overlap)
+    if tiles is None:
+        tile = _row_tile(_Rows(tables, stride, seq_lens, tiles), i, shape)
+    else:
+        tile = load_tile(tables, tiles, i)
+    queries = load_queries(q, tile, head, scales, shape)
+    factor = (
+        LOG2E
+        if rules.softcap is not None or rules.alibi_slopes is not None
+        else (rules.scale * LOG2E)
+    )
+    slopes = None
+    if rules.alibi_slopes is not None:
+        slopes = tl.load(rules.alibi_slopes + queries.heads, mask=queries.inside, other=0.0)
+    first = _first_key(tile, rules, shape)
+    if is_divided:
+        count: tl.constexpr = shape.query_len * shape.group
+        first_share, end_share = _share_at(first), _share_at(tile.end - 1) + 1
+        active = tl.minimum(end_share - first_share, tl.num_programs(1))
+        if tl.program_id(1) >= active:
+            return
+        cell = (i * shape.kv_heads + head) * scratch.most
+        for number in range(first_share + tl.program_id(1), end_share, active):
+            start = tl.maximum(_start_of(number), first)
+            end = tl.minimum(_start_of(number + 1), tile.end)
+            share = _no_sums(shape)
+            for at in range(start, end, shape.block):
+                share = _see_block(
+                    share, queries, tile, slopes, pages, head, at, factor, rules, shape
+                )
+            _leave(scratch, cell + number - first_share, queries, share, count, shape)
+        tl.debug_barrier()  # all threads' stores before the arrival is announced
+        arrivals = scratch.arrivals + i * shape.kv_heads + head
+        if tl.atomic_add(arrivals, 1) != active - 1:
+            return
+        tl.store(arrivals, 0)
+        sums = _no_sums(shape)
+        for number in range(0, end_share - first_share):
+            sums = _merged(sums, _left(scratch, cell + number, queries, count, shape))
+    else:
+        sums, share = _no_sums(shape), _no_sums(shape)
+        sums, share = _attend(
+            sums, share, queries, tile, slopes, pages, head, first, tile.end, factor, rules, shape
+        )
+        sums = _merged(sums, share)
+    _store(out, sums, queries, head, scales, rules, shape)
+
+
+def invariant_decode(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    out: torch.Tensor,
+    scratch: ShareScratch,
+    query_len: int = 1,
+    scales: torch.Tensor | None = None,
+) -> None:
+    """Attend from each row's newest tokens; arguments as those of `paged_decode`."""
+    assert query_len <= scratch.max_query_len
+    num_rows = len(out) // query_len
+    group = spec.num_q_heads // spec.num_kv_heads
+    padded = max(MIN_DOT, triton.next_power_of_2(query_len * group))
+    programs = scratch.programs(num_rows, spec.num_kv_heads)
+    _launch(
+        spec,
+        q,
+        out,
+        pages,
+        scales,
+        _Rows(block_tables, block_tables.stride(0), seq_lens, None),
+        scratch,
+        grid=(num_rows * spec.num_kv_heads, programs),
+        query_len=query_len,
+        padded_queries=padded,
+        num_warps=2 if padded <= 32 and spec.head_dim <= 128 else 4,
+        num_stages=2 if spec.head_dim > 128 else 3,
+    )
+
+
+def invariant_prefill(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    tables: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    tiling: Tiling,
+    scales: torch.Tensor | None = None,
+) -> None:
+    """Attend from the tiles' tokens; arguments as those of `prefill_attention`."""
+    group = spec.num_q_heads // spec.num_kv_heads
+    _launch(
+        spec,
+        q,
+        out,
+        pages,
+        scales,
+        _Rows(tables, 0, None, tiles),
+        None,
+        grid=(len(tiles) * spec.num_kv_heads, 1),
+        query_len=0,
+        padded_queries=max(tiling.queries, triton.next_power_of_2(group)),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+    )
+
+
+def block_of(head_dim: int, dtype: torch.dtype) -> int:
+    """The keys of a block: part of the order of sums, so the same for all tiles."""
+    return 32 if head_dim > 128 or dtype == torch.float32 else 64
+
+
+def _launch(
+    spec: AttentionSpec,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    pages: torch.Tensor,
+    scales: torch.Tensor | None,
+    rows: _Rows,
+    scratch: ShareScratch | None,
+    *,
+    grid: tuple[int, int],
+    query_len: int,
+    padded_queries: int,
+    num_warps: int,
+    num_stages: int,
+) -> None:
+    assert out.is_contiguous()
+    shape = AttentionShape(
+        kv_heads=spec.num_kv_heads,
+        group=spec.num_q_heads // spec.num_kv_heads,
+        query_len=query_len,
+        head_dim=spec.head_dim,
+        page=pages.shape[2],
+        padded_queries=padded_queries,
+        padded_dim=max(MIN_DOT, triton.next_power_of_2(spec.head_dim)),
+        block=block_of(spec.head_dim, q.dtype),
+        precision="ieee",
+    )
+    shared = None
+    if scratch is not None:
+        shared = _Scratch(scratch.sums, scratch.stats, scratch.arrivals, scratch.most)
+    _invariant_kernel[grid](
+        q.contiguous(),
+        out,
+        pages,
+        scales,
+        rows.tables,
+        rows.stride,
+        rows.seq_lens,
+        rows.tiles,
+        shared,
+        Rules.of(spec),
+        shape=shape,
+        is_divided=scratch is not None and grid[1] > 1,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        **overlap_of(q),
+    )
