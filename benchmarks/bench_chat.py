@@ -34,7 +34,7 @@ from engine.submission import Submission, deliver_output
 from server.app import create_app
 from server.config import ServerConfig
 from server.context import Context
-from server.conversation.template import Conversation
+from server.conversation.rendering import Conversation
 from server.engine_metrics import NO_STATS
 from server.text.tokenizer import load_tokenizer
 

@@ -75,10 +75,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        context.bodies.close()
-        context.worker.close()
-        context.template.close()
-        context.grammars.close()
+        context.close()
         if context.traces is not None:
             await asyncio.to_thread(context.traces.close)
 

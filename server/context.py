@@ -10,12 +10,14 @@ from starlette.requests import Request
 from engine.client import EngineHandle
 from server.config import ServerConfig
 from server.conversation.parsing.parsers import Parsers
+from server.conversation.rendering import make_ready
 from server.conversation.template import ChatTemplate
 from server.fronts import FrontTable
 from server.http.admission import AdmissionControl
 from server.http.body import BodyReader
 from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
+from server.http.processes import ProcessPool, Setup
 from server.http.worker import Worker
 from server.metrics import Metrics
 from server.self_test import SelfTest
@@ -26,11 +28,16 @@ if TYPE_CHECKING:
     from server.http.traces import Traces
 
 
+NUM_LARGE = 2
+"""Large bodies read at once: a second need not wait for one that takes seconds."""
+
+
 @dataclass(frozen=True)
 class Context:
     """The parts of one server.
 
     Attributes:
+        large: processes that read large bodies and render large conversations.
         traces: where traces of requests go; None for nowhere.
     """
 
@@ -41,6 +48,7 @@ class Context:
     config: ServerConfig
     lifecycle: Lifecycle
     bodies: BodyReader
+    large: ProcessPool
     admission: AdmissionControl
     connections: ConnectionPool
     metrics: Metrics
@@ -50,6 +58,13 @@ class Context:
     self_test: SelfTest
     traces: Traces | None = None
 
+    def close(self) -> None:
+        """End the threads and processes of these parts, but for those of traces."""
+        self.large.close()
+        self.worker.close()
+        self.template.close()
+        self.grammars.close()
+
 
 def make_context(
     engine: EngineHandle, tokenizer: Tokenizer, config: ServerConfig, fronts: FrontTable
@@ -57,14 +72,16 @@ def make_context(
     """Make the parts of a server over an engine."""
     tokenizer.reserve(engine.info.vocab_size)
     metrics = Metrics(config.model_names[0], engine, fronts, prefix=config.metrics_prefix)
+    large = ProcessPool("large bodies", NUM_LARGE, setup=Setup(make_ready))
     return Context(
         engine=engine,
         fronts=fronts,
         tokenizer=tokenizer,
-        template=_template(tokenizer, config),
+        template=_template(tokenizer, config, large),
         config=config,
         lifecycle=Lifecycle(),
-        bodies=BodyReader(config.max_body_bytes),
+        bodies=BodyReader(config.max_body_bytes, large),
+        large=large,
         admission=AdmissionControl(engine, config.max_waiting_requests, fronts),
         connections=ConnectionPool(
             config.max_connections, fronts, metrics.connections_over_limit.inc
@@ -86,10 +103,10 @@ def _traces(config: ServerConfig) -> Traces | None:
     return Traces(config.otlp_traces_endpoint)
 
 
-def _template(tokenizer: Tokenizer, config: ServerConfig) -> ChatTemplate:
+def _template(tokenizer: Tokenizer, config: ServerConfig, large: ProcessPool) -> ChatTemplate:
     about = tokenizer.description
     source = config.chat_template or about.get("chat_template")
-    return ChatTemplate(source, about.get("special_tokens_map") or {})
+    return ChatTemplate(source, about.get("special_tokens_map") or {}, large)
 
 
 def context_of(request: Request) -> Context:

@@ -16,7 +16,8 @@ from server.conversation.messages import content_text, template_messages
 from server.conversation.parsing.parsers import Parsers
 from server.conversation.parsing.reader import ReplyParsing
 from server.conversation.renaming import renamed
-from server.conversation.template import RESERVED_KWARGS, ChatTemplate, Conversation, RenderedPrompt
+from server.conversation.rendering import Conversation
+from server.conversation.template import RESERVED_KWARGS, ChatTemplate, RenderedPrompt
 from server.conversation.tools import (
     check_format,
     check_known,

@@ -1,22 +1,29 @@
-"""The model's chat template: a conversation rendered as the text of a prompt.
+"""The model's chat template: a conversation rendered as the text of a prompt, off the event loop.
 
-Rendering is transformers' own (`render_jinja_template`): its sandbox, its cache of compiled
-templates, its treatment of `continue_final_message`. So a prompt is what `apply_chat_template`
-makes of the same messages.
+Most are rendered on one thread; large ones where large bodies are parsed. A request's own template
+is a stranger's program: it runs in a process of its own, bounded in time and memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import numpy as np
 
 from engine.arrays import Int32Array
-from server.errors import ApiError, bad_request
+from server.conversation.rendering import (
+    MAX_CHARS,
+    Conversation,
+    Rendering,
+    is_large,
+    make_ready,
+    render,
+)
+from server.errors import bad_request
 from server.http.bounded import BoundedThread
+from server.http.processes import CallEndedError, ProcessPool, Setup
 from server.schema.checks import too_long
 from server.text.tokenizer import Tokenizer
 
@@ -24,11 +31,14 @@ T = TypeVar("T")
 
 TIMEOUT_S = 10.0
 """A template of a model takes some hundred microseconds a message."""
-MAX_CHARS = 16 << 20
-"""A rendered prompt has at most; longer than any context that is served."""
 LONG_CHARS = 1 << 15
 """Longer prompts are tokenised on a thread of their own: nothing can interrupt that, and all chats
 wait for the thread that renders."""
+LARGE = 1 << 17
+"""A conversation of more characters and values is rendered in a process: its template may spend
+long inside one operation."""
+OWN_BYTES = 512 << 20
+"""Memory that a request's own template may take."""
 
 RESERVED_KWARGS = frozenset(
     (
@@ -40,27 +50,6 @@ RESERVED_KWARGS = frozenset(
 
 END_CHARS = 256
 """Characters of a prompt's end that tell whether it leaves thoughts open."""
-
-Message = dict[str, Any]
-
-
-class Conversation(msgspec.Struct, frozen=True):
-    """What a template is given.
-
-    Attributes:
-        messages: as transformers takes them; no key has the value None.
-        tools, documents: JSON objects; None where the request has none.
-        add_generation_prompt: end with the beginning of a reply.
-        continue_final_message: leave the last message open, for the reply to go on.
-        variables: `chat_template_kwargs`.
-    """
-
-    messages: Sequence[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
-    documents: Sequence[Mapping[str, Any]] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    variables: Mapping[str, Any] = {}
 
 
 class RenderedPrompt(NamedTuple):
@@ -81,21 +70,27 @@ class ChatTemplate:
     Args:
         source: the template, or several by name; None where the model has none.
         special_tokens: the tokenizer's `special_tokens_map`, which templates may use by name.
+        large: where large conversations are rendered; its processes are made ready for that.
     """
 
     def __init__(
         self,
         source: str | Mapping[str, str] | None,
         special_tokens: Mapping[str, Any],
+        large: ProcessPool,
         *,
         timeout_s: float = TIMEOUT_S,
         max_chars: int = MAX_CHARS,
     ) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
+        self._large = large
         self._timeout_s = timeout_s
         self._max_chars = max_chars
         self._thread = BoundedThread("chat-template")
+        self._strangers = ProcessPool(
+            "templates of requests", 1, setup=Setup(make_ready), memory_bytes=OWN_BYTES
+        )
 
     def source(self, *, with_tools: bool, own: str | None = None) -> str:
         """The template a conversation is rendered by; raises `ApiError` where there is none.
@@ -141,7 +136,13 @@ class ChatTemplate:
             max_model_len: a text that surely has more tokens is refused without counting them; None
                 to count those of any.
         """
-        text, token_ids = await self._run(self._encode, source, conversation, tokenizer)
+        rendering = self._rendering(source, conversation)
+        if (pool := self._pool(rendering)) is None:
+            call = self._thread.run(self._timeout_s, _encode, rendering, tokenizer)
+            text, token_ids = await self._bounded(call)
+        else:
+            call_apart = pool.run(self._timeout_s, render, rendering)
+            text, token_ids = await self._bounded(call_apart), None
         if token_ids is None:
             if max_model_len is not None and (least := tokenizer.min_tokens(text)) > max_model_len:
                 raise too_long("messages", f"at least {least}", max_model_len)
@@ -150,58 +151,41 @@ class ChatTemplate:
             raise bad_request("messages", "the chat template gave an empty prompt")
         return RenderedPrompt(token_ids, text[-END_CHARS:])
 
-    async def render(self, source: str, conversation: Conversation) -> str:
-        """The prompt's text; raises `ApiError` for what the template refuses."""
-        text = await self._run(self._render, source, conversation)
-        self._check_length(text)
-        return text
+    def _rendering(self, source: str, conversation: Conversation) -> Rendering:
+        return Rendering(source, conversation, self._special_tokens, self._max_chars)
 
-    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+    def _pool(self, rendering: Rendering) -> ProcessPool | None:
+        """Where to render; None for the thread, which has most conversations done sooner."""
+        if not self._is_known(rendering.template):
+            return self._strangers
+        about = rendering.conversation
+        given = [about.messages, about.tools, about.documents, about.variables]
+        return self._large if is_large(given, LARGE) else None
+
+    def _is_known(self, template: str) -> bool:
+        if isinstance(self._source, Mapping):
+            return template in self._source.values()
+        return template == self._source
+
+    async def _bounded(self, call: Awaitable[T]) -> T:
         try:
-            return await self._thread.run(self._timeout_s, function, *args)
-        except ApiError:
-            raise
+            return await call
         except TimeoutError:
-            raise bad_request(
-                "messages", f"the chat template took longer than {self._timeout_s:g} s"
-            ) from None
-        except Exception as error:  # whatever a template, or what it is given, leads to
-            raise bad_request("messages", f"the chat template refused: {error}") from error
-
-    def _check_length(self, text: str) -> None:
-        if len(text) > self._max_chars:
-            raise bad_request(
-                "messages",
-                f"the chat template must give at most {self._max_chars} characters, "
-                f"got {len(text)}",
-            )
-
-    def _encode(
-        self, source: str, conversation: Conversation, tokenizer: Tokenizer
-    ) -> tuple[str, Int32Array | None]:
-        """The prompt's text, and its ids unless it is long."""
-        text = self._render(source, conversation)
-        self._check_length(text)
-        return text, _token_ids(text, tokenizer) if len(text) <= LONG_CHARS else None
-
-    def _render(self, source: str, conversation: Conversation) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        rendered, _ = render_jinja_template(
-            conversations=[list(conversation.messages)],
-            tools=None if conversation.tools is None else list(conversation.tools),
-            documents=None if conversation.documents is None else list(conversation.documents),
-            chat_template=source,
-            add_generation_prompt=conversation.add_generation_prompt,
-            continue_final_message=conversation.continue_final_message,
-            **{**self._special_tokens, **conversation.variables},
-        )
-        text: str = rendered[0]
-        return text
+            words = f"took longer than {self._timeout_s:g} s"
+        except (MemoryError, CallEndedError):
+            words = "took too much memory"
+        raise bad_request("messages", f"the chat template {words}")
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread and the processes of its own."""
         self._thread.close()
+        self._strangers.close()
+
+
+def _encode(rendering: Rendering, tokenizer: Tokenizer) -> tuple[str, Int32Array | None]:
+    """The prompt's text, and its ids unless it is long."""
+    text = render(rendering)
+    return text, _token_ids(text, tokenizer) if len(text) <= LONG_CHARS else None
 
 
 def _token_ids(text: str, tokenizer: Tokenizer) -> Int32Array:

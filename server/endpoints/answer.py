@@ -48,6 +48,7 @@ async def answer(
     )
     account = account_of(request.scope)
     account.usage, account.report = generation.usage, generation.report
+    account.release_body()
     if prepared.form.stream:
         worker, metrics = context.worker, context.metrics
         make_writer = make_writer or partial(ChunkWriter, renderer=renderer)

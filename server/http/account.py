@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from engine.stats import DraftStats
 from sampling.params import SamplingParams
+from server.http.memory import Lease
 
 _KEY = "tailrace.account"
 
@@ -54,6 +55,7 @@ class RequestAccount:
             the word for programs, if there is one.
         usage: tells the tokens of a request that generates; None for other requests.
         report: tells more, also of a request that scores.
+        body_memory: what a large body may take; None for others.
     """
 
     request_id: str | None = None
@@ -63,6 +65,13 @@ class RequestAccount:
     code: str | None = None
     usage: Callable[[], dict[str, Any]] | None = None
     report: Callable[[], GenerationReport] | None = None
+    body_memory: Lease | None = None
+
+    def release_body(self) -> None:
+        """Let others have the memory of the body, of which nothing large is kept; twice does no
+        harm."""
+        if self.body_memory is not None:
+            self.body_memory.release()
 
 
 def attach(scope: Scope, account: RequestAccount) -> None:

@@ -1,87 +1,107 @@
 """Reading a request's body: bounded in size, and never long on the event loop.
 
 Parsing JSON holds Python's lock from end to end, so a thread would not help: a body above
-`INLINE_BYTES` is parsed and checked in another process, from which ids come back as arrays.
+`INLINE_BYTES`, or of many objects, is parsed and checked in another process (`server.http.large`),
+from which ids come back as arrays. Bodies above it wait until there is memory for them; their
+clients wait to send them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import cache
+import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from server.errors import ApiError
-from server.http.account import header
-from server.http.child import follow_parent
-from server.http.content import check_content_type, content_encoding, decompress
+from server.http.account import account_of, header
+from server.http.content import MAX_RATIO, check_content_type, content_encoding, decompress
 from server.http.disconnect import ClientGoneError
-from server.schema.base import Body, BodyModel, decode, unknown_fields
+from server.http.large import PARSE_S, decode_large
+from server.http.memory import BodyMemory
+from server.http.processes import CallEndedError, ProcessPool
+from server.schema.base import Body, decode
 
 INLINE_BYTES = 512 << 10
+INLINE_OBJECTS = 2048
+"""Objects that are parsed and checked on the event loop: some 10 ms at most."""
 DRAINED_BYTES = 256 << 20
 """A body over the limit is read to its end, so that the client sees the answer; not one over this,
 which is refused before it is read."""
 SILENCE_S = 75.0
 """How long a client may take from one piece of its body to the next."""
-NUM_PROCESSES = 2
-"""Large bodies read at once: a second need not wait for one that takes seconds."""
-_UNKNOWN = "Object contains unknown field `"
+LEAST_RATE, GRACE_S = 128 << 10, 10.0
+"""Bytes a second, after so many seconds, at which a large body must come: others wait for the
+memory that is kept for it."""
 
 
 class BodyReader:
-    """Reads bodies of requests into their types."""
+    """Reads bodies of requests into their types.
 
-    def __init__(self, max_body_bytes: int) -> None:
+    Args:
+        pool: where large ones are parsed.
+    """
+
+    def __init__(self, max_body_bytes: int, pool: ProcessPool) -> None:
         self._max_bytes = max_body_bytes
-        self._pool: ProcessPoolExecutor | None = None
+        self._memory = BodyMemory()
+        self._pool = pool
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The body as `kind`; raises `ApiError` for whatever is wrong with it."""
+        """The body as `kind`; raises `ApiError` for whatever is wrong with it.
+
+        The memory of a large one is kept until the request's account ends or gives it back.
+        """
         check_content_type(request.scope)
         encoding = content_encoding(request.scope)
-        raw = await self._receive(request.receive, header(request.scope, b"content-length"))
+        raw = await self._receive(request.scope, request.receive, encoding is not None)
         if encoding is not None:
             # In a thread: zlib lets go of Python's lock.
             plain = await asyncio.to_thread(decompress, raw, encoding, self._max_bytes)
             if plain is None:
                 raise self._too_long("more once decompressed")
             raw = plain
-        if len(raw) <= INLINE_BYTES:
+        if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
             return decode(kind, raw)
         return await self._decode_elsewhere(kind, raw)
 
-    async def _receive(self, receive: Receive, declared: str | None) -> bytes:
-        chunks: list[bytes] = []
+    async def _receive(self, scope: Scope, receive: Receive, is_compressed: bool) -> bytes:
+        declared = header(scope, b"content-length")
         size = int(declared) if declared and declared.isdigit() else 0
-        too_long = size > self._max_bytes
         if size > DRAINED_BYTES:
             raise self._too_long(str(size))
-        size = 0
-        more = True
-        while more and size <= DRAINED_BYTES:
-            message = await _next_piece(receive)
+        chunks: list[bytes] = []
+        come, more, deadline = 0, True, None
+        too_long = size > self._max_bytes
+        while more and come <= DRAINED_BYTES:
+            message = await _next_piece(receive, deadline)
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             chunk: bytes = message.get("body", b"")
             more = message.get("more_body", False)
-            size += len(chunk)
-            too_long = too_long or size > self._max_bytes
+            come += len(chunk)
+            too_long = too_long or come > self._max_bytes
             if too_long:
                 chunks.clear()
-            else:
-                chunks.append(chunk)
+                continue
+            chunks.append(chunk)
+            if deadline is None and (wanted := self._memory_for(come, size, is_compressed)):
+                account_of(scope).body_memory = await self._memory.lease(wanted)
+                deadline = time.monotonic() + GRACE_S + (size or self._max_bytes) / LEAST_RATE
         if too_long:
-            raise self._too_long(declared or str(size))
+            raise self._too_long(declared or str(come))
         return b"".join(chunks)
+
+    def _memory_for(self, come: int, declared: int, is_compressed: bool) -> int:
+        """Bytes that a body may take, of which some have come; 0 while it seems a small one."""
+        known = max(come, declared)
+        if not declared and (is_compressed or come > INLINE_BYTES):
+            known = self._max_bytes
+        if is_compressed:
+            known += min(known * MAX_RATIO, self._max_bytes)
+        return known if known > INLINE_BYTES else 0
 
     def _too_long(self, size: str) -> ApiError:
         return ApiError(
@@ -92,84 +112,22 @@ class BodyReader:
         )
 
     async def _decode_elsewhere(self, kind: type[Body], raw: bytes) -> Body:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                NUM_PROCESSES, mp_context=context, initializer=_prepare_process
-            )
-        loop = asyncio.get_running_loop()
         try:
-            body = await loop.run_in_executor(self._pool, _decode_large, kind, raw)
-        except BrokenProcessPool:
-            self._pool = None
-            raise
-        if isinstance(body, ApiError):
-            raise body
-        return body
-
-    def close(self) -> None:
-        """End the other processes, if there are any."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+            return await self._pool.run(PARSE_S, decode_large, kind, raw)
+        except (TimeoutError, MemoryError):
+            raise ApiError(400, "the body takes too much time or memory to read") from None
+        except CallEndedError:
+            raise ApiError(500, "the process that read the body ended") from None
 
 
-async def _next_piece(receive: Receive) -> Any:
+async def _next_piece(receive: Receive, deadline: float | None) -> Any:
+    """The next piece of a body, which has to come in time; a large one in all by `deadline`."""
+    left_s = SILENCE_S if deadline is None else deadline - time.monotonic()
     try:
-        async with asyncio.timeout(SILENCE_S):
+        async with asyncio.timeout(min(SILENCE_S, left_s)):
             return await receive()
     except TimeoutError:
-        raise ApiError(
-            408,
-            f"nothing of the body came for {SILENCE_S:g} s",
-            headers={"connection": "close"},
-        ) from None
-
-
-# -- in another process -----------------------------------------------------------------------
-
-
-def _prepare_process() -> None:
-    """Follow the parent, and collect garbage by hand."""
-    follow_parent()
-    gc.freeze()
-    gc.disable()  # collections would look through millions of parsed values, again and again
-
-
-def _decode_large(kind: type[Body], raw: bytes) -> Body | ApiError:
-    """The body, or what is wrong with it; what either took is given back to the system."""
-    try:
-        return _decode_known(kind, raw)
-    except ApiError as error:
-        refusal = ApiError(error.status, error.message, param=error.param, code=error.code)
-    finally:
-        # An error holds, by its traceback, all that was parsed, in a circle.
-        gc.collect()
-        _trim_memory()
-    return refusal
-
-
-def _decode_known(kind: type[Body], raw: bytes) -> Body:
-    """`decode`, but of fields that are unknown the first ends it, before anything is built."""
-    try:
-        msgspec.json.decode(raw, type=_fields_of(kind))
-    except msgspec.ValidationError as error:
-        _, found, name = str(error).partition(_UNKNOWN)
-        if found:
-            raise unknown_fields(kind, [name.removesuffix("`")]) from None
-    except (msgspec.DecodeError, RecursionError):
-        pass  # told by `decode`
-    return decode(kind, raw)
-
-
-@cache
-def _fields_of(kind: type[BodyModel]) -> type[msgspec.Struct]:
-    """A struct with the body's fields, of which no value is looked into."""
-    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.model_fields]
-    return msgspec.defstruct("Fields", fields, forbid_unknown_fields=True)
-
-
-def _trim_memory() -> None:
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)
+        words = f"nothing of the body came for {SILENCE_S:g} s"
+        if left_s < SILENCE_S:
+            words = f"a large body must come at {LEAST_RATE >> 10} KiB a second"
+        raise ApiError(408, words, headers={"connection": "close"}) from None

@@ -7,12 +7,16 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from server.errors import overloaded
+
 T = TypeVar("T")
 
+MAX_WAITING = 4096
 _PIPE_BYTES = 4096
 
 
@@ -24,10 +28,11 @@ class _Call:
     """One call on its way through the thread.
 
     Attributes:
+        began: when it began, by the monotonic clock; None while it waits.
         may_be_interrupted: who interrupts it looks whether it still runs, or has found that.
     """
 
-    __slots__ = ("args", "function", "future", "loop", "may_be_interrupted")
+    __slots__ = ("args", "began", "function", "future", "loop", "may_be_interrupted", "timer")
 
     def __init__(
         self,
@@ -39,7 +44,9 @@ class _Call:
         self.args = args
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
+        self.began: float | None = None
         self.may_be_interrupted = False
+        self.timer: asyncio.TimerHandle | None = None
 
     def answer(self, result: Any, error: Exception | None) -> None:
         """Tell who waits, if somebody still does; on the event loop."""
@@ -49,6 +56,16 @@ class _Call:
             self.future.set_result(result)
         else:
             self.future.set_exception(error)
+
+    def bound(self, limit_s: float) -> None:
+        """Give the call up where it has run for so long, else look again when it would have."""
+        if self.future.done():
+            return
+        left_s = limit_s if self.began is None else self.began + limit_s - time.monotonic()
+        if left_s <= 0:
+            self.future.set_exception(TimeoutError())
+        else:
+            self.timer = self.loop.call_later(left_s, self.bound, limit_s)
 
 
 class BoundedThread:
@@ -70,13 +87,16 @@ class BoundedThread:
         """The call's result.
 
         Raises:
-            TimeoutError: the call, with those before it, took longer.
+            TimeoutError: the call took longer, from its own start.
+            ApiError: 429, too many calls wait.
         """
+        if len(self._calls) >= MAX_WAITING:
+            raise overloaded(f"{MAX_WAITING} requests wait for the thread {self._name}")
         if self._wake < 0:
             self._start()
         loop = asyncio.get_running_loop()
         call = _Call(function, args, loop)
-        timer = loop.call_later(timeout_s, call.answer, None, TimeoutError())
+        call.bound(timeout_s)
         self._calls.append(call)
         with contextlib.suppress(BlockingIOError):  # it has been woken often enough
             os.write(self._wake, b"\0")
@@ -86,7 +106,8 @@ class BoundedThread:
             self._interrupt(call)  # the client's going away, too
             raise
         finally:
-            timer.cancel()
+            if call.timer is not None:
+                call.timer.cancel()
         return result
 
     def _start(self) -> None:
@@ -116,6 +137,7 @@ class BoundedThread:
         try:
             self._running = call
             if not call.future.done():  # somebody waits for it
+                call.began = time.monotonic()
                 try:
                     result = call.function(*call.args)
                 except Exception as raised:

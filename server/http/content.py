@@ -14,6 +14,8 @@ FORM = "application/x-www-form-urlencoded"
 _WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 """What zlib calls each format."""
 _RAW_DEFLATE = -15
+MAX_RATIO = 1032
+"""A byte of deflate is no more than so many of what was compressed."""
 _CHUNK_BYTES = 1 << 20
 
 

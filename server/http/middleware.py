@@ -82,6 +82,7 @@ class Accounts:
             raise
         finally:
             self._lifecycle.leave()
+            account.release_body()
             outcome = account.outcome or _outcome(account.status)
             if counted:
                 self._metrics.outcomes[outcome].inc()

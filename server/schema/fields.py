@@ -106,9 +106,12 @@ NotYet = Annotated[
 ]
 """A field of vLLM or OpenAI that has no meaning here yet."""
 
+IGNORED = PlainValidator(lambda value: None)
+"""What marks a field whose value means nothing, so that it need not be built."""
+
 Accepted = Annotated[
     Any,
-    PlainValidator(lambda value: None),
+    IGNORED,
     WithJsonSchema({"description": "This is accepted and ignored."}),
 ]
 """A field of OpenAI's that means nothing to a server of one's own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,9 @@ _FILES = (
     "tekken.json",
 )
 _DECODE_SLICE, _HEAD = 4096, 32
+_SPARE_TOKENS = 1024
+"""Tokens of a cut text beyond those that are kept: tokens beside the cut may be other ones."""
+_WORD_END = re.compile(r"(?<=\w)\W")
 _NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -104,6 +108,7 @@ class FastTokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._visible = self._without_special()
+        self._longest_chars = max(map(len, self.texts), default=1)
         self._longest = max(map(len, self.raw), default=0) if self._covers_bytes() else 0
 
     def _without_special(self) -> list[bytes]:
@@ -137,14 +142,28 @@ class FastTokenizer:
         backend = self._backend
         whole = max_tokens is None
         special = add_special_tokens and whole
-        encoding = backend.encode_batch_fast([text], add_special_tokens=special)[0]
+        part = text if max_tokens is None else self._part(text, max_tokens, truncation_side)
+        encoding = backend.encode_batch_fast([part], add_special_tokens=special)[0]
         if max_tokens is not None:
+            if len(part) < len(text) and len(encoding.ids) < max_tokens:
+                encoding = backend.encode_batch_fast([text], add_special_tokens=False)[0]
             num_added = backend.num_special_tokens_to_add(False) if add_special_tokens else 0
             room = max(max_tokens - num_added, 0)
             encoding.truncate(room, direction=truncation_side)
             encoding = backend.post_process(encoding, None, add_special_tokens)
         token_ids: list[int] = encoding.ids
         return token_ids
+
+    def _part(self, text: str, max_tokens: int, side: Side) -> str:
+        """As much of a text as holds the tokens that are kept: cut where a word ends, if one does,
+        since tokenizers look at words apart."""
+        num_chars = (max_tokens + _SPARE_TOKENS) * self._longest_chars
+        if len(text) <= 2 * num_chars:
+            return text
+        begin = num_chars if side == "right" else len(text) - 2 * num_chars
+        word_end = _WORD_END.search(text, begin, begin + num_chars)
+        cut = begin if word_end is None else word_end.start()
+        return text[:cut] if side == "right" else text[cut:]
 
     def detokenizer(
         self, *, skip_special_tokens: bool, between: bool = True, context: Sequence[int] = ()

@@ -119,10 +119,7 @@ async def in_process(
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield Site(engine, app.state.context, client, "http://test")
     finally:
-        app.state.context.worker.close()
-        app.state.context.bodies.close()
-        app.state.context.grammars.close()
-        app.state.context.template.close()
+        app.state.context.close()
         await engine.close()
 
 

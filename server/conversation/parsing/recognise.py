@@ -9,8 +9,8 @@ from functools import lru_cache
 from server.conversation.parsing.format import ReasoningFormat, ToolFormat
 from server.conversation.parsing.formats.known import REASONING_FORMATS, TOOL_FORMATS
 
-_TOOLS = re.compile(r"\{[{%](?:(?![}%]\}).)*?\btools\b", re.DOTALL)
-"""The name inside a template's own brackets."""
+_OPENING, _CLOSING, _TOOLS = re.compile(r"\{[{%]"), re.compile(r"[}%]\}"), re.compile(r"\btools\b")
+"""A template's own brackets, and the name inside them."""
 
 
 def tool_format_of(source: str) -> ToolFormat | None:
@@ -26,7 +26,11 @@ def reasoning_format_of(source: str) -> ReasoningFormat | None:
 @lru_cache(16)
 def knows_tools(source: str) -> bool:
     """Whether the template shows a model the tools it is given."""
-    return _TOOLS.search(source) is not None
+    for part in _CLOSING.split(source):  # linear in a template that closes no bracket
+        opening = _OPENING.search(part)
+        if opening is not None and _TOOLS.search(part, opening.end()):
+            return True
+    return False
 
 
 def _holds(source: str, alternatives: Sequence[Sequence[str]]) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from server.errors import ApiError
+from server.http import bounded as module
 from server.http.bounded import BoundedThread
 
 
@@ -38,8 +40,11 @@ async def test_what_a_call_raises_is_raised(thread: BoundedThread) -> None:
     assert await thread.run(10.0, int, "7") == 7
 
 
-async def test_more_calls_than_a_pipe_holds(thread: BoundedThread) -> None:
+async def test_more_calls_than_a_pipe_holds(
+    thread: BoundedThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each call writes a byte that wakes the thread; who waits must not wait for room."""
+    monkeypatch.setattr(module, "MAX_WAITING", 10_000)
     gate = threading.Event()
     first = asyncio.create_task(thread.run(60.0, gate.wait))
     await asyncio.sleep(0)
@@ -81,3 +86,39 @@ async def test_the_end_comes_behind_the_calls_that_wait() -> None:
     while any(each.name == "closing" for each in threading.enumerate()):
         assert time.monotonic() < limit
         await asyncio.sleep(0.01)
+
+
+async def test_too_many_calls_are_refused(
+    thread: BoundedThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    began, gate = threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        began.set()
+        return gate.wait()
+
+    first = asyncio.create_task(thread.run(60.0, wait))
+    await asyncio.to_thread(began.wait)
+    calls = [asyncio.create_task(thread.run(60.0, abs, -i)) for i in range(4)]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="3 requests wait for the thread bounded") as refused:
+        await calls.pop()
+    assert refused.value.status == 429
+    gate.set()
+    assert await first
+    assert await asyncio.gather(*calls) == [0, 1, 2]
+
+
+def asleep() -> bool:
+    time.sleep(0.2)
+    return True
+
+
+async def test_time_counts_from_a_calls_own_start(thread: BoundedThread) -> None:
+    """The second waits for as long as it may take itself, and then sleeps for half as long."""
+    first = asyncio.create_task(thread.run(0.4, endless))
+    second = asyncio.create_task(thread.run(0.4, asleep))
+    with pytest.raises(TimeoutError):
+        await first
+    assert await second

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 
 from engine.config import ConfigError
 from server.command.configure import demo_model
-from server.text.tokenizer import FastTokenizer, SlowTokenizer, load_tokenizer
+from server.text.tokenizer import FastTokenizer, Side, SlowTokenizer, load_tokenizer
 from tests.fakes import BOS, byte_backend, byte_tokenizer
+from tests.server.slowness import slowness
 
 
 def test_the_demo_model_s_tokenizer() -> None:
@@ -52,6 +55,35 @@ def test_limits_drop_text_and_keep_special_tokens() -> None:
     assert tokenizer.encode("abc", max_tokens=3, truncation_side="right") == [BOS, *b"ab"]
     assert tokenizer.encode("abc", max_tokens=2, add_special_tokens=False) == list(b"bc")
     assert tokenizer.encode("abc", max_tokens=9) == [BOS, *b"abc"]
+
+
+class TestCut:
+    """A text far longer than what is kept of it is cut before it is tokenized."""
+
+    @pytest.mark.parametrize("side", ["left", "right"])
+    @pytest.mark.parametrize("keep", [1, 7, 500])
+    def test_keeps_the_tokens_of_the_whole_text(self, side: Side, keep: int) -> None:
+        tokenizer = load_tokenizer(str(demo_model()))
+        text = (Path(__file__).read_text() + "日本語の文章、空白なし。" * 20) * 60
+        whole = tokenizer.encode(text)
+        kept = tokenizer.encode(text, max_tokens=keep, truncation_side=side)
+        assert kept == (whole[-keep:] if side == "left" else whole[:keep])
+        assert len(tokenizer._part(text, keep, side)) < len(text)  # type: ignore[attr-defined]
+
+    def test_tokens_of_less_text_than_thought_are_kept_whole(self) -> None:
+        """What a normalizer drops is not counted by a text's length."""
+        backend = byte_backend()
+        backend.normalizer = normalizers.Replace(" ", "")
+        tokenizer = FastTokenizer(backend)
+        text = "abc" + " " * 100_000
+        assert tokenizer.encode(text, max_tokens=2) == list(b"bc")
+
+    def test_three_megabytes_take_no_longer_than_what_is_kept(self) -> None:
+        tokenizer = load_tokenizer(str(demo_model()))
+        for text in ("hello, world\n" * 250_000, "a" * 3_000_000):
+            began = time.process_time()
+            assert len(tokenizer.encode(text, max_tokens=100)) == 100
+            assert time.process_time() - began < 0.5 * slowness()
 
 
 def test_a_lower_bound_of_tokens() -> None:

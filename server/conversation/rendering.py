@@ -1,0 +1,114 @@
+"""A conversation rendered by a chat template, in whichever thread or process this is called.
+
+Rendering is transformers' own (`render_jinja_template`): its sandbox, its cache of compiled
+templates, its treatment of `continue_final_message`. So a prompt is what `apply_chat_template`
+makes of the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from engine.structured.without_torch import leave_torch_out
+from server.errors import bad_request
+
+MAX_CHARS = 16 << 20
+"""A rendered prompt has at most; longer than any context that is served."""
+
+Message = dict[str, Any]
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """What a template is given.
+
+    Attributes:
+        messages: as transformers takes them; no key has the value None.
+        tools, documents: JSON objects; None where the request has none.
+        add_generation_prompt: end with the beginning of a reply.
+        continue_final_message: leave the last message open, for the reply to go on.
+        variables: `chat_template_kwargs`.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = {}
+
+
+class Rendering(msgspec.Struct, frozen=True):
+    """A template and what it renders.
+
+    Attributes:
+        special_tokens: the tokenizer's `special_tokens_map`, which templates may use by name.
+        max_chars: a longer text is refused.
+    """
+
+    template: str
+    conversation: Conversation
+    special_tokens: Mapping[str, Any] = {}
+    max_chars: int = MAX_CHARS
+
+
+def render(rendering: Rendering) -> str:
+    """The text of a prompt.
+
+    Raises:
+        ApiError: the template refuses the conversation, or the text is too long.
+        MemoryError: rendering took too much.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    conversation = rendering.conversation
+    try:
+        rendered, _ = render_jinja_template(
+            conversations=[list(conversation.messages)],
+            tools=None if conversation.tools is None else list(conversation.tools),
+            documents=None if conversation.documents is None else list(conversation.documents),
+            chat_template=rendering.template,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            **{**rendering.special_tokens, **conversation.variables},
+        )
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a template, or what it is given, leads to
+        raise bad_request("messages", f"the chat template refused: {error}") from error
+    text: str = rendered[0]
+    if len(text) > rendering.max_chars:
+        raise bad_request(
+            "messages",
+            f"the chat template must give at most {rendering.max_chars} characters, "
+            f"got {len(text)}",
+        )
+    return text
+
+
+def make_ready() -> None:
+    """Import what rendering takes, in a process for such work: seconds that no call should pay."""
+    leave_torch_out()
+    render(Rendering("", Conversation([{}])))
+
+
+def is_large(value: Any, most: int) -> bool:
+    """Whether parsed JSON has more values and characters than `most`; it looks no further."""
+    left, open_values = most, [value]
+    while open_values:
+        value = open_values.pop()
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, Mapping):
+            left -= 2 * len(value)
+            if left >= 0:
+                open_values += value.values()
+        elif isinstance(value, list | tuple):
+            left -= len(value)
+            if left >= 0:
+                open_values += value
+        if left < 0:
+            return True
+    return False

@@ -1,0 +1,90 @@
+"""Large bodies parsed in another process: what they may hold is bounded before it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import msgspec
+import numpy as np
+import orjson
+
+from server.errors import bad_request
+from server.schema.base import Body, BodyModel, decode, unknown_fields, validate
+from server.schema.fields import IGNORED
+
+PARSE_S = 60.0
+"""A body of 32 MiB takes a second."""
+MAX_NUMBERS = 1 << 22
+"""Numbers in one field, such as ids of prompts: twice the longest context."""
+MAX_VALUES = 1 << 17
+"""Values of other kinds in one field: texts, objects, lists and what they hold. A conversation of a
+million tokens has some ten thousand."""
+_UNKNOWN = "Object contains unknown field `"
+_SEPARATORS = (b",", b"[", b"{")
+_NUMERIC = b"0123456789+-.eE,[] \t\r\n"
+
+
+def decode_large(kind: type[Body], raw: bytes) -> Body:
+    """`decode`, but what has too many fields or values is refused before anything is built.
+
+    Raises:
+        ApiError: as `decode`.
+    """
+    try:
+        fields = msgspec.json.decode(raw, type=_fields_of(kind))
+    except msgspec.ValidationError as error:
+        _, found, name = str(error).partition(_UNKNOWN)
+        if found:
+            raise unknown_fields(kind, [name.removesuffix("`")]) from None
+        return decode(kind, raw)  # which says what is wrong
+    except (msgspec.DecodeError, RecursionError):
+        return decode(kind, raw)
+    given = {name: bytes(value) for name, value in msgspec.structs.asdict(fields).items() if value}
+    for name, value in given.items():
+        _check_extent(name, value)
+    return validate(kind, _parsed(kind, given, raw))
+
+
+def _parsed(kind: type[BodyModel], given: Mapping[str, bytes], raw: bytes) -> dict[str, object]:
+    """The fields' values; of those that are ignored none is built."""
+    known = kind.model_fields
+    try:
+        return {
+            name: None if IGNORED in known[name].metadata else orjson.loads(value)
+            for name, value in given.items()
+        }
+    except orjson.JSONDecodeError:  # whose position is one in the field
+        decode(kind, raw)
+        raise
+
+
+def _check_extent(name: str, raw: bytes) -> None:
+    """Refuse a field of too many values, by its commas and brackets outside of strings."""
+    if sum(map(raw.count, _SEPARATORS)) <= MAX_VALUES:  # those in strings, too
+        return
+    if not raw.translate(None, _NUMERIC):
+        if (count := raw.count(b",") + 1) > MAX_NUMBERS:
+            raise bad_request(
+                name, f"{name} must hold at most {MAX_NUMBERS} numbers, got {count}", "too_large"
+            )
+    elif (count := _num_separators(raw)) > MAX_VALUES:
+        raise bad_request(
+            name, f"{name} must hold at most {MAX_VALUES} values, got some {count}", "too_large"
+        )
+
+
+def _num_separators(raw: bytes) -> int:
+    """Commas and opening brackets outside of strings: about the values that raw JSON has."""
+    plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
+    chars = np.frombuffer(plain, dtype=np.uint8)
+    quotes = np.cumsum(chars == ord('"'), dtype=np.uint8)  # modulo 256, which keeps odd and even
+    outside = chars[quotes & 1 == 0]
+    return sum(int(np.count_nonzero(outside == ord(each))) for each in _SEPARATORS)
+
+
+@cache
+def _fields_of(kind: type[BodyModel]) -> type[msgspec.Struct]:
+    """A struct with the body's fields, of which no value is looked into."""
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.model_fields]
+    return msgspec.defstruct("Fields", fields, forbid_unknown_fields=True)

@@ -1,0 +1,82 @@
+"""Memory for large bodies: so many bytes at once, and given back to the system afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from server.errors import overloaded
+from server.http.processes import trim_memory
+
+LARGE_BYTES = 128 << 20
+"""Bytes of large bodies that one front holds at once, or one body, however large."""
+MAX_WAITING = 1024
+"""Large bodies that wait for memory; their clients' sockets are not read meanwhile."""
+TRIM_S = 0.5
+"""Seconds after a large body until memory is given back, for all that end by then."""
+
+
+class Lease:
+    """Bytes that one body may take, until released."""
+
+    def __init__(self, memory: BodyMemory, num_bytes: int) -> None:
+        self._memory = memory
+        self._num_bytes = num_bytes
+
+    def release(self) -> None:
+        """Let others have them; twice does no harm."""
+        self._memory.give_back(self._num_bytes)
+        self._num_bytes = 0
+
+
+class BodyMemory:
+    """Leases memory in the order in which it is asked for."""
+
+    def __init__(self, limit: int = LARGE_BYTES) -> None:
+        self._limit = limit
+        self._taken = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._trimming: asyncio.TimerHandle | None = None
+
+    async def lease(self, num_bytes: int) -> Lease:
+        """Wait for so many bytes; more than there are count as all.
+
+        Raises:
+            ApiError: 429, too many wait.
+        """
+        num_bytes = min(num_bytes, self._limit)
+        if self._waiting or self._taken + num_bytes > self._limit:
+            if len(self._waiting) >= MAX_WAITING:
+                raise overloaded(f"{MAX_WAITING} large bodies wait to be read")
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append((num_bytes, turn))
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self.give_back(num_bytes)
+                raise
+        else:
+            self._taken += num_bytes
+        return Lease(self, num_bytes)
+
+    def give_back(self, num_bytes: int) -> None:
+        """Take bytes back, and let those have them who wait."""
+        if not num_bytes:
+            return
+        self._taken -= num_bytes
+        while self._waiting:
+            wanted, turn = self._waiting[0]
+            if not turn.cancelled():
+                if self._taken + wanted > self._limit:
+                    break
+                self._taken += wanted
+                turn.set_result(None)
+            self._waiting.popleft()
+        if self._trimming is None:
+            self._trimming = asyncio.get_running_loop().call_later(TRIM_S, self._trim)
+
+    def _trim(self) -> None:
+        """Trim on a thread: the C library takes some milliseconds."""
+        self._trimming = None
+        asyncio.get_running_loop().run_in_executor(None, trim_memory)

@@ -1,0 +1,227 @@
+"""Processes for work that nothing here could interrupt: each call is bounded in time and memory.
+
+Parsing JSON, rendering a template and compiling a grammar may spend seconds inside one operation of
+C or Rust, which holds Python's lock and hears no signal. In a process of its own such work holds up
+nobody, and can be ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import os
+import queue
+import resource
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, TypeVar
+
+from engine.awake import AwakeClock
+from server.errors import overloaded
+from server.http.child import follow_parent
+
+T = TypeVar("T")
+
+START_S = 120.0
+"""A process that is not ready by then is given up."""
+MEMORY_BYTES = 4 << 30
+"""What a call may take beyond what its process has at the start."""
+MAX_WAITING = 1024
+"""Calls that wait for a process."""
+NICENESS = 5
+"""Such work yields to the event loop and the engine where they want the same processor."""
+LOOK_S = 0.25
+
+
+class CallEndedError(Exception):
+    """A process ended within a call: killed by the system, or by memory that it could not have."""
+
+
+class Setup(NamedTuple):
+    """What a process makes ready before its first call: `prepare` is called with `args` there."""
+
+    prepare: Callable[..., object]
+    args: tuple[Any, ...] = ()
+
+
+class BoundedProcess:
+    """One process; a thread at a time calls it."""
+
+    def __init__(self, setup: Setup | None, memory_bytes: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, memory_bytes), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._is_closed = False
+        self._connection.send(setup)
+        self._answer(START_S)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be called again."""
+        return not self._is_closed and self._process.is_alive()
+
+    def call(self, limit_s: float, function: Callable[..., T], *args: Any) -> T:
+        """What the function returns there, or raises; both are sent as pickles.
+
+        Raises:
+            TimeoutError: it took longer, and was killed; time of this process being stopped does
+                not count.
+            MemoryError: it took too much. CallEndedError: the process ended.
+        """
+        try:
+            self._connection.send((function, args))
+            result, error = self._answer(limit_s)
+        except (EOFError, ConnectionError):
+            self.close()
+            raise CallEndedError from None
+        if error is not None:
+            raise error
+        returned: T = result
+        return returned
+
+    def _answer(self, limit_s: float) -> tuple[Any, Exception | None]:
+        awake = AwakeClock()
+        while not self._connection.poll(min(LOOK_S, limit_s)):
+            awake.tick()
+            if awake.seconds >= limit_s:
+                self.close()
+                raise TimeoutError
+        answer: tuple[Any, Exception | None] = self._connection.recv()
+        return answer
+
+    def kill(self) -> None:
+        """End it, whatever it does; a thread that calls it hears so, and closes it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it and give back what it held; no thread calls it any more."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+        self._is_closed = True
+
+
+class ProcessPool:
+    """Calls functions in some processes, which start when they are needed.
+
+    Args:
+        num_processes: so many calls run at once; one that takes long need not hold up the others.
+        setup: what each process makes ready.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_processes: int,
+        *,
+        setup: Setup | None = None,
+        memory_bytes: int = MEMORY_BYTES,
+    ) -> None:
+        self._name = name
+        self._setup = setup
+        self._memory_bytes = memory_bytes
+        self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix=name)
+        self._processes: list[BoundedProcess] = []
+        self._idle: queue.LifoQueue[BoundedProcess] = queue.LifoQueue()
+        self._num_waiting = 0
+        self._is_closed = False
+
+    async def run(self, limit_s: float, function: Callable[..., T], *args: Any) -> T:
+        """As `BoundedProcess.call`; the limit counts from the call's own start.
+
+        Raises:
+            ApiError: 429, too many calls wait.
+        """
+        if self._num_waiting >= MAX_WAITING:
+            raise overloaded(f"{MAX_WAITING} requests wait for {self._name}")
+        loop = asyncio.get_running_loop()
+        self._num_waiting += 1
+        try:
+            return await loop.run_in_executor(self._threads, self._call, limit_s, function, *args)
+        finally:
+            self._num_waiting -= 1
+
+    def _call(self, limit_s: float, function: Callable[..., T], *args: Any) -> T:
+        """In a thread: call a process that nobody else calls."""
+        try:
+            process = self._idle.get_nowait()
+        except queue.Empty:
+            process = BoundedProcess(self._setup, self._memory_bytes)
+            self._processes.append(process)
+            if self._is_closed:
+                process.kill()
+        try:
+            return process.call(limit_s, function, *args)
+        finally:
+            if process.is_alive:
+                self._idle.put(process)
+            else:
+                self._processes.remove(process)
+
+    def close(self) -> None:
+        """End the processes and threads."""
+        self._is_closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in self._processes:
+            process.kill()
+
+
+def trim_memory() -> None:
+    """Give free memory back to the system, where the C library is glibc."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+# -- in the process ---------------------------------------------------------------------------
+
+
+def _serve(connection: Connection, memory_bytes: int) -> None:
+    """Call what comes, until the parent is gone."""
+    follow_parent()
+    os.nice(NICENESS)
+    gc.disable()  # collections would look through millions of parsed values, again and again
+    with contextlib.suppress(EOFError):
+        setup = connection.recv()
+        if setup is not None:
+            setup.prepare(*setup.args)
+        _bound_memory(memory_bytes)
+        connection.send((None, None))
+        while True:
+            function, args = connection.recv()
+            connection.send(_called(function, args))
+            del function, args
+            _tidy()
+
+
+def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    try:
+        return function(*args), None
+    except MemoryError:
+        return None, MemoryError()
+    except Exception as error:
+        error.__traceback__ = error.__context__ = None  # they hold all that was parsed
+        return None, error
+
+
+def _bound_memory(memory_bytes: int) -> None:
+    with open("/proc/self/statm") as statm:
+        base = int(statm.read().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = base + memory_bytes
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _tidy() -> None:
+    """Give back what a call took. What it imported or cached stays, and is looked through once."""
+    gc.collect()
+    gc.freeze()
+    trim_memory()

@@ -1,0 +1,107 @@
+"""Calls in other processes: answered, bounded in time and memory, and none held up by another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from server.errors import ApiError, bad_request
+from server.http import processes as module
+from server.http.processes import CallEndedError, ProcessPool, Setup
+
+MEMORY_BYTES = 256 << 20
+_made: list[str] = []
+
+
+def make_ready(word: str) -> None:
+    _made.append(word)
+
+
+def made() -> list[str]:
+    return _made
+
+
+def endless_operation() -> int:
+    return sum(range(10**12))
+
+
+def fill(num_bytes: int) -> int:
+    return len(bytearray(num_bytes))
+
+
+def refuse() -> None:
+    raise bad_request("field", "it is refused", "code")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    pool = ProcessPool("tests", 2, setup=Setup(make_ready, ("word",)), memory_bytes=MEMORY_BYTES)
+    yield pool
+    pool.close()
+
+
+async def test_what_a_function_returns_or_raises(pool: ProcessPool) -> None:
+    assert await pool.run(30.0, int, "7") == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        await pool.run(30.0, int, "x")
+    with pytest.raises(ApiError, match="it is refused") as refused:
+        await pool.run(30.0, refuse)
+    assert (refused.value.status, refused.value.param) == (400, "field")
+
+
+async def test_processes_are_made_ready_and_stay(pool: ProcessPool) -> None:
+    assert await pool.run(30.0, made) == ["word"]
+    pids = {await pool.run(30.0, os.getpid) for _ in range(8)}
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+
+
+async def test_one_operation_that_takes_too_long_is_ended(pool: ProcessPool) -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await pool.run(0.3, endless_operation)
+    assert await pool.run(30.0, int, "7") == 7
+    assert time.monotonic() - began < 60
+
+
+async def test_memory_is_bounded(pool: ProcessPool) -> None:
+    assert await pool.run(30.0, fill, MEMORY_BYTES // 2) == MEMORY_BYTES // 2
+    with pytest.raises(MemoryError):
+        await pool.run(30.0, fill, 2 * MEMORY_BYTES)
+    assert await pool.run(30.0, fill, MEMORY_BYTES // 2) == MEMORY_BYTES // 2, "it was given back"
+
+
+async def test_a_process_that_ends_is_replaced(pool: ProcessPool) -> None:
+    with pytest.raises(CallEndedError):
+        await pool.run(30.0, os._exit, 3)
+    assert await pool.run(30.0, int, "7") == 7
+
+
+async def test_a_second_call_passes_a_slow_one(pool: ProcessPool) -> None:
+    await asyncio.gather(*[pool.run(30.0, time.sleep, 0.2) for _ in range(2)])  # both have started
+    slow = asyncio.create_task(pool.run(60.0, time.sleep, 3.0))
+    await asyncio.sleep(0.1)
+    assert await pool.run(30.0, int, "7") == 7
+    assert not slow.done()
+    await slow
+
+
+async def test_time_counts_from_a_calls_own_start(pool: ProcessPool) -> None:
+    """Of six calls two run at once; the last waits for longer than it may take."""
+    calls = [pool.run(0.9, time.sleep, 0.4) for _ in range(6)]
+    assert await asyncio.gather(*calls) == [None] * 6
+
+
+async def test_too_many_calls_are_refused(
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    calls = [asyncio.create_task(pool.run(30.0, time.sleep, 0.2)) for _ in range(4)]
+    with pytest.raises(ApiError, match="3 requests wait for tests") as refused:
+        await calls.pop()
+    assert refused.value.status == 429
+    assert await asyncio.gather(*calls) == [None] * 3
