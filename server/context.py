@@ -17,12 +17,12 @@ from server.http.admission import AdmissionControl
 from server.http.body import BodyReader
 from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
-from server.http.processes import ProcessPool, Setup
-from server.http.worker import Worker
 from server.metrics import Metrics
 from server.self_test import SelfTest
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
+from server.work.processes import Preparation, ProcessPool
+from server.work.worker import Worker
 
 if TYPE_CHECKING:
     from server.http.traces import Traces
@@ -72,7 +72,7 @@ def make_context(
     """Make the parts of a server over an engine."""
     tokenizer.reserve(engine.info.vocab_size)
     metrics = Metrics(config.model_names[0], engine, fronts, prefix=config.metrics_prefix)
-    large = ProcessPool("large bodies", NUM_LARGE, setup=Setup(make_ready))
+    large = ProcessPool("large bodies", NUM_LARGE, setup=lambda: Preparation(make_ready))
     return Context(
         engine=engine,
         fronts=fronts,

@@ -42,7 +42,7 @@ ROOMS = {
         *("startup", "audit", "frontends", "process", "parent", "client"),
     ),
     "server": (
-        *("schema", "text", "http", "fleet", "structured"),
+        *("schema", "text", "work", "http", "fleet", "structured"),
         *("endpoints.completions.prompt_field", "endpoints.completions.schema"),
         *("endpoints.chat.schema", "endpoints.scoring.schema"),
         *("generation", "conversation.parsing", "conversation", "scoring"),

@@ -22,10 +22,10 @@ from server.conversation.rendering import (
     render,
 )
 from server.errors import bad_request
-from server.http.bounded import BoundedThread
-from server.http.processes import CallEndedError, ProcessPool, Setup
 from server.schema.checks import too_long
 from server.text.tokenizer import Tokenizer
+from server.work.bounded import BoundedThread
+from server.work.processes import CallEndedError, Preparation, ProcessPool
 
 T = TypeVar("T")
 
@@ -89,7 +89,10 @@ class ChatTemplate:
         self._max_chars = max_chars
         self._thread = BoundedThread("chat-template")
         self._strangers = ProcessPool(
-            "templates of requests", 1, setup=Setup(make_ready), memory_bytes=OWN_BYTES
+            "templates of requests",
+            1,
+            setup=lambda: Preparation(make_ready),
+            memory_bytes=OWN_BYTES,
         )
 
     def source(self, *, with_tools: bool, own: str | None = None) -> str:

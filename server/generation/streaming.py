@@ -17,8 +17,8 @@ from server.generation.render import Renderer
 from server.http.account import account_of
 from server.http.disconnect import CancelOnDisconnect, ClientGoneError
 from server.http.reply import send_in_parts
-from server.http.worker import Worker
 from server.metrics import Metrics
+from server.work.worker import Worker
 
 logger = logging.getLogger("tailrace")
 

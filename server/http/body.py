@@ -21,8 +21,8 @@ from server.http.content import MAX_RATIO, check_content_type, content_encoding,
 from server.http.disconnect import ClientGoneError
 from server.http.large import PARSE_S, decode_large
 from server.http.memory import BodyMemory
-from server.http.processes import CallEndedError, ProcessPool
 from server.schema.base import Body, decode
+from server.work.processes import CallEndedError, ProcessPool
 
 INLINE_BYTES = 512 << 10
 INLINE_OBJECTS = 2048

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from server.errors import overloaded
-from server.http.processes import trim_memory
+from server.work.processes import trim_memory
 
 LARGE_BYTES = 128 << 20
 """Bytes of large bodies that one front holds at once, or one body, however large."""

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-import queue
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from engine.config import EngineInfo
-from server.errors import ApiError, bad_request, overloaded
-from server.structured.process import CheckProcess
+from server.errors import ApiError, bad_request
+from server.structured.process import check, make_ready
 from server.structured.spec import CheckedGrammar, GrammarSpec, TokenTable
 from server.text.tokenizer import Tokenizer
+from server.work.processes import CallEndedError, Preparation, ProcessPool
 
 CHECK_S = 10.0
 """A schema of thousands of patterns takes one or two."""
 NUM_PROCESSES = 2
 """A grammar that takes long need not hold up the others."""
 MAX_WAITING = 64
+TOO_MANY = 429
+"""Status of a refusal that is no grammar's own."""
 CACHE_BYTES = 64 << 20
 _REFUSAL_BYTES = 2048
 
@@ -37,13 +38,11 @@ class GrammarChecker:
         self._tokenizer = tokenizer
         self._info = info
         self._check_s = check_s
-        self._threads = ThreadPoolExecutor(NUM_PROCESSES, thread_name_prefix="grammar-check")
-        self._processes: list[CheckProcess] = []
-        self._idle: queue.LifoQueue[CheckProcess] = queue.LifoQueue()
+        self._pool = ProcessPool(
+            "the compilation of grammars", NUM_PROCESSES, setup=self._setup, max_waiting=MAX_WAITING
+        )
         self._cache: OrderedDict[bytes, asyncio.Task[CheckedGrammar | ApiError]] = OrderedDict()
         self._sizes: dict[bytes, int] = {}
-        self._num_waiting = 0
-        self._is_closed = False
 
     def check_served(self, param: str) -> None:
         """Raise a 400 for a field that needs masks where the engine has none."""
@@ -65,9 +64,6 @@ class GrammarChecker:
         key = hashlib.sha256(raw).digest()
         checking = self._cache.get(key)
         if checking is None:
-            if self._num_waiting >= MAX_WAITING:
-                raise overloaded(f"{MAX_WAITING} grammars wait to be compiled")
-            self._num_waiting += 1
             checking = asyncio.create_task(self._check(key, spec, raw))
             self._cache[key] = checking
         self._cache.move_to_end(key)
@@ -79,12 +75,13 @@ class GrammarChecker:
 
     async def _check(self, key: bytes, spec: GrammarSpec, raw: bytes) -> CheckedGrammar | ApiError:
         """Ask a process; refusals are kept as well, since they are not cheaper to come by."""
-        loop = asyncio.get_running_loop()
         size = _REFUSAL_BYTES
         try:
-            checked = await loop.run_in_executor(self._threads, self._ask, spec, raw)
+            checked = await self._ask(spec, raw)
             size += len(checked.source) * (1 + (checked.reduced is not None)) + len(checked.first)
         except ApiError as error:
+            if error.status == TOO_MANY:
+                del self._cache[key]
             return error
         except BaseException:
             del self._cache[key]
@@ -92,7 +89,6 @@ class GrammarChecker:
         else:
             return checked
         finally:
-            self._num_waiting -= 1
             self._keep(key, size)
 
     def _keep(self, key: bytes, size: int) -> None:
@@ -104,36 +100,25 @@ class GrammarChecker:
             if oldest in self._sizes and oldest != key:
                 del self._cache[oldest], self._sizes[oldest]
 
-    def _ask(self, spec: GrammarSpec, raw: bytes) -> CheckedGrammar:
-        """In a thread: check in a process that nobody else asks."""
+    async def _ask(self, spec: GrammarSpec, raw: bytes) -> CheckedGrammar:
         try:
-            process = self._idle.get_nowait()
-        except queue.Empty:
-            process = CheckProcess(self._vocabulary(), self._check_s)
-            self._processes.append(process)
-            if self._is_closed:
-                process.kill()
-        try:
-            return process.check(spec, raw)
-        finally:
-            if process.is_alive:
-                self._idle.put(process)
-            else:
-                self._processes.remove(process)
+            return await self._pool.run(self._check_s, check, raw)
+        except TimeoutError:
+            words = f"more than {self._check_s:g} s to compile"
+        except (MemoryError, CallEndedError):
+            words = "too much memory to compile"
+        raise bad_request(spec.param, f"{spec.param} takes {words}", "grammar_too_large")
 
-    def _vocabulary(self) -> bytes:
-        """The model's tokens, as they are sent to a process."""
+    def _setup(self) -> Preparation:
+        """What a process has to know: the model's tokens."""
         vocab_size = self._info.vocab_size
         vocabulary = TokenTable(
             tokens=self._tokenizer.raw[:vocab_size],
             special_ids=sorted(i for i in self._tokenizer.special_ids if i < vocab_size),
             eos_ids=list(self._info.eos_token_ids),
         )
-        return msgspec.msgpack.encode(vocabulary)
+        return Preparation(make_ready, (msgspec.msgpack.encode(vocabulary),))
 
     def close(self) -> None:
         """End the processes and threads."""
-        self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for process in self._processes:
-            process.kill()
+        self._pool.close()

@@ -18,9 +18,9 @@ from server.conversation.messages import template_messages
 from server.conversation.rendering import Conversation, is_large, make_ready
 from server.conversation.template import LARGE, LONG_CHARS, ChatTemplate
 from server.errors import ApiError
-from server.http.processes import ProcessPool, Setup
 from server.schema.messages import ChatMessage
 from server.text.tokenizer import FastTokenizer
+from server.work.processes import Preparation, ProcessPool
 from tests.fakes import byte_backend
 
 TEMPLATES = {
@@ -62,7 +62,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(scope="module")
 def large() -> Iterator[ProcessPool]:
-    pool = ProcessPool("large", 1, setup=Setup(make_ready))
+    pool = ProcessPool("large", 1, setup=lambda: Preparation(make_ready))
     yield pool
     pool.close()
 

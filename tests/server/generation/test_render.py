@@ -17,7 +17,7 @@ from server.generation.form import ReplyForm
 from server.generation.prepare import PreparedRequest
 from server.generation.prompts import Prompt
 from server.generation.render import AHEAD_TOKENS, INLINE_VALUES, Renderer
-from server.http.worker import Worker
+from server.work.worker import Worker
 from tests.fake_values import score, value_row
 from tests.server.generation.pieces import TOKENIZER, entry, form, reply_choice, values
 from tests.server.http.test_body import LIMIT_S, longest_wait

@@ -13,8 +13,8 @@ import orjson
 
 from engine.arrays import LogprobArrays
 from server.generation.logprobs import LogprobWriter, join_columns
-from server.http.worker import Worker
 from server.text.json_fragments import TokenFragments
+from server.work.worker import Worker
 from tests.server.slowness import fastest, slowness
 
 POSITIONS, TOP, VOCAB = 4096, 20, 8192

@@ -15,7 +15,6 @@ from msgspec import structs
 from server.errors import ApiError
 from server.structured import checker as checker_module
 from server.structured.checker import GrammarChecker
-from server.structured.process import CheckProcess
 from server.structured.spec import GrammarKind, GrammarSpec
 from server.text.tokenizer import Tokenizer
 from tests.fakes import FakeEngine, byte_tokenizer
@@ -56,13 +55,13 @@ async def test_equal_grammars_are_checked_once(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bytes] = []
-    check = CheckProcess.check
+    ask = checker._ask
 
-    def counted(self: CheckProcess, wanted: GrammarSpec, raw: bytes) -> Any:
+    async def counted(wanted: GrammarSpec, raw: bytes) -> Any:
         asked.append(raw)
-        return check(self, wanted, raw)
+        return await ask(wanted, raw)
 
-    monkeypatch.setattr(CheckProcess, "check", counted)
+    monkeypatch.setattr(checker, "_ask", counted)
     wanted = spec("choice", ["a", "b"])
     found = await asyncio.gather(*(checker.check(wanted) for _ in range(20)))
     assert len({id(each) for each in found}) == 1
@@ -90,7 +89,7 @@ async def test_what_never_ends_hinders_nobody() -> None:
     await checker.check(spec("choice", ["a"]))
     endless = asyncio.create_task(refusal(checker, spec("json", NEVER_ENDS)))
     try:
-        await eventually(checker._idle.empty)  # the first process has it
+        await eventually(checker._pool._idle.empty)  # the first process has it
         assert (await checker.check(spec("regex", "a+"))).source
         assert not endless.done()
     finally:
@@ -102,15 +101,15 @@ async def test_what_never_ends_is_ended() -> None:
     checker = GrammarChecker(tokenizer(), FakeEngine().info, check_s=PATIENCE_S)
     try:
         await checker.check(spec("choice", ["a"]))
-        [process] = checker._processes
-        process._check_s = 0.5
+        [process] = checker._pool._processes
+        checker._check_s = 0.5
         error = await refusal(checker, spec("json", NEVER_ENDS))
         assert (error.status, error.param, error.code) == (400, "here", "grammar_too_large")
         assert "0.5 s" in error.message
         assert not process.is_alive
-        assert checker._processes == []
+        assert checker._pool._processes == []
         await refusal(checker, spec("json", NEVER_ENDS))  # known by now, so none is asked
-        assert checker._processes == []
+        assert checker._pool._processes == []
         assert (await checker.check(spec("regex", "b+"))).source
     finally:
         checker.close()
@@ -138,11 +137,11 @@ async def test_the_event_loop_goes_on(checker: GrammarChecker) -> None:
 
 
 async def test_too_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker_module, "MAX_WAITING", 2)
     checker = GrammarChecker(tokenizer(), FakeEngine().info)
+    monkeypatch.setattr(checker._pool, "_max_waiting", 2)
     try:
         tasks = [asyncio.create_task(checker.check(spec("choice", [str(i)]))) for i in range(2)]
-        await asyncio.sleep(0)
+        await eventually(lambda: checker._pool._num_waiting == 2)
         error = await refusal(checker, spec("choice", ["x"]))
         assert error.status == 429
         assert "retry-after" in error.headers
@@ -175,9 +174,9 @@ async def test_processes_end_with_the_checker() -> None:
     checker = GrammarChecker(tokenizer(), FakeEngine().info, check_s=PATIENCE_S)
     await checker.check(spec("choice", ["a"]))
     busy = asyncio.create_task(refusal(checker, spec("json", NEVER_ENDS)))
-    await eventually(checker._idle.empty)  # the first process has it
+    await eventually(checker._pool._idle.empty)  # the first process has it
     await checker.check(spec("choice", ["b"]))
-    processes = list(checker._processes)
+    processes = list(checker._pool._processes)
     assert [process.is_alive for process in processes] == [True, True]
     checker.close()
     began = time.monotonic()

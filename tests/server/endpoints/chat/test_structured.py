@@ -217,7 +217,7 @@ class TestRefusals:
                 "/v1/completions", json={**body, "structured_outputs": {"choice": ["a"]}}
             )
             endless = asyncio.create_task(site.client.post("/v1/completions", json=body))
-            await eventually(site.context.grammars._idle.empty)  # its check is under way
+            await eventually(site.context.grammars._pool._idle.empty)  # its check is under way
             for _ in range(5):
                 await site.complete(prompt="x", max_tokens=2)
             assert not endless.done()  # for `CHECK_S`

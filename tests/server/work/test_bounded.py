@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from server.errors import ApiError
-from server.http import bounded as module
-from server.http.bounded import BoundedThread
+from server.work import bounded as module
+from server.work.bounded import BoundedThread
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from server.errors import ApiError, bad_request
-from server.http import processes as module
-from server.http.processes import CallEndedError, ProcessPool, Setup
+from server.work.processes import CallEndedError, Preparation, ProcessPool
 
 MEMORY_BYTES = 256 << 20
 _made: list[str] = []
@@ -39,7 +38,9 @@ def refuse() -> None:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ProcessPool]:
-    pool = ProcessPool("tests", 2, setup=Setup(make_ready, ("word",)), memory_bytes=MEMORY_BYTES)
+    pool = ProcessPool(
+        "tests", 2, setup=lambda: Preparation(make_ready, ("word",)), memory_bytes=MEMORY_BYTES
+    )
     yield pool
     pool.close()
 
@@ -99,7 +100,7 @@ async def test_time_counts_from_a_calls_own_start(pool: ProcessPool) -> None:
 async def test_too_many_calls_are_refused(
     pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    monkeypatch.setattr(pool, "_max_waiting", 3)
     calls = [asyncio.create_task(pool.run(30.0, time.sleep, 0.2)) for _ in range(4)]
     with pytest.raises(ApiError, match="3 requests wait for tests") as refused:
         await calls.pop()

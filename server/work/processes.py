@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from engine.awake import AwakeClock
 from server.errors import overloaded
-from server.http.child import follow_parent
+from server.work.child import follow_parent
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class CallEndedError(Exception):
     """A process ended within a call: killed by the system, or by memory that it could not have."""
 
 
-class Setup(NamedTuple):
+class Preparation(NamedTuple):
     """What a process makes ready before its first call: `prepare` is called with `args` there."""
 
     prepare: Callable[..., object]
@@ -51,7 +51,7 @@ class Setup(NamedTuple):
 class BoundedProcess:
     """One process; a thread at a time calls it."""
 
-    def __init__(self, setup: Setup | None, memory_bytes: int) -> None:
+    def __init__(self, setup: Preparation | None, memory_bytes: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, memory_bytes), daemon=True)
@@ -112,7 +112,8 @@ class ProcessPool:
 
     Args:
         num_processes: so many calls run at once; one that takes long need not hold up the others.
-        setup: what each process makes ready.
+        setup: says what each process makes ready; asked with the first.
+        max_waiting: calls that wait for a process, or are at work.
     """
 
     def __init__(
@@ -120,9 +121,11 @@ class ProcessPool:
         name: str,
         num_processes: int,
         *,
-        setup: Setup | None = None,
+        setup: Callable[[], Preparation] | None = None,
         memory_bytes: int = MEMORY_BYTES,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
+        self._max_waiting = max_waiting
         self._name = name
         self._setup = setup
         self._memory_bytes = memory_bytes
@@ -133,13 +136,13 @@ class ProcessPool:
         self._is_closed = False
 
     async def run(self, limit_s: float, function: Callable[..., T], *args: Any) -> T:
-        """As `BoundedProcess.call`; the limit counts from the call's own start.
+        """Call a function as `BoundedProcess.call` does; the limit counts from the call's start.
 
         Raises:
             ApiError: 429, too many calls wait.
         """
-        if self._num_waiting >= MAX_WAITING:
-            raise overloaded(f"{MAX_WAITING} requests wait for {self._name}")
+        if self._num_waiting >= self._max_waiting:
+            raise overloaded(f"{self._max_waiting} requests wait for {self._name}")
         loop = asyncio.get_running_loop()
         self._num_waiting += 1
         try:
@@ -152,7 +155,8 @@ class ProcessPool:
         try:
             process = self._idle.get_nowait()
         except queue.Empty:
-            process = BoundedProcess(self._setup, self._memory_bytes)
+            setup = None if self._setup is None else self._setup()
+            process = BoundedProcess(setup, self._memory_bytes)
             self._processes.append(process)
             if self._is_closed:
                 process.kill()
