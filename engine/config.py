@@ -54,6 +54,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         block_size: tokens in a block.
         num_blocks: number of blocks; None sizes the cache from memory.
+        num_snapshots: snapshots of rows' states; None sizes them with the blocks.
         memory_utilization: share of the GPU's memory that the server may use.
         cpu_bytes: size of the cache on CPU where num_blocks is None.
         prefix_caching: reuse blocks of equal prefixes.
@@ -62,6 +63,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     block_size: int = 16
     num_blocks: int | None = None
+    num_snapshots: int | None = None
     memory_utilization: float = 0.9
     cpu_bytes: int = 1 << 30
     prefix_caching: bool = True
@@ -273,6 +275,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         eos_token_ids: end-of-sequence ids of the model's config and generation config.
         max_rows: choices running at once, at most.
         num_blocks, block_size: blocks of the KV cache, and tokens in each.
+        num_snapshots: of rows' states; None where no layer keeps a state.
+        snapshot_multiple: tokens that the ends of snapshots are multiples of.
         cache_dtype: how the KV cache stores keys and values, as `CacheConfig.dtype`.
         dtype: name of the model's dtype.
         device: name of the device, such as "cpu" or "NVIDIA H200".
@@ -287,6 +291,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_rows: int
     num_blocks: int
     block_size: int
+    num_snapshots: int | None = None
+    snapshot_multiple: int = 1
     cache_dtype: CacheDtype = "auto"
     dtype: str
     device: str

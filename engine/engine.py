@@ -23,6 +23,7 @@ from engine.planning.outputs import OutputRing
 from engine.planning.pace import Pace
 from engine.planning.prefixes import PrefixIndex
 from engine.planning.prompt_parts import join_prompt_parts
+from engine.planning.row_snapshots import row_snapshots
 from engine.planning.scheduler import Scheduler
 from engine.planning.seeds import Seeds
 from engine.planning.settle import Settled, settle
@@ -68,7 +69,8 @@ class Engine:
         max_new = 1 + drafting.num_tokens
         self._table = RowTable(info.max_rows, info.max_model_len + 1, max_new)
         self._ring = OutputRing(info.max_rows, max_new, report_times=config.report_times)
-        self._prefixes = PrefixIndex(config.cache, self._pool, self._table)
+        self._snapshots = row_snapshots(config.cache, info, drafting, self._table)
+        self._prefixes = PrefixIndex(config.cache, self._pool, self._table, self._snapshots)
         self._pace = Pace(config.scheduler.max_gap_s)
         self._scheduler = Scheduler(
             config.scheduler,
@@ -79,6 +81,7 @@ class Engine:
             on_preempt=self._save,
             drafting=drafting,
             pace=self._pace,
+            snapshots=self._snapshots,
         )
         self._drafts = DraftCounts(info.max_rows, k) if (k := drafting.num_tokens) else None
         self._scoring = ScoringQueue(
@@ -338,6 +341,8 @@ class Engine:
         """Assert that blocks and rows agree; for tests and idle moments."""
         held = [self._table.blocks[row] for row in self._table.running]
         self._pool.check(held + self._scoring.held_blocks)
+        if self._snapshots is not None:
+            self._snapshots.check()
         self._unfinished.check()
         assert self._unfinished.count or not self._table.running
 

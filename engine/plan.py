@@ -11,6 +11,7 @@ import numpy as np
 from engine.arrays import Int32Array, Int64Array, LogprobArrays, UInt8Array
 from engine.contracts.scoring import ScoringRunner
 from engine.errors import kind_and_line
+from engine.memory.snapshots import NO_SNAPSHOT
 from engine.rows import BoolArray, Choice
 
 
@@ -21,12 +22,14 @@ class Admission:
     Attributes:
         num_computed: tokens whose KV its first blocks hold.
         limit: prompt and generated tokens together at most; no token gets this position.
+        snapshot: the state after these tokens, where layers keep one.
     """
 
     row: int
     choice: Choice
     num_computed: int
     limit: int
+    snapshot: int = NO_SNAPSHOT
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,21 @@ class BlockGrant:
     row: int
     start: int
     blocks: list[int]
+
+
+@dataclass(frozen=True)
+class SnapshotGrant:
+    """Where a row's state is kept after so many tokens, at most `MAX_SNAPSHOTS` times.
+
+    It replaces what the row was granted before.
+
+    Attributes:
+        ends: numbers of tokens, ascending. snapshots: one for each.
+    """
+
+    row: int
+    ends: tuple[int, ...]
+    snapshots: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -70,6 +88,7 @@ class StepPlan:
         num_prompt_tokens: prompt tokens among those computed.
         num_drafts: k or 0, the same for every decoding row.
         admissions, grants: rows and blocks given since the last plan, in order.
+        snapshots: wanted from this step on, at most one a row.
         released: rows vacated since the last plan; apply before admissions.
         undrafted: decoding rows of this step that bring no drafts of their own.
         spans: prompt positions whose next tokens' logprobs are wanted.
@@ -89,6 +108,7 @@ class StepPlan:
     constrained: BoolArray
     admissions: list[Admission] = field(default_factory=list)
     grants: list[BlockGrant] = field(default_factory=list)
+    snapshots: list[SnapshotGrant] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
     undrafted: list[int] = field(default_factory=list)
     spans: list[PromptSpan] = field(default_factory=list)
@@ -140,7 +160,7 @@ class StepPlan:
         plan = object.__new__(StepPlan)
         plan.__dict__.update(self.__dict__)
         plan.starts = self.starts + self.num_query
-        plan.admissions, plan.grants, plan.released = [], [], []
+        plan.admissions, plan.grants, plan.snapshots, plan.released = [], [], [], []
         return plan
 
     @cached_property

@@ -61,6 +61,7 @@ NO_TORCH = [
         "engine/arrays.py",
         "engine/awake.py",
         "engine/memory/blocks.py",
+        "engine/memory/snapshots.py",
         "engine/client.py",
         "engine/codec.py",
         "engine/config.py",

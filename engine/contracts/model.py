@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.memory.states import StateSpec, StepStates
 
 
 class CausalLM(Protocol):
@@ -27,13 +28,25 @@ class CausalLM(Protocol):
     attention_specs: Sequence[AttentionSpec]
     dtype: torch.dtype
 
+    def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
+        """What layers keep of a row whose steps bring so many drafts; none for most models.
+
+        One for each layer that keeps a state, in the order of `StepStates.layers`.
+        """
+        ...
+
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
         """The hidden states of a step's tokens, after the final norm.
 
         Args:
             input_ids: int32 [T]. positions: int64 [T], absolute.
+            states: of the step's rows; None where no layer keeps a state.
 
         Returns:
             [T, hidden_size] in the model's dtype.

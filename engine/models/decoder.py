@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.heads import Rotation
 from engine.kernels.rope import rope_table
+from engine.memory.states import StateSpec, StepStates
 from engine.models.families.decoder_config import DecoderConfig
 from engine.models.families.decoder_weights import DecoderWeights
 from engine.models.families.general_weights import GeneralWeights
@@ -102,12 +103,19 @@ class Decoder:
             run.run(index, _layer(unquantized, index))
         reference.hidden = run.hidden(self._final_norm)
 
+    def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
+        return ()
+
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedded = F.embedding(input_ids, self._embedding)
         return embedded if self._embedding_scale == 1.0 else embedded * self._embedding_scale
 
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
         return self.forward_with_features(input_ids, positions, attention, ())[0]
 

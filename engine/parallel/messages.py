@@ -14,7 +14,14 @@ from engine.arrays import Int32Array, Int64Array
 from engine.codec import decode_array, encode_array
 from engine.config import EngineConfig
 from engine.contracts.scoring import ScoringPlan
-from engine.plan import Admission, BlockGrant, PromptSpan, StepMasks, StepPlan
+from engine.plan import (
+    Admission,
+    BlockGrant,
+    PromptSpan,
+    SnapshotGrant,
+    StepMasks,
+    StepPlan,
+)
 from engine.request import Request
 from engine.rows import BoolArray, Choice
 
@@ -54,6 +61,7 @@ class RowAdmission(msgspec.Struct, frozen=True):
     row: int
     num_computed: int
     limit: int
+    snapshot: int
     request: Request
     index: int
     seed: int
@@ -83,6 +91,7 @@ class Launch(msgspec.Struct, tag="launch", frozen=True):
     proposes: BoolArray
     constrained: BoolArray
     grants: list[BlockGrant]
+    snapshots: list[SnapshotGrant]
     released: list[int]
     undrafted: list[int]
     admissions: list[RowAdmission]
@@ -112,7 +121,8 @@ Message = Setup | Launch | DrawStep | Score | Forget
 
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),
-    *("decodes", "runs_drafter", "proposes", "constrained", "grants", "released", "undrafted"),
+    *("decodes", "runs_drafter", "proposes", "constrained", "grants", "snapshots", "released"),
+    "undrafted",
 )
 """What a plan and its message have alike."""
 
@@ -146,6 +156,7 @@ def launch_of(plan: StepPlan) -> Launch:
                 admission.row,
                 admission.num_computed,
                 admission.limit,
+                admission.snapshot,
                 admission.choice.request,
                 admission.choice.index,
                 admission.choice.seed,
@@ -192,4 +203,6 @@ class PlanReader:
             token_ids=admission.token_ids,
         )
         self._choices[admission.row] = choice
-        return Admission(admission.row, choice, admission.num_computed, admission.limit)
+        return Admission(
+            admission.row, choice, admission.num_computed, admission.limit, admission.snapshot
+        )

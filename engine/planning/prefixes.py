@@ -7,17 +7,30 @@ import numpy as np
 from engine.arrays import Int64Array
 from engine.config import CacheConfig
 from engine.memory.blocks import BlockPool, block_hashes, chain_hash, root_hash
+from engine.memory.snapshots import NO_SNAPSHOT
+from engine.planning.row_snapshots import RowSnapshots
 from engine.rows import Choice, RowTable
 
 
 class PrefixIndex:
-    """Knows the prefix hashes of choices and rows, by which blocks are found and registered."""
+    """Knows the prefix hashes of choices and rows, by which blocks are found and registered.
 
-    def __init__(self, config: CacheConfig, pool: BlockPool, table: RowTable) -> None:
+    Args:
+        snapshots: where layers keep states: found and registered by the hashes of blocks.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        pool: BlockPool,
+        table: RowTable,
+        snapshots: RowSnapshots | None = None,
+    ) -> None:
         self._block_size = config.block_size
         self._prefix_caching = config.prefix_caching
         self._pool = pool
         self._table = table
+        self._snapshots = snapshots
 
     def find(self, choice: Choice, num_reusable: int, *, drafted: bool) -> list[int]:
         """Known blocks of a choice's first `num_reusable` tokens, without holding them.
@@ -29,6 +42,12 @@ class PrefixIndex:
             return []
         num_full = max(num_reusable, 0) // self._block_size
         return self._pool.match(self._hashes(choice)[:num_full], drafted=drafted)
+
+    def find_state(self, choice: Choice, num_blocks: int) -> tuple[int, int]:
+        """The deepest snapshot within a choice's first blocks; see `SnapshotPool.find`."""
+        if self._snapshots is None or not num_blocks:
+            return num_blocks, NO_SNAPSHOT
+        return self._snapshots.pool.find(self._hashes(choice)[:num_blocks])
 
     def last_hash(self, choice: Choice, num_blocks: int) -> bytes:
         """The hash of the last of a choice's first `num_blocks` blocks, or the root's for none."""
@@ -42,6 +61,8 @@ class PrefixIndex:
         if np.count_nonzero(new):
             for row, num_ready in zip(rows[new].tolist(), ready[new].tolist(), strict=True):
                 self._register_row(row, num_ready // size)
+        if self._snapshots is not None:
+            self._snapshots.register()
 
     def _register_row(self, row: int, num_full: int) -> None:
         table, size = self._table, self._block_size
@@ -57,6 +78,9 @@ class PrefixIndex:
                 table.parent_hash[row],
                 drafted=not table.has_gap[row],
             )
+            if self._snapshots is not None:
+                end = (block_idx + 1) * size
+                self._snapshots.note(row, end, table.parent_hash[row])
         table.num_hashed[row] = num_full * size
 
     def _hashes(self, choice: Choice) -> list[bytes]:

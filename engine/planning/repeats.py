@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.plan import StepPlan
+from engine.planning.row_snapshots import RowSnapshots
 from engine.rows import RowTable
 
 
@@ -17,10 +18,14 @@ class Repeats:
 
     Args:
         block_size: tokens of a block.
+        snapshots: where rows make snapshots, if layers keep states.
     """
 
-    def __init__(self, table: RowTable, block_size: int) -> None:
+    def __init__(
+        self, table: RowTable, block_size: int, snapshots: RowSnapshots | None = None
+    ) -> None:
         self._table, self._block_size = table, block_size
+        self._snapshots = snapshots
         self._last: StepPlan | None = None
         self._left = 0
 
@@ -36,6 +41,8 @@ class Repeats:
         if len(rows) <= size and np.count_nonzero(plan.decodes) == len(rows):
             to_limit = table.limit[rows] - table.num_known[rows] - table.num_drawing[rows]
             to_block = table.num_granted[rows] * size - table.num_computed[rows]
+            if self._snapshots is not None:
+                to_block = np.minimum(to_block, self._snapshots.num_steps_without(rows))
             self._left = max(0, int(np.minimum(to_limit, to_block).min()))
 
     def next(self) -> StepPlan | None:

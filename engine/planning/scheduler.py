@@ -14,11 +14,12 @@ import numpy as np
 from engine.arrays import Int64Array
 from engine.config import SchedulerConfig
 from engine.memory.blocks import BlockPool
-from engine.plan import Admission, BlockGrant, StepPlan, prompt_spans
+from engine.plan import Admission, BlockGrant, SnapshotGrant, StepPlan, prompt_spans
 from engine.planning.drafting import DraftRules
 from engine.planning.pace import Pace
 from engine.planning.prefixes import PrefixIndex
 from engine.planning.repeats import Repeats
+from engine.planning.row_snapshots import RowSnapshots
 from engine.planning.token_counts import token_counts
 from engine.rows import BoolArray, Choice, RowTable
 
@@ -46,8 +47,14 @@ class Scheduler:
         on_preempt: Callable[[int], None],
         drafting: DraftRules,
         pace: Pace,
+        snapshots: RowSnapshots | None = None,
     ) -> None:
-        """`on_preempt` is called with a row before its choice is preempted."""
+        """Make a scheduler without choices.
+
+        Args:
+            on_preempt: called with a row before its choice is preempted.
+            snapshots: of rows' states, where layers keep states.
+        """
         self._config = config
         self._block_size = block_size
         self._pool = pool
@@ -56,11 +63,12 @@ class Scheduler:
         self._on_preempt = on_preempt
         self._drafting = drafting
         self._pace = pace
+        self._snapshots = snapshots
         self._waiting: list[tuple[Rank, Choice]] = []
         self._admissions: list[Admission] = []
         self._grants: list[BlockGrant] = []
         self._released: list[int] = []
-        self._repeats = Repeats(table, block_size)
+        self._repeats = Repeats(table, block_size, snapshots)
         self.num_preemptions = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
@@ -79,6 +87,8 @@ class Scheduler:
     def release(self, row: int) -> None:
         """Take row and blocks from a choice that ended or is preempted."""
         self._pool.release(self._table.blocks[row])
+        if self._snapshots is not None:
+            self._snapshots.release(row)
         self._table.vacate(row)
         self._released.append(row)
 
@@ -221,8 +231,10 @@ class Scheduler:
         Returns the tokens of the chunk, and the part of the room that the choice takes.
         """
         pinned = self._drafting.pins(choice.request)
-        shared = self._shared_blocks(choice, pinned)
-        num_cached = len(shared) * self._block_size
+        known = self._known_blocks(choice, pinned)
+        num_shared, snapshot = self._prefixes.find_state(choice, len(known))
+        shared = known[:num_shared]
+        num_cached = num_shared * self._block_size
         end = self._prefill_end(choice)
         remaining = end - num_cached
         if remaining > budget and not self._config.chunked_prefill:
@@ -241,12 +253,14 @@ class Scheduler:
         if shared:
             self._append_blocks(row, shared)
         self._table.parent_hash[row] = self._prefixes.last_hash(choice, len(shared))
-        self._admissions.append(Admission(row, choice, num_cached, limit))
+        self._admissions.append(Admission(row, choice, num_cached, limit, snapshot))
         if choice.num_cached is None:
             choice.num_cached = min(num_cached, choice.prompt_len)
             self.prefix_queries += choice.prompt_len
             self.prefix_hits += choice.num_cached
         count = min(remaining, budget)
+        if self._snapshots is not None:
+            self._snapshots.admit(row, choice, num_shared, len(known))
         blocks = self._pool.grant(int(self._num_blocks(num_cached + count, limit)) - len(shared))
         assert blocks is not None, "blocks were counted before admission"
         self._append_blocks(row, blocks)
@@ -269,7 +283,7 @@ class Scheduler:
         goes_on = self._drafting.num_tokens and num_tokens > choice.prompt_len
         return num_tokens - 1 if goes_on else num_tokens
 
-    def _shared_blocks(self, choice: Choice, pinned: bool) -> list[int]:
+    def _known_blocks(self, choice: Choice, pinned: bool) -> list[int]:
         """Known blocks of the choice's prefix, up to the first token it must compute itself."""
         reusable = self._prefill_end(choice) - 1  # the last token's logits are always needed
         wanted = choice.request.prompt_logprobs
@@ -312,6 +326,7 @@ class Scheduler:
             constrained=table.is_constrained[rows],
             admissions=self._admissions,
             grants=self._grants,
+            snapshots=self._snapshot_grants(rows, ends, decodes),
             released=self._released,
             undrafted=undrafted.tolist(),
         )
@@ -320,6 +335,11 @@ class Scheduler:
         if not self._drafting.num_tokens:
             self._repeats.note(plan)
         return plan
+
+    def _snapshot_grants(
+        self, rows: Int64Array, ends: Int64Array, decodes: BoolArray
+    ) -> list[SnapshotGrant]:
+        return [] if self._snapshots is None else self._snapshots.take(rows, ends, decodes)
 
     def _propose(self, rows: Int64Array, ready: BoolArray, runs_drafter: bool) -> BoolArray:
         """The rows for which the drafter proposes after a step.

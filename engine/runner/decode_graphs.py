@@ -25,6 +25,7 @@ import torch
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.attention import AttentionBackend
+from engine.memory.states import RowStates
 from engine.plan import StepPlan
 from engine.progress import report
 from engine.runner.decode_step import DecodeStep, StepRows
@@ -109,6 +110,7 @@ class DecodeGraphs:
         attention: AttentionBackend,
         rows: RequestRows,
         sampling_rows: SamplingRows,
+        states: RowStates | None = None,
     ) -> None:
         self.sizes = ladder(rows.scratch_row)
         self._rows = rows
@@ -116,7 +118,7 @@ class DecodeGraphs:
         self._sampler = stage.sampler
         self._step_rows = StepRows(rows)
         self._steps = {
-            num_drafts: DecodeStep(stage, attention, rows, self._step_rows, num_drafts)
+            num_drafts: DecodeStep(stage, attention, rows, self._step_rows, num_drafts, states)
             for num_drafts in dict.fromkeys((0, rows.drafts.shape[1]))
         }
         self._forwards: dict[tuple[int, int], _Forward] = {}

@@ -20,9 +20,11 @@ from engine.kernels.step_io import (
     enter_verified,
     gather_decode_inputs,
 )
+from engine.memory.states import RowStates
 from engine.runner.forward import Hidden, forward
 from engine.runner.speculation import feature_layers_of
 from engine.runner.step import StepTokens, TokenStage
+from engine.runner.step_states import step_states
 from sampling.batch import Drafts, SamplingBatch
 from sampling.rows import GRAMMAR, SamplingNeeds
 
@@ -88,6 +90,7 @@ class DecodeStep:
     Args:
         step_rows: which rows; the first of them take part.
         num_drafts: that each row brings: k of the stage's drafter, or 0.
+        states: of rows, where the model's layers keep them.
     """
 
     def __init__(
@@ -97,8 +100,10 @@ class DecodeStep:
         rows: RequestRows,
         step_rows: StepRows,
         num_drafts: int,
+        states: RowStates | None = None,
     ) -> None:
         self.num_drafts = num_drafts
+        self._states = states
         self._stage, self._attention = stage, attention
         self._rows, self._step_rows = rows, step_rows
         self._feature_layers = feature_layers_of(stage.speculation) if num_drafts else ()
@@ -127,8 +132,22 @@ class DecodeStep:
         self.gather(size)
         inputs = self._inputs.of_rows(size)
         self._attention.begin(self._attention_inputs(size))
-        ids, positions = inputs.input_ids, inputs.positions
-        return forward(self._stage.model, ids, positions, self._attention, self._feature_layers)
+        states = step_states(
+            self._states,
+            self._step_rows.ids[:size],
+            inputs.positions,
+            self._starts[: size + 1],
+            self._starts_np[: size + 1],
+            num_decodes=size,
+        )
+        return forward(
+            self._stage.model,
+            inputs.input_ids,
+            inputs.positions,
+            self._attention,
+            self._feature_layers,
+            states,
+        )
 
     def put_mask_slots(self, slots: torch.Tensor) -> None:
         """Tell the next draw which masks its logit rows have: int32 [N], as in `StepMasks`."""

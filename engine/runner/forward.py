@@ -9,6 +9,7 @@ import torch
 
 from engine.contracts.attention import AttentionBackend, AttentionInputs, LayerAttention
 from engine.contracts.model import CausalLM
+from engine.memory.states import StepStates
 from engine.models.decoder import Decoder
 
 
@@ -35,14 +36,16 @@ def forward(
     positions: torch.Tensor,
     attention: LayerAttention,
     feature_layers: Sequence[int],
+    states: StepStates | None = None,
 ) -> Hidden:
     """Run the target's layers over token ids int32 [T] at positions int64 [T].
 
     Args:
         feature_layers: those whose outputs a drafter reads.
+        states: as of `CausalLM.forward`.
     """
     if not feature_layers:
-        return Hidden(model.forward(input_ids, positions, attention), None)
+        return Hidden(model.forward(input_ids, positions, attention, states), None)
     assert isinstance(model, Decoder), "EAGLE heads that read layers are refused for other targets"
     return Hidden(*model.forward_with_features(input_ids, positions, attention, feature_layers))
 
@@ -86,10 +89,15 @@ class Forward:
         self._graphs = graphs
 
     def __call__(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, inputs: AttentionInputs
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        inputs: AttentionInputs,
+        states: StepStates | None = None,
     ) -> Hidden:
         """The hidden states of token ids int32 [T] at positions int64 [T], valid in this step."""
         self._attention.begin(inputs)
         if self._graphs is not None and self._graphs.serves(len(input_ids)):
             return self._graphs.replay(input_ids, positions, inputs.slots)
-        return forward(self._model, input_ids, positions, self._attention, self._feature_layers)
+        layers = self._feature_layers
+        return forward(self._model, input_ids, positions, self._attention, layers, states)

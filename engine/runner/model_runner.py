@@ -20,6 +20,7 @@ from engine.batch import RequestRows, StepInputs
 from engine.buffers import HostStream, InlineLauncher
 from engine.contracts.scoring import ScoringPlan
 from engine.errors import first_line
+from engine.memory.states import RowStates, StepStates
 from engine.plan import RunnerLostError, StepMasks, StepPlan
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden
@@ -32,6 +33,7 @@ from engine.runner.launched import LaunchedScoring, LaunchedStep
 from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
 from engine.runner.step import TokenStage
+from engine.runner.step_states import step_states
 from sampling.device.mirror import to_device
 from sampling.rows import SamplingRows
 
@@ -46,6 +48,7 @@ class ModelRunner:
         forward: of the stage's model; it runs every step the graphs do not.
         stage: the second half of those steps.
         graphs: captured, for steps in which every row decodes; None runs these eagerly too.
+        states: of rows, where the model's layers keep them.
     """
 
     def __init__(
@@ -55,12 +58,14 @@ class ModelRunner:
         rows: RequestRows,
         sampling_rows: SamplingRows,
         graphs: DecodeGraphs | None = None,
+        states: RowStates | None = None,
     ) -> None:
         self._forward = forward
         self._stage = stage
         self._rows = rows
         self._sampling_rows = sampling_rows
         self._graphs = graphs
+        self._states = states
         self._masks = HostMasks(sampling_rows)
         on_cpu = rows.device.type == "cpu"
         self._launcher = HostStream() if on_cpu else InlineLauncher()
@@ -125,7 +130,9 @@ class ModelRunner:
             return _BegunStep(plan, None, None, {}, drawn)
         gather = gather_on_host if serves(self._rows) else gather_inputs
         inputs = gather(plan, self._rows, self._sampling_rows)
-        hidden = self._forward(inputs.input_ids, inputs.positions, inputs.attention)
+        hidden = self._forward(
+            inputs.input_ids, inputs.positions, inputs.attention, self._step_states(plan, inputs)
+        )
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):
             starts, model = inputs.attention.query_starts_np, self._stage.model
@@ -159,6 +166,15 @@ class ModelRunner:
             return self._graphs.replay_draw_of(begun.inputs, begun.hidden, slots)
         return None
 
+    def _step_states(self, plan: StepPlan, inputs: StepInputs) -> StepStates | None:
+        if self._states is None:
+            return None
+        attention, num_decodes = inputs.attention, int(np.count_nonzero(plan.decodes))
+        starts, starts_np = attention.query_starts, attention.query_starts_np
+        return step_states(
+            self._states, inputs.rows, inputs.positions, starts, starts_np, num_decodes
+        )
+
     def _apply(self, plan: StepPlan) -> None:
         for row in plan.released:
             self._sampling_rows.remove(row)
@@ -172,8 +188,11 @@ class ModelRunner:
                 prompt_len=choice.prompt_len,
                 num_tokens=len(choice.token_ids),
             )
+        writes = self._rows.take(plan)
+        if self._states is not None:
+            writes += self._states.take(plan)
         try:
-            self._sampling_rows.flush(before=self._rows.take(plan))
+            self._sampling_rows.flush(before=writes)
         except torch.OutOfMemoryError as error:  # later plans take rows for what they are not there
             raise RunnerLostError(f"rows could not be published: {first_line(error)}") from error
 

@@ -71,6 +71,11 @@ def _load_draft_model(
         max_model_len=max_model_len,
     )
     model = load_model(own, device)
+    if model.state_specs(0):
+        raise ModelError(
+            f"{config.model}: layers of the draft model keep a state a row, which drafts from it "
+            "would change; give a model of attention layers, or another method"
+        )
     if model.vocab_size != target.vocab_size:
         raise ModelError(
             f"{config.model}: the draft model's vocabulary is {model.vocab_size}, "

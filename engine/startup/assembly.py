@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,7 @@ from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.model import CausalLM
 from engine.errors import first_line
 from engine.memory.pages import FP8_CACHE, KVCache
+from engine.memory.states import RowStates, StateSpec
 from engine.models.decoder import Decoder
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward
@@ -56,6 +57,13 @@ def step_buffers(
     return StepBuffers.of(model, max_tokens, len(feature_layers_of(speculation)))
 
 
+class LayerMemory(NamedTuple):
+    """What a model's layers keep of rows; `states` is None where none keeps a state."""
+
+    pages: KVCache
+    states: RowStates | None
+
+
 @dataclass(frozen=True)
 class Assembly:
     """Everything a runner is made of but its cache.
@@ -86,23 +94,33 @@ class Assembly:
             num_bytes += KVCache.bytes_per_block(specs, block_size, dtype)
         return num_bytes
 
-    def cache(self, num_blocks: int) -> KVCache:
-        """Allocate a cache for the model's layers, and let the drafter allocate its own."""
+    @property
+    def state_specs(self) -> Sequence[StateSpec]:
+        """What the model's layers keep of a row."""
+        return self.model.state_specs(self.rows.drafts.shape[1])
+
+    def memory(self, num_blocks: int, num_snapshots: int = 0) -> LayerMemory:
+        """Allocate what the model's layers keep, and let the drafter allocate its own."""
         model, block_size = self.model, self.rows.block_size
         if self.speculation is not None:
             self.speculation.drafter.allocate(num_blocks)
         specs, scales = model.attention_specs, self.kv_scales
-        return KVCache(specs, num_blocks, block_size, model.dtype, self.device, scales)
+        pages = KVCache(specs, num_blocks, block_size, model.dtype, self.device, scales)
+        states, max_rows = self.state_specs, self.rows.scratch_row
+        if not states:
+            return LayerMemory(pages, None)
+        return LayerMemory(pages, RowStates(states, max_rows, num_snapshots, self.device))
 
-    def runner(self, cache: KVCache, *, with_graphs: bool) -> ModelRunner:
-        """Make a runner over `cache`; `with_graphs` captures its steps where that is possible."""
-        attention = make_attention(self.rows)(self.model.attention_specs, cache)
+    def runner(self, memory: LayerMemory, *, with_graphs: bool) -> ModelRunner:
+        """Make a runner over `memory`; `with_graphs` captures its steps where that is possible."""
+        attention = make_attention(self.rows)(self.model.attention_specs, memory.pages)
         pieces, graphs = None, None
         if with_graphs and isinstance(attention, CudaAttention):
             pool = torch.cuda.graph_pool_handle()
-            pieces, graphs = self._pieces(attention, pool), self._graphs(attention, pool)
-        forward = Forward(self.model, attention, self.feature_layers, pieces)
-        return ModelRunner(forward, self._stage, self.rows, self.sampling_rows, graphs)
+            pieces = self._pieces(attention, pool)
+            graphs = self._graphs(attention, pool, memory.states)
+        forward, states = Forward(self.model, attention, self.feature_layers, pieces), memory.states
+        return ModelRunner(forward, self._stage, self.rows, self.sampling_rows, graphs, states)
 
     @property
     def _stage(self) -> TokenStage:
@@ -121,8 +139,10 @@ class Assembly:
         graphs.capture(pool)
         return graphs
 
-    def _graphs(self, attention: AttentionBackend, pool: Any) -> DecodeGraphs | None:
-        graphs = DecodeGraphs(self._stage, attention, self.rows, self.sampling_rows)
+    def _graphs(
+        self, attention: AttentionBackend, pool: Any, states: RowStates | None = None
+    ) -> DecodeGraphs | None:
+        graphs = DecodeGraphs(self._stage, attention, self.rows, self.sampling_rows, states)
         try:
             graphs.capture(pool)
         except RuntimeError as error:  # modelling code that looks at values on the host

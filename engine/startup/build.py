@@ -22,6 +22,7 @@ from engine.config import (
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.errors import first_line
+from engine.memory.states import snapshot_multiple
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.models.reference import Reference
@@ -40,7 +41,7 @@ from engine.startup.kv_scales import kv_scales
 from engine.startup.ranks import Ranks, set_threads, start_ranks
 from engine.startup.rehearsal import rehearse
 from engine.startup.samplers import make_sampler
-from engine.startup.sizes import check_context, longest_context, size_cache
+from engine.startup.sizes import CacheSize, check_context, longest_context, size_cache
 from engine.structured.grammars import Grammars
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
 from sampling.device.compiling import Compilation, on_compilation
@@ -151,7 +152,7 @@ def assemble(
     """
     config = _on_device(config, device)
     built = _build_runner(config, model, device, exchange, measure, begun)
-    runner, max_model_len = built.runner, built.max_model_len
+    runner, max_model_len = built.runner, built.size.max_model_len
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
         raise ConfigError(
             f"without chunked prefill --max-num-batched-tokens must be at least the context length "
@@ -164,7 +165,9 @@ def assemble(
         max_model_len=max_model_len,
         eos_token_ids=eos_token_ids,
         max_rows=config.scheduler.max_rows,
-        num_blocks=built.num_blocks,
+        num_blocks=built.size.num_blocks,
+        num_snapshots=built.size.num_snapshots,
+        snapshot_multiple=built.snapshot_multiple,
         block_size=config.cache.block_size,
         cache_dtype=config.cache.dtype,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -194,8 +197,8 @@ class _BuiltRunner(NamedTuple):
     """
 
     runner: ModelRunner
-    num_blocks: int
-    max_model_len: int
+    size: CacheSize
+    snapshot_multiple: int
     sampler: str
     statement: ErrorStatement | None
 
@@ -217,13 +220,15 @@ def _build_runner(
         statement = measure.statement(model, device, assembly.kv_scales)
     wait_for_kernels(config, model, device)
     with phase("measuring memory"):
-        num_blocks, max_model_len = size_cache(config, assembly, max_model_len, exchange)
+        size = size_cache(config, assembly, max_model_len, exchange)
     with phase("capturing steps"):
-        runner = assembly.runner(assembly.cache(num_blocks), with_graphs=config.cuda_graphs)
+        memory = assembly.memory(size.num_blocks, size.num_snapshots or 0)
+        runner = assembly.runner(memory, with_graphs=config.cuda_graphs)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what only the preparations needed
     sampler = assembly.sampler.description
-    return _BuiltRunner(runner, num_blocks, max_model_len, sampler, statement)
+    multiple = snapshot_multiple(assembly.state_specs, config.cache.block_size)
+    return _BuiltRunner(runner, size, multiple, sampler, statement)
 
 
 def _grammars(

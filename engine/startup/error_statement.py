@@ -21,6 +21,7 @@ import torch
 
 from engine.config import EngineConfig, ErrorStatement
 from engine.contracts.model import CausalLM
+from engine.memory.states import text_states
 from engine.models.loader import max_position
 from engine.models.reference import Reference, attention_of_text
 from engine.progress import phase
@@ -106,7 +107,9 @@ def hidden_states(
     """
     specs, device = model.attention_specs, ids.device
     attention = attention_of_text(specs, model.dtype, device, len(ids), scales)
-    return model.forward(ids.to(torch.int32), torch.arange(len(ids), device=device), attention)
+    states = text_states(model.state_specs(0), device)
+    positions = torch.arange(len(ids), device=device)
+    return model.forward(ids.to(torch.int32), positions, attention, states(0, len(ids)))
 
 
 class Difference(NamedTuple):

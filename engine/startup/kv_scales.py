@@ -10,6 +10,7 @@ from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
 from engine.memory.pages import LARGEST_FP8, KVCache
+from engine.memory.states import text_states
 
 NUM_TOKENS = 512
 """Length of the sequence; shorter where the model's context is."""
@@ -61,4 +62,5 @@ def _run(model: CausalLM, cache: KVCache, num_tokens: int) -> None:
     blocks = torch.arange(1, cache.num_blocks, dtype=torch.int32, device=device)
     attention = PlainAttention(model.attention_specs, cache)
     attention.begin(AttentionInputs.of_row(blocks, cache.block_size, 0, num_tokens))
-    model.forward(ids.to(torch.int32), positions, attention)
+    states = text_states(model.state_specs(0), device)
+    model.forward(ids.to(torch.int32), positions, attention, states(0, num_tokens))

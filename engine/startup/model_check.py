@@ -28,6 +28,7 @@ from engine.batch import RequestRows
 from engine.config import EngineConfig
 from engine.contracts.attention import AttentionInputs
 from engine.memory.pages import KVCache
+from engine.memory.states import text_states
 from engine.models.formats.config import quantization as quantization_of
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import load_model, max_position, read_config, resolve_dtype
@@ -199,11 +200,13 @@ def served_logits(config: EngineConfig, ids: torch.Tensor, exchange: RankExchang
     blocks = torch.arange(1, num_blocks, dtype=torch.int32, device=device)
     middle = length // 2
     last = max(length - NUM_DECODED, middle)
+    states = text_states(model.state_specs(0), device)
     logits, shard = [], VocabShard.split(model.vocab_size, exchange)
     for start, end in pairwise(sorted({0, middle, *range(last, length + 1)})):
         attention.begin(AttentionInputs.of_row(blocks, block_size, start, end))
         positions = torch.arange(start, end, device=device)
-        hidden = model.forward(ids[start:end].to(torch.int32), positions, attention)
+        own = ids[start:end].to(torch.int32)
+        hidden = model.forward(own, positions, attention, states(start, end))
         logits.append(shard.whole_rows(model.logits(hidden)).clone())
     return torch.cat(logits)
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import NamedTuple
 
 import torch
 
 from engine.config import ConfigError, EngineConfig
 from engine.contracts.model import CausalLM
+from engine.memory.states import bytes_per_slot
 from engine.startup.assembly import Assembly
 from engine.startup.memory import Limits, measure
 from sampling.device.ranks import RankExchange
 
 logger = logging.getLogger(__name__)
+
+SNAPSHOT_TOKENS = 256
+"""Tokens of keys and values to a snapshot: as many as a reply has from one to the next."""
 
 
 def longest_context(config: EngineConfig, model: CausalLM) -> int:
@@ -43,22 +48,44 @@ def check_cpu_cache(asked: int) -> None:
         )
 
 
+class CacheSize(NamedTuple):
+    """How much layers keep.
+
+    Attributes:
+        num_blocks: of keys and values. num_snapshots: of states; None where none are kept.
+        max_model_len: the context that the blocks can hold.
+    """
+
+    num_blocks: int
+    num_snapshots: int | None
+    max_model_len: int
+
+
 def size_cache(
     config: EngineConfig, assembly: Assembly, max_model_len: int, exchange: RankExchange
-) -> tuple[int, int]:
-    """The number of blocks, that of the rank with the least memory, and the context they can hold.
+) -> CacheSize:
+    """Divide the memory that is left among blocks and snapshots, as the rank with the least can.
 
     Raises:
         ConfigError: they hold less than was asked for.
     """
     block_size = config.cache.block_size
-    per_block = assembly.bytes_per_block
+    per_block, per_state = assembly.bytes_per_block, bytes_per_slot(assembly.state_specs)
     num_bytes = _cache_bytes(config, assembly, max_model_len, exchange)
-    num_blocks = config.cache.num_blocks or num_bytes // per_block
-    num_blocks = int(exchange.all_gather(torch.tensor([num_blocks])).min())
+    num_snapshots = config.cache.num_snapshots
+    if num_snapshots is None:
+        num_snapshots = snapshots_of(num_bytes, per_state, per_block / block_size)
     needed = -(-max_model_len // block_size) + 1
+    num_blocks = config.cache.num_blocks
+    if num_blocks is None and per_block:
+        num_blocks = (num_bytes - num_snapshots * per_state) // per_block
+    elif num_blocks is None:  # no layer attends: blocks are numbers
+        num_blocks = config.scheduler.max_rows * needed
+    sizes = torch.tensor([num_blocks, num_snapshots])
+    num_blocks, num_snapshots = exchange.all_gather(sizes).amin(0).tolist()
+    kept = num_snapshots if per_state else None
     if num_blocks >= needed:
-        return num_blocks, max_model_len
+        return CacheSize(num_blocks, kept, max_model_len)
     fits = max(num_blocks - 1, 0) * block_size
     if config.model.max_model_len is not None or fits < 1:
         raise ConfigError(
@@ -68,15 +95,51 @@ def size_cache(
             f"most {fits} or give the cache more memory"
         )
     logger.warning("context length lowered from %d to the %d the cache holds", max_model_len, fits)
-    return num_blocks, fits
+    return CacheSize(num_blocks, kept, fits)
+
+
+def snapshots_of(num_bytes: int, per_state: int, per_token: float) -> int:
+    """The number of snapshots in so many bytes, the rest of which is for keys and values.
+
+    One for every `SNAPSHOT_TOKENS` tokens of keys and values, within half of the bytes.
+
+    Args:
+        per_state: bytes of a snapshot, 0 where there are none.
+        per_token: bytes of a token's keys and values.
+    """
+    if not per_state:
+        return 0
+    return int(num_bytes // max(2 * per_state, per_state + SNAPSHOT_TOKENS * per_token))
+
+
+def check_states(config: EngineConfig, num_bytes: int, per_state: int) -> None:
+    """Refuse more rows than there is memory for their states; raises `ConfigError`.
+
+    Args:
+        num_bytes: that states, keys and values may take. per_state: of one row.
+    """
+    max_rows = config.scheduler.max_rows
+    if not per_state or (max_rows + 1) * per_state < num_bytes:
+        return
+    raise ConfigError(
+        f"--max-num-seqs {max_rows}: the model keeps a state of {per_state / 2**20:.1f} MiB a row, "
+        f"{max_rows * per_state / 2**30:.2f} GiB in all, and there are {num_bytes / 2**30:.2f} GiB "
+        f"for states, keys and values: lower it to at most {max(num_bytes // per_state - 1, 0)}"
+    )
 
 
 def _cache_bytes(
     config: EngineConfig, assembly: Assembly, max_model_len: int, exchange: RankExchange
 ) -> int:
+    per_state = bytes_per_slot(assembly.state_specs)
     if assembly.device.type == "cpu":
-        check_cpu_cache(config.cache.cpu_bytes)
-        return config.cache.cpu_bytes
+        num_bytes = config.cache.cpu_bytes
+        check_cpu_cache(num_bytes)
+        check_states(config, num_bytes, per_state)
+        return num_bytes - (config.scheduler.max_rows + 1) * per_state
+    total = torch.cuda.get_device_properties(assembly.device).total_memory
+    left = int(total * config.cache.memory_utilization) - torch.cuda.memory_allocated()
+    check_states(config, left, per_state)
     scheduler = config.scheduler
     limits = Limits(
         scheduler.max_rows,
@@ -87,7 +150,7 @@ def _cache_bytes(
         0 if assembly.buffers is None else len(assembly.buffers.slots),
         has_grammars=config.structured is not None,
     )
-    cache = assembly.cache(limits.num_blocks)
-    profile = measure(assembly.runner(cache, with_graphs=False), cache, limits)
+    memory = assembly.memory(limits.num_blocks)
+    profile = measure(assembly.runner(memory, with_graphs=False), memory.pages, limits)
     logger.info("%s%s", f"rank {exchange.rank}: " if exchange.size > 1 else "", profile)
     return profile.cache_bytes(config.cache.memory_utilization)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.engine import ENGINE, RUNNER, SCORING
+from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 from tests.mutants.planning import PLANNING
 from tests.mutants.sampling import SAMPLING
@@ -11,5 +12,5 @@ from tests.mutants.structured import STRUCTURED
 
 MUTANTS: tuple[Mutant, ...] = (
     *(*SERVER, *PLANNING, *STRUCTURED, *ENGINE),
-    *(*SCORING, *RUNNER, *SAMPLING),
+    *(*SCORING, *RUNNER, *SAMPLING, *MEMORY),
 )

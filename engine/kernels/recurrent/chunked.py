@@ -11,7 +11,6 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs
-from engine.kernels.recurrent.rows import NULL_SLOT, Extent, StateRows
 from engine.kernels.recurrent.token_steps import (
     load_state,
     replay,
@@ -20,6 +19,7 @@ from engine.kernels.recurrent.token_steps import (
     store_state,
     unit,
 )
+from engine.memory.state_rows import NULL_SLOT, Extent, StateRows
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import constexpr, jit, padded_lanes, tl, triton
 

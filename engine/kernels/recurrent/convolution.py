@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.recurrent.rows import NULL_SLOT, Extent, StateRows, entered
+from engine.memory.state_rows import NULL_SLOT, Extent, StateRows, entered
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import constexpr, jit, tl, triton
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.kernels.recurrent.matrices import Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.reference import NORM_EPS
-from engine.kernels.recurrent.rows import NULL_SLOT
+from engine.memory.state_rows import NULL_SLOT
 from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 
 _EPS = constexpr(NORM_EPS)

@@ -19,6 +19,7 @@ from torch import nn
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.errors import ModelError, kind_and_line
+from engine.memory.states import StateSpec, StepStates
 from engine.models.fallback.adapters import install_adapters, serving_inputs
 from engine.models.fallback.attention import (
     RECORDING,
@@ -93,8 +94,15 @@ class FallbackModel:
         self.vocab_size = self._lm_head.vocab_size
         self.hidden_size: int = module.config.get_text_config(decoder=True).hidden_size
 
+    def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
+        return ()
+
     def forward(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, attention: LayerAttention
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        states: StepStates | None = None,
     ) -> torch.Tensor:
         self._hook.backend = attention
         return self._run(input_ids, positions, **self._serving_inputs)

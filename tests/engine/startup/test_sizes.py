@@ -8,14 +8,32 @@ from typing import cast
 import pytest
 import torch
 
-from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
+from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 from engine.startup.assembly import Assembly
-from engine.startup.sizes import size_cache
+from engine.startup.sizes import SNAPSHOT_TOKENS, check_states, size_cache, snapshots_of
 from sampling.device.ranks import RankExchange
 
 
 def test_a_cache_that_the_machine_cannot_hold_is_told_by_its_flag() -> None:
     config = EngineConfig(model=ModelConfig(model="m"), cache=CacheConfig(cpu_bytes=1 << 60))
-    assembly = SimpleNamespace(device=torch.device("cpu"), bytes_per_block=1 << 20)
+    assembly = SimpleNamespace(device=torch.device("cpu"), bytes_per_block=1 << 20, state_specs=())
     with pytest.raises(ConfigError, match=r"--cpu-kvcache-space 1.07374e\+09 is over the .* GiB"):
         size_cache(config, cast(Assembly, assembly), 2048, cast(RankExchange, None))
+
+
+def test_snapshots_take_what_keys_and_values_leave_them() -> None:
+    """One for so many tokens of keys, within half of the memory."""
+    assert snapshots_of(1 << 30, 0, 100.0) == 0
+    small = snapshots_of(1 << 30, 1000, 100.0)
+    left = (1 << 30) - small * 1000
+    assert left / 100 / small == pytest.approx(SNAPSHOT_TOKENS, rel=1e-3)
+    assert snapshots_of(1 << 30, 1 << 20, 1.0) == 512
+    assert snapshots_of(1 << 30, 1 << 20, 0.0) == 512
+
+
+def test_states_of_too_many_rows_are_refused_with_the_size_of_one() -> None:
+    config = EngineConfig(model=ModelConfig(model="m"), scheduler=SchedulerConfig(max_rows=64))
+    check_states(config, 0, 0)
+    check_states(config, 66 << 20, 1 << 20)
+    with pytest.raises(ConfigError, match=r"--max-num-seqs 64: .* 1.0 MiB a row.* at most 40"):
+        check_states(config, 41 << 20, 1 << 20)

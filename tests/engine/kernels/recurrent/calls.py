@@ -16,7 +16,7 @@ from engine.kernels.recurrent.matrices import (
     TokenInputs,
     drafted_length,
 )
-from engine.kernels.recurrent.rows import Extent, StateRows
+from engine.memory.state_rows import Extent, StateRows
 
 DELTA, BY_CHANNEL, SPACE = "delta", "by_channel", "space"
 MAX_DRAFTS = 3

@@ -19,8 +19,8 @@ from engine.kernels.recurrent.matrices import (
     TokenInputs,
     drafted_length,
 )
-from engine.kernels.recurrent.rows import Extent
 from engine.kernels.recurrent.serial import recurrence_serial
+from engine.memory.state_rows import Extent
 from tests.engine.kernels.recurrent.calls import Part, state_rows
 from tests.no_gpu.compiler import compiled_only, needs_compiler
 

@@ -1,0 +1,76 @@
+"""Snapshots of rows' states: which are in use, and the prefixes they are found by. No torch.
+
+A snapshot is the state of a row at the end of a full block, and has that block's hash. It is
+*reserved* until a step that made it was read back, and findable from then on, until it is the one
+found longest ago and another needs its place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+MAX_SNAPSHOTS = 2
+"""That a row may have on their way: where its prompt leaves what is known, and near its end."""
+NO_SNAPSHOT = 0
+"""The snapshot that is never reserved: a row that restores it begins at its first token."""
+
+
+class SnapshotPool:
+    """Reserves snapshots 1 .. num_snapshots, and finds those that were registered."""
+
+    def __init__(self, num_snapshots: int) -> None:
+        self.num_snapshots = num_snapshots
+        self._free = list(range(num_snapshots, 0, -1))
+        self._by_hash: OrderedDict[bytes, int] = OrderedDict()  # found longest ago first
+        self._being_restored: set[int] = set()
+
+    @property
+    def num_findable(self) -> int:
+        """The number of snapshots that `find` can return."""
+        return len(self._by_hash)
+
+    def find(self, hashes: Sequence[bytes]) -> tuple[int, int]:
+        """The deepest snapshot of a hash chain, and how many of its blocks it covers.
+
+        Returns:
+            The number of blocks and the snapshot; 0 and `NO_SNAPSHOT` where there is none. It can
+            be restored by the step that is being planned: until `planned` it is not evicted.
+        """
+        for count in range(len(hashes), 0, -1):
+            snapshot = self._by_hash.get(hashes[count - 1])
+            if snapshot is not None:
+                self._by_hash.move_to_end(hashes[count - 1])
+                self._being_restored.add(snapshot)
+                return count, snapshot
+        return 0, NO_SNAPSHOT
+
+    def planned(self) -> None:
+        """Note the end of a plan. Later steps may write what its step reads: they run after it."""
+        self._being_restored.clear()
+
+    def reserve(self) -> int | None:
+        """Take a free snapshot, or the findable one found longest ago; None if there is none."""
+        if self._free:
+            return self._free.pop()
+        oldest = next(iter(self._by_hash), None)  # those found since the last plan are the newest
+        if oldest is None or self._by_hash[oldest] in self._being_restored:
+            return None
+        return self._by_hash.pop(oldest)
+
+    def register(self, snapshot: int, block_hash: bytes) -> None:
+        """Let a reserved snapshot be found; of two with equal hashes the first one stays."""
+        if block_hash in self._by_hash:
+            self._by_hash.move_to_end(block_hash)
+            self._free.append(snapshot)
+        else:
+            self._by_hash[block_hash] = snapshot
+
+    def release(self, snapshot: int) -> None:
+        """Give up a reserved snapshot."""
+        self._free.append(snapshot)
+
+    def check(self, reserved: Iterable[int]) -> None:
+        """Assert that each snapshot is free, reserved or findable; for tests and idle moments."""
+        known = sorted([*self._free, *self._by_hash.values(), *reserved])
+        assert known == list(range(1, self.num_snapshots + 1)), "a snapshot is lost or used twice"

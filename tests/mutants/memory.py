@@ -1,0 +1,120 @@
+"""Mutants of what layers keep: bugs that others have had with states of rows.
+
+Those of prefix caches, drafts and chunks beside recurrent layers; each is named by what was wrong.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+IDENTITY = "tests/engine/memory/test_identity.py"
+CUTS = f"{IDENTITY}::test_a_prompt_may_be_cut_anywhere"
+RESTORED = f"{IDENTITY}::test_a_prompt_that_begins_as_one_before_is_restored"
+TURNS = f"{IDENTITY}::test_turns_of_a_conversation_go_on_from_replies"
+STRANGERS = f"{IDENTITY}::test_strangers_in_one_batch_are_as_alone"
+PREEMPTED = f"{IDENTITY}::test_preempted_choices_go_on_as_if_they_were_not"
+STOPPED = f"{IDENTITY}::test_a_choice_that_stops_leaves_nothing_in_its_row"
+ROWS = "tests/engine/planning/test_row_snapshots.py"
+
+MEMORY = (
+    Mutant(
+        "keys-are-reused-beyond-the-state",
+        "engine/planning/scheduler.py",
+        "        shared = known[:num_shared]\n",
+        "        shared, num_shared = known, len(known)\n",
+        (RESTORED,),
+    ),
+    Mutant(
+        "a-drafter-holds-back-keys-but-no-state",
+        "engine/planning/row_snapshots.py",
+        "- self._drafting.looks_ahead",
+        "",
+        (f"{ROWS}::test_a_drafter_that_looks_ahead_holds_the_last_block_back",),
+    ),
+    Mutant(
+        "a-state-off-its-boundary-gets-the-boundarys-hash",
+        "engine/planning/row_snapshots.py",
+        "        if end in self._reserved[row]:\n",
+        "        for end in self._reserved[row]:\n",
+        (RESTORED, TURNS),
+    ),
+    Mutant(
+        "a-snapshot-is-found-before-its-drafts-entered",
+        "engine/planning/row_snapshots.py",
+        "end + lag <= table.num_settled[row]",
+        "end <= table.num_settled[row]",
+        (f"{ROWS}::test_a_reply_makes_one_every_so_often",),
+    ),
+    Mutant(
+        "a-snapshot-is-found-that-was-never-written",
+        "engine/planning/row_snapshots.py",
+        "            if not self._reserved[row]:\n",
+        "            if True:\n",
+        (f"{ROWS}::test_a_reply_makes_one_every_so_often", TURNS),
+    ),
+    Mutant(
+        "a-snapshot-is-overwritten-by-the-step-that-restores-it",
+        "engine/memory/snapshots.py",
+        "                self._being_restored.add(snapshot)\n",
+        "",
+        ("tests/engine/memory/test_snapshots.py::test_what_a_step_restores_is_not_written_by_it",),
+    ),
+    Mutant(
+        "prompts-are-taken-for-decodes-by-their-length",
+        "engine/memory/states.py",
+        "        num_rows, parts = len(query_starts_np) - 1, []\n",
+        "        num_rows, parts = len(query_starts_np) - 1, []\n"
+        "        lens = np.diff(query_starts_np)\n"
+        "        num_decodes = int(np.argmin(np.append(lens == lens[0], False)))\n",
+        ("tests/engine/memory/test_states.py::test_parts_are_told_by_kind_and_not_by_length",),
+    ),
+    Mutant(
+        "accepted-drafts-are-counted-one-short",
+        "engine/kernels/begin_states.py",
+        "torch.where(is_row, begins - table.entered[rows], 0)",
+        "torch.where(is_row, (begins - table.entered[rows] - 1).clamp(min=0), 0)",
+        (STRANGERS,),
+    ),
+    Mutant(
+        "refused-drafts-enter-the-state",
+        "engine/memory/states.py",
+        "((0, num_decodes, 1), (num_decodes, num_rows, None))",
+        "((0, num_decodes, None), (num_decodes, num_rows, None))",
+        (STRANGERS,),
+    ),
+    Mutant(
+        "a-new-row-goes-on-from-the-last-ones-state",
+        "engine/memory/states.py",
+        "                Writes(table.entered, rows, computed),\n",
+        "",
+        (STOPPED, STRANGERS),
+    ),
+    Mutant(
+        "a-restored-row-reads-its-own-slot",
+        "engine/memory/states.py",
+        "                Writes(table.sources, rows, self._slots_of(restored)),\n",
+        "",
+        (RESTORED, TURNS),
+    ),
+    Mutant(
+        "a-row-keeps-making-the-last-ones-snapshots",
+        "engine/memory/states.py",
+        "                Writes(table.snapshot_ends, rows, NEVER),\n",
+        "",
+        ("tests/engine/memory/test_states.py::test_slots_are_null_then_rows_then_snapshots",),
+    ),
+    Mutant(
+        "a-preempted-rows-snapshots-are-lost",
+        "engine/planning/scheduler.py",
+        "        if self._snapshots is not None:\n            self._snapshots.release(row)\n",
+        "",
+        (PREEMPTED, f"{IDENTITY}::test_choices_are_aborted_at_any_time"),
+    ),
+    Mutant(
+        "repeated-plans-pass-a-snapshot",
+        "engine/planning/repeats.py",
+        "np.minimum(to_block, self._snapshots.num_steps_without(rows))",
+        "to_block",
+        (TURNS,),
+    ),
+)
