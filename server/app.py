@@ -74,6 +74,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        for source in context.template.sources():
+            await context.parsers.learn(source, context.template.formats)
         yield
         context.close()
         if context.traces is not None:

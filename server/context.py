@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from engine.client import EngineHandle
+from engine.config import EngineInfo
 from server.config import ServerConfig
 from server.conversation.parsing.parsers import Parsers
 from server.conversation.rendering import make_ready
@@ -77,7 +78,7 @@ def make_context(
         engine=engine,
         fronts=fronts,
         tokenizer=tokenizer,
-        template=_template(tokenizer, config, large),
+        template=_template(tokenizer, config, engine.info, large),
         config=config,
         lifecycle=Lifecycle(),
         bodies=BodyReader(config.max_body_bytes, large),
@@ -103,10 +104,13 @@ def _traces(config: ServerConfig) -> Traces | None:
     return Traces(config.otlp_traces_endpoint)
 
 
-def _template(tokenizer: Tokenizer, config: ServerConfig, large: ProcessPool) -> ChatTemplate:
+def _template(
+    tokenizer: Tokenizer, config: ServerConfig, info: EngineInfo, large: ProcessPool
+) -> ChatTemplate:
     about = tokenizer.description
     source = config.chat_template or about.get("chat_template")
-    return ChatTemplate(source, about.get("special_tokens_map") or {}, large)
+    ends = {tokenizer.texts[i] for i in info.eos_token_ids}
+    return ChatTemplate(source, about.get("special_tokens_map") or {}, large, ends=ends)
 
 
 def context_of(request: Request) -> Context:

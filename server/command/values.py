@@ -61,6 +61,8 @@ ToolCallParser = Literal[
     "llama4_pythonic",
     "llama3_json",
     "llama4_json",
+    "lfm2",
+    "granite",
     "hermes",
 ]
 ReasoningParser = Literal[

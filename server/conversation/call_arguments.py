@@ -74,12 +74,12 @@ class ArgumentsWriter:
             self.ignored += checked.ignored
             schema = schema if checked.reduced is None else checked.reduced
         text = call_text(self._format, function.name, schema)
-        return {
-            "type": "tag",
-            "begin": text.begin,
-            "content": self._arguments(text, where, drops),
-            "end": text.end,
-        }
+        begin, has_id, behind = text.begin.partition("{id}")
+        content = self._arguments(text, where, drops)
+        if has_id:
+            call_id: Tag = {"type": "regex", "pattern": self._format.syntax.id_pattern}
+            content = in_order(call_id, const(behind), content)
+        return {"type": "tag", "begin": begin, "content": content, "end": text.end}
 
     def _arguments(self, text: CallText, where: str, drops: bool) -> Tag:
         if text.arguments == "json":
@@ -101,8 +101,9 @@ class ArgumentsWriter:
             else:
                 content = _python_value(value, text.schema)
                 tags.append((in_order(const(f"{key}="), content), key in required))
-        if text.arguments == "python":
-            return _with_commas(tags)
+        separator = self._format.syntax.field_separator
+        if text.arguments == "python" or separator:
+            return _separated(tags, separator or ", ")
         return in_order(*[tag if needed else _maybe(tag) for tag, needed in tags])
 
     def _field(self, field: FieldText, whole: Mapping[str, Any], where: str, drops: bool) -> Tag:
@@ -173,17 +174,18 @@ def _is_plain(word: Any) -> bool:
     return isinstance(word, str) and word.isprintable() and "'" not in word and "\\" not in word
 
 
-def _with_commas(tags: list[tuple[Tag, bool]]) -> Tag:
-    """Arguments in their order with commas between, those that are not needed maybe.
+def _separated(tags: list[tuple[Tag, bool]], separator: str) -> Tag:
+    """Arguments in their order with a separator between, those that are not needed maybe.
 
-    Behind the first that comes each is led by a comma; up to the first that is needed, any may be
-    the first.
+    After the first that comes each is led by the separator; up to the first that is needed, any may
+    be the first.
     """
     firsts: list[Tag] = []
     for i, (tag, is_needed) in enumerate(tags):
+        rest = tags[i + 1 :]
         behind = [
             each if needed else _maybe(each)
-            for each, needed in ((in_order(const(", "), t), needed) for t, needed in tags[i + 1 :])
+            for each, needed in ((in_order(const(separator), t), needed) for t, needed in rest)
         ]
         firsts.append(in_order(tag, *behind))
         if is_needed:

@@ -81,7 +81,7 @@ async def calls_grammar(
         if named in (None, tool.function.name)
     ]
     syntax = tool_format.syntax
-    once = body.parallel_tool_calls is False or syntax.is_last
+    once = body.parallel_tool_calls is False or syntax.is_last or named is not None
     spec = GrammarSpec("structural_tag", None, param)
     if answer is not None:
         spec = replace(spec, whitespace=answer.whitespace)

@@ -123,6 +123,7 @@ async def _prompt(
     excludes = config.exclude_tools_when_none
     asks = bool(body.tools) and not (excludes and body.tool_choice == "none")
     source = template_source(body, template, config, with_tools=asks)
+    await parsers.learn(source, template.formats)
     check_format(offered_tools(body), source, parsers)
     tools = shown_tools(body, source, parsers, excludes=excludes)
     conversation = _conversation(body.messages, body, source, tools)

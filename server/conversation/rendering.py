@@ -7,12 +7,15 @@ makes of the same messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.structured.without_torch import leave_torch_out
+from server.conversation.parsing.learning.learn import Formats, formats_of
 from server.errors import bad_request
 
 MAX_CHARS = 16 << 20
@@ -46,12 +49,14 @@ class Rendering(msgspec.Struct, frozen=True):
     Attributes:
         special_tokens: the tokenizer's `special_tokens_map`, which templates may use by name.
         max_chars: a longer text is refused.
+        takes_text: the arguments of calls are JSON for the template, and not objects.
     """
 
     template: str
     conversation: Conversation
     special_tokens: Mapping[str, Any] = {}
     max_chars: int = MAX_CHARS
+    takes_text: bool = False
 
 
 def render(rendering: Rendering) -> str:
@@ -64,9 +69,12 @@ def render(rendering: Rendering) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     conversation = rendering.conversation
+    messages = list(conversation.messages)
+    if rendering.takes_text:
+        messages = [_with_text_arguments(message) for message in messages]
     try:
         rendered, _ = render_jinja_template(
-            conversations=[list(conversation.messages)],
+            conversations=[messages],
             tools=None if conversation.tools is None else list(conversation.tools),
             documents=None if conversation.documents is None else list(conversation.documents),
             chat_template=rendering.template,
@@ -86,6 +94,36 @@ def render(rendering: Rendering) -> str:
             f"got {len(text)}",
         )
     return text
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """A message whose calls have their arguments as JSON."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": _as_json(call)}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _as_json(call: Mapping[str, Any]) -> str:
+    return json.dumps(call["function"]["arguments"], ensure_ascii=False)
+
+
+def learn_formats(rendering: Rendering, ends: Collection[str]) -> Formats:
+    """The formats of a template, which renders conversations for that.
+
+    Args:
+        rendering: the template and what else it takes; its conversation is not rendered.
+        ends: texts of the tokens that end a reply.
+    """
+
+    def render_probe(
+        messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, generates: bool
+    ) -> str:
+        conversation = Conversation(messages, tools, add_generation_prompt=generates)
+        return render(replace(rendering, conversation=conversation, takes_text=False))
+
+    return formats_of(rendering.template, render_probe, ends)
 
 
 def make_ready() -> None:

@@ -7,25 +7,30 @@ is a stranger's program: it runs in a process of its own, bounded in time and me
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+import logging
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from engine.arrays import Int32Array
+from server.conversation.parsing.learning.learn import Formats, formats_by_name
 from server.conversation.rendering import (
     MAX_CHARS,
     Conversation,
     Rendering,
     is_large,
+    learn_formats,
     make_ready,
     render,
 )
-from server.errors import bad_request
+from server.errors import ApiError, bad_request
 from server.schema.checks import too_long
 from server.text.tokenizer import Tokenizer
 from server.work.bounded import BoundedThread
 from server.work.processes import CallEndedError, Preparation, ProcessPool
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -52,6 +57,10 @@ END_CHARS = 256
 """Characters of a prompt's end that tell whether it leaves thoughts open."""
 
 
+MAX_TEMPLATES = 4096
+"""Of so many templates it is remembered what they take."""
+
+
 class RenderedPrompt(NamedTuple):
     """A conversation as a prompt.
 
@@ -71,6 +80,7 @@ class ChatTemplate:
         source: the template, or several by name; None where the model has none.
         special_tokens: the tokenizer's `special_tokens_map`, which templates may use by name.
         large: where large conversations are rendered; its processes are made ready for that.
+        ends: texts of the tokens that end a reply.
     """
 
     def __init__(
@@ -79,12 +89,15 @@ class ChatTemplate:
         special_tokens: Mapping[str, Any],
         large: ProcessPool,
         *,
+        ends: Collection[str] = (),
         timeout_s: float = TIMEOUT_S,
         max_chars: int = MAX_CHARS,
     ) -> None:
         self._source = source
         self._special_tokens = dict(special_tokens)
         self._large = large
+        self._ends = frozenset(ends)
+        self._with_text_arguments: set[int] = set()  # hashes of templates
         self._timeout_s = timeout_s
         self._max_chars = max_chars
         self._thread = BoundedThread("chat-template")
@@ -121,9 +134,31 @@ class ChatTemplate:
             "or use /v1/completions",
         )
 
+    def sources(self) -> list[str]:
+        """The model's templates."""
+        several = self._source if isinstance(self._source, Mapping) else {"": self._source}
+        return [source for source in several.values() if source is not None]
+
     def names(self, name: str) -> bool:
         """Whether this is the name of one of the model's templates."""
         return isinstance(self._source, Mapping) and name in self._source
+
+    async def formats(self, source: str) -> Formats:
+        """How a model with this template writes calls and thoughts.
+
+        Templates that cannot be tried are looked at alone. What the template takes for the
+        arguments of calls is noted for its next renderings.
+        """
+        rendering = self._rendering(source, Conversation([]))
+        run = self._thread.run if self._is_known(source) else self._strangers.run
+        try:
+            found = await self._bounded(run(self._timeout_s, learn_formats, rendering, self._ends))
+        except ApiError as error:
+            logger.warning("the formats of calls and thoughts are not learned: %s", error.message)
+            found = formats_by_name(source)
+        if found.takes_text and len(self._with_text_arguments) < MAX_TEMPLATES:
+            self._with_text_arguments.add(hash(source))
+        return found
 
     async def encode(
         self,
@@ -155,7 +190,8 @@ class ChatTemplate:
         return RenderedPrompt(token_ids, text[-END_CHARS:])
 
     def _rendering(self, source: str, conversation: Conversation) -> Rendering:
-        return Rendering(source, conversation, self._special_tokens, self._max_chars)
+        takes_text = hash(source) in self._with_text_arguments
+        return Rendering(source, conversation, self._special_tokens, self._max_chars, takes_text)
 
     def _pool(self, rendering: Rendering) -> ProcessPool | None:
         """Where to render; None for the thread, which has most conversations done sooner."""

@@ -63,7 +63,8 @@ def num_calls_shown(body: ChatRequest) -> int | None:
     """How many calls of a reply a message may have; None for no limit."""
     if body.tool_choice == "none":
         return 0
-    return 1 if body.parallel_tool_calls is False else None
+    is_one = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+    return 1 if is_one else None
 
 
 def check_format(tools: Sequence[Tool], source: str, parsers: Parsers) -> None:

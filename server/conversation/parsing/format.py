@@ -74,16 +74,25 @@ class Field:
     """Text up to a marker that says something of a call.
 
     Attributes:
-        role: a call's name; one argument's key or value; a header that routes tell what of; or
-            text of no meaning.
+        role: a call's name; one argument's key or value; what kind its value is of; the key that a
+            value's end repeats; a header that routes tell what of; or text of no meaning.
         trims_line: a value loses one line break at either end.
-        routes: for headers, patterns and where they lead; a group `name` is a call's name.
+        is_text: a value is a string, whatever it spells.
+        pattern: an expression of a name's whole text, whose group `name` is the name; empty where
+            the text is the name.
+        routes: for headers and kinds, patterns and where they lead; a header's group `name` is a
+            call's name.
+        tag: a value of several parts has each between `tag<key>` and `tag</key>`; empty where
+            values are one text.
     """
 
-    role: Literal["name", "key", "value", "header", "ignored"]
+    role: Literal["name", "key", "kind", "value", "closing", "header", "ignored"]
     exits: tuple[Exit, ...]
     trims_line: bool = False
+    is_text: bool = False
+    pattern: str = ""
     routes: tuple[tuple[str, str], ...] = ()
+    tag: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,12 +102,14 @@ class JsonCalls:
     Attributes:
         after: the state behind the last of them.
         needs_arguments: an object without arguments is no call.
+        name_is_key: an object has the name as its only key, and the arguments as its value.
     """
 
     after: str
     name_keys: tuple[str, ...] = ("name",)
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
     needs_arguments: bool = False
+    name_is_key: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +126,22 @@ class PythonCalls:
     after: str
 
 
-State = Start | Text | Between | Field | JsonCalls | JsonArguments | PythonCalls
+@dataclass(frozen=True)
+class BareArguments:
+    """The arguments of a call whose name is known, as an object whose keys are bare words.
+
+    Values are JSON, but strings stand between `quote` and `quote`, without escapes:
+    `{at:<|"|>it<|"|>,n:2}`.
+
+    Attributes:
+        after: the state behind them.
+    """
+
+    after: str
+    quote: str
+
+
+State = Start | Text | Between | Field | JsonCalls | JsonArguments | PythonCalls | BareArguments
 
 
 @dataclass(frozen=True)
@@ -147,6 +173,11 @@ class CallSyntax:
         arguments: `json` is one JSON object. With `fields` each argument stands between
             `field_begin` and `field_end`, `{key}` standing for its key: a string as it is, any
             other value as JSON. With `python` arguments are `key=value` with commas between.
+        field_separator: what stands between two arguments that are fields.
+        json_begin, json_end: as `field_begin` and `field_end`, of values that are no strings; None
+            where they are the same. `{type}` stands for the word that `type_words` has for the
+            JSON type.
+        id_pattern: an expression of a call's id, for which `{id}` stands in `begin`.
         trigger: the text that shows that a call begins, where calls are free to come or not.
         leads: calls stand at a reply's beginning only.
         is_last: a call is the last of its reply.
@@ -161,6 +192,11 @@ class CallSyntax:
     closing: str = ""
     field_begin: str = ""
     field_end: str = ""
+    field_separator: str = ""
+    json_begin: str | None = None
+    json_end: str | None = None
+    type_words: Mapping[str, str] = field(default_factory=dict)
+    id_pattern: str = ""
     trigger: str = ""
     leads: bool = False
     is_last: bool = False
@@ -204,6 +240,7 @@ class ReasoningFormat:
         begins_open: a reply begins with thoughts although nothing opened them.
         opened_by_prompt: the model never opens thoughts itself.
         answer: the text behind which what follows thoughts begins; empty for `end`.
+        strays: markers around content, which are dropped.
         states: states of a format whose replies are channels; they stand for those that `begin`
             and `end` would make.
     """
@@ -215,4 +252,5 @@ class ReasoningFormat:
     begins_open: bool = False
     opened_by_prompt: bool = False
     answer: str = ""
+    strays: tuple[str, ...] = ()
     states: Mapping[str, State] = field(default_factory=dict)

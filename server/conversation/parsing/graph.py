@@ -1,9 +1,9 @@
 """A format made ready for a tokenizer: its states with their markers as regular expressions.
 
-A marker that is a special token of the model becomes one character that no text holds (half of a
-surrogate pair), so that machines find it by the token's id and never cut it in two. Any other
-marker is searched for as text; an expression then also matches the beginning of a marker where the
-text ends in one, which is what a machine holds back.
+A special token of the model that is a marker, or a part of one, becomes one character that no text
+holds (half of a surrogate pair), so that machines find it by the token's id and never cut it in
+two. The rest of a marker is searched for as text; an expression then also matches the beginning of
+a marker where the text ends in one, which is what a machine holds back.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from server.conversation.parsing.format import (
     CONTENT,
     REASONING,
     START,
+    BareArguments,
     Between,
     Exit,
     Field,
@@ -40,6 +41,7 @@ MAX_FIELD = 512
 """A longer name, key or header is none."""
 _SPACE, _CLOSING = r"[ \t\r\n]", r"[ \t\r\n}\]]"
 _FIRST_SENTINEL = 0xD800
+_LOW, _HIGH = "\ud800", "\udfff"
 
 has_sign = re.compile(r"[)\[\]{}<>`|\\\ud800-\udfff]").search
 """Finds a bracket, or the beginning of a marker. Of a call's head that goes on without one, with
@@ -133,19 +135,24 @@ def make_graph(
         special: the special tokens' ids by their texts.
     """
     states = _states(reasoning, tools)
-    markers = {way.marker for state in states.values() for way in _exits_of(state)}
-    known = sorted(markers & special.keys())
-    chars = {marker: chr(_FIRST_SENTINEL + i) for i, marker in enumerate(known)}
+    markers = {marker for state in states.values() for marker in _markers_of(state)}
+    known = sorted(token for token in special if any(token in marker for marker in markers))
+    chars = {token: chr(_FIRST_SENTINEL + i) for i, token in enumerate(known)}
+    tokens = re.compile("|".join(map(re.escape, sorted(known, key=len, reverse=True))) or "(?!)")
+
+    def coded(marker: str) -> str:
+        return tokens.sub(lambda token: chars[token.group()], marker)
+
     return Graph(
-        nodes={name: _node(name, state, chars) for name, state in states.items()},
-        sentinels={special[marker]: char for marker, char in chars.items()},
+        nodes={name: _node(name, state, coded) for name, state in states.items()},
+        sentinels={special[token]: char for token, char in chars.items()},
         reasoning=reasoning,
         tools=tools,
     )
 
 
 def _states(reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> dict[str, State]:
-    is_channels = tools is HARMONY or (reasoning is not None and bool(reasoning.states))
+    is_channels = tools == HARMONY or (reasoning is not None and bool(reasoning.states))
     states = _channels(reasoning, tools) if is_channels else _tagged(reasoning, tools)
     return states | dict(tools.states if tools is not None else {})
 
@@ -171,7 +178,8 @@ def _tagged(reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> dict
         begin = Exit(reasoning.begin, to=REASONING)
         end = Exit(reasoning.end, to=ANSWER, eats_space=True)
         states[REASONING] = Text("reasoning", (end, begin), skips_space=True)
-        exits, strays = (begin,), (end,)
+        exits = (begin,)
+        strays = (end, *(Exit(marker, to=CONTENT) for marker in reasoning.strays))
     if tools is not None:
         openers, exits = tools.openers, (*exits, *tools.exits)
         strays = (*strays, *(Exit(marker, to=CONTENT) for marker in tools.strays))
@@ -187,12 +195,25 @@ def _exits_of(state: State) -> tuple[Exit, ...]:
     return state.exits if isinstance(state, Start | Text | Between | Field) else ()
 
 
-def _node(name: str, state: State, chars: Mapping[str, str]) -> Node:
-    is_body = isinstance(state, JsonCalls | JsonArguments | PythonCalls)
-    exits = tuple(sorted(_exits_of(state), key=lambda way: not way.eats_space))
-    markers = [chars.get(way.marker, way.marker) for way in exits]
+def _markers_of(state: State) -> list[str]:
+    if isinstance(state, BareArguments):
+        return [state.quote]
+    tag = [state.tag] if isinstance(state, Field) else []
+    return [way.marker for way in _exits_of(state)] + tag
+
+
+def _node(name: str, state: State, coded: Callable[[str], str]) -> Node:
+    """A state with its markers as a machine finds them."""
+    is_body = isinstance(state, JsonCalls | JsonArguments | PythonCalls | BareArguments)
+    # Of two markers of which one begins the other, the longer is looked for first.
+    exits = tuple(sorted(_exits_of(state), key=lambda way: (not way.eats_space, -len(way.marker))))
+    markers = [coded(way.marker) for way in exits]
     num_eating = sum(way.eats_space for way in exits)
-    firsts = {way.marker[0] for way in exits if way.marker not in chars}
+    firsts = {marker[0] for marker in markers if not _LOW <= marker[0] <= _HIGH}
+    if isinstance(state, BareArguments):
+        state = replace(state, quote=coded(state.quote))
+    elif isinstance(state, Field):
+        state = replace(state, tag=coded(state.tag))
     if isinstance(state, Start | Between):
         find = re.compile(
             _anchored(markers, _SPACE if isinstance(state, Start) else _CLOSING)
@@ -224,33 +245,47 @@ def _one_of(chars: set[str]) -> str:
 
 def _anchored(markers: list[str], before: str) -> str:
     """An expression of a place: what may stand before a marker, and the marker."""
-    whole = "|".join(f"({re.escape(marker)})" for marker in markers)
-    partial = "|".join(filter(None, map(_beginnings, markers)))
+    whole, partial = _wholes(markers, markers), "|".join(filter(None, map(_beginnings, markers)))
+    whole = whole or "(?!)"
     return f"{before}{{0,{MAX_BETWEEN}}}+(?:{whole}|(?:{partial})?\\Z)"
 
 
 def _searched(eating: list[str], plain: list[str]) -> str:
     """An expression of markers somewhere in a text, of which some eat the white space before."""
-    if not eating and not plain:
+    markers = [*eating, *plain]
+    if not markers:
         return "(?!)"
-    parts = [_alternatives(plain, "")]
+    parts = [_alternatives(plain, markers, "")]
     if eating:
         parts[:0] = [
-            _alternatives(eating, f"{_SPACE}{{0,{MAX_SPACE}}}"),
+            _alternatives(eating, markers, f"{_SPACE}{{0,{MAX_SPACE}}}"),
             f"{_SPACE}{{1,{MAX_SPACE}}}\\Z",
         ]
     # That something can begin here is found faster than what does.
-    ahead = _one_of({marker[0] for marker in (*eating, *plain)} | set(" \t\r\n" if eating else ""))
+    ahead = _one_of({marker[0] for marker in markers} | set(" \t\r\n" if eating else ""))
     return f"(?={ahead})(?:{'|'.join(filter(None, parts))})"
 
 
-def _alternatives(markers: list[str], before: str) -> str:
+def _alternatives(markers: list[str], known: list[str], before: str) -> str:
     """An expression of whole markers, each a group, and of their beginnings at the text's end."""
     if not markers:
         return ""
-    whole = "|".join(f"({re.escape(marker)})" for marker in markers)
-    partial = "|".join(filter(None, map(_beginnings, markers)))
+    whole, partial = _wholes(markers, known), "|".join(filter(None, map(_beginnings, markers)))
     return f"{before}(?:{whole}|(?:{partial})\\Z)" if partial else f"{before}(?:{whole})"
+
+
+def _wholes(markers: list[str], known: list[str]) -> str:
+    """An expression of whole markers, each a group.
+
+    One that begins another of those known is found once what follows shows that it is not the
+    other.
+    """
+    found = []
+    for marker in markers:
+        rests = [other[len(marker) :] for other in known if other.startswith(marker)]
+        longer = "|".join(_beginnings(rest) for rest in rests if rest)
+        found.append(re.escape(marker) + (f"(?!(?:{longer})?\\Z)" if any(rests) else ""))
+    return "|".join(f"({pattern})" for pattern in found)
 
 
 def _beginnings(marker: str) -> str:

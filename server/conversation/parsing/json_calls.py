@@ -144,9 +144,19 @@ class JsonCallsReader(PhasedReader):
         if found is None:
             return WAIT if self.status == "reading" else at
         end, self._key = found
-        self._output.take(text[at:end])
+        if self._state.name_is_key and self._output.name is None:
+            self._take_quoted(text[at:end])
+            self._output.name = self._key
+        else:
+            self._output.take(text[at:end])
         self._phase = self._read_colon
         return end
+
+    def _take_quoted(self, text: str) -> None:
+        """Take a name and its quotation marks."""
+        self._output.take('"')
+        self._output.take(text[1:-1], "tool")
+        self._output.take('"')
 
     def _take(self, head: re.Match[str]) -> bool:
         """Take the head of a call up to its arguments, if it is one."""
@@ -191,7 +201,10 @@ class JsonCallsReader(PhasedReader):
             return self._pass(text, at, self._read_key)
         if self._key in state.name_keys and self._output.name is None:
             return self._read_name(text, at)
-        self._is_arguments = self._key in state.argument_keys and not self._has_arguments
+        is_value = self._key == self._output.name if state.name_is_key else False
+        self._is_arguments = not self._has_arguments and (
+            is_value or self._key in state.argument_keys
+        )
         if self._is_arguments:
             if text[at] not in '{"n':
                 return self._break(at)
@@ -210,9 +223,7 @@ class JsonCallsReader(PhasedReader):
         if not NAME.fullmatch(name):
             return self._break(at)
         self._output.name = name
-        self._output.take('"')
-        self._output.take(text[at + 1 : end - 1], "tool")
-        self._output.take('"')
+        self._take_quoted(text[at:end])
         self._phase = self._end_value
         return end
 

@@ -11,10 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from server.conversation.parsing.bare_arguments import BareArgumentsReader
 from server.conversation.parsing.fields import FieldReader
 from server.conversation.parsing.format import (
     CONTENT,
     REASONING,
+    BareArguments,
     Between,
     Exit,
     Field,
@@ -39,7 +41,7 @@ _CLOSERS = re.compile(r"[ \t\r\n}\]]*[}\]]")
 
 Flow = EventKind | Literal["value"]
 """What text is that flows; a `value` is given out once it is complete."""
-BodyReader = JsonArgumentsReader | JsonCallsReader | PythonCallsReader
+BodyReader = JsonArgumentsReader | JsonCallsReader | PythonCallsReader | BareArgumentsReader
 
 
 class Machine:
@@ -206,6 +208,8 @@ class Machine:
             self._reader = JsonArgumentsReader(output)
         elif isinstance(state, PythonCalls):
             self._reader = PythonCallsReader(output)
+        elif isinstance(state, BareArguments):
+            self._reader = BareArgumentsReader(state.quote, self._fields)
 
     def _leave(self, way: Exit, before: str, marker: str, to: str | None = None) -> None:
         """Take an exit.
@@ -222,7 +226,9 @@ class Machine:
         if not way.keeps:
             self.output.take(marker, is_marker=True)
 
-    def _read_body(self, state: JsonCalls | JsonArguments | PythonCalls, text: str, at: int) -> int:
+    def _read_body(
+        self, state: JsonCalls | JsonArguments | PythonCalls | BareArguments, text: str, at: int
+    ) -> int:
         end = self._reader.read(text, at)
         if self._reader.status == "broken":
             self._break_off()
@@ -298,7 +304,8 @@ class Machine:
             self.output.take(text[at:end], "tool")
             if match is None or match.lastindex is None:
                 return end
-            self._fields.add_argument(state)
+            if not state.tag:
+                self._fields.add_argument(state)
             at = end
         if (len(text) if match is None else match.start()) - at > MAX_FIELD:
             self._break_off()
@@ -324,5 +331,6 @@ _STEPS: Mapping[type[State], Callable[[Machine, Any, str, int], int]] = {
     JsonCalls: Machine._read_body,
     JsonArguments: Machine._read_body,
     PythonCalls: Machine._read_body,
+    BareArguments: Machine._read_body,
 }
 """How a machine goes on from a place in each kind of state; returns how far the text was read."""

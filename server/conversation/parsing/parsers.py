@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
 from server.conversation.parsing.format import REASONING, START, ReasoningFormat, ToolFormat
 from server.conversation.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
 from server.conversation.parsing.graph import Graph, make_graph
+from server.conversation.parsing.learning.learn import Formats, formats_by_name
 from server.conversation.parsing.reader import ReplyParsing, ThoughtIds
-from server.conversation.parsing.recognise import reasoning_format_of, tool_format_of
 from server.conversation.parsing.tokens import vocabulary_of
 from server.conversation.parsing.values import ToolTypes
 from server.text.tokenizer import Tokenizer
@@ -14,6 +18,23 @@ from server.text.tokenizer import Tokenizer
 AUTO, NONE = "auto", "none"
 _MAX_SOURCES = 64
 """Templates whose formats are remembered: requests may bring their own."""
+
+
+@dataclass
+class _Known:
+    """What is known of one template.
+
+    Attributes:
+        is_learned: the template has rendered conversations; else its words alone were looked at.
+        graphs: by whether calls are looked for.
+        without_calls: what chats without tools share, by the state in which a reply begins and
+            whether special tokens are shown.
+    """
+
+    formats: Formats
+    is_learned: bool
+    graphs: dict[bool, Graph] = field(default_factory=dict)
+    without_calls: dict[tuple[str, bool], ReplyParsing] = field(default_factory=dict)
 
 
 class Parsers:
@@ -30,9 +51,7 @@ class Parsers:
         self._vocabulary = vocabulary_of(tokenizer)
         self._tool_call_parser = tool_call_parser
         self._reasoning_parser = reasoning_parser
-        self._formats: dict[str, tuple[ToolFormat | None, ReasoningFormat | None]] = {}
-        self._graphs: dict[tuple[str, str], Graph] = {}
-        self._without_calls: dict[tuple[str, str, bool], ReplyParsing] = {}
+        self._known: OrderedDict[str, _Known] = OrderedDict()
         self._marker_ids: dict[str, tuple[int, ...]] = {}
 
     @property
@@ -40,27 +59,35 @@ class Parsers:
         """Whether calls are to be left in the content as they are."""
         return self._tool_call_parser == NONE
 
+    async def learn(self, source: str, learn: Callable[[str], Awaitable[Formats]]) -> None:
+        """Let a template show its formats, unless it has; the last 64 are remembered."""
+        known = self._known.get(source)
+        if known is None or not known.is_learned:
+            self._remember(source, await learn(source), is_learned=True)
+
     def tool_format(self, source: str) -> ToolFormat | None:
         """The format of calls of a model with this template; None for none, or none known."""
-        return self._of(source)[0]
+        return self._of(source).formats.tools
 
     def reasoning_format(self, source: str) -> ReasoningFormat | None:
         """The format of thoughts of a model with this template; None for none."""
-        return self._of(source)[1]
+        return self._of(source).formats.reasoning
 
-    def _of(self, source: str) -> tuple[ToolFormat | None, ReasoningFormat | None]:
-        found = self._formats.get(source)
-        if found is None:
-            tools, reasoning = self._tool_call_parser, self._reasoning_parser
-            found = (
-                tool_format_of(source) if tools == AUTO else TOOL_PARSERS.get(tools),
-                reasoning_format_of(source)
-                if reasoning == AUTO
-                else REASONING_PARSERS.get(reasoning),
-            )
-            if len(self._formats) < _MAX_SOURCES:
-                self._formats[source] = found
-        return found
+    def _of(self, source: str) -> _Known:
+        known = self._known.get(source)
+        return known or self._remember(source, formats_by_name(source), is_learned=False)
+
+    def _remember(self, source: str, formats: Formats, *, is_learned: bool) -> _Known:
+        tools, reasoning = self._tool_call_parser, self._reasoning_parser
+        if tools != AUTO:
+            formats = formats._replace(tools=TOOL_PARSERS.get(tools))
+        if reasoning != AUTO:
+            formats = formats._replace(reasoning=REASONING_PARSERS.get(reasoning))
+        self._known[source] = known = _Known(formats, is_learned)
+        self._known.move_to_end(source)
+        if len(self._known) > _MAX_SOURCES:
+            self._known.popitem(last=False)
+        return known
 
     def parsing(
         self,
@@ -79,19 +106,23 @@ class Parsers:
             continued: the text of the message that the reply goes on with; empty for none.
             shows_special: special tokens that are no markers are text.
         """
-        tools, reasoning = self._of(source)
+        known = self._of(source)
+        tools, reasoning, _ = known.formats
         if types is None:
             tools = None
         if tools is None and reasoning is None:
             return None
-        graph = self._graph(tools, reasoning)
+        with_calls = tools is not None
+        if with_calls not in known.graphs:
+            known.graphs[with_calls] = make_graph(reasoning, tools, self._vocabulary.special)
+        graph = known.graphs[with_calls]
         state = graph.first_state(prompt_end, continued)
-        if tools is not None or reasoning is None:
+        if with_calls:
             return self._made(graph, types or {}, state, shows_special)
-        key = (reasoning.names[0], state, shows_special)  # what chats without tools share
-        if key not in self._without_calls:
-            self._without_calls[key] = self._made(graph, {}, state, shows_special)
-        return self._without_calls[key]
+        key = state, shows_special
+        if key not in known.without_calls:
+            known.without_calls[key] = self._made(graph, {}, state, shows_special)
+        return known.without_calls[key]
 
     def _made(
         self, graph: Graph, types: ToolTypes, state: str, shows_special: bool
@@ -124,9 +155,3 @@ class Parsers:
             token_ids = self._tokenizer.encode(marker, add_special_tokens=False)
             self._marker_ids[marker] = tuple(token_ids)
         return self._marker_ids[marker]
-
-    def _graph(self, tools: ToolFormat | None, reasoning: ReasoningFormat | None) -> Graph:
-        key = (tools.names[0] if tools else NONE, reasoning.names[0] if reasoning else NONE)
-        if key not in self._graphs:
-            self._graphs[key] = make_graph(reasoning, tools, self._vocabulary.special)
-        return self._graphs[key]

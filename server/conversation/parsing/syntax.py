@@ -38,6 +38,7 @@ class CallText:
     """How a call of one tool is written: `begin`, the arguments, `end`.
 
     Attributes:
+        begin: where the call has an id, `{id}` stands for it.
         arguments: what stands between: JSON of `schema`; the `fields` one after another; or in
             Python, `key=value` of the schema's properties with ", " between.
         schema: JSON schema of the arguments as an object.
@@ -72,4 +73,10 @@ def call_text(tools: ToolFormat, name: str, parameters: Mapping[str, Any] | None
 
 
 def _field(syntax: CallSyntax, key: str, schema: Any) -> FieldText:
-    return FieldText(syntax.field_begin.replace("{key}", key), schema, syntax.field_end)
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    begin, end = syntax.field_begin, syntax.field_end
+    if isinstance(kind, str) and kind != "string":
+        begin = begin if syntax.json_begin is None else syntax.json_begin
+        end = end if syntax.json_end is None else syntax.json_end
+        begin = begin.replace("{type}", syntax.type_words.get(kind, kind))
+    return FieldText(begin.replace("{key}", key), schema, end.replace("{key}", key))

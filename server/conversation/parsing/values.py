@@ -25,6 +25,8 @@ _TYPE_NAMES: dict[type, str] = {
     type(None): "null",
 }
 _MAX_DEPTH = 8
+_MAX_TAGS = 64
+_SENTINEL = re.compile("[\ud800-\udfff]")
 _PYTHON = re.compile(r"(?:True|False|None)\Z|[\[{]")
 """What may be a constant, a list or an object of Python's."""
 _SIMPLE = re.compile(r"'[^'\\\x00-\x1f\x7f-\x9f\ud800-\udfff]*'")
@@ -92,6 +94,45 @@ def text_to_json(text: str, types: Types | None) -> str:
     fits = name in types or (name == "integer" and "number" in types)
     fits = fits or (name == "number" and "integer" in types and value.is_integer())
     return raw if fits else quoted(text)
+
+
+def tagged_to_json(text: str, tag: str) -> str:
+    """A value that has parts, each between `tag<key>` and `tag</key>`, as JSON.
+
+    Parts whose keys are all `item` are a list, others an object; a text is the JSON it spells, or
+    a string. What is not well formed is one string.
+    """
+    pieces = re.split(rf"{re.escape(tag)}<(/?[^<>]*)>", text)
+    root: list[tuple[str, Any]] = []
+    stack: list[tuple[str, list[tuple[str, Any]], str]] = [("", root, "")]
+    for i, piece in enumerate(pieces):
+        key, parts, own = stack[-1]
+        if i % 2 == 0:
+            stack[-1] = (key, parts, own + piece)
+        elif not piece.startswith("/"):
+            if len(stack) > _MAX_TAGS:
+                return quoted(without_sentinels(text))
+            stack.append((piece, [], ""))
+        elif piece[1:] != key or len(stack) == 1:
+            return quoted(without_sentinels(text))
+        else:
+            stack.pop()
+            stack[-1][1].append((key, _joined(parts, own)))
+    return orjson.dumps(_joined(root, "")).decode() if len(stack) == 1 else quoted(text)
+
+
+def _joined(parts: list[tuple[str, Any]], text: str) -> Any:
+    """A value of its parts, or of its text where it has none."""
+    if not parts:
+        return orjson.loads(text_to_json(without_sentinels(text), None))
+    if all(key == "item" for key, _ in parts):
+        return [value for _, value in parts]
+    return dict(parts)
+
+
+def without_sentinels(text: str) -> str:
+    """A text without the characters that stand for special tokens."""
+    return _SENTINEL.sub("", text)
 
 
 def quoted(text: str) -> str:

@@ -8,11 +8,14 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
-from server.conversation.parsing.format import ReasoningFormat, ToolFormat
+from server.conversation.parsing.format import Field, ReasoningFormat, ToolFormat
 from server.conversation.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
 from server.conversation.parsing.graph import Node, make_graph
+from server.conversation.parsing.learning.learn import formats_of
+from tests.server.conversation.parsing.learning.templates import FAMILIES, render
 
 Arguments = dict[str, Any]
 Call = tuple[str, Arguments]
@@ -40,6 +43,7 @@ class Style:
         write: the text of some calls.
         wrap: a reply of reasoning, content before, calls and content after.
         follows: whether content may stand behind the calls, and before them.
+        spells: a value that spells JSON is that JSON, where no schema says otherwise.
     """
 
     tools: ToolFormat
@@ -48,6 +52,7 @@ class Style:
     follows: bool = True
     precedes: bool = True
     markers: tuple[str, ...] = ()
+    spells: bool = False
 
 
 NAMES = ("look", "get_weather", "a.b", "x-1")
@@ -184,8 +189,8 @@ def _style(
 
 STYLES: dict[str, Style] = {
     "hermes": _style("hermes", "qwen3", _hermes),
-    "qwen3_coder": _style("qwen3_coder", "qwen3", _qwen3_coder),
-    "glm45": _style("glm45", "glm45", _glm),
+    "qwen3_coder": _style("qwen3_coder", "qwen3", _qwen3_coder, spells=True),
+    "glm45": _style("glm45", "glm45", _glm, spells=True),
     "llama3_json": _style(
         "llama3_json", None, lambda calls: "; ".join(_objects(calls, "parameters")), precedes=False
     ),
@@ -218,6 +223,25 @@ STYLES: dict[str, Style] = {
         precedes=False,
     ),
     "openai": _style("openai", "openai_gptoss", _harmony),
+    "lfm2": _style(
+        "lfm2", None, lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>"
+    ),
+    "granite": _style(
+        "granite", None, lambda calls: f"<|tool_call|>[{', '.join(_objects(calls))}]"
+    ),
+}
+
+
+def _learned(name: str) -> Style:
+    family = FAMILIES[name]
+    tools, thoughts, _ = formats_of("", partial(render, family.source))
+    assert tools is not None
+    leads = tools.syntax.leads
+    return Style(tools, thoughts, family.write, precedes=not leads, spells=family.spells)
+
+
+STYLES |= {
+    f"learned {name}": _learned(name) for name, family in FAMILIES.items() if not family.is_lossy
 }
 
 
@@ -230,9 +254,13 @@ def markers_of(style: Style) -> list[str]:
 
 def _safe_words(style: Style) -> tuple[str, ...]:
     """Words of arguments: markers too, but in fields the one that ends a value."""
-    ends = {"qwen3_coder": "</parameter>", "glm45": "</arg_value>"}
-    marks = [m for m in markers_of(style) if m != ends.get(style.tools.names[0])]
-    return (*WORDS, *marks)
+    ends = {
+        way.marker
+        for state in style.tools.states.values()
+        if isinstance(state, Field) and state.role == "value"
+        for way in state.exits
+    }
+    return (*WORDS, *(mark for mark in markers_of(style) if mark not in ends))
 
 
 def wrap(style: Style, reply: Reply, before: str, after: str, body: str) -> str:
@@ -286,8 +314,10 @@ def _broken(draw: random.Random, style: Style) -> Reply:
     return Reply(text[:end] + text[at:])
 
 
-def corpus(name: str, count: int = 300) -> list[Reply]:
+@cache
+def corpus(name: str) -> list[Reply]:
     """Replies of one format: two of three are well formed, the others broken or cut."""
+    count = 90 if name.startswith("learned") else 300
     draw = random.Random(name)
     style = STYLES[name]
     return [_broken(draw, style) if i % 3 == 2 else _well_formed(draw, style) for i in range(count)]

@@ -270,7 +270,7 @@ def test_a_token_that_the_first_piece_leaves_without_a_part_is_counted() -> None
 def test_drawn_replies(data: st.DataObject) -> None:
     """Replies of pieces that fit together anyhow, as tokens that begin and end anywhere."""
     style = STYLES[data.draw(st.sampled_from(sorted(STYLES)))]
-    marks = st.sampled_from(markers_of(style))
+    marks = st.sampled_from([*markers_of(style), style.tools.syntax.trigger])
     words = st.sampled_from(['{"name": "f", ', '"arguments": {"a": "ü"}}', "f(a='x')", "{", "}"])
     spaces = st.sampled_from([" ", "\n", "\n\n        ", "text", "</", "ü🙂"])
     text = "".join(data.draw(st.lists(st.one_of(marks, words, spaces, st.text(max_size=4)))))

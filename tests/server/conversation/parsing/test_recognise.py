@@ -26,6 +26,8 @@ MARKS = {
     "mistral": "[TOOL_CALLS] [",
     "phi4_mini_json": "'<|tool|>' + message['tools'] + '<|/tool|>'",
     "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
+    "lfm2": "'List of tools: <|tool_list_start|>['",
+    "granite": "respond only with <|tool_call|> followed by a JSON list of tools used",
     "llama3_json": "<|start_header_id|> + '\"parameters\": '",
     "hermes": '<tool_call>\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}',
 }
@@ -52,13 +54,13 @@ def test_each_format_of_thoughts(source: str, name: str) -> None:
 
 
 def test_real_templates() -> None:
-    """Of the dozen that are kept for tests, one shows its model how to write calls."""
+    """Of the dozen that are kept for tests, two are of models that write calls."""
     found = {
         name: known.names[0]
         for name, source in TEMPLATES.items()
         if (known := tool_format_of(source)) is not None
     }
-    assert found == {"qwen2.5-instruct": "hermes"}
+    assert found == {"qwen2.5-instruct": "hermes", "granite-3.0-instruct": "granite"}
     assert {name for name, source in TEMPLATES.items() if reasoning_format_of(source)} == set()
     assert {name for name, source in TEMPLATES.items() if knows_tools(source)} == {
         "qwen2.5-instruct",
