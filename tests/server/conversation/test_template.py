@@ -22,6 +22,7 @@ from server.schema.messages import ChatMessage
 from server.text.tokenizer import FastTokenizer
 from server.work.processes import Preparation, ProcessPool
 from tests.fakes import byte_backend
+from tests.server.conversation.parsing.learning.templates import FAMILIES, Family
 
 TEMPLATES = {
     path.stem: path.read_text() for path in (Path(__file__).parent / "templates").glob("*.jinja")
@@ -301,3 +302,43 @@ class TestElsewhere:
 def test_extents(value: Any, extent: int) -> None:
     assert not is_large(value, extent)
     assert extent == 0 or is_large(value, extent - 1)
+
+
+class TestFormats:
+    async def test_a_template_teaches_its_own(self, made: MakeTemplate) -> None:
+        source = FAMILIES["numbered"].source
+        formats = await made(source, SPECIAL).formats(source)
+        assert formats.tools is not None
+        assert formats.tools.syntax.opening == "<|tool_calls_section_begin|>"
+
+    async def test_what_ends_a_reply_is_no_marker(self, made: MakeTemplate) -> None:
+        """The template ends a turn with calls by another token than one without."""
+        source = Family(FAMILIES["function_tag"].calls + "<|eom|>").source
+        closings = []
+        for ends in ({"<|eom|>"}, set[str]()):
+            tools = (await made(source, SPECIAL, ends=ends).formats(source)).tools
+            assert tools is not None
+            closings.append(tools.syntax.closing)
+        assert closings == ["", "<|eom|>"]
+
+    async def test_a_stranger_s_template_is_tried_in_a_process(self, made: MakeTemplate) -> None:
+        source = FAMILIES["bare"].source
+        formats = await made("other", SPECIAL).formats(source)
+        assert formats.tools is not None
+        assert formats.tools.syntax.arguments == "fields"
+
+    async def test_one_that_takes_too_long_is_looked_at_alone(self, made: MakeTemplate) -> None:
+        source = "{# <tool_call> arguments #}" + ENDLESS
+        formats = await made(source, SPECIAL, timeout_s=0.3).formats(source)
+        assert formats.tools is not None
+        assert formats.tools.names == ("hermes",)
+
+    async def test_arguments_as_the_template_takes_them(self, made: MakeTemplate) -> None:
+        calls = "{% for call in calls %}<c>{{ call.function.name + call.function.arguments }}</c>"
+        source = Family(calls + "{% endfor %}").source
+        template = made(source, SPECIAL)
+        conversation = Conversation(CONVERSATIONS["tool"], add_generation_prompt=False)
+        assert await render(template, source, conversation) is None
+        assert (await template.formats(source)).takes_text
+        text = await text_of(template, source, conversation)
+        assert '<c>look{"at": "it", "n": 2}</c>' in text

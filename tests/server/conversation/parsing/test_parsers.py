@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from server.conversation.parsing.formats.lfm2 import LFM2
+from server.conversation.parsing.learning.learn import Formats
 from server.conversation.parsing.parsers import Parsers
 from server.conversation.parsing.reader import ThoughtIds
 from tests.fakes import byte_tokenizer
@@ -78,3 +80,37 @@ def test_one_graph_for_all_requests() -> None:
     assert first is not None
     assert second is not None
     assert first.graph is second.graph
+
+
+async def test_a_template_is_asked_once_and_flags_count_more() -> None:
+    asked: list[str] = []
+
+    async def learn(source: str) -> Formats:
+        asked.append(source)
+        return Formats(LFM2, None)
+
+    own, named = parsers(), parsers("mistral")
+    assert own.tool_format(QWEN) is not LFM2  # by its words, as long as it was not asked
+    for _ in range(3):
+        await own.learn(QWEN, learn)
+    await named.learn(QWEN, learn)
+    assert own.tool_format(QWEN) is LFM2
+    assert asked == [QWEN, QWEN]
+    tools = named.tool_format(QWEN)
+    assert tools is not None
+    assert tools.names == ("mistral",)
+
+
+async def test_the_last_templates_are_remembered() -> None:
+    asked: list[str] = []
+
+    async def learn(source: str) -> Formats:
+        asked.append(source)
+        return Formats(None, None)
+
+    own = parsers()
+    for i in range(65):
+        await own.learn(str(i), learn)
+    await own.learn("64", learn)
+    await own.learn("0", learn)
+    assert asked == [*map(str, range(65)), "0"]
