@@ -12,6 +12,7 @@ from engine.config import EngineInfo
 from server.config import ServerConfig
 from server.conversation.parsing.parsers import Parsers
 from server.conversation.rendering import make_ready
+from server.conversation.served import ServedChatModel
 from server.conversation.template import ChatTemplate
 from server.fronts import FrontTable
 from server.http.admission import AdmissionControl
@@ -33,20 +34,16 @@ NUM_LARGE = 2
 """Large bodies read at once: a second need not wait for one that takes seconds."""
 
 
-@dataclass(frozen=True)
-class Context:
-    """The parts of one server.
+@dataclass(frozen=True, kw_only=True)
+class Context(ServedChatModel):
+    """The parts of one server: the model that it serves, and all that a request passes.
 
     Attributes:
         large: processes that read large bodies and render large conversations.
         traces: where traces of requests go; None for nowhere.
     """
 
-    engine: EngineHandle
     fronts: FrontTable
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    config: ServerConfig
     lifecycle: Lifecycle
     bodies: BodyReader
     large: ProcessPool
@@ -54,8 +51,6 @@ class Context:
     connections: ConnectionPool
     metrics: Metrics
     worker: Worker
-    grammars: GrammarChecker
-    parsers: Parsers
     self_test: SelfTest
     traces: Traces | None = None
 

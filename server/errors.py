@@ -96,6 +96,21 @@ def bad_request(param: str | None, message: str, code: str | None = None) -> Api
     return ApiError(400, message, param=param, code=code)
 
 
+class ClientNames(dict[str, str]):
+    """What the clients of an endpoint call the fields of a spec; it is used for errors alone.
+
+    A field that is not listed has the same name in requests.
+    """
+
+    def __missing__(self, field: str) -> str:
+        return field
+
+    def refuse(self, field: str, words: str, code: str | None = None) -> ApiError:
+        """A 400 about a field of a spec: the client's name of it, then these words."""
+        name = self[field]
+        return bad_request(name, f"{name} {words}", code)
+
+
 def overloaded(message: str) -> ApiError:
     """A 429: the request may work later."""
     headers = {"retry-after": str(RETRY_AFTER_S)}

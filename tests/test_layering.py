@@ -43,8 +43,7 @@ ROOMS = {
     ),
     "server": (
         *("schema", "text", "work", "http", "fleet", "structured"),
-        *("endpoints.completions.prompt_field", "endpoints.completions.schema"),
-        *("endpoints.chat.schema", "endpoints.scoring.schema"),
+        "endpoints.scoring.schema",
         *("generation", "conversation.parsing", "conversation", "scoring"),
         *("self_test", "context", "endpoints", "app", "bench", "remote"),
         *("command", "audit"),

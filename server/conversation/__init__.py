@@ -1,10 +1,7 @@
-"""Chat: conversations made into prompts, and choices told as messages.
+"""What endpoints of conversations share: prompts made of them, and their replies as messages.
 
-A chat is a completion whose prompt is a conversation rendered by the model's template and whose
-reply has another shape. What lies between, from sampling parameters to the engine and back, is
-`server.completions`.
-
-In the order to read: `messages`, `tools`, `template`, `prepare`, `render`, and for models that
-think or call tools `parsing/` and `parsed_render`; for other endpoints that are translated to chats
-`translated` and `renaming`.
+In the order to read: `spec` (a conversation as an endpoint asks for its continuation), `messages`,
+`tools` and `template` (what it is to a template), `prompt` (it is rendered) and `constraints` (what
+its replies are held to), `render` (replies as messages), for models that think or call tools
+`parsing/` and `parsed_render`, and for the shapes of other endpoints `shaped_render`.
 """

@@ -8,9 +8,9 @@ from typing import Any
 
 from server.conversation.parsing.format import ToolFormat
 from server.conversation.parsing.syntax import NO_ARGUMENTS, CallText, FieldText, call_text
+from server.conversation.spec import ToolSpec
 from server.errors import ApiError, bad_request
 from server.schema.base import field_path
-from server.schema.tools import ToolFunction
 from server.structured.checker import GrammarChecker
 from server.structured.spec import GrammarSpec
 
@@ -47,18 +47,17 @@ class ArgumentsWriter:
         self._grammars = grammars
         self._drops_keywords = drops_keywords
 
-    async def call(self, index: int, function: ToolFunction, *, is_strict: bool) -> Tag:
+    async def call(self, tool: ToolSpec, *, is_strict: bool) -> Tag:
         """A call of one tool.
 
         Args:
-            index: of the tool in the request.
             is_strict: its schema is kept to; else as far as it can be.
 
         Raises:
             ApiError: a strict tool's schema cannot be kept to.
         """
-        schema: Mapping[str, Any] = function.parameters or NO_ARGUMENTS
-        where = f"tools[{index}].function.parameters"
+        schema: Mapping[str, Any] = tool.parameters or NO_ARGUMENTS
+        where = tool.schema_place
         drops = self._drops_keywords or not is_strict
         # Alone first, so that what cannot be kept to is told by its place in the schema.
         spec = GrammarSpec("json", dict(schema), where, lenient=drops)
@@ -68,12 +67,12 @@ class ArgumentsWriter:
             if is_strict or error.status != 400:
                 raise
             self.ignored.append(where)
-            keys = (function.parameters or NO_ARGUMENTS).get("properties", {})
+            keys = (tool.parameters or NO_ARGUMENTS).get("properties", {})
             schema = {"type": "object", "properties": {key: {} for key in keys}}
         else:
             self.ignored += checked.ignored
             schema = schema if checked.reduced is None else checked.reduced
-        text = call_text(self._format, function.name, schema)
+        text = call_text(self._format, tool.name, schema)
         begin, has_id, behind = text.begin.partition("{id}")
         content = self._arguments(text, where, drops)
         if has_id:

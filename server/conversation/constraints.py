@@ -1,48 +1,42 @@
-"""What masks hold a chat's replies to: calls by their grammar, thoughts by their budget."""
+"""What masks hold the replies to a conversation to: calls by grammars, thoughts by their budget."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from engine.request import ThinkingBudget
 from server.conversation.forced_calls import calls_grammar
-from server.conversation.parsing.parsers import Parsers
 from server.conversation.parsing.reader import ReplyParsing, ThoughtIds
-from server.endpoints.chat.schema import ChatRequest
-from server.errors import bad_request
-from server.generation.prepare import NO_CONSTRAINTS, Constraints
-from server.schema.tools import Tool
-from server.structured.checker import GrammarChecker
+from server.conversation.served import ServedChatModel
+from server.conversation.spec import ConversationSpec
+from server.structured.spec import NO_CONSTRAINTS, Constraints
+from server.structured.wanted import two_grammars
 
 
-async def chat_constraints(
-    body: ChatRequest,
-    source: str,
-    tools: Sequence[Tool],
-    parsing: ReplyParsing | None,
-    parsers: Parsers,
-    grammars: GrammarChecker,
+async def reply_constraints(
+    spec: ConversationSpec, source: str, parsing: ReplyParsing | None, served: ServedChatModel
 ) -> Constraints:
-    """What holds the replies to a chat; raises `ApiError` for what cannot.
+    """What holds the replies to a conversation; raises `ApiError` for what cannot.
 
-    A grammar begins behind the thoughts, or with the first token where that opens none.
+    A grammar begins after the thoughts, or with the first token where that opens none.
 
     Args:
-        source: the chat's template.
-        tools: those that may be called.
+        source: the conversation's template.
     """
-    asked = body.response_format, body.structured_outputs, body.thinking_token_budget
-    if not tools and asked == (None, None, None):  # most chats
-        return NO_CONSTRAINTS
+    grammar = spec.grammar
+    if not spec.callable_tools and grammar is None and spec.thinking_budget is None:
+        return NO_CONSTRAINTS  # most conversations
     thoughts = None if parsing is None else parsing.thoughts
-    calls = await calls_grammar(body, tools, parsers.tool_format(source), grammars)
-    budget = _budget(body, source, thoughts, parsers, grammars)
+    calls = await calls_grammar(spec, served.parsers.tool_format(source), served.grammars)
+    budget = _budget(spec, source, thoughts, served)
     waits = thoughts is not None and thoughts.may_come
-    if calls is not None and calls.holds_thoughts:
-        waits = False
+    ignored: list[str] = []
+    if calls is not None:
+        if grammar is not None and not grammar.allows_calls:
+            raise two_grammars(calls.spec, grammar.param)
+        grammar, ignored = calls.spec, calls.ignored
+        waits = waits and not calls.holds_thoughts
     return Constraints(
-        calls=None if calls is None else calls.spec,
-        ignored=[] if calls is None else calls.ignored,
+        grammar=grammar,
+        ignored=ignored,
         after=thoughts.answer if thoughts and waits else (),
         unless_opened=thoughts.begin if thoughts and waits and thoughts.may_be_skipped else (),
         budget=budget,
@@ -50,24 +44,22 @@ async def chat_constraints(
 
 
 def _budget(
-    body: ChatRequest,
-    source: str,
-    thoughts: ThoughtIds | None,
-    parsers: Parsers,
-    grammars: GrammarChecker,
+    spec: ConversationSpec, source: str, thoughts: ThoughtIds | None, served: ServedChatModel
 ) -> ThinkingBudget | None:
-    num_tokens, param = body.thinking_token_budget, "thinking_token_budget"
-    if num_tokens is None:
+    if spec.thinking_budget is None:
         return None
-    if parsers.reasoning_format(source) is None:
-        raise bad_request(
-            param,
-            f"{param} needs a model whose thoughts are known by their markers, which the chat "
-            "template does not show: start the server with --reasoning-parser",
+    if served.parsers.reasoning_format(source) is None:
+        raise spec.names.refuse(
+            "thinking_budget",
+            "needs a model whose thoughts are known by their markers, which the chat template does "
+            "not show: start the server with --reasoning-parser",
         )
-    grammars.check_served(param)
+    served.grammars.check_served(spec.names["thinking_budget"])
     if thoughts is None:
         return None  # nothing is generated
     return ThinkingBudget(
-        num_tokens=num_tokens, begin=thoughts.begin, end=thoughts.end, are_open=thoughts.are_open
+        num_tokens=spec.thinking_budget,
+        begin=thoughts.begin,
+        end=thoughts.end,
+        are_open=thoughts.are_open,
     )

@@ -9,19 +9,16 @@ a response format the reply is calls, or an answer in that format.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from server.conversation.call_arguments import ArgumentsWriter, Tag, const, either, in_order
 from server.conversation.parsing.format import CallSyntax, MessageSyntax, ToolFormat
-from server.endpoints.chat.schema import ChatRequest
+from server.conversation.spec import ConversationSpec
 from server.errors import bad_request
-from server.schema.tools import NamedTool, Tool
 from server.structured.checker import GrammarChecker
 from server.structured.spec import GrammarSpec
-from server.structured.wanted import allows_calls, wanted_grammar
 
 _ANY_TEXT: Tag = {"type": "any_text"}
 _SPACE = r"[ \t\r\n]"
@@ -41,60 +38,45 @@ class CallsGrammar(NamedTuple):
 
 
 async def calls_grammar(
-    body: ChatRequest,
-    tools: Sequence[Tool],
-    tool_format: ToolFormat | None,
-    grammars: GrammarChecker,
+    spec: ConversationSpec, tool_format: ToolFormat | None, grammars: GrammarChecker
 ) -> CallsGrammar | None:
     """The grammar that a reply's calls keep to; None where they are free.
 
-    The answer that `response_format` asks for is part of it, where the model may give one instead.
+    The answer that a response format asks for is part of it, where the model may give one instead.
 
     Args:
-        tools: the tools that may be called.
         tool_format: of the model's calls.
 
     Raises:
         ApiError: a schema or the format cannot be kept to; too many grammars wait.
     """
-    choice = body.tool_choice
-    is_forced = choice == "required" or isinstance(choice, NamedTool)
-    is_strict = any(tool.function.strict for tool in tools)
-    answer = None if is_forced else _answer_format(body)
+    tools, is_forced = spec.callable_tools, spec.tool_choice == "required"
+    is_strict = any(tool.strict for tool in tools)
+    answer = spec.grammar if spec.grammar and spec.grammar.allows_calls and not is_forced else None
     if not tools or not (is_forced or is_strict or answer):
         return None
-    param = "tool_choice" if is_forced else "tools" if is_strict else "response_format"
+    param = spec.names["tool_choice" if is_forced else "tools" if is_strict else "response_format"]
     if tool_format is None:
         if not (is_forced or is_strict):
             return None  # calls are content, which keeps to its format
         raise bad_request(
             param, f"{param}: calls in the format of this model cannot be kept to a grammar"
         )
-    named = choice.function.name if isinstance(choice, NamedTool) else None
-    options = body.structured_outputs
-    writer = ArgumentsWriter(
-        tool_format, grammars, drops_keywords=options is not None and bool(options.lenient)
-    )
+    writer = ArgumentsWriter(tool_format, grammars, drops_keywords=spec.drops_keywords)
     tags = [
-        await writer.call(i, tool.function, is_strict=is_forced or bool(tool.function.strict))
-        for i, tool in enumerate(tools)
-        if named in (None, tool.function.name)
+        await writer.call(tool, is_strict=is_forced or tool.strict)
+        for tool in tools
+        if spec.named_tool in (None, tool.name)
     ]
     syntax = tool_format.syntax
-    once = body.parallel_tool_calls is False or syntax.is_last or named is not None
-    spec = GrammarSpec("structural_tag", None, param)
+    once = spec.max_calls == 1 or syntax.is_last
+    found = GrammarSpec("structural_tag", None, param)
     if answer is not None:
-        spec = replace(spec, whitespace=answer.whitespace)
+        found = replace(found, whitespace=answer.whitespace)
         grammar = _calls_or(syntax, tags, once, await _answer(answer, grammars, writer.ignored))
     else:
         grammar = _forced(syntax, tags, once) if is_forced else _free(syntax, tags, once)
-    return CallsGrammar(replace(spec, value=grammar), writer.ignored, syntax.messages is not None)
-
-
-def _answer_format(body: ChatRequest) -> GrammarSpec | None:
-    """The format of an answer beside which calls may be made; None for none."""
-    spec = wanted_grammar(body.response_format, body.structured_outputs)
-    return spec if spec is not None and allows_calls(spec) else None
+    return CallsGrammar(replace(found, value=grammar), writer.ignored, syntax.messages is not None)
 
 
 async def _answer(spec: GrammarSpec, grammars: GrammarChecker, ignored: list[str]) -> Tag:

@@ -18,15 +18,13 @@ _PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 _PLAIN_FIELDS = {"role", "content"}
 
 
-def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Message]:
-    """The messages as the template `source` gets them; raises `ApiError`.
+def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """The messages as templates take them; raises `ApiError`.
 
-    Text parts are joined by line breaks, calls' arguments are objects, what is null is left out,
-    and a developer's message is the system's where the template does not know the role. A tool's
-    message follows the call that it answers.
+    Text parts are joined by line breaks, calls' arguments are objects, and what is null is left
+    out. A tool's message follows the call that it answers.
     """
     _check_answers(messages)
-    knows_developer = DEVELOPER in source
     found = []
     for i, message in enumerate(messages):
         if message.__pydantic_fields_set__ == _PLAIN_FIELDS:
@@ -34,8 +32,15 @@ def template_messages(messages: Sequence[ChatMessage], source: str) -> list[Mess
             if role in _PLAIN_ROLES and type(content) is str:  # most messages
                 found.append({"role": role, "content": content})
                 continue
-        found.append(_template_message(message, i, knows_developer))
+        found.append(_template_message(message, i))
     return found
+
+
+def known_roles(messages: Sequence[Message], source: str) -> Sequence[Message]:
+    """The same messages, a developer's as the system's where the template does not know them."""
+    if DEVELOPER in source:
+        return messages
+    return [m | {"role": "system"} if m["role"] == DEVELOPER else m for m in messages]
 
 
 def _check_answers(messages: Sequence[ChatMessage]) -> None:
@@ -63,10 +68,8 @@ def _check_answers(messages: Sequence[ChatMessage]) -> None:
             )
 
 
-def _template_message(message: ChatMessage, i: int, knows_developer: bool) -> Message:
+def _template_message(message: ChatMessage, i: int) -> Message:
     role, where = message.role, f"messages[{i}]"
-    if role == DEVELOPER and not knows_developer:
-        role = "system"
     found: Message = {"role": role}
     content = content_text(message.content)
     if content is None and message.refusal is not None:
@@ -113,10 +116,10 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
         except orjson.JSONDecodeError as error:
             field = f"{where}.function.arguments"
             raise bad_request(field, f"{field} must be JSON: {error}") from None
-    found: dict[str, Any] = {
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
-    if call.id is not None:
-        found["id"] = call.id
-    return found
+    return template_call(call.function.name, arguments, call.id)
+
+
+def template_call(name: str, arguments: Any, call_id: str | None) -> dict[str, Any]:
+    """A call of an assistant's message as templates take it."""
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return call if call_id is None else call | {"id": call_id}

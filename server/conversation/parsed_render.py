@@ -11,10 +11,8 @@ import orjson
 from server.conversation.parsing.message import MessageWriter, message_of
 from server.conversation.parsing.output import Event, EventKind
 from server.conversation.parsing.reader import ParsedPiece, PieceReader, ReplyParsing, content_piece
-from server.conversation.prepare import PreparedChat, echoed_text
+from server.conversation.prompt import ConversationPrompt
 from server.conversation.render import ChatRenderer, Told
-from server.conversation.tools import num_calls_shown
-from server.endpoints.chat.schema import ChatRequest
 from server.generation.choice import Piece
 from server.generation.prepare import PreparedRequest
 from server.generation.render import PLAIN_END, WrittenPiece
@@ -60,7 +58,7 @@ class ParsedChatRenderer(ChatRenderer):
         self._parsing = parsing
         self._reasoning_field = reasoning_field
         self._max_calls = max_calls
-        self._shows_tokens = prepared.form.shows_tokens
+        self._shows_tokens = prepared.spec.form.shows_tokens
         self._replies: dict[int, _Reply] = {}
 
     def _reply(self, index: int) -> _Reply:
@@ -169,23 +167,29 @@ class ParsedChatRenderer(ChatRenderer):
         return usage | {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
 
 
-def make_renderer(
-    chat: PreparedChat, body: ChatRequest, tokenizer: Tokenizer, reasoning_field: str
+def chat_renderer(
+    prepared: PreparedRequest,
+    prompt: ConversationPrompt,
+    tokenizer: Tokenizer,
+    *,
+    reasoning_field: str | None,
+    echoed: str = "",
 ) -> ChatRenderer:
-    """The renderer of a chat's replies.
+    """The renderer of replies to a conversation.
 
     Args:
-        reasoning_field: the name of a message's reasoning.
+        reasoning_field: the name of a message's reasoning; None leaves it out.
+        echoed: stands in front of the content.
     """
-    if chat.parsing is None:
-        return ChatRenderer(chat.request, tokenizer, echoed_text(body))
+    if prompt.parsing is None:
+        return ChatRenderer(prepared, tokenizer, echoed)
     return ParsedChatRenderer(
-        chat.request,
+        prepared,
         tokenizer,
-        echoed_text(body),
-        parsing=chat.parsing,
-        reasoning_field=None if body.include_reasoning is False else reasoning_field,
-        max_calls=num_calls_shown(body),
+        echoed,
+        parsing=prompt.parsing,
+        reasoning_field=reasoning_field,
+        max_calls=prompt.max_calls,
     )
 
 

@@ -49,7 +49,7 @@ class ChatRenderer(Renderer):
         self._prefix = echoed
         self._special_ids = tokenizer.special_ids
         self._chat_writer = ChatLogprobWriter(
-            tokenizer.fragments, as_ids=prepared.form.tokens_as_ids
+            tokenizer.fragments, as_ids=prepared.spec.form.tokens_as_ids
         )
 
     def chunk(self, index: int, prompt_idx: int, piece: Piece) -> bytes:

@@ -29,6 +29,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
     Attributes:
         messages: as transformers takes them; no key has the value None.
+        param: the field of the request that has the messages, for errors.
         tools, documents: JSON objects; None where the request has none.
         add_generation_prompt: end with the beginning of a reply.
         continue_final_message: leave the last message open, for the reply to go on.
@@ -36,6 +37,7 @@ class Conversation(msgspec.Struct, frozen=True):
     """
 
     messages: Sequence[Message]
+    param: str = "messages"
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
@@ -85,11 +87,12 @@ def render(rendering: Rendering) -> str:
     except MemoryError:
         raise
     except Exception as error:  # whatever a template, or what it is given, leads to
-        raise bad_request("messages", f"the chat template refused: {error}") from error
+        words = f"the chat template refused: {error}"
+        raise bad_request(conversation.param, words) from error
     text: str = rendered[0]
     if len(text) > rendering.max_chars:
         raise bad_request(
-            "messages",
+            conversation.param,
             f"the chat template must give at most {rendering.max_chars} characters, "
             f"got {len(text)}",
         )

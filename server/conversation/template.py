@@ -108,12 +108,13 @@ class ChatTemplate:
             memory_bytes=OWN_BYTES,
         )
 
-    def source(self, *, with_tools: bool, own: str | None = None) -> str:
+    def source(self, *, with_tools: bool, own: str | None = None, param: str = "messages") -> str:
         """The template a conversation is rendered by; raises `ApiError` where there is none.
 
         Args:
             with_tools: of several templates, prefer the one named `tool_use`.
             own: the request's template, or the name of one of the model's.
+            param: the field of the request that has the messages, for errors.
         """
         several = self._source if isinstance(self._source, Mapping) else {}
         if own is not None:
@@ -129,7 +130,7 @@ class ChatTemplate:
                 "chat_template", f"the model has several chat templates; name one of: {names}"
             )
         raise bad_request(
-            "messages",
+            param,
             "the model has no chat template: start the server with --chat-template FILE, "
             "or use /v1/completions",
         )
@@ -177,16 +178,16 @@ class ChatTemplate:
         rendering = self._rendering(source, conversation)
         if (pool := self._pool(rendering)) is None:
             call = self._thread.run(self._timeout_s, _encode, rendering, tokenizer)
-            text, token_ids = await self._bounded(call)
+            text, token_ids = await self._bounded(call, conversation.param)
         else:
             call_apart = pool.run(self._timeout_s, render, rendering)
-            text, token_ids = await self._bounded(call_apart), None
+            text, token_ids = await self._bounded(call_apart, conversation.param), None
         if token_ids is None:
             if max_model_len is not None and (least := tokenizer.min_tokens(text)) > max_model_len:
-                raise too_long("messages", f"at least {least}", max_model_len)
+                raise too_long(conversation.param, f"at least {least}", max_model_len)
             token_ids = await asyncio.to_thread(_token_ids, text, tokenizer)
         if not len(token_ids):
-            raise bad_request("messages", "the chat template gave an empty prompt")
+            raise bad_request(conversation.param, "the chat template gave an empty prompt")
         return RenderedPrompt(token_ids, text[-END_CHARS:])
 
     def _rendering(self, source: str, conversation: Conversation) -> Rendering:
@@ -206,14 +207,14 @@ class ChatTemplate:
             return template in self._source.values()
         return template == self._source
 
-    async def _bounded(self, call: Awaitable[T]) -> T:
+    async def _bounded(self, call: Awaitable[T], param: str) -> T:
         try:
             return await call
         except TimeoutError:
             words = f"took longer than {self._timeout_s:g} s"
         except (MemoryError, CallEndedError):
             words = "took too much memory"
-        raise bad_request("messages", f"the chat template {words}")
+        raise bad_request(param, f"the chat template {words}")
 
     def close(self) -> None:
         """End the thread and the processes of its own."""

@@ -1,5 +1,6 @@
-"""The routes of the API: each handler reads a body, has it answered, and returns the reply.
+"""The endpoints of the API, a folder each; one that is a single handler is a module.
 
-`completions`, `scoring`, `tokens`, `models` and `health` hold the routes; `plain` is the kind of
-route that all of them are.
+A folder has the `route`, the types of its bodies (`schema`) and replies (`reply_schema`), and where
+it generates the body as a `GenerationSpec` (`spec`). `answer` lets the engine generate what a route
+has made ready; `plain` is the kind of route that all of them are. No endpoint imports another.
 """

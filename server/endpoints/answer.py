@@ -49,7 +49,7 @@ async def answer(
     account = account_of(request.scope)
     account.usage, account.report = generation.usage, generation.report
     account.release_body()
-    if prepared.form.stream:
+    if prepared.spec.form.stream:
         worker, metrics = context.worker, context.metrics
         make_writer = make_writer or partial(ChunkWriter, renderer=renderer)
         writer = make_writer(generation)
@@ -83,4 +83,6 @@ def _log(prepared: PreparedRequest, context: Context) -> None:
     limit = context.config.max_log_len
     for prompt in prepared.prompts:
         shown = prompt.text if prompt.text is not None else prompt.token_ids[:limit].tolist()
-        logger.info("%s: prompt %r, %s", prepared.reply_id, shown[:limit], prepared.params)
+        logger.info(
+            "%s: prompt %r, %s", prepared.spec.reply_id, shown[:limit], prepared.spec.params
+        )

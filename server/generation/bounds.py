@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from server.config import ServerConfig
 from server.errors import bad_request
-from server.generation.form import ReplyForm
 from server.generation.prompts import Prompt
+from server.generation.spec import GenerationSpec
 
 MAX_ALLOWED_IDS_SENT = 1 << 22
 """Each prompt goes to the engine with parameters of its own, where each id takes 36 bytes."""
@@ -35,13 +35,13 @@ def check_num_allowed_ids(num_prompts: int, num_ids: int) -> None:
         )
 
 
-def check_reply_size(form: ReplyForm, prompts: list[Prompt], n: int, config: ServerConfig) -> None:
+def check_reply_size(spec: GenerationSpec, prompts: list[Prompt], config: ServerConfig) -> None:
     """Raise a 400 for a reply that could hold more values than the server keeps for one request.
 
     A token is a value, and so is each logprob reported of it. What is told of a prompt is told by
     each of its choices.
     """
-    limit = config.max_reply_values
+    limit, form, n, names = config.max_reply_values, spec.form, spec.n, spec.names
     num_top, num_ids = form.num_top or 0, len(form.explicit_ids or ())
     most = max(max(prompt.max_tokens for prompt in prompts), 1)
     generated = sum(max(prompt.max_tokens, 1) for prompt in prompts) * n * (1 + num_top + num_ids)
@@ -51,13 +51,13 @@ def check_reply_size(form: ReplyForm, prompts: list[Prompt], n: int, config: Ser
     shown = prompt_tokens * n * (1 + prompt_top + prompt_ids)
     if generated + shown <= limit:
         return
-    words = f"{len(prompts)} prompts x n {n} x max_tokens {most} x (1 + {num_top} logprobs + "
-    words += f"{num_ids} logprob_token_ids)"
+    words = f"{len(prompts)} prompts x n {n} x {names['max_tokens']} {most} x (1 + {num_top} "
+    words += f"logprobs + {num_ids} logprob_token_ids)"
     if shown:
         words += f" + n {n} x {prompt_tokens} prompt tokens x (1 + {prompt_top} prompt logprobs + "
         words += f"{prompt_ids} prompt_logprob_token_ids)"
     raise bad_request(
-        "max_tokens" if generated >= shown else "prompt",
+        names["max_tokens" if generated >= shown else "prompts"],
         f"the reply could hold {generated + shown} values, at most {limit} "
         f"(--max-reply-values): {words}",
         "reply_too_large",

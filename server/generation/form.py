@@ -1,16 +1,22 @@
-"""The form of a reply: what a completion request wants to be told."""
+"""The form of a reply: what a request wants to be told."""
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
-from engine.config import EngineInfo
 from engine.request import PromptLogprobsParams
 from sampling.params import SamplingParams
-from server.config import ServerConfig
-from server.endpoints.completions.schema import CompletionRequest
+from server.errors import ClientNames, bad_request
 from server.generation.params import num_top, prompt_logprobs_params
+from server.generation.served import ServedModel
+from server.schema.fields import StreamOptions
+from server.schema.generation import GenerationFields
 from server.text.stop import StopStrings
+
+INLINE_STOP_CHARS = 1024
+_NO_OPTIONS = StreamOptions()
 
 
 class ReplyForm(msgspec.Struct, frozen=True):
@@ -18,6 +24,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
 
     Attributes:
         stops: stop strings; None where there are none.
+        mode: which values are logprobs.
         num_top: top tokens in generated tokens' logprobs; None for no `logprobs` object.
         explicit_ids: ids reported at each generated position, beside `logprobs`.
         kept: the mass that was kept is reported at each generated position.
@@ -30,29 +37,35 @@ class ReplyForm(msgspec.Struct, frozen=True):
         packed: values go as arrays in base64.
         origins: where each generated token came from is reported.
         token_starts: where each token begins is needed whatever else is asked for.
+        usage_at_end: a stream ends with a chunk of usage.
+        usage_always: every chunk of a stream carries usage.
+        usage_cached: usage tells cached prompt tokens.
     """
 
-    stream: bool
-    echo: bool
-    stops: StopStrings | None
-    include_stop: bool
-    min_tokens: int
-    num_top: int | None
-    explicit_ids: tuple[int, ...] | None
-    kept: bool
-    num_prompt_top: int | None
-    prompt_explicit_ids: tuple[int, ...] | None
-    prompt_logprobs: PromptLogprobsParams | None
     mode: str
-    tokens_as_ids: bool
-    return_token_ids: bool
-    skip_special_tokens: bool
-    spaces_between: bool
-    next_token_only: bool
     silent_ends: frozenset[int]
-    packed: bool
-    origins: bool
+    stream: bool = False
+    echo: bool = False
+    stops: StopStrings | None = None
+    include_stop: bool = False
+    min_tokens: int = 0
+    num_top: int | None = None
+    explicit_ids: tuple[int, ...] | None = None
+    kept: bool = False
+    num_prompt_top: int | None = None
+    prompt_explicit_ids: tuple[int, ...] | None = None
+    prompt_logprobs: PromptLogprobsParams | None = None
+    tokens_as_ids: bool = False
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    spaces_between: bool = True
+    next_token_only: bool = False
+    packed: bool = False
+    origins: bool = False
     token_starts: bool = False
+    usage_at_end: bool = False
+    usage_always: bool = False
+    usage_cached: bool = False
 
     @property
     def eager(self) -> bool:
@@ -81,41 +94,86 @@ class ReplyForm(msgspec.Struct, frozen=True):
 
 
 def reply_form(
-    body: CompletionRequest,
     params: SamplingParams,
-    stops: StopStrings | None,
-    config: ServerConfig,
-    info: EngineInfo,
+    served: ServedModel,
     *,
-    token_starts: bool = False,
+    stream: bool,
+    is_parsed: bool,
+    stops: StopStrings | None = None,
 ) -> ReplyForm:
-    """Read the form of the reply off a body; raises `ApiError`.
+    """The form of a reply that carries text, and the logprobs that its parameters ask for.
 
     Args:
-        params: made of the same body. stops: the automaton of its stop strings.
-        token_starts: see `ReplyForm`.
+        is_parsed: the reply is taken apart, so that special tokens may be markers.
     """
-    as_ids = body.return_tokens_as_token_ids
     return ReplyForm(
-        stream=bool(body.stream),
-        echo=bool(body.echo),
+        mode=params.logprobs_mode,
+        silent_ends=frozenset(served.info.eos_token_ids),
+        stream=stream,
         stops=stops,
-        include_stop=bool(body.include_stop_str_in_output),
         min_tokens=params.min_tokens,
         num_top=params.logprobs,
         explicit_ids=params.logprob_token_ids,
         kept=params.kept_logprob,
-        num_prompt_top=num_top("prompt_logprobs", body.prompt_logprobs, config, info),
+        tokens_as_ids=served.config.tokens_as_token_ids,
+        skip_special_tokens=not is_parsed,
+        token_starts=is_parsed,
+        usage_cached=True,
+    )
+
+
+async def full_reply_form(
+    body: GenerationFields,
+    params: SamplingParams,
+    served: ServedModel,
+    names: ClientNames,
+    *,
+    max_tokens: int | None,
+    echo: bool = False,
+    is_parsed: bool = False,
+) -> ReplyForm:
+    """The form of a reply by the fields that completions and chats share; raises `ApiError`.
+
+    Args:
+        params: made of the same body.
+        max_tokens: as the body has it.
+        echo: the text begins with the prompt.
+        is_parsed: as for `reply_form`.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options", "stream_options needs stream to be true")
+    config, options = served.config, body.stream_options or _NO_OPTIONS
+    stream, stops = bool(body.stream), await stop_strings(body.stop)
+    form = reply_form(params, served, stream=stream, stops=stops, is_parsed=is_parsed)
+    as_ids = body.return_tokens_as_token_ids
+    num_prompt_top = num_top("prompt_logprobs", body.prompt_logprobs, served, names)
+    return msgspec.structs.replace(
+        form,
+        silent_ends=frozenset() if body.ignore_eos else form.silent_ends,
+        echo=echo,
+        include_stop=bool(body.include_stop_str_in_output),
+        num_prompt_top=num_prompt_top,
         prompt_explicit_ids=tuple(body.prompt_logprob_token_ids or ()) or None,
-        prompt_logprobs=prompt_logprobs_params(body, params, config, info),
-        mode=params.logprobs_mode,
-        tokens_as_ids=config.tokens_as_token_ids if as_ids is None else as_ids,
+        prompt_logprobs=prompt_logprobs_params(
+            body, params, num_prompt_top, served.info, echo=echo
+        ),
+        tokens_as_ids=form.tokens_as_ids if as_ids is None else as_ids,
         return_token_ids=bool(body.return_token_ids),
-        skip_special_tokens=body.skip_special_tokens is not False,
+        skip_special_tokens=not is_parsed and body.skip_special_tokens is not False,
         spaces_between=body.spaces_between_special_tokens is not False,
-        next_token_only=body.max_tokens == 0,
+        next_token_only=max_tokens == 0,
         packed=body.logprobs_format == "packed",
         origins=bool(body.return_token_origin),
-        silent_ends=frozenset() if body.ignore_eos else frozenset(info.eos_token_ids),
-        token_starts=token_starts,
+        usage_at_end=config.force_include_usage or bool(options.include_usage),
+        usage_always=bool(options.continuous_usage_stats),
+        usage_cached=config.prompt_tokens_details,
     )
+
+
+async def stop_strings(texts: list[str] | None) -> StopStrings | None:
+    """The automaton of stop strings, made in a thread where they are long; None for none."""
+    if not texts:
+        return None
+    if sum(map(len, texts)) <= INLINE_STOP_CHARS:
+        return StopStrings(texts)
+    return await asyncio.to_thread(StopStrings, texts)

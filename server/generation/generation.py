@@ -1,4 +1,4 @@
-"""A completion request while the engine works at it: submitted, read, aborted, accounted for."""
+"""A request while the engine works at it: submitted, read, aborted, accounted for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FAILURES = frozenset(
 
 
 class Generation:
-    """One completion request between its submission to the engine and the end of its choices.
+    """One request between its submission to the engine and the end of its choices.
 
     `submit` sends the prompts, `update` turns what comes back into choices. It is a context
     manager: leaving it aborts what has not ended, whatever the reason, and counts everything in
@@ -97,7 +97,7 @@ class Generation:
             for prompt_idx, prompt in enumerate(self.prepared.prompts):
                 if prompt_idx and prompt_idx % SUBMIT_SLICE == 0:
                     await asyncio.sleep(0)
-                num_before = prompt_idx * self.prepared.n
+                num_before = prompt_idx * self.prepared.spec.n
                 submission = self._engine.submit(self._request(prompt, num_before))
                 submission.arrived = self._arrived
                 self._submissions.append(submission)
@@ -106,21 +106,21 @@ class Generation:
             raise lost_engine(error) from error
 
     def _request(self, prompt: Prompt, num_before: int) -> Request:
-        prepared = self.prepared
+        prepared, spec = self.prepared, self.prepared.spec
         return Request(
             handle=self._engine.new_handle(),
             prompt_token_ids=prompt.token_ids,
-            params=prepared.params,
-            n=prepared.n,
+            params=spec.params,
+            n=spec.n,
             num_before=num_before,
-            max_tokens=1 if prepared.form.next_token_only else prompt.max_tokens,
-            priority=prepared.priority,
+            max_tokens=1 if spec.form.next_token_only else prompt.max_tokens,
+            priority=spec.priority,
             emit_interval=prepared.emit_interval,
-            prompt_logprobs=_prompt_logprobs(prepared.form.prompt_logprobs, prompt),
-            report_origins=prepared.form.origins,
-            cache_salt=prepared.cache_salt,
+            prompt_logprobs=_prompt_logprobs(spec.form.prompt_logprobs, prompt),
+            report_origins=spec.form.origins,
+            cache_salt=spec.cache_salt,
             grammar=prepared.grammar,
-            thinking_budget=prepared.thinking_budget,
+            thinking_budget=spec.constraints.budget,
         )
 
     async def update(self) -> list[ReplyChoice]:
@@ -171,10 +171,10 @@ class Generation:
 
     def _choice(self, prompt_idx: int, i: int) -> ReplyChoice:
         """Choice i of a prompt, made at the first call."""
-        index = prompt_idx * self.prepared.n + i
+        index = prompt_idx * self.prepared.spec.n + i
         if (known := self._choices.get(index)) is not None:
             return known
-        form = self.prepared.form
+        form = self.prepared.spec.form
         detokenizer = self._tokenizer.detokenizer(
             skip_special_tokens=form.skip_special_tokens,
             between=form.spaces_between,
@@ -205,7 +205,7 @@ class Generation:
             "completion_tokens": num_generated,
             "total_tokens": num_prompt + num_generated,
         }
-        if self.prepared.usage_cached:
+        if self.prepared.spec.form.usage_cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached)}
         return usage
 
@@ -230,12 +230,12 @@ class Generation:
         prepared = self.prepared
         queued_at, started_at, drew_at = self._times
         return GenerationReport(
-            model=prepared.model,
-            reply_id=prepared.reply_id,
+            model=prepared.spec.model,
+            reply_id=prepared.spec.reply_id,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached=sum(self.num_cached),
             num_generated=self._num_generated,
-            params=prepared.params,
+            params=prepared.spec.params,
             max_tokens=max(prompt.max_tokens for prompt in prepared.prompts),
             num_choices=prepared.num_choices,
             finish_reasons=tuple(c.finish_reason for c in self.choices if c.finish_reason),
@@ -277,7 +277,7 @@ class Generation:
         for prompt in prepared.prompts:
             metrics.prompt_lens.observe(len(prompt.token_ids))
             metrics.params_max_tokens.observe(prompt.max_tokens)
-        metrics.params_n.observe(prepared.n)
+        metrics.params_n.observe(prepared.spec.n)
 
 
 def _prompt_logprobs(

@@ -1,69 +1,92 @@
-"""Turns fields of a body into what the engine is told; each is honoured or refused by name."""
+"""Fields of a body as what the engine is told; each is honored or refused by name."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from engine.config import EngineInfo
 from engine.request import PromptLogprobsParams, ThinkingBudget
 from sampling.params import ParameterError, SamplingParams
-from server.config import ServerConfig
-from server.endpoints.completions.schema import CompletionRequest
-from server.errors import bad_request
-from server.schema.generation import LogprobFields
-from server.structured.spec import CheckedGrammar
+from server.config import SamplingDefaults
+from server.errors import ClientNames, bad_request
+from server.generation.served import ServedModel
+from server.schema.base import BodyModel
+from server.schema.generation import GenerationFields, LogprobFields
+from server.structured.spec import NO_CONSTRAINTS, CheckedGrammar, Constraints
 from server.text.tokenizer import Tokenizer
 
-T = TypeVar("T")
+INLINE_BAD_WORDS, INLINE_IDS = 16, 4096
+_CONVERTED: Mapping[str, Callable[[Any], Any]] = {
+    "top_k": lambda top_k: max(top_k, 0),  # -1 keeps all, as 0 does
+    "seed": lambda seed: None if seed == -1 else seed,
+    "logit_bias": lambda biases: {int(key): bias for key, bias in biases.items()},
+    "allowed_token_ids": tuple,
+    "logprob_token_ids": tuple,
+}
+"""How values of a body become values of `SamplingParams`; others are the same in both."""
+_OWN = frozenset(("logprobs", "bad_words", "stop_token_ids", "constrained"))
+"""Parameters that are made of more than a field of their name."""
+_SAME = [name for name in SamplingParams.__struct_fields__ if name not in _OWN]
+_DEFAULTS = [name for name in _SAME if name in SamplingDefaults.__struct_fields__]
 
 
-def sampling_params(
-    body: CompletionRequest,
+async def sampling_params(
+    body: BodyModel,
+    served: ServedModel,
+    names: ClientNames,
     *,
-    config: ServerConfig,
-    info: EngineInfo,
-    tokenizer: Tokenizer,
-    grammar: CheckedGrammar | None = None,
-    budget: ThinkingBudget | None = None,
+    logprobs: int | None = None,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> SamplingParams:
     """How the tokens of each choice are drawn; raises `ApiError` for what cannot be served.
 
+    A field of the body that has the name of a parameter sets it. Large ones are converted in a
+    thread.
+
     Args:
-        grammar: restricts the tokens from the first one on.
-        budget: bounds the thoughts.
+        logprobs: top tokens that the body asks for.
+        constraints: restrict the tokens from the first one on.
     """
-    defaults = config.defaults
+    grammar = constraints.grammar
+    if grammar is not None and getattr(body, "ignore_eos", None):
+        reason = "a finished grammar allows an end of text only"
+        raise names.refuse("ignore_eos", f"must be false with {grammar.param}: {reason}")
+    given: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(body, name, None)) is not None
+    }
+    given["logprobs"] = num_top("logprobs", logprobs, served, names)
+    given["stop_token_ids"] = _stop_token_ids(body, served.info)
+    given["constrained"] = grammar is not None or constraints.budget is not None
+    words: list[str] = getattr(body, "bad_words", None) or []
+    make = partial(_sampling_params, given, words, served)
+    num_ids = sum(len(given.get(name, ())) for name in ("logit_bias", "allowed_token_ids"))
+    is_long = len(words) > INLINE_BAD_WORDS or num_ids > INLINE_IDS
+    return await asyncio.to_thread(make) if is_long else make()
+
+
+def _sampling_params(
+    given: Mapping[str, Any], words: list[str], served: ServedModel
+) -> SamplingParams:
+    config, info = served.config, served.info
+    defaults = {name: getattr(config.defaults, name) for name in _DEFAULTS}
+    converted = {
+        name: _CONVERTED[name](value) if name in _CONVERTED else value
+        for name, value in given.items()
+    }
     try:
         params = SamplingParams(
-            temperature=_given(body.temperature, defaults.temperature),
-            top_k=max(_given(body.top_k, defaults.top_k), 0),
-            top_p=_given(body.top_p, defaults.top_p),
-            min_p=_given(body.min_p, defaults.min_p),
-            repetition_penalty=_given(body.repetition_penalty, defaults.repetition_penalty),
-            presence_penalty=body.presence_penalty or 0.0,
-            frequency_penalty=body.frequency_penalty or 0.0,
-            seed=None if body.seed == -1 else body.seed,
-            logit_bias={int(key): bias for key, bias in (body.logit_bias or {}).items()},
-            allowed_token_ids=_ids(body.allowed_token_ids),
-            bad_words=bad_words(body.bad_words or [], tokenizer),
-            min_tokens=body.min_tokens or 0,
-            stop_token_ids=_stop_token_ids(body, info),
-            logprobs=num_top("logprobs", body.logprobs, config, info),
-            logprob_token_ids=_ids(body.logprob_token_ids),
-            logprobs_mode=body.logprobs_mode or config.logprobs_mode,
-            kept_logprob=bool(body.kept_logprob),
-            constrained=grammar is not None or budget is not None,
+            **{"logprobs_mode": config.logprobs_mode, **defaults, **converted},
+            bad_words=bad_words(words, served.tokenizer),
         )
         params.check_vocab(info.vocab_size)
     except ParameterError as error:
         raise bad_request(error.param, str(error)) from None
     check_some_token_is_left(params, info)
-    if grammar is not None:
-        check_grammar(params, grammar, info)
-    if budget is not None:
-        check_budget(params, budget)
     return params
 
 
@@ -131,30 +154,22 @@ def check_some_token_is_left(params: SamplingParams, info: EngineInfo) -> None:
         )
 
 
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value
+def _stop_token_ids(body: BodyModel, info: EngineInfo) -> tuple[int, ...]:
+    eos = () if getattr(body, "ignore_eos", None) else info.eos_token_ids
+    return tuple(dict.fromkeys((*eos, *(getattr(body, "stop_token_ids", None) or ()))))
 
 
-def _ids(token_ids: list[int] | None) -> tuple[int, ...] | None:
-    return None if token_ids is None else tuple(token_ids)
-
-
-def _stop_token_ids(body: CompletionRequest, info: EngineInfo) -> tuple[int, ...]:
-    eos = () if body.ignore_eos else info.eos_token_ids
-    return tuple(dict.fromkeys((*eos, *(body.stop_token_ids or ()))))
-
-
-def num_top(param: str, value: int | None, config: ServerConfig, info: EngineInfo) -> int | None:
+def num_top(field: str, value: int | None, served: ServedModel, names: ClientNames) -> int | None:
     """The number of top tokens to report, where -1 is all of the vocabulary; raises `ApiError`."""
-    limit = info.vocab_size if config.max_logprobs == -1 else config.max_logprobs
+    most, vocab_size = served.config.max_logprobs, served.info.vocab_size
     if value is None:
         return None
-    if value == -1 and config.max_logprobs == -1:
-        return info.vocab_size
+    if value == -1 and most == -1:
+        return vocab_size
+    limit = vocab_size if most == -1 else most
     if not 0 <= value <= limit:
-        raise bad_request(
-            param, f"{param} must be between 0 and {limit} (--max-logprobs), got {value}"
-        )
+        words = f"must be between 0 and {limit} (--max-logprobs), got {value}"
+        raise names.refuse(field, words)
     return value
 
 
@@ -174,11 +189,20 @@ def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], 
 
 
 def prompt_logprobs_params(
-    body: CompletionRequest, params: SamplingParams, config: ServerConfig, info: EngineInfo
+    body: GenerationFields,
+    params: SamplingParams,
+    num_prompt_top: int | None,
+    info: EngineInfo,
+    *,
+    echo: bool,
 ) -> PromptLogprobsParams | None:
-    """Which logprobs of the prompt are asked for; None for none. Raises `ApiError`."""
-    num_prompt_top = num_top("prompt_logprobs", body.prompt_logprobs, config, info)
-    echoed = params.logprobs if body.echo else None
+    """Which logprobs of the prompt are asked for; None for none. Raises `ApiError`.
+
+    Args:
+        num_prompt_top: top tokens in `prompt_logprobs`.
+        echo: the prompt's tokens are shown among the generated ones, with as many top tokens.
+    """
+    echoed = params.logprobs if echo else None
     token_ids = tuple(body.prompt_logprob_token_ids or ())
     for token_id in token_ids:
         if token_id >= info.vocab_size:

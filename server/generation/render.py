@@ -56,9 +56,9 @@ class Renderer:
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
         self._prepared = prepared
-        self._form = prepared.form
+        self._form = prepared.spec.form
         self._tokenizer = tokenizer
-        self._writer = LogprobWriter(tokenizer.fragments, as_ids=prepared.form.tokens_as_ids)
+        self._writer = LogprobWriter(tokenizer.fragments, as_ids=prepared.spec.form.tokens_as_ids)
         self._echoes: dict[int, Echo] = {}
         self._ahead: dict[int, list[WrittenPiece]] = {}
 
@@ -238,10 +238,10 @@ class Renderer:
         """Write the whole reply, once every choice has ended."""
         prepared = self._prepared
         reply: dict[str, Any] = {
-            "id": prepared.reply_id,
+            "id": prepared.spec.reply_id,
             "object": self.reply_object,
             "created": prepared.created,
-            "model": prepared.model,
+            "model": prepared.spec.model,
             "choices": [
                 self.choice(choice.index, choice.prompt_idx, piece)
                 for choice in choices
@@ -279,7 +279,7 @@ class Renderer:
         per_token = 1 if form.prompt_logprobs is None else 3 + form.prompt_logprobs.num_top
         per_token += len(form.prompt_explicit_ids or ())
         num_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
-        return num_tokens * per_token * prepared.n > INLINE_VALUES
+        return num_tokens * per_token * prepared.spec.n > INLINE_VALUES
 
 
 def _start(token_ids: Int32Array, reported: PromptLogprobs | None) -> int:

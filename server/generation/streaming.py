@@ -55,17 +55,18 @@ class ChunkWriter:
     def __init__(self, generation: Generation, renderer: Renderer) -> None:
         prepared = generation.prepared
         head: dict[str, Any] = {
-            "id": prepared.reply_id,
+            "id": prepared.spec.reply_id,
             "object": renderer.chunk_object,
             "created": prepared.created,
-            "model": prepared.model,
+            "model": prepared.spec.model,
             "system_fingerprint": prepared.fingerprint,
         }
         self._generation = generation
         self._renderer = renderer
         self._prepared = prepared
+        self._form = prepared.spec.form
         self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if prepared.usage_at_end else b"]}\n\n"
+        self._tail = b'],"usage":null}\n\n' if self._form.usage_at_end else b"]}\n\n"
 
     def chunks(self, changed: list[ReplyChoice]) -> bytes:
         """Write frames of what these choices can give out now; there may be none."""
@@ -88,7 +89,7 @@ class ChunkWriter:
         return b"]," + orjson.dumps(whole)[1:-1] + tail[1:] if whole else tail
 
     def _usage_tail(self) -> bytes:
-        if not self._prepared.usage_always:
+        if not self._form.usage_always:
             return self._tail
         return b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
 
@@ -102,7 +103,7 @@ class ChunkWriter:
 
     def end(self) -> bytes:
         """Write the chunk of usage alone, where it was asked for, and the end."""
-        if not self._prepared.usage_at_end:
+        if not self._form.usage_at_end:
             return DONE
         return self._head + b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n" + DONE
 

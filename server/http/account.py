@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,11 @@ def account_of(scope: Scope) -> RequestAccount:
     """The request's account; a blank one where no middleware attached any."""
     account: Any = scope.get(_KEY)
     return account if isinstance(account, RequestAccount) else RequestAccount()
+
+
+def reply_id(prefix: str, given: str | None, scope: Scope) -> str:
+    """The id of the reply to a request, after its kind: the body's, else the request's own."""
+    return prefix + (given or account_of(scope).request_id or secrets.token_hex(16))
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -6,12 +6,15 @@ from server.config import ServerConfig
 from server.errors import ApiError, bad_request
 
 
-def check_model(name: str | None, config: ServerConfig) -> None:
-    """Raise a 404 unless the server answers to this name; no name is right too."""
-    if name is not None and name not in config.model_names:
+def check_model(name: str | None, config: ServerConfig) -> str:
+    """The name that the reply carries; raises a 404 unless the server answers to this one."""
+    if name is None:
+        return config.model_names[0]
+    if name not in config.model_names:
         served = ", ".join(config.model_names)
         message = f"the model {name!r} does not exist; served here: {served}"
         raise ApiError(404, message, param="model", code="model_not_found")
+    return name
 
 
 def too_long(field: str, num_tokens: str, max_model_len: int) -> ApiError:

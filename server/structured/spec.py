@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
+from engine.request import ThinkingBudget
 from server.errors import bad_request
 
 GrammarKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
@@ -29,6 +30,8 @@ class GrammarSpec(msgspec.Struct, frozen=True):
         param: where it stands in the body.
         whitespace: a regular expression for what may stand between JSON's tokens.
         lenient: keywords of JSON schemas that cannot be enforced are dropped.
+        allows_calls: it is about a message's content alone, so that a model may call tools instead;
+            any other grammar is about the whole text.
     """
 
     kind: GrammarKind
@@ -36,11 +39,12 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     param: str
     whitespace: str = WHITESPACE
     lenient: bool = False
+    allows_calls: bool = False
 
     def packed(self) -> bytes:
         """Everything about it as JSON, which is equal for equal grammars; raises `ApiError`."""
         try:
-            raw = orjson.dumps((self.kind, self.value, self.param, self.whitespace, self.lenient))
+            raw = orjson.dumps(msgspec.structs.astuple(self))
         except orjson.JSONEncodeError:  # it reads more levels than it writes
             raise bad_request(self.param, f"{self.param} is nested too deep") from None
         if len(raw) > MAX_SPEC_BYTES:
@@ -55,6 +59,25 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     def unpacked(cls, raw: bytes) -> GrammarSpec:
         """The inverse of `packed`."""
         return cls(*orjson.loads(raw))
+
+
+class Constraints(msgspec.Struct, frozen=True):
+    """What masks hold the replies to a request to.
+
+    Attributes:
+        ignored: where keywords of the tools' schemas stood that were dropped.
+        after, unless_opened: see `engine.request.Grammar`.
+        budget: of thoughts.
+    """
+
+    grammar: GrammarSpec | None = None
+    ignored: list[str] = []
+    after: tuple[int, ...] = ()
+    unless_opened: tuple[int, ...] = ()
+    budget: ThinkingBudget | None = None
+
+
+NO_CONSTRAINTS = Constraints()
 
 
 class TokenTable(msgspec.Struct, frozen=True):

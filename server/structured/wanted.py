@@ -39,14 +39,6 @@ def wanted_grammar(
     return msgspec.structs.replace(found, whitespace=whitespace, lenient=bool(structured.lenient))
 
 
-def allows_calls(found: GrammarSpec) -> bool:
-    """Whether a body's grammar is one of answers alone, beside which a model may call tools.
-
-    `response_format` says what the content of a message is; any other grammar holds the whole text.
-    """
-    return found.kind == "json" and found.param.startswith("response_format")
-
-
 def two_grammars(found: GrammarSpec, param: str) -> ApiError:
     """The refusal of a grammar in field `param` beside one that was found."""
     return bad_request(param, f"only one grammar may be given, got {found.param} and {param}")
@@ -60,7 +52,7 @@ def _of_response_format(asked: ResponseFormat | None) -> GrammarSpec | None:
         case "text":
             return None
         case "json_object":
-            return GrammarSpec("json", {"type": "object"}, "response_format")
+            return json_answer({"type": "object"}, "response_format")
         case "structural_tag":
             tag = StructuralTag(
                 structures=asked.structures, triggers=asked.triggers, format=asked.format
@@ -69,7 +61,12 @@ def _of_response_format(asked: ResponseFormat | None) -> GrammarSpec | None:
     if asked.json_schema is None:
         param = "response_format.json_schema"
         raise bad_request(param, f'{param} is required with the type "json_schema"')
-    return GrammarSpec("json", asked.json_schema.schema_, "response_format.json_schema.schema")
+    return json_answer(asked.json_schema.schema_, "response_format.json_schema.schema")
+
+
+def json_answer(schema: Any, param: str) -> GrammarSpec:
+    """The grammar of a message's content that is JSON of a schema; `param` is where that is."""
+    return GrammarSpec("json", schema, param, allows_calls=True)
 
 
 def _check_members(asked: ResponseFormat) -> None:

@@ -115,15 +115,15 @@ SERVER = (
     Mutant(
         "seed-0-counts-as-none",
         "server/generation/params.py",
-        "None if body.seed == -1 else body.seed",
-        "None if body.seed == -1 else body.seed or None",
+        "None if seed == -1 else seed",
+        "None if seed == -1 else seed or None",
         ("tests/server/generation/test_params.py::TestToTheEngine::test_seed_zero_is_a_seed",),
     ),
     Mutant(
         "max-completion-tokens-0-counts-as-none",
-        "server/conversation/prepare.py",
-        "return old if new is None else new",
-        "return new or old",
+        "server/endpoints/chat/spec.py",
+        "max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens",
+        "max_tokens = body.max_completion_tokens or body.max_tokens",
         ("tests/server/endpoints/chat/test_route.py::TestReply::test_nothing_generated",),
     ),
     Mutant(

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from engine.arrays import Int32Array
+from server.generation.spec import Prompts
 from server.schema.base import shown
 from server.schema.ids import TokenId, id_array
-
-Prompts = list[str] | list[Int32Array]
 
 MAX_PROMPTS = 8192
 """No request has more prompts than this, however high `--max-completion-prompts` is."""

@@ -9,10 +9,11 @@ from starlette.responses import Response
 from server.context import context_of
 from server.endpoints.answer import answer
 from server.endpoints.completions.schema import CompletionRequest
+from server.endpoints.completions.spec import completion_spec
 from server.endpoints.plain import PlainRoute
-from server.generation.prepare import prepare_request
+from server.generation.prepare import prepare
 from server.generation.render import Renderer
-from server.http.account import account_of
+from server.http.account import reply_id
 from server.schema.openapi import CHUNKS, describes
 from server.schema.replies import CompletionReply
 
@@ -24,12 +25,6 @@ async def create_completion(request: Request) -> Response:
     """Continue one or many prompts."""
     context = context_of(request)
     body = await context.bodies.read(request, CompletionRequest)
-    prepared = await prepare_request(
-        body,
-        config=context.config,
-        info=context.engine.info,
-        tokenizer=context.tokenizer,
-        grammars=context.grammars,
-        request_id=account_of(request.scope).request_id,
-    )
+    spec = await completion_spec(body, context, reply_id("cmpl-", body.request_id, request.scope))
+    prepared = await prepare(spec, context)
     return await answer(prepared, Renderer(prepared, context.tokenizer), request, context)

@@ -1,5 +1,5 @@
-"""Anthropic's Messages as chats: requests translated to chat requests, replies to blocks.
+"""`/v1/messages`, Anthropic's Messages.
 
-In the order to read: `turns` (messages of blocks as messages of a chat), `request` (all other
+In the order to read: `turns` (messages of blocks as messages of a conversation), `spec` (all other
 fields), `shape` (what a choice says as blocks, and the message around them).
 """

@@ -9,16 +9,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import context_of
-from server.conversation.prepare import count_tokens
-from server.conversation.translated import EventWriter
+from server.conversation.prompt import conversation_prompt, count_tokens
+from server.conversation.shaped_render import EventWriter, ShapedRenderer
 from server.endpoints.answer import answer
-from server.endpoints.chat.route import prepare
 from server.endpoints.messages.reply_schema import AnthropicError, MessageReply, TokenCount
-from server.endpoints.messages.request import ChatOfMessages
 from server.endpoints.messages.schema import CountTokensRequest, MessagesRequest
-from server.endpoints.messages.shape import message_renderer
+from server.endpoints.messages.shape import MessageShape
+from server.endpoints.messages.spec import (
+    check_not_stored,
+    message_conversation,
+    message_spec,
+    shows_thoughts,
+)
 from server.endpoints.plain import PlainRoute
-from server.errors import ApiError, json_response
+from server.errors import json_response
+from server.generation.prepare import prepare
+from server.http.account import reply_id
 from server.schema.openapi import NAMED_EVENTS, describes
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
@@ -32,14 +38,18 @@ async def create_message(request: Request) -> Response:
     """Reply to a conversation, as Anthropic's Messages API has it."""
     context = context_of(request)
     body = await context.bodies.read(request, MessagesRequest)
-    wanted = ChatOfMessages(body)
-    try:
-        chat = await prepare(wanted.body, request, body.max_tokens)
-    except ApiError as error:
-        raise wanted.told(error) from None
-    renderer = message_renderer(chat, body, wanted, context.tokenizer)
+    check_not_stored(body)
+    prompt = await conversation_prompt(message_conversation(body), context)
+    spec = await message_spec(
+        body, prompt, context, reply_id("msg_", body.request_id, request.scope)
+    )
+    prepared = await prepare(spec, context)
+    shape = MessageShape(
+        prepared, shows_thoughts=shows_thoughts(body.thinking), id_chars=prompt.call_id_chars
+    )
+    renderer = ShapedRenderer(prepared, prompt, context.tokenizer, shape)
     make_writer = partial(EventWriter, renderer=renderer)
-    return await answer(renderer.prepared, renderer, request, context, make_writer)
+    return await answer(prepared, renderer, request, context, make_writer)
 
 
 @router.post(
@@ -50,15 +60,5 @@ async def count_message_tokens(request: Request) -> Response:
     """Count the tokens that a conversation's prompt has."""
     context = context_of(request)
     body = await context.bodies.read(request, CountTokensRequest)
-    wanted = ChatOfMessages(body)
-    try:
-        count = await count_tokens(
-            wanted.body,
-            context.template,
-            config=context.config,
-            tokenizer=context.tokenizer,
-            parsers=context.parsers,
-        )
-    except ApiError as error:
-        raise wanted.told(error) from None
+    count = await count_tokens(message_conversation(body), context)
     return json_response({"input_tokens": count})

@@ -9,13 +9,8 @@ from pydantic_core import from_json
 
 from server.conversation.parsing.message import draw_call_id
 from server.conversation.parsing.output import Event
-from server.conversation.prepare import PreparedChat
-from server.conversation.translated import TranslatedRenderer, translated_renderer
-from server.endpoints.messages.request import ChatOfMessages
-from server.endpoints.messages.schema import MessagesRequest
 from server.errors import ApiError
 from server.generation.prepare import PreparedRequest
-from server.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 SIGNATURE = "tailrace"
@@ -33,7 +28,6 @@ class MessageShape:
     """Writes one message.
 
     Args:
-        max_tokens: what the request allows; the context may have had less.
         shows_thoughts: thoughts become blocks.
         id_chars: the length of calls' ids; None for "toolu_" and 24 characters.
     """
@@ -42,12 +36,11 @@ class MessageShape:
         self,
         prepared: PreparedRequest,
         *,
-        max_tokens: int,
         shows_thoughts: bool,
         id_chars: int | None,
     ) -> None:
-        self._prepared = prepared
-        had_less = prepared.prompts[0].max_tokens < max_tokens
+        self._spec = prepared.spec
+        had_less = prepared.prompts[0].max_tokens < prepared.spec.max_tokens
         self._length_reason = "model_context_window_exceeded" if had_less else "max_tokens"
         self._shows_thoughts = shows_thoughts
         self._id_chars = id_chars
@@ -140,10 +133,10 @@ class MessageShape:
 
     def _message(self, usage: Json) -> Json:
         return {
-            "id": self._prepared.reply_id,
+            "id": self._spec.reply_id,
             "type": "message",
             "role": "assistant",
-            "model": self._prepared.model,
+            "model": self._spec.model,
             "content": list(self._blocks),
             **self._end,
             "usage": usage,
@@ -168,25 +161,3 @@ def message_usage(usage: Json) -> Json:
         "cache_read_input_tokens": cached,
         "output_tokens": usage["completion_tokens"],
     }
-
-
-def message_renderer(
-    chat: PreparedChat, body: MessagesRequest, wanted: ChatOfMessages, tokenizer: Tokenizer
-) -> TranslatedRenderer:
-    """The renderer of a message.
-
-    Args:
-        wanted: the chat that `body` asks for, of which `chat` was made.
-    """
-    return translated_renderer(
-        chat,
-        wanted.body,
-        tokenizer,
-        id_prefix="msg_",
-        make_shape=lambda prepared, id_chars: MessageShape(
-            prepared,
-            max_tokens=body.max_tokens,
-            shows_thoughts=wanted.shows_thoughts,
-            id_chars=id_chars,
-        ),
-    )

@@ -1,17 +1,18 @@
-"""Messages of blocks, made into the messages of a chat.
+"""Messages of blocks, made into the messages of a conversation.
 
 A user's message with results of tools becomes a tool's message for each result, and a user's
-message of the text behind them.
+message of the text after them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from server.conversation.messages import template_call
+from server.conversation.rendering import Message
 from server.endpoints.messages.schema import Block, TextBlock, Turn
 from server.errors import bad_request
 from server.schema.base import shown
-from server.schema.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 
 _SHOWN_IDS = 8
 _ALLOWED = {
@@ -22,34 +23,25 @@ _ALLOWED = {
 """Types of blocks that a role may write."""
 
 
-class ChatMessages:
+class TurnMessages:
     """The messages of a conversation.
 
     Attributes:
-        messages: the messages of a chat.
-        places: where in the request each of them is.
+        messages: as templates take them.
         continues: the last message is the beginning of the reply.
     """
 
     def __init__(self, system: Sequence[TextBlock] | None, turns: Sequence[Turn]) -> None:
-        self.messages: list[ChatMessage] = []
-        self.places: list[str] = []
+        self.messages: list[Message] = []
         self._call_ids: dict[str, None] = {}  # in their order
         if system:
-            self._append("system", "system", _texts(system))
+            self.messages.append({"role": "system", "content": _text(system)})
         for i, turn in enumerate(turns):
             self._add(turn, f"messages[{i}]")
-        last = self.messages[-1]
         self.continues = turns[-1].role == "assistant"
-        if self.continues and last.tool_calls:
+        if self.continues and "tool_calls" in self.messages[-1]:
             words = "must be followed by the results of its tools"
             raise bad_request("messages", f"messages[{len(turns) - 1}] {words}")
-
-    def _append(self, place: str, role: str, content: list[ContentPart] | None) -> ChatMessage:
-        message = ChatMessage.model_construct(role=role, content=content)
-        self.messages.append(message)
-        self.places.append(place)
-        return message
 
     def _add(self, turn: Turn, place: str) -> None:
         for i, block in enumerate(turn.content):
@@ -58,24 +50,28 @@ class ChatMessages:
                 words = f"must be one of {types} in a message of the {turn.role}"
                 raise bad_request(field, f"{field} {words}, got {shown(block.type)}")
         if turn.role == "assistant":
-            self._add_reply(turn.content, place)
+            self._add_reply(turn.content)
             return
         results = [i for i, block in enumerate(turn.content) if block.type == "tool_result"]
         for i in results:
             self._add_result(turn.content[i], f"{place}.content[{i}]")
         if len(results) < len(turn.content) or not turn.content:
-            self._append(place, turn.role, _texts(turn.content))
+            self.messages.append({"role": turn.role, "content": _text(turn.content)})
         if turn.role == "user":
             self._call_ids = {}
 
-    def _add_reply(self, blocks: Sequence[Block], place: str) -> None:
-        calls = [_call(block) for block in blocks if block.type == "tool_use"]
-        texts = _texts(blocks)
-        message = self._append(place, "assistant", texts if texts or not calls else None)
-        thoughts = [block.thinking for block in blocks if block.thinking]
-        message.reasoning_content = "\n".join(thoughts) or None
-        message.tool_calls = calls or None
-        self._call_ids = {call.id or "": None for call in calls}
+    def _add_reply(self, blocks: Sequence[Block]) -> None:
+        uses = [block for block in blocks if block.type == "tool_use"]
+        message: Message = {"role": "assistant"}
+        if not uses or any(block.text is not None for block in blocks):
+            message["content"] = _text(blocks)
+        if thoughts := "\n".join(block.thinking for block in blocks if block.thinking):
+            message["reasoning_content"] = thoughts
+        if uses:
+            calls = [template_call(use.name or "", use.input or {}, use.id) for use in uses]
+            message["tool_calls"] = calls
+        self.messages.append(message)
+        self._call_ids = {use.id or "": None for use in uses}
 
     def _add_result(self, block: Block, place: str) -> None:
         """Add a result; those of one message come before its other blocks."""
@@ -84,18 +80,10 @@ class ChatMessages:
             field, given = f"{place}.tool_use_id", shown(block.tool_use_id)
             words = f"must be the id of a tool_use in the message before it ({known}), got {given}"
             raise bad_request(field, f"{field} {words}")
-        message = self._append(place, "tool", _texts(block.content or ()))
-        message.tool_call_id = block.tool_use_id
+        text = _text(block.content or ())
+        result = {"role": "tool", "content": text, "tool_call_id": block.tool_use_id}
+        self.messages.append(result)
 
 
-def _texts(blocks: Sequence[Block | TextBlock]) -> list[ContentPart]:
-    return [
-        ContentPart.model_construct(type="text", text=block.text)
-        for block in blocks
-        if block.text is not None
-    ]
-
-
-def _call(block: Block) -> ToolCall:
-    function = CalledFunction(name=block.name or "", arguments=block.input or {})
-    return ToolCall(id=block.id, type="function", function=function)
+def _text(blocks: Sequence[Block | TextBlock]) -> str:
+    return "\n".join(block.text for block in blocks if block.text is not None)

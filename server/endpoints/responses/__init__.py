@@ -1,5 +1,5 @@
-"""OpenAI's Responses as chats: requests translated to chat requests, replies to items and events.
+"""`/v1/responses`, OpenAI's Responses.
 
-In the order to read: `items` (the input as messages), `thoughts`, `request` (all other fields),
-`output` (what a choice says as items), `shape` (the response around them).
+In the order to read: `items` (the input as messages of a conversation), `thoughts`, `spec` (all
+other fields), `output` (what a choice says as items), `shape` (the response around them).
 """

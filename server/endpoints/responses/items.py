@@ -1,4 +1,4 @@
-"""The items of a request's input, made into the messages of a chat.
+"""The items of a request's input, made into the messages of a conversation.
 
 What the model wrote in one turn is several items here and one message there: thoughts, texts and
 calls up to the next item of another side become one assistant's message. The outputs of its calls
@@ -9,90 +9,94 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 
+from server.conversation.messages import template_call
+from server.conversation.rendering import Message
 from server.endpoints.responses.schema import InputItem, ItemPart
 from server.endpoints.responses.thoughts import unwrapped
 from server.errors import bad_request
 from server.schema.base import shown
-from server.schema.messages import CalledFunction, ChatMessage, ContentPart, ToolCall
 
 _SHOWN_IDS = 8
 
 
 @dataclass
 class _Turn:
-    """One message, what belongs to it, and where each is in the request."""
-
-    place: str
-    message: ChatMessage
-    outputs: list[tuple[ChatMessage, str]] = field(default_factory=list)
-
-    def told(self) -> list[tuple[ChatMessage, str]]:
-        """The messages of the turn with their places; none for thoughts that cannot be read."""
-        message = self.message
-        if message.content is None and not message.tool_calls:
-            if message.reasoning_content is None:
-                return []
-            message.content = ""  # templates expect one where there are no calls
-        return [(message, self.place), *self.outputs]
-
-
-class InputMessages:
-    """The messages of an input.
+    """One message as it grows, and the outputs of its calls.
 
     Attributes:
-        messages: the messages of a chat.
-        places: where in the request each of them begins.
+        texts: joined they are the content; None for none.
     """
 
-    def __init__(self, instructions: str | None, items: Sequence[InputItem]) -> None:
+    role: str
+    texts: list[str] | None = None
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    outputs: list[Message] = field(default_factory=list)
+
+    def messages(self) -> list[Message]:
+        """The messages of the turn; none for thoughts that cannot be read."""
+        if self.texts is None and not self.calls:
+            if not self.thoughts:
+                return []
+            self.texts = []  # templates expect a content where there are no calls
+        message: Message = {"role": self.role}
+        if self.texts is not None:
+            message["content"] = "\n".join(self.texts)
+        if self.thoughts:
+            message["reasoning_content"] = "\n".join(self.thoughts)
+        if self.calls:
+            message["tool_calls"] = self.calls
+        return [message, *self.outputs]
+
+
+def input_messages(instructions: str | None, items: Sequence[InputItem]) -> list[Message]:
+    """The messages of an input; raises `ApiError`."""
+    turns = _Turns()
+    if instructions is not None:
+        turns.begin("system").texts = [instructions]
+    for i, item in enumerate(items):
+        turns.add(item, f"input[{i}]")
+    return turns.messages()
+
+
+class _Turns:
+    """The turns of a conversation as its items come."""
+
+    def __init__(self) -> None:
         self._turns: list[_Turn] = []
         self._calls: dict[str, _Turn] = {}
         self._is_open = False
-        if instructions is not None:
-            system = ChatMessage.model_construct(role="system", content=instructions)
-            self._turns.append(_Turn("instructions", system))
-        for i, item in enumerate(items):
-            self._add(item, f"input[{i}]")
-        told = [pair for turn in self._turns for pair in turn.told()]
-        self.messages = [message for message, _ in told]
-        self.places = [place for _, place in told]
 
-    def _add(self, item: InputItem, place: str) -> None:
+    def messages(self) -> list[Message]:
+        return [message for turn in self._turns for message in turn.messages()]
+
+    def begin(self, role: str) -> _Turn:
+        self._turns.append(_Turn(role))
+        self._is_open = role == "assistant"
+        return self._turns[-1]
+
+    def add(self, item: InputItem, place: str) -> None:
         if item.type == "function_call_output":
             self._add_output(item, place)
         elif item.type == "message" and item.role != "assistant":
-            message = ChatMessage.model_construct(role=item.role, content=_texts(item.content))
-            self._turns.append(_Turn(place, message))
-            self._is_open = False
+            self.begin(item.role or "user").texts = _texts(item.content)
         else:
-            self._add_models(item, self._models_turn(place), place)
-
-    def _models_turn(self, place: str) -> _Turn:
-        """The turn of the model that goes on, or a new one."""
-        if not self._is_open:
-            self._turns.append(_Turn(place, ChatMessage.model_construct(role="assistant")))
-            self._is_open = True
-        return self._turns[-1]
+            turn = self._turns[-1] if self._is_open else self.begin("assistant")
+            self._add_models(item, turn, place)
 
     def _add_models(self, item: InputItem, turn: _Turn, place: str) -> None:
-        message = turn.message
         if item.type == "reasoning":
             if thoughts := _thoughts(item):
-                before = message.reasoning_content
-                message.reasoning_content = f"{before}\n{thoughts}" if before else thoughts
+                turn.thoughts.append(thoughts)
         elif item.type == "message":
-            if not isinstance(message.content, list):
-                message.content = []
-            message.content += _texts(item.content)
+            turn.texts = (turn.texts or []) + _texts(item.content)
         else:
-            call = _call(item, place)
-            if message.tool_calls is None:
-                message.tool_calls = []
-            message.tool_calls.append(call)
-            self._calls[call.id or ""] = turn
+            turn.calls.append(_call(item, place))
+            self._calls[item.call_id or ""] = turn
 
     def _add_output(self, item: InputItem, place: str) -> None:
         turn = self._calls.get(item.call_id or "")
@@ -103,15 +107,13 @@ class InputMessages:
                 f"{place}.call_id must be that of a function_call before it ({known}), "
                 f"got {shown(item.call_id)}",
             )
-        message = ChatMessage.model_construct(
-            role="tool", tool_call_id=item.call_id, content=_texts(item.output)
-        )
-        turn.outputs.append((message, place))
+        text = "\n".join(_texts(item.output))
+        turn.outputs.append({"role": "tool", "content": text, "tool_call_id": item.call_id})
         self._is_open = False
 
 
-def _texts(parts: Sequence[ItemPart] | None) -> list[ContentPart]:
-    return [ContentPart(type="text", text=part.text or part.refusal or "") for part in parts or ()]
+def _texts(parts: Sequence[ItemPart] | None) -> list[str]:
+    return [part.text or part.refusal or "" for part in parts or ()]
 
 
 def _thoughts(item: InputItem) -> str:
@@ -122,15 +124,13 @@ def _thoughts(item: InputItem) -> str:
     return unwrapped(item.encrypted_content or "")
 
 
-def _call(item: InputItem, place: str) -> ToolCall:
-    raw, name = item.arguments or "{}", item.name or ""
+def _call(item: InputItem, place: str) -> dict[str, Any]:
     try:
-        arguments = orjson.loads(raw)
+        arguments = orjson.loads(item.arguments or "{}")
     except orjson.JSONDecodeError as error:
         words = f"{place}.arguments must be JSON: {error}"
         raise bad_request(f"{place}.arguments", words) from None
     if not isinstance(arguments, dict):
         words = f"{place}.arguments must be the JSON of an object, got {shown(arguments)}"
         raise bad_request(f"{place}.arguments", words)
-    function = CalledFunction(name=name, arguments=raw)
-    return ToolCall(id=item.call_id, type="function", function=function)
+    return template_call(item.name or "", arguments, item.call_id)

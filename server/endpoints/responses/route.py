@@ -9,15 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import context_of
-from server.conversation.translated import EventWriter
+from server.conversation.prompt import conversation_prompt
+from server.conversation.shaped_render import EventWriter, ShapedRenderer
 from server.endpoints.answer import answer
-from server.endpoints.chat.route import prepare
 from server.endpoints.plain import PlainRoute
 from server.endpoints.responses.reply_schema import ResponseReply
-from server.endpoints.responses.request import ChatOfResponse
 from server.endpoints.responses.schema import ResponsesRequest
-from server.endpoints.responses.shape import response_renderer
-from server.errors import ApiError
+from server.endpoints.responses.shape import ResponseShape
+from server.endpoints.responses.spec import response_conversation, response_spec
+from server.generation.prepare import prepare
+from server.http.account import reply_id
 from server.schema.openapi import NAMED_EVENTS, describes
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
@@ -28,11 +29,12 @@ async def create_response(request: Request) -> Response:
     """Reply to a conversation, as OpenAI's Responses API has it."""
     context = context_of(request)
     body = await context.bodies.read(request, ResponsesRequest)
-    wanted = ChatOfResponse(body)
-    try:
-        chat = await prepare(wanted.body, request, body.max_output_tokens)
-    except ApiError as error:
-        raise wanted.told(error) from None
-    renderer = response_renderer(chat, body, wanted.body, context.tokenizer)
+    prompt = await conversation_prompt(response_conversation(body), context)
+    spec = await response_spec(
+        body, prompt, context, reply_id("resp_", body.request_id, request.scope)
+    )
+    prepared = await prepare(spec, context)
+    shape = ResponseShape(body, prepared, prompt.call_id_chars)
+    renderer = ShapedRenderer(prepared, prompt, context.tokenizer, shape)
     make_writer = partial(EventWriter, renderer=renderer)
-    return await answer(renderer.prepared, renderer, request, context, make_writer)
+    return await answer(prepared, renderer, request, context, make_writer)

@@ -7,14 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.conversation.parsing.output import Event
-from server.conversation.prepare import PreparedChat
-from server.conversation.translated import TranslatedRenderer, translated_renderer
-from server.endpoints.chat.schema import ChatRequest
 from server.endpoints.responses.output import COMPLETED, IN_PROGRESS, INCOMPLETE, OutputItems
 from server.endpoints.responses.schema import ENCRYPTED, ResponsesRequest
 from server.errors import ApiError
 from server.generation.prepare import PreparedRequest
-from server.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -33,7 +29,7 @@ class ResponseShape:
         self._items = OutputItems(
             as_summary=bool(body.reasoning and body.reasoning.summary),
             encrypts=ENCRYPTED in (body.include or ()),
-            has_logprobs=prepared.form.num_top is not None,
+            has_logprobs=prepared.spec.form.num_top is not None,
             id_chars=id_chars,
         )
         self._is_incomplete = False
@@ -90,10 +86,10 @@ class ResponseShape:
 
 def response_head(body: ResponsesRequest, prepared: PreparedRequest) -> Json:
     """The fields of a response that are known from its request, in OpenAI's order."""
-    params = prepared.params
+    params = prepared.spec.params
     reasoning = body.reasoning
     return {
-        "id": prepared.reply_id,
+        "id": prepared.spec.reply_id,
         "object": "response",
         "created_at": prepared.created,
         "status": IN_PROGRESS,
@@ -105,7 +101,7 @@ def response_head(body: ResponsesRequest, prepared: PreparedRequest) -> Json:
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
-        "model": prepared.model,
+        "model": prepared.spec.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": None,
@@ -161,20 +157,3 @@ def _error_code(status: int) -> str:
     if status == 429:
         return "rate_limit_exceeded"
     return "server_error" if status >= 500 else "invalid_prompt"
-
-
-def response_renderer(
-    chat: PreparedChat, body: ResponsesRequest, chat_body: ChatRequest, tokenizer: Tokenizer
-) -> TranslatedRenderer:
-    """The renderer of a response.
-
-    Args:
-        chat_body: the chat that `body` asks for, of which `chat` was made.
-    """
-    return translated_renderer(
-        chat,
-        chat_body,
-        tokenizer,
-        id_prefix="resp_",
-        make_shape=lambda prepared, id_chars: ResponseShape(body, prepared, id_chars),
-    )

@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import context_of
-from server.conversation.prepare import render_prompt
+from server.conversation.messages import template_messages
+from server.conversation.prompt import render_tokens
+from server.conversation.spec import ConversationSpec, function_tool, template_options
 from server.endpoints.plain import PlainRoute
 from server.endpoints.tokens.schema import DetokenizeRequest, TokenizeRequest
-from server.errors import bad_request, json_response
+from server.errors import ClientNames, bad_request, json_response
 from server.http.reply import json_reply
 from server.schema.checks import check_model
 from server.schema.ids import check_vocab
@@ -37,14 +39,18 @@ async def tokenize(request: Request) -> Response:
         raise bad_request("tools", "tools need messages, which a template shows them with")
     rendered = None
     if body.messages is not None:
-        rendered = await render_prompt(
-            body.messages,
-            body,
-            body.tools or (),
-            context.template,
-            config=context.config,
-            tokenizer=context.tokenizer,
+        tools = [
+            function_tool(tool.function, f"tools[{i}].function")
+            for i, tool in enumerate(body.tools or ())
+        ]
+        conversation = ConversationSpec(
+            names=ClientNames(),
+            model=body.model,
+            messages=template_messages(body.messages),
+            template=template_options(body),
+            tools=tools,
         )
+        rendered = await render_tokens(conversation, context)
     text = body.prompt or ""
 
     def reply() -> Response:

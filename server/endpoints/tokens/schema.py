@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from server.endpoints.chat.schema import TemplateFields
 from server.schema.base import BodyModel
 from server.schema.fields import MAX_TEXT_CHARS, MAX_TOKENS, ModelName
 from server.schema.ids import TokenIdArray
 from server.schema.messages import Messages
+from server.schema.template import TemplateFields
 from server.schema.tools import Tools
 
 

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from demo import MODEL_FOLDER
-from server.conversation.messages import template_messages
+from server.conversation.messages import known_roles, template_messages
 from server.conversation.rendering import Conversation, is_large, make_ready
 from server.conversation.template import LARGE, LONG_CHARS, ChatTemplate
 from server.errors import ApiError
@@ -110,7 +110,7 @@ async def test_ids_are_those_of_transformers(name: str, tokenizer: Any, made: Ma
         given = [ChatMessage.model_validate(message) for message in messages]
         for generation in (True, False):
             conversation = Conversation(
-                template_messages(given, source), add_generation_prompt=generation
+                known_roles(template_messages(given), source), add_generation_prompt=generation
             )
             text = await render(template, source, conversation)
             try:

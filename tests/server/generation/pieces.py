@@ -1,4 +1,4 @@
-"""What the modules of completions pass to each other, made by hand."""
+"""What the modules of generation pass to each other, made by hand."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 from engine.arrays import Int32Array, LogprobArrays
 from engine.request import Finish, StepOutput
 from engine.submission import Entry, entries_of
+from sampling.params import SamplingParams
 from server.engine_metrics import NO_STATS
+from server.errors import ClientNames
 from server.generation.choice import ReplyChoice
 from server.generation.form import ReplyForm
+from server.generation.spec import GenerationSpec
 from server.text.stop import StopStrings
 from tests.fakes import byte_tokenizer
 
@@ -22,28 +25,22 @@ TOKENIZER.reserve(264)
 
 def form(stops: Sequence[str] = (), **changes: Any) -> ReplyForm:
     """A form that wants the text alone, but for the changes."""
-    neutral: dict[str, Any] = {
-        "stream": False,
-        "echo": False,
-        "include_stop": False,
-        "min_tokens": 0,
-        "num_top": None,
-        "explicit_ids": None,
-        "kept": False,
-        "num_prompt_top": None,
-        "prompt_explicit_ids": None,
-        "prompt_logprobs": None,
-        "mode": "raw_logprobs",
-        "tokens_as_ids": False,
-        "return_token_ids": False,
-        "skip_special_tokens": True,
-        "spaces_between": True,
-        "next_token_only": False,
-        "silent_ends": frozenset({256}),
-        "packed": False,
-        "origins": False,
-    }
+    neutral: dict[str, Any] = {"mode": "raw_logprobs", "silent_ends": frozenset({256})}
     return ReplyForm(**{**neutral, "stops": StopStrings(stops) if stops else None, **changes})
+
+
+def spec(wanted: ReplyForm, **changes: Any) -> GenerationSpec:
+    """A spec of one choice whose reply has this form, but for the changes."""
+    neutral: dict[str, Any] = {
+        "names": ClientNames(prompts="prompt"),
+        "reply_id": "cmpl-x",
+        "model": "m",
+        "prompts": ["ab"],
+        "params": SamplingParams(),
+        "max_tokens": 16,
+        "fits_context": False,
+    }
+    return GenerationSpec(**{**neutral, "form": wanted, **changes})
 
 
 def reply_choice(wanted: ReplyForm) -> ReplyChoice:

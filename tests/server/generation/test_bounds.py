@@ -18,7 +18,7 @@ from server.generation.bounds import (
 from server.generation.prompts import Prompt
 from server.schema.fields import MAX_ALLOWED_IDS
 from tests.server.conftest import in_process
-from tests.server.generation.pieces import form
+from tests.server.generation.pieces import form, spec
 
 CONFIG = ServerConfig(model_names=("m",), max_choices_per_request=12, max_reply_values=1000)
 
@@ -80,7 +80,7 @@ class TestReplySize:
     def test_what_is_generated(
         self, fields: dict[str, Any], num_prompts: int, n: int, max_tokens: int, fits: bool
     ) -> None:
-        asked = form(**fields), prompts(num_prompts, 10, max_tokens), n, CONFIG
+        asked = spec(form(**fields), n=n), prompts(num_prompts, 10, max_tokens), CONFIG
         if fits:
             check_reply_size(*asked)
             return
@@ -91,20 +91,20 @@ class TestReplySize:
 
     def test_each_choice_tells_of_its_prompt(self) -> None:
         wanted = PromptLogprobsParams(num_top=3, token_ids=(5,))
-        shown = form(prompt_logprobs=wanted, num_prompt_top=3)
-        check_reply_size(shown, prompts(1, 39, 1), 5, CONFIG)  # 5 x 39 x 5 + 5 x 1 = 980
+        shown = spec(form(prompt_logprobs=wanted, num_prompt_top=3), n=5)
+        check_reply_size(shown, prompts(1, 39, 1), CONFIG)  # 5 x 39 x 5 + 5 x 1 = 980
         with pytest.raises(ApiError) as caught:
-            check_reply_size(shown, prompts(1, 40, 1), 5, CONFIG)  # 5 x 40 x 5 + 5 = 1005
+            check_reply_size(shown, prompts(1, 40, 1), CONFIG)  # 5 x 40 x 5 + 5 = 1005
         assert caught.value.param == "prompt"
         assert "1005 values, at most 1000 (--max-reply-values)" in caught.value.message
         assert "n 5 x 40 prompt tokens x (1 + 3 prompt logprobs + 1" in caught.value.message
-        check_reply_size(form(), prompts(1, 10**6, 1), 5, CONFIG)  # nothing is told of it
+        check_reply_size(spec(form(), n=5), prompts(1, 10**6, 1), CONFIG)  # nothing is told of it
         with pytest.raises(ApiError):
-            check_reply_size(form(echo=True), prompts(1, 1001, 1), 1, CONFIG)
+            check_reply_size(spec(form(echo=True)), prompts(1, 1001, 1), CONFIG)
 
     def test_the_factors_are_named(self) -> None:
         with pytest.raises(ApiError) as caught:
-            check_reply_size(form(num_top=20), prompts(3, 10, 500), 7, CONFIG)
+            check_reply_size(spec(form(num_top=20), n=7), prompts(3, 10, 500), CONFIG)
         words = "3 prompts x n 7 x max_tokens 500 x (1 + 20 logprobs + 0 logprob_token_ids)"
         assert words in caught.value.message
         assert f"{3 * 7 * 500 * 21} values" in caught.value.message

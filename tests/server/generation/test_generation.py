@@ -10,9 +10,10 @@ import pytest
 
 from engine.request import Finish
 from server.endpoints.completions.schema import CompletionRequest
+from server.endpoints.completions.spec import completion_spec
 from server.errors import ApiError
 from server.generation.generation import SUBMIT_SLICE, Generation
-from server.generation.prepare import prepare_request
+from server.generation.prepare import prepare
 from server.schema.base import validate
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import Site, eventually, in_process
@@ -21,13 +22,8 @@ from tests.server.slowness import slowness
 
 async def generation_of(site: Site, **body: Any) -> Generation:
     context = site.context
-    prepared = await prepare_request(
-        validate(CompletionRequest, {"prompt": "ab", **body}),
-        config=context.config,
-        info=context.engine.info,
-        tokenizer=context.tokenizer,
-        grammars=context.grammars,
-    )
+    wanted = validate(CompletionRequest, {"prompt": "ab", **body})
+    prepared = await prepare(await completion_spec(wanted, context, "cmpl-x"), context)
     return Generation(
         prepared,
         engine=context.engine,

@@ -11,7 +11,6 @@ import pytest
 
 from engine.arrays import LogprobArrays
 from engine.request import Finish, PromptLogprobs, PromptLogprobsParams
-from sampling.params import SamplingParams
 from server.generation.choice import Piece, ReplyChoice
 from server.generation.form import ReplyForm
 from server.generation.prepare import PreparedRequest
@@ -19,7 +18,7 @@ from server.generation.prompts import Prompt
 from server.generation.render import AHEAD_TOKENS, INLINE_VALUES, Renderer
 from server.work.worker import Worker
 from tests.fake_values import score, value_row
-from tests.server.generation.pieces import TOKENIZER, entry, form, reply_choice, values
+from tests.server.generation.pieces import TOKENIZER, entry, form, reply_choice, spec, values
 from tests.server.http.test_body import LIMIT_S, longest_wait
 from tests.server.slowness import slowness
 
@@ -29,23 +28,13 @@ def prepared(wanted: ReplyForm, *texts: str, n: int = 1) -> PreparedRequest:
         Prompt(np.array(list(text.encode()), dtype=np.int32), text, 16) for text in texts or ("ab",)
     ]
     return PreparedRequest(
-        reply_id="cmpl-x",
+        spec=spec(wanted, n=n),
         created=1,
-        model="m",
         fingerprint="f",
         prompts=prompts,
-        params=SamplingParams(),
-        form=wanted,
-        n=n,
-        priority=0,
-        cache_salt="",
         grammar=None,
-        thinking_budget=None,
         ignored_keywords=[],
         emit_interval=1,
-        usage_at_end=False,
-        usage_always=False,
-        usage_cached=False,
     )
 
 

@@ -18,7 +18,7 @@ from server.conversation.parsing.graph import Graph, make_graph
 from server.conversation.parsing.output import Event
 from server.conversation.parsing.reader import ParsedPiece, PieceReader, ReplyParsing, content_piece
 from server.conversation.parsing.tokens import make_vocabulary
-from server.conversation.translated import merged
+from server.conversation.shaped_render import merged
 from server.generation.choice import Piece, ReplyChoice
 from server.text.detokenize import ByteDetokenizer
 from tests.server.conversation.parsing.corpus import STYLES, WORDS, Style, corpus, markers_of

@@ -12,6 +12,7 @@ from tests.server.conftest import in_process
 from tests.server.endpoints.chat.test_tools import TEMPLATE
 from tests.server.endpoints.messages.test_route import HELLO, LOOK, TOOLS, error_of, send
 
+REFUSED = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
 
 
@@ -68,6 +69,10 @@ class TestRefusals:
                 {"output_config": {"format": {"type": "json_schema", "schema": {"type": 3}}}},
                 "output_config.format.schema.type",
             ),
+            (
+                {"tools": [LOOK | {"strict": True, "input_schema": REFUSED}]},
+                "tools[0].input_schema.properties.a.not cannot be enforced",
+            ),
         ],
         ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else None,
     )
@@ -77,6 +82,12 @@ class TestRefusals:
             assert error["type"] == "invalid_request_error"
             assert words in error["message"]
             assert not site.engine.requests
+
+    async def test_a_budget_of_a_model_that_does_not_think(self) -> None:
+        async with in_process(chat_template="{{ messages[0].content }}") as site:
+            error = await send(site, 400, thinking={"type": "enabled", "budget_tokens": 9})
+            words = "thinking.budget_tokens needs a model whose thoughts are known"
+            assert error["message"].startswith(words)
 
     async def test_a_thread_is_refused_by_the_code_at_which_clients_send_all(self) -> None:
         async with in_process(chat_template=TEMPLATE) as site:

@@ -1,4 +1,4 @@
-"""Messages of blocks as the messages of a chat."""
+"""Messages of blocks as the messages of a conversation."""
 
 from __future__ import annotations
 
@@ -7,25 +7,18 @@ from typing import Any
 import pytest
 
 from server.endpoints.messages.schema import CountTokensRequest
-from server.endpoints.messages.turns import ChatMessages
+from server.endpoints.messages.turns import TurnMessages
 from server.errors import ApiError
 
 
-def conversation(*turns: dict[str, Any], system: Any = None) -> ChatMessages:
+def conversation(*turns: dict[str, Any], system: Any = None) -> TurnMessages:
     fields = {"model": "m", "messages": list(turns), "system": system}
     body = CountTokensRequest.model_validate(fields)
-    return ChatMessages(body.system, body.messages)
+    return TurnMessages(body.system, body.messages)
 
 
 def messages(*turns: dict[str, Any], system: Any = None) -> list[dict[str, Any]]:
-    """The messages, texts joined, without what they lack."""
-    found = []
-    for message in conversation(*turns, system=system).messages:
-        told = message.model_dump(exclude_none=True)
-        if "content" in told:
-            told["content"] = "|".join(part["text"] for part in told["content"])
-        found.append(told)
-    return found
+    return conversation(*turns, system=system).messages
 
 
 def text(words: str) -> dict[str, Any]:
@@ -50,9 +43,9 @@ def model(*content: Any) -> dict[str, Any]:
 
 def test_texts_and_the_system() -> None:
     assert messages(user("hi"), user(text("a"), text("b")), system=[text("x"), text("y")]) == [
-        {"role": "system", "content": "x|y"},
+        {"role": "system", "content": "x\ny"},
         {"role": "user", "content": "hi"},
-        {"role": "user", "content": "a|b"},
+        {"role": "user", "content": "a\nb"},
     ]
 
 
@@ -88,14 +81,6 @@ def test_a_result_may_be_empty() -> None:
 def test_the_last_message_may_begin_the_reply() -> None:
     assert conversation(user("hi"), model(text("It"))).continues
     assert not conversation(user("hi"), model(text("It")), user("go")).continues
-
-
-def test_places() -> None:
-    answer = user(result("t1"), text("a"))
-    made = conversation(user("hi"), model(use("t1")), answer, system="x")
-    assert made.places == [
-        *("system", "messages[0]", "messages[1]", "messages[2].content[0]", "messages[2]")
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Items of an input as the messages of a chat, in the shapes that agents send."""
+"""Items of an input as the messages of a conversation, in the shapes that agents send."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ from typing import Any
 
 import pytest
 
-from server.endpoints.responses.items import InputMessages
+from server.endpoints.responses.items import input_messages
 from server.endpoints.responses.schema import ResponsesRequest
 from server.endpoints.responses.thoughts import wrapped
 from server.errors import ApiError
 
 
-def conversation(*items: Any, instructions: str | None = None) -> InputMessages:
+def messages(*items: Any, instructions: str | None = None) -> list[dict[str, Any]]:
+    """The messages, of calls their ids."""
     body = ResponsesRequest.model_validate({"input": list(items)})
-    return InputMessages(instructions, body.input)
-
-
-def messages(*items: Any, **fields: Any) -> list[dict[str, Any]]:
-    """The messages, texts joined, without what they lack."""
     found = []
-    for message in conversation(*items, **fields).messages:
-        told = message.model_dump(exclude_none=True)
-        if isinstance(told.get("content"), list):
-            told["content"] = "|".join(part["text"] for part in told["content"])
-        told["tool_calls"] = [call["id"] for call in told.get("tool_calls", [])]
-        found.append({name: value for name, value in told.items() if value != []})
+    for message in input_messages(instructions, body.input):
+        calls = {"tool_calls": [call["id"] for call in message.get("tool_calls", ())]}
+        found.append(message | calls if calls["tool_calls"] else message)
     return found
 
 
@@ -70,7 +63,7 @@ def test_one_turn_of_the_model_is_one_message() -> None:
         {
             "role": "assistant",
             "reasoning_content": "Hm.",
-            "content": "a|b",
+            "content": "a\nb",
             "tool_calls": ["c1", "c2"],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "x"},
@@ -94,7 +87,7 @@ def test_outputs_follow_their_calls_wherever_they_are() -> None:
 
 def test_outputs_as_parts() -> None:
     parts = [{"type": "input_text", "text": "1"}, {"type": "input_text", "text": "2"}]
-    assert messages(call("a"), output("a", parts))[1]["content"] == "1|2"
+    assert messages(call("a"), output("a", parts))[1]["content"] == "1\n2"
 
 
 @pytest.mark.parametrize(
@@ -127,9 +120,12 @@ def test_refusals_are_texts() -> None:
     assert messages(item) == [{"role": "assistant", "content": "no"}]
 
 
-def test_places() -> None:
-    made = conversation(USER, call("a"), call("b"), USER, output("a"), instructions="x")
-    assert made.places == ["instructions", "input[0]", "input[1]", "input[4]", "input[3]"]
+def test_calls_as_templates_take_them() -> None:
+    body = ResponsesRequest.model_validate({"input": [call("c1", '{"a": 1}')]})
+    [message] = input_messages(None, body.input)
+    assert message["tool_calls"] == [
+        {"type": "function", "id": "c1", "function": {"name": "f", "arguments": {"a": 1}}}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +139,6 @@ def test_places() -> None:
 )
 def test_refused(items: tuple[Any, ...], param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        conversation(*items)
+        messages(*items)
     assert caught.value.param == param
     assert caught.value.message.startswith(f"{param} must be")

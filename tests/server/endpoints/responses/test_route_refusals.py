@@ -12,6 +12,7 @@ from tests.server.conftest import in_process
 from tests.server.endpoints.chat.test_tools import TEMPLATE
 from tests.server.endpoints.responses.test_route import LOOK, TOOLS, respond
 
+REFUSED = {"type": "object", "properties": {"max_tokens": {"not": {"type": "string"}}}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 
 
@@ -62,6 +63,16 @@ class TestRefusals:
                 "text.format.schema.type",
                 "text.format.schema.type",
             ),
+            (
+                {"tools": [LOOK | {"strict": True, "parameters": REFUSED}]},
+                "tools[0].parameters.properties.max_tokens.not",
+                "tools[0].parameters.properties.max_tokens.not cannot be enforced",
+            ),
+            (
+                {"text": {"format": {"type": "json_schema", "name": "n", "schema": REFUSED}}},
+                "text.format.schema.properties.max_tokens.not",
+                "text.format.schema.properties.max_tokens.not cannot be enforced",
+            ),
             ({"top_logprobs": 99}, "top_logprobs", "top_logprobs"),
             ({"max_tokens": 9}, "max_tokens", "unknown field"),
         ],
@@ -73,6 +84,16 @@ class TestRefusals:
             assert words in error["message"]
             assert error["param"] == param
             assert not site.engine.requests
+
+    async def test_limits_have_the_names_of_this_route(self) -> None:
+        async with in_process(chat_template=TEMPLATE, max_reply_values=100) as site:
+            error = await respond(site, 400, max_output_tokens=50, top_logprobs=9)
+            assert error["param"] == "max_output_tokens"
+            assert "x max_output_tokens 50 x (1 + 9 logprobs" in error["message"]
+        async with in_process() as site:
+            error = await respond(site, 400)
+            assert error["param"] == "input"
+            assert "the model has no chat template" in error["message"]
 
     async def test_what_is_accepted(self) -> None:
         fields: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Replies of chats in the shape of another endpoint.
+"""Replies to conversations in other shapes than that of a chat.
 
 A shape is told everything in order and gives out the events of its stream. The whole reply is what
 the same steps left behind, so a joined stream is the plain reply.
@@ -6,19 +6,15 @@ the same steps left behind, so a joined stream is the plain reply.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
 import orjson
-from msgspec.structs import replace
 
-from server.conversation.parsed_render import make_renderer
+from server.conversation.parsed_render import chat_renderer
 from server.conversation.parsing.output import Event
-from server.conversation.prepare import PreparedChat
-from server.conversation.render import ChatRenderer
-from server.conversation.tools import num_calls_shown
-from server.endpoints.chat.schema import ChatRequest
+from server.conversation.prompt import ConversationPrompt
 from server.errors import ApiError
 from server.generation.choice import Piece, ReplyChoice
 from server.generation.generation import Generation
@@ -60,30 +56,24 @@ class ReplyShape(Protocol):
         ...
 
 
-class TranslatedRenderer(Renderer):
+class ShapedRenderer(Renderer):
     """Lets a shape write the one choice of a request.
 
     Args:
-        chat: reads the pieces.
-        max_calls: later calls are left out; None for no limit.
-
-    Attributes:
-        prepared: the request, whose id is that of the reply.
+        prompt: the conversation that the choice continues.
     """
 
     def __init__(
         self,
         prepared: PreparedRequest,
+        prompt: ConversationPrompt,
         tokenizer: Tokenizer,
-        chat: ChatRenderer,
         shape: ReplyShape,
-        max_calls: int | None,
     ) -> None:
         super().__init__(prepared, tokenizer)
-        self.prepared = prepared
         self.shape = shape
-        self._chat = chat
-        self._num_calls_left = max_calls
+        self._chat = chat_renderer(prepared, prompt, tokenizer, reasoning_field="reasoning_content")
+        self._num_calls_left = prompt.max_calls
         self._is_left_out = False
 
     def steps(self, piece: Piece) -> list[Json]:
@@ -128,7 +118,7 @@ class EventWriter:
 
     begins_big = False
 
-    def __init__(self, generation: Generation, renderer: TranslatedRenderer) -> None:
+    def __init__(self, generation: Generation, renderer: ShapedRenderer) -> None:
         self._generation = generation
         self._renderer = renderer
         self._shape = renderer.shape
@@ -174,31 +164,4 @@ def frames(events: list[Json]) -> bytes:
     return b"".join(
         b"event: %b\ndata: %b\n\n" % (event["type"].encode(), orjson.dumps(event))
         for event in events
-    )
-
-
-def translated_renderer(
-    chat: PreparedChat,
-    body: ChatRequest,
-    tokenizer: Tokenizer,
-    *,
-    id_prefix: str,
-    make_shape: Callable[[PreparedRequest, int | None], ReplyShape],
-) -> TranslatedRenderer:
-    """The renderer of a chat's reply in another shape.
-
-    Args:
-        id_prefix: the reply's id begins with it.
-        make_shape: is given the request and the length of calls' ids, None for the usual.
-    """
-    _, _, name = chat.request.reply_id.partition("-")
-    # These endpoints always tell what was cached.
-    prepared = replace(chat.request, reply_id=f"{id_prefix}{name}", usage_cached=True)
-    tools = None if chat.parsing is None else chat.parsing.graph.tools
-    return TranslatedRenderer(
-        prepared,
-        tokenizer,
-        make_renderer(chat, body, tokenizer, "reasoning_content"),
-        make_shape(prepared, tools.id_chars if tools else None),
-        max_calls=num_calls_shown(body),
     )

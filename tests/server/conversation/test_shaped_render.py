@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.conversation.parsing.output import Event, EventKind
-from server.conversation.translated import frames, merged
+from server.conversation.shaped_render import frames, merged
 
 KINDS: list[EventKind] = ["reasoning", "content", "call", "arguments"]
 EVENTS = st.lists(st.builds(Event, st.sampled_from(KINDS), st.text("ab", min_size=1, max_size=2)))

@@ -1,0 +1,108 @@
+"""A chat's body as a conversation and as a `GenerationSpec`."""
+
+from __future__ import annotations
+
+from server.conversation.messages import content_text, template_messages
+from server.conversation.prompt import ConversationPrompt
+from server.conversation.served import ServedChatModel
+from server.conversation.spec import ConversationSpec, function_tool, template_options
+from server.endpoints.chat.schema import ChatRequest
+from server.errors import ClientNames, bad_request
+from server.generation.form import full_reply_form
+from server.generation.params import sampling_params
+from server.generation.spec import GenerationSpec
+from server.schema.tools import NamedTool
+from server.structured.wanted import wanted_grammar
+
+_NAMES = ClientNames(
+    prompts="messages",
+    logprobs="top_logprobs",
+    named_tool="tool_choice.function.name",
+    thinking_budget="thinking_token_budget",
+)
+_NEWER_NAMES = ClientNames(_NAMES, max_tokens="max_completion_tokens")
+"""The same where a body has the limit by OpenAI's newer name of it."""
+
+
+def chat_conversation(body: ChatRequest) -> ConversationSpec:
+    """The conversation that a body goes on with; raises `ApiError`."""
+    _check_fields(body)
+    choice, structured = body.tool_choice or "auto", body.structured_outputs
+    return ConversationSpec(
+        names=_NAMES,
+        model=body.model,
+        messages=template_messages(body.messages),
+        template=template_options(body),
+        tools=[
+            function_tool(tool.function, f"tools[{i}].function")
+            for i, tool in enumerate(body.tools or ())
+        ],
+        tool_choice="required" if isinstance(choice, NamedTool) else choice,
+        named_tool=choice.function.name if isinstance(choice, NamedTool) else None,
+        one_call=body.parallel_tool_calls is False,
+        grammar=wanted_grammar(body.response_format, structured),
+        drops_keywords=structured is not None and bool(structured.lenient),
+        thinking_budget=body.thinking_token_budget,
+        generates=0 not in (body.max_tokens, body.max_completion_tokens),
+        shows_special=body.skip_special_tokens is False,
+    )
+
+
+async def chat_spec(
+    body: ChatRequest, prompt: ConversationPrompt, served: ServedChatModel, reply_id: str
+) -> GenerationSpec:
+    """What a body asks for; raises `ApiError` for what cannot be served.
+
+    Args:
+        prompt: of `chat_conversation`.
+    """
+    is_newer = body.max_tokens is None and body.max_completion_tokens is not None
+    names = _NEWER_NAMES if is_newer else _NAMES
+    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    params = await sampling_params(
+        body,
+        served,
+        names,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        constraints=prompt.constraints,
+    )
+    return GenerationSpec(
+        names=names,
+        reply_id=reply_id,
+        model=prompt.model,
+        prompts=[prompt.token_ids],
+        params=params,
+        form=await full_reply_form(
+            body,
+            params,
+            served,
+            names,
+            max_tokens=max_tokens,
+            is_parsed=prompt.parsing is not None,
+        ),
+        max_tokens=served.info.max_model_len if max_tokens is None else max_tokens,
+        fits_context=max_tokens is None,
+        constraints=prompt.constraints,
+        n=body.n or 1,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        stream_interval=body.stream_interval or 1,
+    )
+
+
+def _check_fields(body: ChatRequest) -> None:
+    """Raise a 400 for fields that contradict each other."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+    new, old = body.max_completion_tokens, body.max_tokens
+    if new is not None and old is not None and new != old:
+        words = f"must equal max_tokens ({old}) where both are given, got {new}"
+        raise _NAMES.refuse("max_completion_tokens", words)
+
+
+def echoed_text(body: ChatRequest) -> str:
+    """What `echo` puts in front of the reply: the last message, if it is an assistant's."""
+    last = body.messages[-1]
+    if not body.echo or last.role != "assistant":
+        return ""
+    return content_text(last.content) or ""

@@ -1,0 +1,71 @@
+"""A completion's body as a `GenerationSpec`."""
+
+from __future__ import annotations
+
+from engine.config import EngineInfo
+from server.config import ServerConfig
+from server.endpoints.completions.schema import CompletionRequest
+from server.errors import ClientNames, bad_request
+from server.generation.form import full_reply_form
+from server.generation.params import sampling_params
+from server.generation.served import ServedModel
+from server.generation.spec import GenerationSpec, Truncation
+from server.schema.checks import check_model
+from server.structured.spec import Constraints
+from server.structured.wanted import wanted_grammar
+
+NAMES = ClientNames(prompts="prompt")
+
+
+async def completion_spec(
+    body: CompletionRequest, served: ServedModel, reply_id: str
+) -> GenerationSpec:
+    """What a body asks for; raises `ApiError` for what cannot be served."""
+    config = served.config
+    model = check_model(body.model, config)
+    _check_counts(body, config)
+    constraints = Constraints(wanted_grammar(body.response_format, body.structured_outputs))
+    params = await sampling_params(
+        body, served, NAMES, logprobs=body.logprobs, constraints=constraints
+    )
+    max_tokens = config.defaults.max_tokens if body.max_tokens is None else body.max_tokens
+    return GenerationSpec(
+        names=NAMES,
+        reply_id=reply_id,
+        model=model,
+        prompts=body.prompt,
+        params=params,
+        form=await full_reply_form(
+            body, params, served, NAMES, max_tokens=body.max_tokens, echo=bool(body.echo)
+        ),
+        max_tokens=max_tokens,
+        fits_context=body.max_tokens is None,
+        constraints=constraints,
+        n=body.n or 1,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        stream_interval=body.stream_interval or 1,
+        add_special_tokens=body.add_special_tokens is not False,
+        truncation=_truncation(body, max_tokens, served.info),
+    )
+
+
+def _check_counts(body: CompletionRequest, config: ServerConfig) -> None:
+    n, num_prompts = body.n or 1, len(body.prompt)
+    if body.best_of not in (None, n):
+        raise bad_request("best_of", f"best_of must be null or n ({n}), got {body.best_of}")
+    if num_prompts > config.max_prompts:
+        words = f"must be at most {config.max_prompts} prompts (--max-completion-prompts), got"
+        raise NAMES.refuse("prompts", f"{words} {num_prompts}")
+
+
+def _truncation(body: CompletionRequest, max_tokens: int, info: EngineInfo) -> Truncation | None:
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return None
+    if keep == 0 or keep > info.max_model_len:
+        words = f"must be -1 or in [1, {info.max_model_len}], got {keep}"
+        raise NAMES.refuse("truncate_prompt_tokens", words)
+    if keep == -1:
+        keep = max(info.max_model_len - max_tokens, 1)
+    return Truncation(keep, body.truncation_side or "left")

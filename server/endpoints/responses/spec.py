@@ -1,0 +1,90 @@
+"""A response's body as a conversation and as a `GenerationSpec`."""
+
+from __future__ import annotations
+
+from server.conversation.prompt import ConversationPrompt
+from server.conversation.served import ServedChatModel
+from server.conversation.spec import (
+    ConversationSpec,
+    TemplateOptions,
+    function_tool,
+    template_variables,
+)
+from server.endpoints.responses.items import input_messages
+from server.endpoints.responses.schema import (
+    LOGPROBS,
+    FunctionChoice,
+    ResponsesRequest,
+    TextOptions,
+)
+from server.errors import ClientNames
+from server.generation.form import reply_form
+from server.generation.params import sampling_params
+from server.generation.spec import GenerationSpec
+from server.structured.spec import GrammarSpec
+from server.structured.wanted import json_answer
+
+_NAMES = ClientNames(
+    messages="input",
+    prompts="input",
+    max_tokens="max_output_tokens",
+    logprobs="top_logprobs",
+    named_tool="tool_choice.name",
+    response_format="text.format",
+)
+
+
+def response_conversation(body: ResponsesRequest) -> ConversationSpec:
+    """The conversation that a body goes on with; raises `ApiError`."""
+    choice, effort = body.tool_choice or "auto", body.reasoning.effort if body.reasoning else None
+    return ConversationSpec(
+        names=_NAMES,
+        model=body.model,
+        messages=input_messages(body.instructions, body.input),
+        template=TemplateOptions(variables=template_variables(body.chat_template_kwargs, effort)),
+        tools=[function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())],
+        tool_choice="required" if isinstance(choice, FunctionChoice) else choice,
+        named_tool=choice.name if isinstance(choice, FunctionChoice) else None,
+        one_call=body.parallel_tool_calls is False,
+        grammar=_format(body.text),
+    )
+
+
+def _format(text: TextOptions | None) -> GrammarSpec | None:
+    wanted = text and text.format
+    if not wanted or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return json_answer({"type": "object"}, "text.format")
+    return json_answer(wanted.schema_, "text.format.schema")
+
+
+async def response_spec(
+    body: ResponsesRequest, prompt: ConversationPrompt, served: ServedChatModel, reply_id: str
+) -> GenerationSpec:
+    """What a body asks for; raises `ApiError` for what cannot be served.
+
+    Args:
+        prompt: of `response_conversation`.
+    """
+    shows_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs
+    params = await sampling_params(
+        body,
+        served,
+        _NAMES,
+        logprobs=(body.top_logprobs or 0) if shows_logprobs else None,
+        constraints=prompt.constraints,
+    )
+    is_parsed = prompt.parsing is not None
+    return GenerationSpec(
+        names=_NAMES,
+        reply_id=reply_id,
+        model=prompt.model,
+        prompts=[prompt.token_ids],
+        params=params,
+        form=reply_form(params, served, stream=bool(body.stream), is_parsed=is_parsed),
+        max_tokens=body.max_output_tokens or served.info.max_model_len,
+        fits_context=True,
+        constraints=prompt.constraints,
+        priority=body.priority or 0,
+    )

@@ -1,0 +1,26 @@
+"""What every request is read against: one value, passed along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.client import EngineHandle
+from engine.config import EngineInfo
+from server.config import ServerConfig
+from server.structured.checker import GrammarChecker
+from server.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """A model that is served: its engine and tokenizer, the limits of requests, the grammars."""
+
+    engine: EngineHandle
+    config: ServerConfig
+    tokenizer: Tokenizer
+    grammars: GrammarChecker
+
+    @property
+    def info(self) -> EngineInfo:
+        """The engine's description, which changes as a fleet's replicas come and go."""
+        return self.engine.info
