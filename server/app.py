@@ -22,10 +22,12 @@ from server.context import Context, make_context
 from server.endpoints import docs, health, page, server_info, verify
 from server.endpoints.chat import route as chat
 from server.endpoints.completions import route as completions
+from server.endpoints.decisions import route as decisions
 from server.endpoints.messages import route as messages
 from server.endpoints.models import route as models
 from server.endpoints.responses import route as responses
 from server.endpoints.scoring import route as scoring
+from server.endpoints.systemone import route as systemone
 from server.endpoints.tokens import route as tokens
 from server.errors import ApiError, bad_request
 from server.fleet.retries import Retries
@@ -94,7 +96,18 @@ def create_app(
     app.state.context = context
     # `include_router` would wrap each route. They are looked through in this order.
     modules = (
-        *(completions, chat, responses, messages, scoring, models, tokens, health),
+        *(
+            completions,
+            chat,
+            responses,
+            messages,
+            scoring,
+            decisions,
+            systemone,
+            models,
+            tokens,
+            health,
+        ),
         *(server_info, verify, docs, page),
     )
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]

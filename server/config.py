@@ -44,6 +44,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         force_include_usage: streams end with usage, asked or not.
         tokens_as_token_ids: logprobs name tokens "token_id:N" unless a request says otherwise.
         chat_template: the template of chats in place of the model's own; None for that.
+        decision_template: the words in which decisions are asked; None for the built-in ones.
+        max_scoring_tokens: tokens that the prompts of one request for decisions, a ranking or
+            embeddings may have together.
         trust_request_chat_template: requests may bring templates of their own.
         tool_call_parser, reasoning_parser: names of formats of replies; `auto` for what the chat
             template asks for, `none` for none.
@@ -85,6 +88,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     force_include_usage: bool = False
     tokens_as_token_ids: bool = False
     chat_template: str | None = None
+    decision_template: str | None = None
+    max_scoring_tokens: int = 2 << 20
     trust_request_chat_template: bool = False
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"

@@ -20,6 +20,7 @@ from server.http.body import BodyReader
 from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.metrics import Metrics
+from server.scoring.readers import PromptReaders
 from server.self_test import SelfTest
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class Context(ServedChatModel):
     connections: ConnectionPool
     metrics: Metrics
     worker: Worker
+    readers: PromptReaders
     self_test: SelfTest
     traces: Traces | None = None
 
@@ -67,13 +69,15 @@ def make_context(
 ) -> Context:
     """Make the parts of a server over an engine."""
     tokenizer.reserve(engine.info.vocab_size)
+    parsers = Parsers(tokenizer, config.tool_call_parser, config.reasoning_parser)
     metrics = Metrics(config.model_names[0], engine, fronts, prefix=config.metrics_prefix)
     large = ProcessPool("large bodies", NUM_LARGE, setup=lambda: Preparation(make_ready))
+    template = _template(tokenizer, config, engine.info, large)
     return Context(
         engine=engine,
         fronts=fronts,
         tokenizer=tokenizer,
-        template=_template(tokenizer, config, engine.info, large),
+        template=template,
         config=config,
         lifecycle=Lifecycle(),
         bodies=BodyReader(config.max_body_bytes, large),
@@ -85,7 +89,8 @@ def make_context(
         metrics=metrics,
         worker=Worker(),
         grammars=GrammarChecker(tokenizer, engine.info),
-        parsers=Parsers(tokenizer, config.tool_call_parser, config.reasoning_parser),
+        parsers=parsers,
+        readers=PromptReaders(template, parsers, tokenizer),
         self_test=SelfTest(config.verify_command, fronts),
         traces=_traces(config),
     )

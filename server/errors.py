@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -16,6 +17,8 @@ _TYPES = {
 _ANTHROPIC_TYPES = _TYPES | {413: "request_too_large", 503: "overloaded_error"}
 ANTHROPIC_PATH = "/v1/messages"
 """The path below which, and at which, errors have Anthropic's shape."""
+SYSTEMONE_PATH = "/v1/systemone"
+"""The path below which, and at which, errors have TypeSafe's shape, and a 400 is a 422."""
 _INVALID = "invalid_request_error"
 RETRY_AFTER_S = 1
 REPLICA_LOST = "replica_lost"
@@ -70,11 +73,24 @@ class ApiError(Exception):
             error["details"] = {"error_code": self.code}
         return {"type": "error", "error": error}
 
+    def detail_body(self) -> dict[str, Any]:
+        """The reply's JSON object as FastAPI's validation errors have it."""
+        parts = re.findall(r"[^.\[\]]+", self.param or "")
+        loc = ["body", *(int(part) if part.isdigit() else part for part in parts)]
+        return {"detail": [{"loc": loc, "msg": self.message, "type": self.code or "value_error"}]}
+
     def response(self, path: str) -> Response:
         """The reply, in the shape that clients of a path read."""
-        is_anthropic = path == ANTHROPIC_PATH or path.startswith(f"{ANTHROPIC_PATH}/")
-        body = self.anthropic_body() if is_anthropic else self.body()
-        return json_response(body, self.status, self.headers)
+        if _is_within(path, ANTHROPIC_PATH):
+            return json_response(self.anthropic_body(), self.status, self.headers)
+        if _is_within(path, SYSTEMONE_PATH):
+            status = 422 if self.status == 400 else self.status
+            return json_response(self.detail_body(), status, self.headers)
+        return json_response(self.body(), self.status, self.headers)
+
+
+def _is_within(path: str, top: str) -> bool:
+    return path == top or path.startswith(f"{top}/")
 
 
 def _rebuild(

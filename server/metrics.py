@@ -35,6 +35,8 @@ SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 `prometheus_client` is imported."""
 FINISHES = ("stop", "length", "abort", "error")
 
+DECISIONS = ("predicate", "choice", "score")
+_MASSES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 _TOKENS = tuple(10**e * m for e in range(6) for m in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -74,6 +76,7 @@ class Metrics:
         self.generation_lens = tokens("request_generation_tokens", "Drawn tokens of a choice")
         self.params_max_tokens = tokens("request_params_max_tokens", "`max_tokens` of requests")
         self.params_n = self._histogram(_CHOICES)("request_params_n", "`n` of requests")
+        self._make_decision_metrics()
         words = "Connections beyond what the limit of open files allows"
         self.connections_over_limit = self._counter("connections_over_limit", words).labels(
             **labels
@@ -87,6 +90,19 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+
+    def _make_decision_metrics(self) -> None:
+        """Make those of questions that were answered with probabilities."""
+        labels, counter = self._labels, self._counter
+        decisions = counter("decisions", "Questions answered with probabilities", "type")
+        self.decisions = {kind: decisions.labels(**labels, type=kind) for kind in DECISIONS}
+        words = "Labels read for decisions, once for each order of a question's options"
+        self.decision_labels = counter("decision_labels", words).labels(**labels)
+        self.decision_label_mass = self._histogram(_MASSES)(
+            "decision_label_mass", "Probability that a reply begins with one of the labels"
+        )
+        words = "Prompt tokens of decisions that were found computed"
+        self.decision_cached_tokens = counter("decision_cached_tokens", words).labels(**labels)
 
     def _shown_registry(self, fronts: FrontTable) -> CollectorRegistry:
         """What a scrape shows: this front's counts and process, or those of all fronts."""

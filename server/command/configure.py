@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from jinja2 import TemplateSyntaxError
+from jinja2.sandbox import SandboxedEnvironment
 
 from engine.config import (
     CacheConfig,
@@ -116,7 +118,9 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         prompt_tokens_details=settings.enable_prompt_tokens_details,
         force_include_usage=settings.enable_force_include_usage,
         tokens_as_token_ids=settings.return_tokens_as_token_ids,
-        chat_template=_chat_template(settings.chat_template),
+        chat_template=_template_text("--chat-template", settings.chat_template),
+        decision_template=_decision_template(settings.decision_template),
+        max_scoring_tokens=settings.max_scoring_tokens,
         trust_request_chat_template=settings.trust_request_chat_template,
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,
@@ -193,14 +197,25 @@ def _traces_endpoint(given: str | None) -> str | None:
         raise ConfigError(f"--otlp-traces-endpoint {error}") from None
 
 
-def _chat_template(given: str | None) -> str | None:
-    """The template that the flag holds or names; raises `ConfigError` for a missing file."""
+def _decision_template(given: str | None) -> str | None:
+    """The template of the flag; raises `ConfigError` for one that is none."""
+    source = _template_text("--decision-template", given)
+    if source is not None:
+        try:
+            SandboxedEnvironment().parse(source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"--decision-template is not a Jinja template: {error}") from None
+    return source
+
+
+def _template_text(flag: str, given: str | None) -> str | None:
+    """The template that a flag holds or names; raises `ConfigError` for a missing file."""
     if given is None or "{" in given:
         return given
     try:
         return Path(given).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {given}: {error}") from None
+        raise ConfigError(f"{flag} {given}: {error}") from None
 
 
 def _structured(settings: Settings) -> StructuredConfig:

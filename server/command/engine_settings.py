@@ -35,6 +35,11 @@ class ModelSettings(BaseModel):
         description="The file of a template for chats, or the template itself, to use instead of "
         "the model's own.",
     )
+    decision_template: str | None = Field(
+        None,
+        description="The file of a template, or the template itself, for the words in which "
+        "/v1/decisions and /v1/systemone ask their questions.",
+    )
     served_model_name: Several = Field(
         [], description="The names that the model answers to. Replies carry the first."
     )

@@ -111,6 +111,12 @@ class LimitSettings(BaseModel):
     max_choices_per_request: Count = Field(
         4096, ge=1, description="The most choices of a request, which are its prompts times `n`."
     )
+    max_scoring_tokens: Count = Field(
+        2 << 20,
+        ge=1,
+        description="The most tokens that the prompts of one request for decisions, a ranking or "
+        "embeddings may have together.",
+    )
     max_reply_values: Count = Field(
         64 << 20, ge=1, description="The most tokens and log-probabilities in one reply."
     )

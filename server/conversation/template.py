@@ -190,6 +190,12 @@ class ChatTemplate:
             raise bad_request(conversation.param, "the chat template gave an empty prompt")
         return RenderedPrompt(token_ids, text[-END_CHARS:])
 
+    async def text(self, source: str, conversation: Conversation) -> str:
+        """The prompt's text; raises `ApiError` for what the template refuses."""
+        rendering = self._rendering(source, conversation)
+        run = self._thread.run if (pool := self._pool(rendering)) is None else pool.run
+        return await self._bounded(run(self._timeout_s, render, rendering))
+
     def _rendering(self, source: str, conversation: Conversation) -> Rendering:
         takes_text = hash(source) in self._with_text_arguments
         return Rendering(source, conversation, self._special_tokens, self._max_chars, takes_text)

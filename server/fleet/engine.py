@@ -143,7 +143,7 @@ class FleetEngine:
         """Send a scoring request; as `submit`."""
         call = self._new_call(request.handle, 1)
         message = FleetRequest(key=call.key, model=self.model, score=request)
-        return self._send(call, message, request.query_token_ids, "")
+        return self._send(call, message, request.query_token_ids, request.cache_salt)
 
     def abort(self, handle: int, choice: int = -1) -> None:
         """End one choice, or all with -1. The submission still sees each choice's end."""

@@ -20,6 +20,7 @@ class LabelLogprobs(NamedTuple):
         items: int64 [n], which items of the request they are, in order.
         labels: float64 [n, L], the logprob of every label.
         others: float64 [n], the logprob of all continuations that begin with no label, together.
+        first: float32 [n], the logprob of the best first token of a label.
         best_ids: int32 [n], the best first token that begins no label.
         best: float32 [n], its logprob.
     """
@@ -27,6 +28,7 @@ class LabelLogprobs(NamedTuple):
     items: Int64Array
     labels: Float64Array
     others: Float64Array
+    first: Float32Array
     best_ids: Int32Array
     best: Float32Array
 
@@ -104,6 +106,8 @@ class ScoringSpec:
             places = firsts[items, None] + np.arange(len(tree.id_lists))
             labels, others = tree.logprobs(scores.values[places], scores.others[places])
             roots = firsts[items]  # the root is the first node
+            num_first = int((tree.id_lists[0] >= 0).sum())
+            first = scores.values[roots, :num_first].max(axis=1)
             best_ids, best = scores.best_ids[roots], scores.best[roots]
-            found.append(LabelLogprobs(items, labels, others, best_ids, best))
+            found.append(LabelLogprobs(items, labels, others, first, best_ids, best))
         return found

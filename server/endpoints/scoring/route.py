@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -11,10 +9,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.request import Finish, ItemScores
-from engine.submission import EngineDeadError
-from server.context import Context, context_of
+from engine.request import ItemScores
+from server.context import context_of
 from server.endpoints.plain import PlainRoute
+from server.endpoints.scored import run_scoring
 from server.endpoints.scoring.replies import generative_scoring_reply, score_reply
 from server.endpoints.scoring.schema import (
     GenerativeScoringReply,
@@ -25,7 +23,6 @@ from server.endpoints.scoring.schema import (
 )
 from server.http.account import GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
-from server.http.failures import failed_request, lost_engine
 from server.http.reply import json_reply
 from server.schema.openapi import describes
 from server.scoring.prepare import PreparedScoring, prepare_scoring
@@ -71,10 +68,8 @@ async def _answer(
     account = account_of(request.scope)
     account.report = partial(_report, prepared)
     with CancelOnDisconnect(request.receive):
-        scores = await _run(prepared, context)
+        scores = await run_scoring(prepared.spec, prepared.num_prompt_tokens, context)
         account.report = partial(_report, prepared, scores)
-        if scores.finish != Finish.LENGTH:
-            raise failed_request(scores.finish, scores.error)
         if scores.values.size > INLINE_VALUES:
             return json_reply(await context.worker.run(write, prepared, scores))
         return json_reply(write(prepared, scores))
@@ -87,35 +82,3 @@ def _report(prepared: PreparedScoring, scores: ItemScores | None = None) -> Gene
         num_prompt_tokens=prepared.num_prompt_tokens,
         num_cached=0 if scores is None else scores.num_cached,
     )
-
-
-async def _run(prepared: PreparedScoring, context: Context) -> ItemScores:
-    """Ask the engine; end the request there if nobody waits for it any more."""
-    metrics, engine, began = context.metrics, context.engine, time.perf_counter()
-    context.admission.admit(1)
-    reason = "error"
-    try:
-        submission = engine.score(prepared.spec.request(engine.new_handle()))
-        context.admission.enter(submission)
-        try:
-            async for _ in submission:
-                pass
-        finally:
-            context.admission.leave(submission)
-            if not submission.finished:
-                engine.abort(submission.handle)
-        assert submission.item_scores is not None
-        if submission.item_scores.finish == Finish.LENGTH:
-            reason = "length"
-        return submission.item_scores
-    except EngineDeadError as error:
-        raise lost_engine(error) from error
-    except asyncio.CancelledError:
-        reason = "abort"
-        raise
-    finally:
-        context.admission.release(1)
-        metrics.finished[reason].inc()
-        metrics.e2e.observe(time.perf_counter() - began)
-        metrics.prompt_tokens.inc(prepared.num_prompt_tokens)
-        metrics.prompt_lens.observe(prepared.num_prompt_tokens)

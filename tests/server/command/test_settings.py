@@ -168,6 +168,7 @@ def test_every_setting_reaches_a_configuration() -> None:
     other: dict[str, Any] = {
         "allowed_hosts": ["h"],
         "chat_template": "{{ x }}",
+        "decision_template": "{{ state }}",
         "disable_access_log_for_endpoints": ["/health"],
         "log_level": "error",
         "log_format": "json",

@@ -1,0 +1,233 @@
+"""Questions about a state as prompts that share it, and the labels that are read after each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.config import EngineInfo
+from server.endpoints.decisions.question import Labels, Question, orders
+from server.endpoints.decisions.wording import Wording
+from server.endpoints.scoring.schema import IdLists
+from server.errors import ApiError, bad_request
+from server.schema.base import shown
+from server.scoring.frames import ReplyFrame
+from server.scoring.label_texts import UnreadableLabelError, ended, tree_of
+from server.scoring.labels import Label, LabelError, LabelTree
+from server.scoring.readers import PromptReaders
+from server.scoring.spec import ScoringSpec
+
+CHARS_A_TOKEN = 8
+"""Prompts may have so many characters for each token that may be computed; texts have some four."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What questions are about.
+
+    Attributes:
+        text: the user's side of it.
+        system: what stands in front of it as the system's message; None for nothing.
+        place: the request's field.
+    """
+
+    text: str
+    system: str | None
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How questions are read.
+
+    Attributes:
+        labels: what options are read by.
+        num_orders, seed: options are shown in so many orders, drawn by the seed.
+        variables: `chat_template_kwargs`.
+        priority, cache_salt: as `ScoringRequest` has them.
+    """
+
+    labels: Labels = "letters"
+    num_orders: int = 1
+    seed: int = 0
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Read(NamedTuple):
+    """One prompt: a question with its options in one order.
+
+    Attributes:
+        question: its index.
+        options: the option that each label of the prompt's tree stands for.
+    """
+
+    question: int
+    options: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionPrompts:
+    """The prompts of a request.
+
+    Attributes:
+        reads: what each item of `spec` is.
+    """
+
+    spec: ScoringSpec
+    reads: list[Read]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the items, and of the query once."""
+        return len(self.spec.query) + len(self.spec.items.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionReader:
+    """Makes prompts of questions.
+
+    Attributes:
+        max_tokens: the most tokens that the prompts of a request may have together.
+    """
+
+    readers: PromptReaders
+    wording: Wording
+    info: EngineInfo
+    max_tokens: int
+
+    async def framed(
+        self, state: State, questions: Sequence[Question], reading: Reading
+    ) -> tuple[State, ReplyFrame]:
+        """What the chat template writes around each message, and the state for it.
+
+        A system's message that the template does not have begins the state.
+        """
+        find, variables = self.readers.frames.frame, reading.variables
+        if state.system is not None:
+            try:
+                return state, await find(self._probe(state, questions), state.system, variables)
+            except ApiError:
+                state = State(f"{state.system}\n\n{state.text}", None, state.place)
+        return state, await find(self._probe(state, questions), None, variables)
+
+    def _probe(self, state: State, questions: Sequence[Question]) -> str:
+        """A message as those of the request are."""
+        question = questions[0]
+        order = range(len(question.options))
+        return self.wording.content(state.text, question, order, question.texts(), "letters")
+
+    def prompts(
+        self, state: State, frame: ReplyFrame, questions: Sequence[Question], reading: Reading
+    ) -> DecisionPrompts:
+        """The prompts of every question in every order; raises `ApiError`."""
+        reads: list[Read] = []
+        texts: list[str] = []
+        trees: list[LabelTree] = []
+        num_chars = len(state.text)
+        for index, question in enumerate(questions):
+            for order in orders(len(question.options), reading.num_orders, reading.seed):
+                names = self._names(question, order, frame, reading.labels)
+                content = self.wording.content(state.text, question, order, names, reading.labels)
+                num_chars += max(len(content) - len(state.text), 0)
+                if num_chars > CHARS_A_TOKEN * self.max_tokens:
+                    most = CHARS_A_TOKEN * self.max_tokens
+                    raise self._too_many(f"more than {most} characters")
+                reads.append(Read(index, order))
+                texts.append(f"{frame.head}{content}{frame.tail}")
+                trees.append(self._tree(question, order, names, content, frame, reading.labels))
+        spec = self._spec(texts, trees, reading)
+        self._check(spec, reads, questions, state)
+        return DecisionPrompts(spec, reads)
+
+    def _names(
+        self, question: Question, order: Sequence[int], frame: ReplyFrame, labels: Labels
+    ) -> Sequence[str]:
+        """The label of each option in the order in which they are shown."""
+        if labels == "options" or question.kind == "predicate":
+            texts = question.texts()
+            return [texts[option] for option in order]
+        if question.kind == "score":
+            return [str(option) for option in order]
+        return self.readers.labels.codes(frame.tail, frame.space, len(order))
+
+    def _tree(
+        self,
+        question: Question,
+        order: Sequence[int],
+        names: Sequence[str],
+        content: str,
+        frame: ReplyFrame,
+        kind: Labels,
+    ) -> LabelTree:
+        """The tree of the labels behind a prompt; raises `ApiError`."""
+        end = content[content.rfind("\n") + 1 :] + frame.tail
+        try:
+            ids = self.readers.labels.ids(end, [frame.space + name for name in names])
+            if kind == "options":
+                ids = ended(ids, self._after(end, frame))
+            return tree_of(tuple(ids))
+        except UnreadableLabelError as error:
+            place = f"{question.options_place}[{order[error.index]}]"
+            name = shown(names[error.index])
+            raise bad_request(place, f"{place} cannot be read as {name}: {error}") from None
+        except LabelError as error:
+            place = question.options_place
+            raise bad_request(
+                place, f"{place} cannot be told apart by their tokens, which {error}"
+            ) from None
+
+    def _after(self, end: str, frame: ReplyFrame) -> Label:
+        """The token that ends an option which begins another one."""
+        after = self.readers.labels.after(end, frame.space, frame.after) if frame.after else ()
+        return after or self.info.eos_token_ids[:1]
+
+    def _spec(
+        self, texts: Sequence[str], trees: Sequence[LabelTree], reading: Reading
+    ) -> ScoringSpec:
+        prefixed = self.readers.prefixes.encode(texts)
+        distinct = {id(tree): tree for tree in trees}
+        numbers = {key: number for number, key in enumerate(distinct)}
+        lens = np.array([len(rest) for rest in prefixed.rests], dtype=np.int32)
+        return ScoringSpec(
+            query=prefixed.prefix,
+            items=IdLists(np.concatenate(prefixed.rests), lens),
+            trees=list(distinct.values()),
+            tree_of_item=np.array([numbers[id(tree)] for tree in trees]),
+            priority=reading.priority,
+            cache_salt=reading.cache_salt,
+        )
+
+    def _check(
+        self, spec: ScoringSpec, reads: Sequence[Read], questions: Sequence[Question], state: State
+    ) -> None:
+        """Refuse what the context does not hold, and what is too much for one request."""
+        limit = self.info.max_model_len
+        if spec.longest > limit:
+            question = questions[reads[int(spec.items.lens.argmax())].question]
+            place = state.place if len(spec.query) > limit // 2 else question.place
+            raise bad_request(
+                place,
+                f"{state.place} and {question.place} must fit into the context of {limit} tokens "
+                f"(--max-model-len) with the longest label, got {spec.longest} tokens",
+                "context_length_exceeded",
+            )
+        if (total := len(spec.query) + len(spec.items.token_ids)) > self.max_tokens:
+            raise self._too_many(f"{total}")
+
+    def _too_many(self, got: str) -> ApiError:
+        return bad_request(
+            "questions",
+            f"questions, in every order of their options, must have at most {self.max_tokens} "
+            f"tokens together with one state (--max-scoring-tokens), got {got}",
+            "too_many_tokens",
+        )
+
+
+def emptied(state: State) -> State:
+    """The state of a question that is asked without one."""
+    return replace(state, text="")

@@ -1,0 +1,58 @@
+"""Asks the engine for scores, on behalf of every endpoint that reads labels."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from engine.request import Finish, ItemScores
+from engine.submission import EngineDeadError
+from server.context import Context
+from server.http.failures import failed_request, lost_engine
+from server.scoring.spec import ScoringSpec
+
+
+async def run_scoring(spec: ScoringSpec, num_prompt_tokens: int, context: Context) -> ItemScores:
+    """The engine's answer; the request ends there if nobody waits for it any more.
+
+    Args:
+        num_prompt_tokens: tokens that are billed.
+
+    Raises:
+        ApiError: the engine failed, or is gone.
+    """
+    metrics, began = context.metrics, time.perf_counter()
+    context.admission.admit(1)
+    reason = "error"
+    try:
+        scores = await _submitted(spec, context)
+        if scores.finish != Finish.LENGTH:
+            raise failed_request(scores.finish, scores.error)
+        reason = "length"
+        return scores
+    except EngineDeadError as error:
+        raise lost_engine(error) from error
+    except asyncio.CancelledError:
+        reason = "abort"
+        raise
+    finally:
+        context.admission.release(1)
+        metrics.finished[reason].inc()
+        metrics.e2e.observe(time.perf_counter() - began)
+        metrics.prompt_tokens.inc(num_prompt_tokens)
+        metrics.prompt_lens.observe(num_prompt_tokens)
+
+
+async def _submitted(spec: ScoringSpec, context: Context) -> ItemScores:
+    engine = context.engine
+    submission = engine.score(spec.request(engine.new_handle()))
+    context.admission.enter(submission)
+    try:
+        async for _ in submission:
+            pass
+    finally:
+        context.admission.leave(submission)
+        if not submission.finished:
+            engine.abort(submission.handle)
+    assert submission.item_scores is not None
+    return submission.item_scores

@@ -1,0 +1,137 @@
+"""What a chat template writes around a message, up to where the reply's first word is read.
+
+A template is rendered once a request, with the message of one prompt; the others of the request get
+the same text around theirs. Thoughts are off where the template can leave them out, else the prompt
+ends with an empty thought.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from server.conversation.parsing.format import ReasoningFormat
+from server.conversation.parsing.parsers import Parsers
+from server.conversation.rendering import Conversation, Message
+from server.conversation.template import RESERVED_KWARGS, ChatTemplate
+from server.errors import ApiError, bad_request
+
+NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}
+"""Variables by which templates leave thoughts out."""
+PLAIN_TAIL = "\nAnswer:"
+"""What ends a prompt of a model without a chat template."""
+_QUESTION, _ANSWER = "Which?", "Q"
+_MAX_REPLIES = 64
+
+
+class ReplyFrame(NamedTuple):
+    """The text around a message.
+
+    Attributes:
+        head, tail: before and behind it.
+        space: white space that a reply begins with.
+        after: what follows a reply; empty where that is not known.
+        is_plain: the model has no chat template.
+    """
+
+    head: str
+    tail: str
+    space: str = ""
+    after: str = ""
+    is_plain: bool = False
+
+
+class ReplyFrames:
+    """Finds the frames of one server's chat template."""
+
+    def __init__(self, template: ChatTemplate, parsers: Parsers) -> None:
+        self._template = template
+        self._parsers = parsers
+        self._replies: dict[bytes, tuple[str, str]] = {}
+
+    async def frame(
+        self, content: str, system: str | None, variables: Mapping[str, Any]
+    ) -> ReplyFrame:
+        """The frame of a user's message with this content; raises `ApiError`.
+
+        Args:
+            system: the text of a system's message before it.
+            variables: `chat_template_kwargs`.
+        """
+        if reserved := sorted(RESERVED_KWARGS & variables.keys()):
+            words = f"chat_template_kwargs may not set {', '.join(reserved)}"
+            raise bad_request("chat_template_kwargs", words)
+        if not self._template.sources():
+            head = "" if system is None else f"{system}\n\n"
+            return ReplyFrame(head, PLAIN_TAIL, space=" ", is_plain=True)
+        source = self._template.source(with_tools=False)
+        variables = {**NO_THOUGHTS, **variables}
+        before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+        text = await self._render(source, [*before, _user(content)], variables)
+        head, found, tail = text.rpartition(content)
+        if not found:
+            raise bad_request(
+                None, "the model's chat template changes what a message holds: it cannot be read"
+            )
+        if system is not None and system.strip() not in head:
+            raise bad_request(
+                None, "the model's chat template shows no system message: leave it out"
+            )
+        tail += _closed_thoughts(tail, self._parsers.reasoning_format(source))
+        space, after = await self._reply(source, variables)
+        return ReplyFrame(head, tail, "" if tail[-1:].isspace() else space, after)
+
+    async def _render(
+        self,
+        source: str,
+        messages: list[Message],
+        variables: Mapping[str, Any],
+        *,
+        ends: bool = True,
+    ) -> str:
+        conversation = Conversation(messages, add_generation_prompt=ends, variables=variables)
+        return await self._template.text(source, conversation)
+
+    async def _reply(self, source: str, variables: Mapping[str, Any]) -> tuple[str, str]:
+        """What a template writes before and behind a reply's text."""
+        key = orjson.dumps((source, variables), option=orjson.OPT_SORT_KEYS)
+        if (found := self._replies.get(key)) is None:
+            found = await self._read_reply(source, variables)
+            if len(self._replies) < _MAX_REPLIES:
+                self._replies[key] = found
+        return found
+
+    async def _read_reply(self, source: str, variables: Mapping[str, Any]) -> tuple[str, str]:
+        question = [_user(_QUESTION)]
+        answered: list[Message] = [*question, {"role": "assistant", "content": _ANSWER}]
+        try:
+            begun = await self._render(source, question, variables)
+            whole = await self._render(source, answered, variables, ends=False)
+        except ApiError:
+            return "", ""
+        _, _, after = whole.rpartition(_ANSWER)
+        reply = whole.removeprefix(begun)
+        match = re.match(rf"(\s*){_ANSWER}", reply) if reply != whole else None
+        return ("" if match is None else match[1]), after
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _closed_thoughts(tail: str, reasoning: ReasoningFormat | None) -> str:
+    """What a prompt that ends in `tail` lacks for its reply to begin with the answer."""
+    if reasoning is None:
+        return ""
+    if reasoning.states:  # a reply's messages have headers of their own
+        return reasoning.answer
+    end = tail.rstrip()
+    if end.endswith(reasoning.begin):
+        space = "" if tail.endswith("\n") else "\n"
+        return f"{space}\n{reasoning.end}\n\n"
+    if reasoning.begins_open and not end.endswith(reasoning.end):
+        return f"{reasoning.begin}\n\n{reasoning.end}\n\n"
+    return ""

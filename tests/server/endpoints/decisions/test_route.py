@@ -1,0 +1,295 @@
+"""`/v1/decisions` over HTTP on a fake engine: fields, replies, what the engine gets, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from openai.types import Decision
+
+from engine.request import Finish
+from server.endpoints.decisions.reply_schema import DecisionsReply
+from tests.fakes import FakeEngine
+from tests.server.conftest import MODEL, Site, error_of, in_process, nested, on_a_port
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+CHOICE: dict[str, Any] = {
+    "type": "choice",
+    "name": "team",
+    "instructions": "Which team?",
+    "choices": [{"value": "billing", "description": "payments"}, {"value": True}],
+}
+PREDICATE = {"type": "predicate", "instructions": "They are angry."}
+SCORE = {
+    "type": "score",
+    "instructions": [{"type": "input_text", "text": "How urgent?"}],
+    "levels": [{"label": "low"}, {"label": "high", "description": "today"}],
+}
+
+
+@pytest.fixture
+async def chat() -> AsyncIterator[Site]:
+    async with in_process(FakeEngine(max_model_len=2048), chat_template=TEMPLATE) as site:
+        yield site
+
+
+SAID = {"type": "output_text", "text": "I look."}
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "input_text", "text": text}
+
+
+def choice_of(*values: Any) -> dict[str, Any]:
+    """A body's questions: one choice of these values."""
+    return {"questions": [{**CHOICE, "choices": [{"value": value} for value in values]}]}
+
+
+def said(part: Any) -> dict[str, Any]:
+    """A body's input: one part of a user's."""
+    return {"input": [{"role": "user", "content": [part]}]}
+
+
+def json_part(data: Any) -> dict[str, Any]:
+    return {"type": "input_json", "data": data}
+
+
+def body_of(**changes: Any) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "input": "It is late.",
+        "questions": [CHOICE, PREDICATE, SCORE],
+    } | changes
+
+
+async def post(site: Site, status: int = 200, **changes: Any) -> Any:
+    reply = await site.client.post("/v1/decisions", json=body_of(**changes))
+    assert reply.status_code == status, reply.text
+    return reply.json() if status == 200 else error_of(reply)
+
+
+def prompts_of(site: Site) -> list[str]:
+    """The prompts of the last request, whole."""
+    asked = site.engine.scored[-1]
+    query = bytes(asked.query_token_ids.tolist())
+    items = np.split(asked.item_token_ids, np.cumsum(asked.item_lens)[:-1])
+    return [(query + bytes(item.tolist())).decode() for item in items]
+
+
+async def test_answers_in_order_with_names_and_typed_values(chat: Site) -> None:
+    reply = await post(chat)
+    choice, predicate, score = reply["answers"]
+    assert (choice["type"], choice["name"]) == ("choice", "team")
+    assert [each["value"] for each in choice["probabilities"]] == ["billing", True]
+    assert choice["choice"] in ("billing", True)
+    assert predicate.keys() == {"type", "name", "probability"}
+    assert predicate["name"] is None
+    assert [(p["value"], p["label"]) for p in score["probabilities"]] == [(0, "low"), (1, "high")]
+    assert score["score"] == pytest.approx(score["probabilities"][1]["probability"])
+    assert reply["wording"] == "chat"
+    DecisionsReply.model_validate(reply)
+    Decision.model_validate(reply, strict=True)
+
+
+async def test_every_question_is_a_prompt_behind_the_shared_state(chat: Site) -> None:
+    reply = await post(chat, input="It is late.\n" * 40)
+    first, second, third = prompts_of(chat)
+    state = "<user>" + "It is late.\n" * 40
+    assert first == (
+        f'{state}\n\nQuestion: Which team?\nA: "billing" - payments\nB: true\n'
+        "Answer with the letters of one option only.\n<assistant>"
+    )
+    assert second.startswith(f"{state}\n\nQuestion: They are angry.\nAnswer with yes")
+    assert third.startswith(f"{state}\n\nQuestion: How urgent?\n0: low\n1: high - today\n")
+    asked = chat.engine.scored[-1]
+    assert len(asked.query_token_ids) >= len(state)
+    usage = reply["usage"]
+    assert usage["input_tokens"] == len(asked.query_token_ids) + len(asked.item_token_ids)
+    assert usage["input_tokens_details"]["cached_tokens"] == 16
+    assert (usage["output_tokens"], usage["total_tokens"]) == (0, usage["input_tokens"])
+
+
+async def test_a_conversation_is_shown_as_what_was_said(chat: Site) -> None:
+    items = [
+        {"role": "developer", "content": "Be fair."},
+        {"role": "user", "content": [text_part("Where is it?")]},
+        {"role": "assistant", "content": [SAID], "phase": "commentary"},
+        {"type": "function_call", "call_id": "c1", "name": "find", "arguments": '{"id": 7}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "in Rome"},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "sh", "input": "ls"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": [text_part("a b")]},
+        {"role": "user", "content": [{"type": "input_json", "data": {"n": [1, 2]}}]},
+    ]  # fmt: skip
+    await post(chat, input=items, questions=[PREDICATE])
+    assert prompts_of(chat)[0].startswith(
+        "<system>Be fair.\n<user>user: Where is it?\nassistant: I look.\n"
+        'assistant calls find: {"id": 7}\nfind returns: in Rome\n'
+        'assistant calls sh: ls\nsh returns: a b\nuser: {"n":[1,2]}\n\nQuestion: They'
+    )
+
+
+async def test_diagnostics(chat: Site) -> None:
+    reply = await post(chat, questions=[CHOICE], diagnostics=True, permute=2, seed=5)
+    found = reply["answers"][0]["diagnostics"]
+    assert [each["order"] for each in found["orders"]] == [[0, 1], [1, 0]]
+    for each in found["orders"]:
+        known = np.exp(each["logprobs"]).sum() + np.exp(each["other_logprob"])
+        assert known == pytest.approx(1, abs=1e-5)
+        assert each["best_other"]["token_id"] not in (ord("A"), ord("B"))
+    assert 0 <= found["label_mass"] <= 1
+    assert found["spread"] >= 0
+    assert chat.engine.scored[-1].num_read.tolist() == [1, 1]
+    assert "diagnostics" not in (await post(chat))["answers"][0]
+
+
+async def test_a_prior_asks_without_the_state(chat: Site) -> None:
+    await post(chat, questions=[PREDICATE], prior="content_free")
+    query, items = chat.engine.scored[-1].query_token_ids, chat.engine.scored[-1].item_token_ids
+    prompts = {
+        bytes([*each.query_token_ids, *each.item_token_ids]) for each in chat.engine.scored[-2:]
+    }
+    assert len(query) + len(items)
+    assert any(prompt.startswith(b"<user>Question: They") for prompt in prompts)
+    assert any(prompt.startswith(b"<user>It is late.\n\nQuestion: They") for prompt in prompts)
+
+
+async def test_options_themselves_as_labels(chat: Site) -> None:
+    choices = [{"value": "pay"}, {"value": "payout"}, {"value": "no"}]
+    await post(chat, labels="options", questions=[{**CHOICE, "choices": choices}])
+    branches = chat.engine.scored[-1].branches
+    assert branches is not None
+    parts = np.split(branches.token_ids, np.cumsum(branches.lens)[:-1])
+    # "pay" begins "payout", so it is ended by what follows a reply in the template.
+    assert [bytes(part.tolist()) for part in parts] == [b"n", b"payou"]
+
+
+async def test_keys_and_salts_part_the_cache(chat: Site) -> None:
+    async def salt(**changes: Any) -> str:
+        await post(chat, questions=[PREDICATE], **changes)
+        return chat.engine.scored[-1].cache_salt
+
+    explicit = {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}
+    assert await salt() == ""
+    assert await salt(prompt_cache_key="k") == "k"
+    assert await salt(prompt_cache_key="k", cache_salt="s") == "s\0k"
+    assert await salt(**explicit) != await salt(**explicit), "nothing is reused"
+    part = {"type": "input_text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    assert await salt(input=[{"role": "user", "content": [part]}], **explicit) == ""
+
+
+async def test_a_model_without_a_template_is_asked_in_plain_words(site: Site) -> None:
+    engine = FakeEngine(max_model_len=2048)
+    async with in_process(engine) as plain:
+        reply = await post(plain, questions=[PREDICATE])
+        assert reply["wording"] == "plain"
+        assert prompts_of(plain) == [
+            "It is late.\n\nQuestion: They are angry.\nAnswer with yes or no only.\nAnswer:"
+        ]
+        assert engine.scored[-1].id_lists.tolist()[0][0] == ord(" ")
+
+
+async def test_a_template_of_the_operator_s(site: Site) -> None:
+    wording = "{{ state }}|{{ question }}|{{ answers | join('/') }}"
+    async with in_process(
+        FakeEngine(max_model_len=2048), chat_template=TEMPLATE, decision_template=wording
+    ) as own:
+        await post(own, questions=[PREDICATE])
+        assert prompts_of(own) == ["<user>It is late.|They are angry.|yes/no\n<assistant>"]
+
+
+async def test_metrics_count_decisions(chat: Site) -> None:
+    await post(chat, permute=2)
+    assert chat.metric("tailrace_decisions_total", type="choice") == 1
+    assert chat.metric("tailrace_decisions_total", type="predicate") == 1
+    assert chat.metric("tailrace_decision_labels_total") == 12
+    assert chat.metric("tailrace_decision_label_mass_count") == 3
+    assert chat.metric("tailrace_decision_cached_tokens_total") > 0
+
+
+@pytest.mark.parametrize(
+    ("finish", "code"), [(Finish.NAN, "nan_logits"), (Finish.ERROR, "engine_error")]
+)
+async def test_a_failed_step_is_a_500(finish: Finish, code: str) -> None:
+    engine = FakeEngine(max_model_len=2048)
+    engine.scoring_finish = finish
+    async with in_process(engine, chat_template=TEMPLATE) as site:
+        assert (await post(site, 500))["code"] == code
+
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+
+
+Q = "questions[0]"
+REFUSALS: list[tuple[dict[str, Any], str, str]] = [
+    ({"questions": []}, "questions", "at least 1"),
+    ({"questions": [PREDICATE] * 401}, "questions", "at most 400"),
+    (choice_of("a"), f"{Q}.choices", "at least 2"),
+    (choice_of(*map(str, range(256))), f"{Q}.choices", "at most 255"),
+    (choice_of("a", "b", "a"), f"{Q}.choices", 'got "a" at [0] and [2]'),
+    (choice_of(3, "b"), f"{Q}.choices[0].value", "must be a string, true or false, got 3"),
+    ({"questions": [{**SCORE, "levels": [{"label": "x"}] * 11}]}, f"{Q}.levels", "at most 10"),
+    ({"questions": [{"type": "box"}]}, Q, "predicate, choice, score"),
+    ({"questions": [{"type": "predicate"}]}, Q, "needs instructions"),
+    ({"questions": [{**PREDICATE, "instructions": " "}]}, f"{Q}.instructions", "empty"),
+    ({"questions": [{**PREDICATE, "choices": []}]}, Q, "unknown field"),
+    ({**choice_of("", "b"), "labels": "options"}, f"{Q}.choices[0]", "no tokens of its own"),
+    (said(IMAGE), "input[0].content", "image"),
+    ({"questions": [{**PREDICATE, "instructions": [IMAGE]}]}, f"{Q}.instructions", "image"),
+    ({"input": ""}, "input", "must hold a text"),
+    ({"input": []}, "input", "at least 1"),
+    ({"input": [{"role": "system", "content": "x"}]}, "input", "besides the system's"),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},
+        "input[0].call_id",
+        "(there is none)",
+    ),
+    (said(json_part(nested(34))), "input[0].content[0].data", "at most 32 levels"),
+    (said(json_part({"a": [1] * 10001})), "input[0].content[0].data", "at most 10000 values"),
+    (said(json_part({"a": "x" * (257 << 10)})), "input[0].content[0].data", "262144 bytes"),
+    (said(json_part(5)), "input[0].content[0].data", "an object or a list of objects"),
+    ({"input": "x" * 3000}, "input", "got 3"),
+    ({"permute": 65}, "permute", "at most 64"),
+    ({"labels": "digits"}, "labels", "letters"),
+    ({"qestions": 1}, "qestions", "did you mean 'questions'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "param", "words"), REFUSALS)
+async def test_refused(chat: Site, changes: dict[str, Any], param: str, words: str) -> None:
+    error = await post(chat, 400, **changes)
+    assert error["param"] == param, error
+    assert words in error["message"], error
+
+
+async def test_an_unknown_model_is_a_404(chat: Site) -> None:
+    assert (await post(chat, 404, model="other"))["code"] == "model_not_found"
+
+
+async def test_questions_times_orders_are_bounded() -> None:
+    engine = FakeEngine(max_model_len=2048)
+    async with in_process(engine, chat_template=TEMPLATE, max_scoring_tokens=2000) as site:
+        await post(site)
+        for changes in ({"permute": 64}, {"questions": [PREDICATE] * 400}):
+            choices = [{"value": f"{i}"} for i in range(20)]
+            questions = [{**CHOICE, "choices": choices}] * 4
+            error = await post(site, 400, **({"questions": questions} | changes))
+            assert error["param"] == "questions"
+            assert "--max-scoring-tokens" in error["message"]
+
+
+async def test_the_openai_package_sync_and_async() -> None:
+    engine = FakeEngine(max_model_len=2048)
+    async with on_a_port(engine, chat_template=TEMPLATE, api_keys=("k",)) as site:
+        async with openai.AsyncOpenAI(
+            base_url=f"{site.url}/v1", api_key="k", max_retries=0
+        ) as client:
+            decision = await client.decisions.create(**body_of())
+            assert [answer.type for answer in decision.answers] == ["choice", "predicate", "score"]
+            with pytest.raises(openai.BadRequestError, match="at least 1"):
+                await client.decisions.create(model=MODEL, input="x", questions=[])
+        async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="no") as stranger:
+            with pytest.raises(openai.AuthenticationError):
+                await stranger.decisions.create(**body_of())

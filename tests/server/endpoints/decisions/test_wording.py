@@ -1,0 +1,65 @@
+"""The words in which questions are put, for every kind of question and of labels."""
+
+from __future__ import annotations
+
+import pytest
+
+from server.endpoints.decisions.question import Kind, Labels, Option, Question
+from server.endpoints.decisions.wording import WORDING, Wording
+from server.errors import ApiError
+
+
+def question(kind: Kind, *options: Option) -> Question:
+    return Question(kind, "Which team?", options, "questions[2]", "questions[2].choices")
+
+
+TEAMS = (Option("billing", "payments"), Option("support"))
+
+
+def content(
+    asked: Question, labels: list[str], kind: Labels = "letters", state: str = "It is late."
+) -> str:
+    return Wording(WORDING).content(state, asked, [1, 0], labels, kind)
+
+
+def test_a_choice() -> None:
+    assert content(question("choice", *TEAMS), ["A", "B"]) == (
+        "It is late.\n\nQuestion: Which team?\nA: support\nB: billing - payments\n"
+        "Answer with the letters of one option only."
+    )
+
+
+def test_a_choice_by_its_options() -> None:
+    asked = question("choice", *TEAMS)
+    assert content(asked, ["support", "billing"], "options") == (
+        "It is late.\n\nQuestion: Which team?\nsupport\nbilling - payments\n"
+        "Answer with one of the options only."
+    )
+
+
+def test_a_score() -> None:
+    assert content(question("score", Option("low"), Option("high")), ["1", "0"]) == (
+        "It is late.\n\nQuestion: Which team?\n1: high\n0: low\n"
+        "Answer with the number of one level only."
+    )
+
+
+def test_a_predicate_shows_its_options_where_they_are_described() -> None:
+    bare = question("predicate", Option("yes"), Option("no"))
+    assert content(bare, ["no", "yes"]) == (
+        "It is late.\n\nQuestion: Which team?\nAnswer with no or yes only."
+    )
+    described = question("predicate", Option("yes", "so it is"), Option("no"))
+    assert "\nno\nyes - so it is\nAnswer" in content(described, ["no", "yes"])
+
+
+def test_without_a_state_the_question_stands_alone() -> None:
+    found = content(question("choice", *TEAMS), ["A", "B"], state="")
+    assert found.startswith("Question: Which team?\n")
+
+
+def test_what_a_template_refuses_is_the_client_s_to_know() -> None:
+    wording = Wording("{{ state.missing.attribute }}")
+    with pytest.raises(ApiError) as caught:
+        wording.content("x", question("choice", *TEAMS), [0, 1], ["A", "B"], "letters")
+    assert caught.value.param == "questions[2]"

@@ -1,0 +1,136 @@
+"""Decisions of the whole server on the demo model equal transformers' in float64."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from demo import MODEL_FOLDER
+from tests.decision_oracle import Body, Oracle, random_body
+from tests.serving.process import Server, serve
+
+MODEL = "tailrace-demo"
+ROOT = Path(__file__).parent.parent.parent
+TOLERANCE = 1e-5
+"""Float32 logits of the demo model are about 1e-6 from float64's; a softmax keeps that."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """Steps of 256 tokens: long prompts are split."""
+    with serve("--max-num-batched-tokens", "256") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Oracle:
+    return Oracle(str(MODEL_FOLDER))
+
+
+def answers_of(body: Body, reply: httpx.Response) -> list[np.ndarray]:
+    assert reply.status_code == 200, reply.text
+    found = []
+    for question, answer in zip(body["questions"], reply.json()["answers"], strict=True):
+        assert answer["type"] == question["type"]
+        if question["type"] == "predicate":
+            found.append(np.array([answer["probability"], 1 - answer["probability"]]))
+        else:
+            p = np.array([each["probability"] for each in answer["probabilities"]])
+            assert abs(p.sum() - 1) < 1e-12
+            found.append(p)
+    return found
+
+
+async def post_all(server: Server, bodies: list[Body]) -> list[httpx.Response]:
+    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+        return list(
+            await asyncio.gather(*(client.post("/v1/decisions", json=body) for body in bodies))
+        )
+
+
+def check(server: Server, oracle: Oracle, count: int, seed: int, most: int) -> None:
+    """Bodies at once, so that they meet in steps, and again, so that states are found."""
+    rng = np.random.default_rng(seed)
+    bodies = [random_body(rng, MODEL, most=most) for _ in range(count)]
+    replies = asyncio.run(post_all(server, bodies))
+    again = asyncio.run(post_all(server, bodies))
+    assert any(reply.json()["usage"]["input_tokens_details"]["cached_tokens"] for reply in again)
+    for body, *pair in zip(bodies, replies, again, strict=True):
+        wanted = oracle.probabilities(body)
+        for reply in pair:
+            for want, got in zip(wanted, answers_of(body, reply), strict=True):
+                np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE)
+
+
+def test_probabilities_equal_transformers(server: Server, oracle: Oracle) -> None:
+    check(server, oracle, count=12, seed=1, most=60)
+
+
+@pytest.mark.slow
+def test_probabilities_of_hundreds_equal_transformers(server: Server, oracle: Oracle) -> None:
+    check(server, oracle, count=200, seed=2, most=255)
+
+
+def test_the_same_request_beside_generation(server: Server) -> None:
+    """Twenty times beside completions and other decisions: it differs by no more than float32
+    sums in other orders."""
+    body = random_body(np.random.default_rng(3), MODEL, most=30)
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+            generate: dict[str, Any] = {"prompt": "def main():", "max_tokens": 40, "n": 4}
+            beside = [client.post("/v1/completions", json=generate) for _ in range(4)]
+            same = [client.post("/v1/decisions", json=body) for _ in range(20)]
+            replies = await asyncio.gather(*same, *beside)
+            return list(replies[:20])
+
+    replies = [answers_of(body, reply) for reply in asyncio.run(ask())]
+    for reply in replies[1:]:
+        for first, other in zip(replies[0], reply, strict=True):
+            np.testing.assert_allclose(other, first, rtol=0, atol=1e-6)
+
+
+EXAMPLES: dict[str, Body] = {
+    "as it is": {},
+    '`labels: "options"`': {"labels": "options"},
+    "`permute: 6, seed: 1`": {"permute": 6, "seed": 1},
+    '`prior: "content_free"`': {"prior": "content_free"},
+}
+
+
+def test_the_examples_of_the_documents(server: Server) -> None:
+    state = "I was charged twice for order 4711 and nobody answers my mails."
+    teams = {
+        "billing": "payments and refunds",
+        "support": "something does not work",
+        "sales": "wants to buy",
+    }
+    questions: list[Body] = [
+        {"type": "predicate", "instructions": "The customer is angry."},
+        {
+            "type": "choice",
+            "instructions": "Which team should answer?",
+            "choices": [{"value": name, "description": text} for name, text in teams.items()],
+        },
+        {
+            "type": "score",
+            "instructions": "How urgent is it?",
+            "levels": [{"label": label} for label in ("can wait", "this week", "today")],
+        },
+    ]
+    page = (ROOT / "docs" / "decisions.md").read_text()
+    for name, changes in EXAMPLES.items():
+        body = {"model": MODEL, "input": state, "questions": questions, **changes}
+        (reply,) = asyncio.run(post_all(server, [body]))
+        angry, *others = answers_of(body, reply)
+        row = page.split(f"\n| {name} |")[1].split("\n")[0]
+        shown = [float(number) for number in re.findall(r"0\.\d{3}", row)]
+        got = np.concatenate([angry[:1], *others])
+        np.testing.assert_allclose(got, shown, rtol=0, atol=0.0006)  # rounded to three digits
