@@ -29,20 +29,20 @@ class Conversation(msgspec.Struct, frozen=True):
 
     Attributes:
         messages: as transformers takes them; no key has the value None.
-        param: the field of the request that has the messages, for errors.
         tools, documents: JSON objects; None where the request has none.
         add_generation_prompt: end with the beginning of a reply.
         continue_final_message: leave the last message open, for the reply to go on.
         variables: `chat_template_kwargs`.
+        param: the field of the request that has the messages, for errors.
     """
 
     messages: Sequence[Message]
-    param: str = "messages"
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = {}
+    param: str = "messages"
 
 
 class Rendering(msgspec.Struct, frozen=True):

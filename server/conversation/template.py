@@ -213,7 +213,7 @@ class ChatTemplate:
             return template in self._source.values()
         return template == self._source
 
-    async def _bounded(self, call: Awaitable[T], param: str) -> T:
+    async def _bounded(self, call: Awaitable[T], param: str = "messages") -> T:
         try:
             return await call
         except TimeoutError:
