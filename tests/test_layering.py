@@ -43,7 +43,6 @@ ROOMS = {
     ),
     "server": (
         *("schema", "text", "work", "http", "fleet", "structured"),
-        "endpoints.scoring.schema",
         *("generation", "conversation.parsing", "conversation", "scoring"),
         *("self_test", "context", "endpoints", "app", "bench", "remote"),
         *("command", "audit"),
@@ -184,6 +183,23 @@ def test_the_client_knows_no_server(name: str) -> None:
     """What measures any server asks of ours nothing but HTTP."""
     others = {other for other in ours(name) if not other.startswith("server.bench.")}
     assert others <= {"engine.errors", "server.version"}
+
+
+def test_no_endpoint_is_made_of_another() -> None:
+    """What several need is in a room below; `systemone` is another spelling of decisions."""
+    endpoints = {
+        name: name.split(".")[2]
+        for name in FILES
+        if name.startswith("server.endpoints.") and name.count(".") == 3
+    }
+    shared = {
+        (endpoints[name], endpoints[other])
+        for name in endpoints
+        for other in ours(name)
+        if other in endpoints and endpoints[other] != endpoints[name]
+    }
+    assert len(set(endpoints.values())) > 6
+    assert shared <= {("systemone", "decisions")}
 
 
 @pytest.mark.parametrize("name", NO_TORCH)

@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import context_of
-from server.endpoints.models.route import error_statement
 from server.endpoints.plain import PlainRoute
 from server.errors import json_response
 from server.schema.openapi import replies
@@ -21,7 +20,7 @@ router = APIRouter(tags=["server"], route_class=PlainRoute)
 async def server_info(request: Request) -> Response:
     """Describe the engine, the limits of requests, and the flags that were given."""
     context = context_of(request)
-    config, info = context.config, context.engine.info
+    config, info = context.config, context.info
     content = {
         "version": VERSION,
         "model": config.model_names[0],
@@ -38,7 +37,7 @@ async def server_info(request: Request) -> Response:
         "logprobs_mode": config.logprobs_mode,
         "metrics_prefix": config.metrics_prefix,
         "verify": bool(config.verify_command),
-        "quantization": error_statement(info),
+        "quantization": context.quantization,
         "flags": list(config.flags),
     }
     return json_response(content)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from msgspec import structs
 
 from engine.client import EngineHandle
 from engine.config import EngineInfo
@@ -24,3 +27,9 @@ class ServedModel:
     def info(self) -> EngineInfo:
         """The engine's description, which changes as a fleet's replicas come and go."""
         return self.engine.info
+
+    @property
+    def quantization(self) -> dict[str, Any] | None:
+        """How far the engine's weights are from those they were made of, as replies tell it."""
+        stated = self.info.quantization
+        return None if stated is None else structs.asdict(stated)

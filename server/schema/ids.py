@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, PlainValidator
@@ -17,6 +17,13 @@ ID_MAX = 2**31 - 1
 TOKEN_ID_TITLE = "Token id"
 
 TokenId = Annotated[int, Field(ge=0, le=ID_MAX, title=TOKEN_ID_TITLE)]
+
+
+class IdLists(NamedTuple):
+    """Lists of ids, end to end: int32 [lens.sum()] and int32 [N]."""
+
+    token_ids: Int32Array
+    lens: Int32Array
 
 
 def id_array(value: Any) -> Int32Array:

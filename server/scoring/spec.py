@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.arrays import Float32Array, Int32Array, Int64Array
 from engine.request import Branches, ItemScores, ScoringRequest
-from server.endpoints.scoring.schema import IdLists
+from server.schema.ids import IdLists
 from server.scoring.labels import Float64Array, LabelTree
 
 

@@ -35,10 +35,10 @@ SERVER = (
     ),
     Mutant(
         "labels-take-no-room-in-the-context",
-        "server/scoring/prepare.py",
+        "server/endpoints/scoring/prepare.py",
         "int(texts.items.lens[at]) + longest",
         "int(texts.items.lens[at])",
-        ("tests/server/scoring/test_prepare.py::test_refused",),
+        ("tests/server/endpoints/scoring/test_prepare.py::test_refused",),
     ),
     Mutant(
         "drain-ends-while-one-request-remains",

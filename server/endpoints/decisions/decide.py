@@ -71,7 +71,7 @@ async def decide(
     reply_id = f"decision-{request_id or account.request_id or secrets.token_hex(16)}"
     source = config.decision_template or WORDING
     reader = DecisionReader(
-        context.readers, _wording(source), context.engine.info, config.max_scoring_tokens
+        context.readers, _wording(source), context.info, config.max_scoring_tokens
     )
     state, frame = await reader.framed(state, questions, reading)
     asked = [state, emptied(state)] if prior else [state]
@@ -116,7 +116,7 @@ async def _scores(prompts: Sequence[DecisionPrompts], context: Context) -> list[
 
 def _num_written(pairs: Sequence[tuple[DecisionPrompts, ItemScores]], context: Context) -> int:
     """Tokens of full blocks that were computed and can be found from now on."""
-    size = context.engine.info.block_size
+    size = context.info.block_size
     return sum(
         len(prompts.spec.query) // size * size - scores.num_cached for prompts, scores in pairs
     )

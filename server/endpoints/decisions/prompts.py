@@ -11,9 +11,9 @@ import numpy as np
 from engine.config import EngineInfo
 from server.endpoints.decisions.question import Labels, Question, orders
 from server.endpoints.decisions.wording import Wording
-from server.endpoints.scoring.schema import IdLists
 from server.errors import ApiError, bad_request
 from server.schema.base import shown
+from server.schema.ids import IdLists
 from server.scoring.frames import ReplyFrame
 from server.scoring.label_texts import UnreadableLabelError, ended, tree_of
 from server.scoring.labels import Label, LabelError, LabelTree

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.config import EngineInfo
 from server.context import Context, context_of
 from server.endpoints.plain import PlainRoute
 from server.errors import json_response
@@ -49,11 +47,6 @@ def _card(name: str, context: Context) -> dict[str, Any]:
         "owned_by": "tailrace",
         "root": context.config.model_root or name,
         "parent": None,
-        "max_model_len": context.engine.info.max_model_len,
-        "quantization": error_statement(context.engine.info),
+        "max_model_len": context.info.max_model_len,
+        "quantization": context.quantization,
     }
-
-
-def error_statement(info: EngineInfo) -> dict[str, Any] | None:
-    """The engine's statement of error as replies have it."""
-    return None if info.quantization is None else structs.asdict(info.quantization)

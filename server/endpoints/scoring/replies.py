@@ -10,8 +10,8 @@ import orjson
 
 from engine.arrays import Float32Array
 from engine.request import ItemScores
+from server.endpoints.scoring.prepare import PreparedScoring
 from server.scoring.labels import Float64Array
-from server.scoring.prepare import PreparedScoring
 from server.text.json_fragments import MINUS_INFINITY
 from server.text.packed import check_finite, packed
 

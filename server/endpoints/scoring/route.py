@@ -13,6 +13,7 @@ from engine.request import ItemScores
 from server.context import context_of
 from server.endpoints.plain import PlainRoute
 from server.endpoints.scored import run_scoring
+from server.endpoints.scoring.prepare import PreparedScoring, prepare_scoring
 from server.endpoints.scoring.replies import generative_scoring_reply, score_reply
 from server.endpoints.scoring.schema import (
     GenerativeScoringReply,
@@ -21,11 +22,10 @@ from server.endpoints.scoring.schema import (
     ScoreRequest,
     ScoringFields,
 )
-from server.http.account import GenerationReport, account_of
+from server.http.account import GenerationReport, account_of, reply_id
 from server.http.disconnect import CancelOnDisconnect
 from server.http.reply import json_reply
 from server.schema.openapi import describes
-from server.scoring.prepare import PreparedScoring, prepare_scoring
 
 router = APIRouter(tags=["scoring"], route_class=PlainRoute)
 
@@ -56,15 +56,8 @@ async def _answer(
     write: Callable[[PreparedScoring, ItemScores], bytes],
 ) -> Response:
     context = context_of(request)
-    prepared = await prepare_scoring(
-        body,
-        kind=kind,
-        softmax=softmax,
-        config=context.config,
-        info=context.engine.info,
-        tokenizer=context.tokenizer,
-        request_id=account_of(request.scope).request_id,
-    )
+    name = reply_id(f"{kind}-", body.request_id, request.scope)
+    prepared = await prepare_scoring(body, context, name, softmax=softmax)
     account = account_of(request.scope)
     account.report = partial(_report, prepared)
     with CancelOnDisconnect(request.receive):

@@ -6,7 +6,7 @@ The server writes replies without these types; the OpenAPI page describes them.
 from __future__ import annotations
 
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field, PlainValidator
@@ -15,18 +15,11 @@ from engine.arrays import Int32Array
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from server.schema.base import BodyModel, shown
 from server.schema.fields import Accepted, ModelName, PackedFormat, Priority, RequestId
-from server.schema.ids import TokenId, good_ids, id_array
+from server.schema.ids import IdLists, TokenId, good_ids, id_array
 from server.schema.replies import PackedArray
 
 MAX_LABEL_TOKENS = 64
 MAX_ITEMS = 1 << 16
-
-
-class IdLists(NamedTuple):
-    """Lists of ids, end to end: int32 [lens.sum()] and int32 [N]."""
-
-    token_ids: Int32Array
-    lens: Int32Array
 
 
 def id_lists(value: list[Any]) -> IdLists:

@@ -62,7 +62,7 @@ async def tokenize(request: Request) -> Response:
         texts = context.tokenizer.texts
         content: dict[str, Any] = {
             "count": len(tokens),
-            "max_model_len": context.engine.info.max_model_len,
+            "max_model_len": context.info.max_model_len,
             "tokens": tokens,
             "token_strs": [texts[i] for i in tokens] if body.return_token_strs else None,
         }
@@ -77,7 +77,7 @@ async def detokenize(request: Request) -> Response:
     context = context_of(request)
     body = await context.bodies.read(request, DetokenizeRequest)
     check_model(body.model, context.config)
-    check_vocab("tokens", body.tokens, context.engine.info.vocab_size)
+    check_vocab("tokens", body.tokens, context.info.vocab_size)
 
     def reply() -> Response:
         text = context.tokenizer.decode(body.tokens.tolist())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.endpoints.scoring.schema import IdLists
+from server.schema.ids import IdLists
 from server.scoring.labels import Label, LabelTree
 from server.scoring.spec import ScoringSpec
 from tests.fake_values import item_scores, value_row

@@ -9,11 +9,11 @@ import orjson
 import pytest
 
 from engine.request import Finish, ItemScores
+from server.endpoints.scoring.prepare import PreparedScoring
 from server.endpoints.scoring.replies import generative_scoring_reply, score_reply
-from server.endpoints.scoring.schema import IdLists
 from server.errors import ApiError
+from server.schema.ids import IdLists
 from server.scoring.labels import LabelTree
-from server.scoring.prepare import PreparedScoring
 from server.scoring.spec import ScoringSpec
 from tests.server.text.test_packed import unpacked
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.endpoints.scoring.schema import IdLists, ScoreRequest, id_lists
+from server.endpoints.scoring.schema import ScoreRequest, id_lists
 from server.errors import ApiError
 from server.schema.base import validate
+from server.schema.ids import IdLists
 
 BODY: dict[str, Any] = {"query": "q", "items": ["a"], "label_token_ids": [1]}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from dataclasses import dataclass
 from itertools import chain
@@ -12,11 +11,11 @@ import numpy as np
 
 from engine.arrays import Int32Array
 from engine.config import EngineInfo
-from server.config import ServerConfig
-from server.endpoints.scoring.schema import IdLists, ScoringFields
+from server.endpoints.scoring.schema import ScoringFields
 from server.errors import ApiError, bad_request
+from server.generation.served import ServedModel
 from server.schema.checks import check_model, check_priority
-from server.schema.ids import check_vocab
+from server.schema.ids import IdLists, check_vocab
 from server.scoring.labels import Label, LabelError, LabelTree
 from server.scoring.spec import ScoringSpec
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS, Tokenizer
@@ -58,24 +57,16 @@ class _Texts:
 
 
 async def prepare_scoring(
-    body: ScoringFields,
-    *,
-    kind: str,
-    softmax: bool,
-    config: ServerConfig,
-    info: EngineInfo,
-    tokenizer: Tokenizer,
-    request_id: str | None,
+    body: ScoringFields, served: ServedModel, reply_id: str, *, softmax: bool
 ) -> PreparedScoring:
     """Check and convert a request; raises `ApiError` for what cannot be served.
 
     Args:
-        kind: the first word of the reply's id.
         softmax: whether softmax applies where the request does not say.
-        request_id: names the reply where the body does not.
     """
-    check_model(body.model, config)
-    check_priority(body.priority, config)
+    info, tokenizer = served.info, served.tokenizer
+    model = check_model(body.model, served.config)
+    check_priority(body.priority, served.config)
     if (body.labels is None) == (body.label_token_ids is None):
         got = "neither" if body.labels is None else "both"
         words = f"give either labels or label_token_ids, got {got}"
@@ -92,9 +83,9 @@ async def prepare_scoring(
     spec, num_prompt_tokens = _spec(texts, tree, item_first, body.priority or 0)
     softmax = softmax if body.apply_softmax is None else body.apply_softmax
     return PreparedScoring(
-        reply_id=f"{kind}-{body.request_id or request_id or secrets.token_hex(16)}",
+        reply_id=reply_id,
         created=int(time.time()),
-        model=body.model or config.model_names[0],
+        model=model,
         spec=spec,
         num_prompt_tokens=num_prompt_tokens,
         softmax=softmax,

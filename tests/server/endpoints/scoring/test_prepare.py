@@ -7,26 +7,27 @@ from typing import Any
 import pytest
 
 from server.config import ServerConfig
+from server.endpoints.scoring.prepare import ONE_LABEL, PreparedScoring, prepare_scoring
 from server.endpoints.scoring.schema import ScoreRequest
 from server.errors import ApiError
+from server.generation.served import ServedModel
 from server.schema.base import validate
-from server.scoring.prepare import ONE_LABEL, PreparedScoring, prepare_scoring
+from server.structured.checker import GrammarChecker
 from tests.fakes import FakeEngine, byte_tokenizer
 
-INFO = FakeEngine(max_model_len=16).info
+ENGINE, TOKENIZER = FakeEngine(max_model_len=16), byte_tokenizer()
+SERVED = ServedModel(
+    engine=ENGINE,
+    config=ServerConfig(model_names=("m",)),
+    tokenizer=TOKENIZER,
+    grammars=GrammarChecker(TOKENIZER, ENGINE.info),
+)
 
 
 async def prepare(*, softmax: bool = False, **body: Any) -> PreparedScoring:
     known = {"query": "abc", "items": ["de", "f"], "label_token_ids": [70, 71], **body}
-    return await prepare_scoring(
-        validate(ScoreRequest, known),
-        kind="score",
-        softmax=softmax,
-        config=ServerConfig(model_names=("m",)),
-        info=INFO,
-        tokenizer=byte_tokenizer(),
-        request_id="theirs",
-    )
+    asked = validate(ScoreRequest, known)
+    return await prepare_scoring(asked, SERVED, "score-theirs", softmax=softmax)
 
 
 async def refused(**body: Any) -> ApiError:
