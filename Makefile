@@ -6,6 +6,7 @@ PORT ?= 8000
 MODEL ?=
 ARGS ?=
 READY := $(VENV)/.installed
+SERVES := $(VENV)/.serves
 KERNEL_TESTS = tests/engine/kernels tests/engine/runner/test_decode_step.py \
     tests/engine/runner/test_whole_graphs.py \
     $(shell find tests/sampling -name '*_kernels.py')
@@ -15,8 +16,14 @@ COVERAGE ?=
 .PHONY: serve setup install skeleton test coverage test-gpu test-slow mutants kernels compile-kernels \
     lint check format openapi docs bench-gpu clean
 
-serve: $(READY)
+serve: $(SERVES)
 	exec $(BIN)/tailrace serve $(MODEL) --port $(PORT) $(ARGS)
+
+# What serving needs, without the tools of tests.
+$(SERVES): pyproject.toml
+	@echo "Installing what serving needs into $(VENV): a few minutes, some GB ..."
+	if test -e $(READY); then $(MAKE) setup; else $(MAKE) install EDITABLE=-e; fi
+	touch $@
 
 setup: $(READY)
 

@@ -186,7 +186,7 @@ async def measure() -> None:
         f"{'the difference':26} {inline - plain:7.1f} us, at most {LIMIT_US:g}; {len(ids)} tokens"
     )
     print(f"{'the way of rendering':26} {threaded - inline:7.1f} us, to its thread and back")
-    context.template.close()
+    context.close()
 
 
 if __name__ == "__main__":

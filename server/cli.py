@@ -110,6 +110,13 @@ def _audit(given: dict[str, Any]) -> int:
     return run_audit(own, settings, _checked(settings))
 
 
+def _health(given: dict[str, Any]) -> int:
+    """Ask a server of these settings how it is; 1 where it cannot serve."""
+    from server.command.health import health
+
+    return health(_settings(given))
+
+
 def _bench(given: dict[str, Any]) -> int:
     """Load a server that runs, or compare two results; 1 where a request failed."""
     from server.command.bench import run_bench  # needed for nothing else
@@ -125,6 +132,7 @@ COMMANDS: dict[str, Command] = {
     "verify": ("Test every sampling path and a model's logits here.", _add_verify, _verify),
     "audit": ("Derive the tokens of replies again from their seeds.", add_audit, _audit),
     "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
+    "health": ("Ask a server that runs here how it is.", add_settings, _health),
     "bench": ("Measure any OpenAI-compatible server.", add_bench, _bench),
 }
 """Each command by name: its help, what adds its flags, and what runs it and returns the status."""

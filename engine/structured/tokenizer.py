@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,22 +60,50 @@ class TokenizerReader:
         """Wait for the tokenizer and fit it to the model.
 
         Args:
-            vocab_size: ids behind the tokenizer's own are allowed by no grammar.
+            vocab_size: ids behind the tokenizer's own are allowed by no grammar; tokens of higher
+                ids, which the model cannot give, are left out.
             eos_token_ids: each of them ends a grammar that is finished.
 
         Raises:
-            TokenizerError: it cannot be read, or has tokens that the model lacks.
+            TokenizerError: it cannot be read.
         """
         if not eos_token_ids:
             raise TokenizerError("the model's config names no end-of-sequence id")
+        rest = vocab_size, list(eos_token_ids), list(SLICES)
         try:
-            return LLTokenizer(
-                self._serialized.result(), vocab_size, list(eos_token_ids), list(SLICES)
-            )
+            text = self._serialized.result()
+            try:
+                return LLTokenizer(text, *rest)
+            except ValueError as error:
+                if "vocab size too small" not in str(error):
+                    raise
+                return LLTokenizer(without_ids_from(vocab_size, text), *rest)
         except Exception as error:
             raise TokenizerError(
                 f"llguidance cannot read the tokenizer of {self._name}: {first_line(error)}"
             ) from error
+
+
+def without_ids_from(end: int, text: str) -> str:
+    """A tokenizer as JSON without its tokens of ids from `end` on, and merges that make them."""
+    about = json.loads(text)
+    about["added_tokens"] = [each for each in about["added_tokens"] if each["id"] < end]
+    model = about["model"]
+    if isinstance(model["vocab"], list):  # of pieces and their scores, in the order of ids
+        model["vocab"] = model["vocab"][:end]
+        return json.dumps(about)
+    model["vocab"] = {word: i for word, i in model["vocab"].items() if i < end}
+    if "merges" in model:
+        model["merges"] = [
+            each for each in model["merges"] if _parts(each) <= model["vocab"].keys()
+        ]
+    return json.dumps(about)
+
+
+def _parts(merge: str | list[str]) -> set[str]:
+    """The two tokens of a merge, which older files write with a space, and what they make."""
+    first, second = merge.split(" ") if isinstance(merge, str) else merge
+    return {first, second, first + second}
 
 
 def _read(config: StructuredConfig) -> str:

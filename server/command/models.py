@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants
 
 from engine.config import ConfigError, EngineConfig
+from server.command.folders import check_file, check_folder
 
 CONNECT_S = 2.0
 """How long the hub, or the proxy before it, may take to accept a connection."""
@@ -32,6 +33,9 @@ def check_models(config: EngineConfig, tokenizer: str | None) -> None:
         tokenizer: its folder or hub id, where it is not the model's.
     """
     check_name("MODEL", config.model.model)
+    folder = Path(config.model.model).expanduser()
+    if folder.is_dir():
+        check_folder(folder, config.model)
     if tokenizer is not None:
         check_name("--tokenizer", tokenizer)
     if config.speculation is not None and config.speculation.model is not None:
@@ -47,6 +51,8 @@ def check_name(flag: str, name: str) -> None:
     path = Path(name).expanduser()
     if path.is_dir():
         return
+    if path.is_file():
+        check_file(flag, path)
     near = _nearest_folder(path)
     hint = f"; did you mean {near}?" if near else ""
     if name.startswith(("/", ".", "~")) or name.count("/") > 1:

@@ -27,14 +27,14 @@ from engine.parent import EngineProcess, make_folder
 from engine.structured.without_torch import leave_torch_out
 from engine.submission import EngineDeadError
 from server.command.configure import engine_config, server_config
-from server.command.front import Front, FrontConfig, new_loop
-from server.command.front_lines import FrontStart
+from server.command.fronts.front import Front, FrontConfig, new_loop
+from server.command.fronts.front_lines import FrontStart
+from server.command.fronts.supervisor import Fronts
 from server.command.listen import address, bind
 from server.command.logs import configure_server_logging, http_log_level, log_level
 from server.command.models import check_models
 from server.command.progress import ProgressBar
 from server.command.settings import Settings
-from server.command.supervisor import Fronts
 from server.config import ServerConfig
 from server.fronts import FrontTable, make_table_file
 from server.http.admission import ShutdownError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cache
 
 import msgspec
@@ -41,18 +41,20 @@ def decode_large(kind: type[Body], raw: bytes) -> Body:
     except (msgspec.DecodeError, RecursionError):
         return decode(kind, raw)
     given = {name: bytes(value) for name, value in msgspec.structs.asdict(fields).items() if value}
+    ignored = {name for name in given if IGNORED in kind.model_fields[name].metadata}
     for name, value in given.items():
-        _check_extent(name, value)
-    return validate(kind, _parsed(kind, given, raw))
+        if name not in ignored:
+            _check_extent(name, value)
+    return validate(kind, _parsed(kind, given, ignored, raw))
 
 
-def _parsed(kind: type[BodyModel], given: Mapping[str, bytes], raw: bytes) -> dict[str, object]:
+def _parsed(
+    kind: type[BodyModel], given: Mapping[str, bytes], ignored: Set[str], raw: bytes
+) -> dict[str, object]:
     """The fields' values; of those that are ignored none is built."""
-    known = kind.model_fields
     try:
         return {
-            name: None if IGNORED in known[name].metadata else orjson.loads(value)
-            for name, value in given.items()
+            name: None if name in ignored else orjson.loads(value) for name, value in given.items()
         }
     except orjson.JSONDecodeError:  # whose position is one in the field
         decode(kind, raw)

@@ -108,9 +108,7 @@ async def test_probes_ask_for_routes_that_need_no_key() -> None:
     routes = {getattr(route, "path", "") for route in app.routes}
     assert [probe["path"] for probe in probes] == ["/health", "/health", "/ready"]
     assert {"/health", "/ready", "/metrics"} <= routes
-    app.state.context.worker.close()
-    app.state.context.bodies.close()
-    app.state.context.grammars.close()
+    app.state.context.close()
 
 
 def test_ends_leave_time_to_drain() -> None:

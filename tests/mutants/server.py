@@ -174,11 +174,11 @@ SERVER = (
     ),
     Mutant(
         "a-new-front-is-not-told-that-the-engine-failed",
-        "server/command/supervisor.py",
+        "server/command/fronts/supervisor.py",
         "            child.tell(self._engine_failure)\n",
         "",
         (
-            "tests/server/command/test_supervisor.py::test_a_front_that_dies_is_started_again_and_its_row_is_cleared",
+            "tests/server/command/fronts/test_supervisor.py::test_a_front_that_dies_is_started_again_and_its_row_is_cleared",
         ),
     ),
     Mutant(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import ModelError
+from engine.models.weights.folder import POSITION_LIMITS
 
 EXPRESSIBLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
-POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 UNBOUNDED_POSITIONS = 2048
 """Context of a model whose config names no limit, unless --max-model-len does."""
 

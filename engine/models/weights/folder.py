@@ -9,6 +9,8 @@ from typing import Any
 from engine.errors import ModelError, first_line
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+POSITION_LIMITS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+"""Names by which a config says how many positions its model was made for, the first first."""
 INDEX = "model.safetensors.index.json"
 
 

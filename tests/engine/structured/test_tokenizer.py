@@ -31,15 +31,22 @@ def test_ids_are_the_models_own_and_all_ends_end() -> None:
     assert tokenizer.decode_str(TOKENIZER.encode(text)) == text
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "eos", "words"),
-    [(100, [EOS], "vocab size too small"), (8192, [], "no end-of-sequence id")],
-)
-def test_a_tokenizer_that_does_not_fit_the_model(
-    vocab_size: int, eos: list[int], words: str
-) -> None:
-    with pytest.raises(TokenizerError, match=words):
-        reader(MODEL_FOLDER).result(vocab_size, eos)
+def test_a_model_without_an_end() -> None:
+    with pytest.raises(TokenizerError, match="no end-of-sequence id"):
+        reader(MODEL_FOLDER).result(8192, [])
+
+
+@pytest.mark.parametrize("end", [8190, 4000])
+def test_tokens_that_the_model_cannot_give_are_left_out(end: int) -> None:
+    """Their texts are still written, by other tokens."""
+    tokenizer = reader(MODEL_FOLDER).result(end, [5])
+    assert tokenizer.vocab_size == end
+    text = 'x = {"a": "ü", "b": [1.5]}; returns'
+    token_ids = tokenizer.tokenize_str(text)
+    assert max(token_ids) < end
+    assert tokenizer.decode_str(token_ids) == text
+    whole = reader(MODEL_FOLDER).result(9000, [5])
+    assert all(whole.decode_bytes([i]) == tokenizer.decode_bytes([i]) for i in range(6, end, 97))
 
 
 def program(config: StructuredConfig) -> bytes:

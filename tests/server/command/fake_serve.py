@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-import server.command.front as front
+import server.command.fronts.front as front
 import server.command.serve as command
 from server import cli
 from tests.fakes import FakeEngine, byte_tokenizer

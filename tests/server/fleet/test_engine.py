@@ -59,9 +59,7 @@ async def fleet_site(
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield FleetSite(engines, replicas, fleet, app.state.context, client)
     finally:
-        for pool in (app.state.context.worker, app.state.context.bodies):
-            pool.close()
-        app.state.context.grammars.close()
+        app.state.context.close()
         await fleet.close()
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.server.certificates import make_certificate
 from tests.server.conftest import eventually, on_a_port
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
@@ -19,13 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs o
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A certificate that signs itself."""
-    folder: Path = tmp_path_factory.mktemp("tls")
-    files = {"ssl_certfile": str(folder / "cert.pem"), "ssl_keyfile": str(folder / "key.pem")}
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
-    command += ["-subj", "/CN=localhost"]
-    command += ["-out", files["ssl_certfile"], "-keyout", files["ssl_keyfile"]]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def test_requests_are_answered(certificate: dict[str, str]) -> None:

@@ -24,8 +24,8 @@ from engine.logs import configure_logging
 from engine.process import StatusPipe
 from engine.structured.without_torch import leave_torch_out
 from engine.submission import EngineDeadError
-from server.command.front import Front, new_loop
-from server.command.front_lines import (
+from server.command.fronts.front import Front, new_loop
+from server.command.fronts.front_lines import (
     Answering,
     Attach,
     Drain,

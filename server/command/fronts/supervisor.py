@@ -23,7 +23,7 @@ import msgspec
 from engine.config import ConfigError
 from engine.parent import EngineProcess
 from engine.submission import EngineDeadError
-from server.command.front_lines import (
+from server.command.fronts.front_lines import (
     Answering,
     Attach,
     Drain,
@@ -57,8 +57,8 @@ FOLLOW_S = 0.2
 """Seconds between two looks at the engine's heartbeat."""
 
 _PROGRAM = (
-    f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); import runpy; "
-    "runpy.run_module('server.command.front_process', run_name='__main__', alter_sys=True)"
+    f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); import runpy; "
+    "runpy.run_module('server.command.fronts.front_process', run_name='__main__', alter_sys=True)"
 )
 COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
 """The command that starts a front. It imports no file of the directory the user stands in."""

@@ -16,10 +16,10 @@ import pytest_asyncio
 
 from engine.config import ConfigError
 from engine.submission import EngineDeadError
-from server.command import supervisor as module
-from server.command.front import FrontConfig
-from server.command.front_lines import FailAll, FrontStart
-from server.command.supervisor import Fronts
+from server.command.fronts import supervisor as module
+from server.command.fronts.front import FrontConfig
+from server.command.fronts.front_lines import FailAll, FrontStart
+from server.command.fronts.supervisor import Fronts
 from server.config import ServerConfig
 from server.fronts import FrontTable, make_table_file
 from server.http.admission import ShutdownError

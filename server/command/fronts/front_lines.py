@@ -6,7 +6,7 @@ import msgspec
 
 from engine.config import EngineInfo
 from engine.logs import LogFormat
-from server.command.front import FrontConfig
+from server.command.fronts.front import FrontConfig
 
 
 class FrontStart(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Several fronts of one server: each answers HTTP, and a supervisor starts and ends them."""
