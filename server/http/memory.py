@@ -24,7 +24,7 @@ class Lease:
         self._num_bytes = num_bytes
 
     def release(self) -> None:
-        """Let others have them; twice does no harm."""
+        """Let others have them; done again at the request's end, for what was kept until then."""
         self._memory.give_back(self._num_bytes)
         self._num_bytes = 0
 
@@ -61,9 +61,7 @@ class BodyMemory:
         return Lease(self, num_bytes)
 
     def give_back(self, num_bytes: int) -> None:
-        """Take bytes back, and let those have them who wait."""
-        if not num_bytes:
-            return
+        """Take bytes back, let those have them who wait, and give what is free to the system."""
         self._taken -= num_bytes
         while self._waiting:
             wanted, turn = self._waiting[0]

@@ -44,6 +44,16 @@ class InnerModel(BodyModel):
         return value
 
 
+class ReplayedModel(BodyModel):
+    """An object of a conversation's history, or a tool.
+
+    Agents send back what another provider sent them, with fields of its own: those that are unknown
+    here are accepted without effect.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+
 class FieldNames(NamedTuple):
     """The fields that an object of one type has besides `type`.
 
@@ -65,10 +75,13 @@ class TypedModel(InnerModel):
     Attributes:
         kinds: the fields by type.
         default_kind: the type of an object that names none; None where it must.
+        is_replayed: it is of a conversation's history: fields that its type has not are accepted
+            without effect, as those of `ReplayedModel` are.
     """
 
     model_config = ConfigDict(json_schema_extra={"additionalProperties": {"type": "null"}})
 
+    is_replayed: ClassVar[bool] = False
     kinds: ClassVar[Mapping[str, FieldNames]] = {}
     default_kind: ClassVar[str | None] = None
 
@@ -87,7 +100,9 @@ class TypedModel(InnerModel):
         if missing := sorted(fields.needed - given.keys()):
             raise ValueError(f"of type {kind} needs {', '.join(missing)}")
         if unknown := given.keys() - {"type"} - fields.needed - fields.others:
-            raise ValueError(f"of type {kind} has the unknown field {shown(min(unknown))}")
+            if not cls.is_replayed:
+                raise ValueError(f"of type {kind} has the unknown field {shown(min(unknown))}")
+            return {name: own for name, own in given.items() if name not in unknown}
         return given
 
 

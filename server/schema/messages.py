@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, TypeAdapter, WrapValidator
 
-from server.schema.base import InnerModel, shown
+from server.schema.base import ReplayedModel, shown
 from server.schema.fields import Accepted, NotYet
 
 MAX_MESSAGES = MAX_PARTS = MAX_CALLS = 8192
@@ -14,7 +14,7 @@ MAX_MESSAGES = MAX_PARTS = MAX_CALLS = 8192
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
-class ContentPart(InnerModel):
+class ContentPart(ReplayedModel):
     """A part of a message's content: a text, or why the assistant did not answer."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
@@ -59,14 +59,14 @@ def _arguments(value: Any, _: object) -> str | dict[str, Any]:
 Arguments = Annotated[str | dict[str, Any], WrapValidator(_arguments)]
 
 
-class CalledFunction(InnerModel):
+class CalledFunction(ReplayedModel):
     """The function of a call that an assistant made."""
 
     name: str
     arguments: Arguments = Field(description="A JSON object, as text or as it is.")
 
 
-class ToolCall(InnerModel):
+class ToolCall(ReplayedModel):
     """A call that an assistant made."""
 
     id: str | None = None
@@ -75,7 +75,7 @@ class ToolCall(InnerModel):
     function: CalledFunction
 
 
-class ChatMessage(InnerModel):
+class ChatMessage(ReplayedModel):
     """One message of a conversation."""
 
     role: Role

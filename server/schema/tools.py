@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args
 import orjson
 from pydantic import AfterValidator, Field, WrapValidator
 
-from server.schema.base import InnerModel, is_deeper, shown
+from server.schema.base import InnerModel, ReplayedModel, is_deeper, shown
 
 MAX_TOOLS = 256
 MAX_SCHEMA_BYTES = 256 << 10
@@ -97,7 +97,7 @@ ToolName = Annotated[str, AfterValidator(_name)]
 Parameters = Annotated[dict[str, Any], AfterValidator(_schema)]
 
 
-class ToolFunction(InnerModel):
+class ToolFunction(ReplayedModel):
     """A function that the model may call."""
 
     name: ToolName
@@ -110,7 +110,7 @@ class ToolFunction(InnerModel):
     )
 
 
-class Tool(InnerModel):
+class Tool(ReplayedModel):
     """A tool that the model may call."""
 
     type: Literal["function"]

@@ -51,6 +51,7 @@ def _num_values(value: Any) -> int:
 class DecisionPart(TypedModel):
     """A text, or JSON that is shown as text. Images are refused: only text is served here."""
 
+    is_replayed: ClassVar[bool] = True
     kinds: ClassVar[Mapping[str, FieldNames]] = {
         "input_text": FieldNames(frozenset(("text",)), frozenset(("prompt_cache_breakpoint",))),
         "input_json": FieldNames(frozenset(("data",)), frozenset(("prompt_cache_breakpoint",))),
@@ -99,6 +100,7 @@ _OUTPUT = FieldNames(frozenset(("call_id", "output")), frozenset(("id", "status"
 class DecisionItem(TypedModel):
     """A message, a call, or a call's output."""
 
+    is_replayed: ClassVar[bool] = True
     kinds: ClassVar[Mapping[str, FieldNames]] = {
         "message": FieldNames(frozenset(("role", "content")), frozenset(("id", "status", "phase"))),
         "function_call": FieldNames(frozenset(("call_id", "name", "arguments")), _CALL),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from server.schema.base import BodyModel, FieldNames, InnerModel, TypedModel
+from server.schema.base import BodyModel, FieldNames, InnerModel, ReplayedModel, TypedModel
 from server.schema.fields import (
     MAX_STOP_STRINGS,
     Accepted,
@@ -34,6 +34,7 @@ def _as_blocks(value: Any) -> Any:
 class TextBlock(TypedModel):
     """A block of text."""
 
+    is_replayed: ClassVar[bool] = True
     kinds: ClassVar[Mapping[str, FieldNames]] = {
         "text": FieldNames(frozenset(("text",)), _CACHE | {"citations"})
     }
@@ -55,6 +56,7 @@ TextBlocks = Annotated[
 class Block(TypedModel):
     """A block of a message: text, thoughts, a tool's use, or its result."""
 
+    is_replayed: ClassVar[bool] = True
     kinds: ClassVar[Mapping[str, FieldNames]] = {
         **TextBlock.kinds,
         "thinking": FieldNames(frozenset(("thinking",)), frozenset(("signature",))),
@@ -91,14 +93,14 @@ Blocks = Annotated[
 ]
 
 
-class Turn(InnerModel):
+class Turn(ReplayedModel):
     """One message of a conversation."""
 
     role: Literal["user", "assistant", "system"]
     content: Blocks
 
 
-class ClientTool(InnerModel):
+class ClientTool(ReplayedModel):
     """A tool that the client runs."""
 
     type: Literal["custom"] | None = None

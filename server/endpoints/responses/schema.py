@@ -24,6 +24,7 @@ LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_conte
 class ItemPart(TypedModel):
     """A part of an item: a text, a refusal, or thoughts."""
 
+    is_replayed: ClassVar[bool] = True
     kinds: ClassVar[Mapping[str, FieldNames]] = {
         "input_text": FieldNames(frozenset(("text",)), frozenset(("prompt_cache_breakpoint",))),
         "output_text": FieldNames(frozenset(("text",)), frozenset(("annotations", "logprobs"))),
@@ -56,6 +57,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 class InputItem(TypedModel):
     """A message, a call, a call's output, or what the model thought."""
 
+    is_replayed: ClassVar[bool] = True
     kinds: ClassVar[Mapping[str, FieldNames]] = {
         "message": FieldNames(frozenset(("role", "content")), frozenset(("id", "status", "phase"))),
         "function_call": FieldNames(

@@ -10,6 +10,7 @@ from server.endpoints.chat.schema import ChatRequest
 from server.endpoints.responses.schema import ResponsesRequest
 from server.errors import ApiError
 from server.schema.base import BodyModel, validate
+from server.schema.messages import ChatMessage
 from tests.server.slowness import fastest, slowness
 
 MANY = 200_000
@@ -59,3 +60,31 @@ def test_errors_are_not_made_that_are_not_told(
 def test_a_part_without_its_text(kind: str, name: str) -> None:
     with pytest.raises(ApiError, match=rf"has no {name} in its part \[1\], of type {kind}"):
         validate(ChatRequest, chat(content=[TEXT, {"type": kind}]))
+
+
+def test_what_another_server_added_to_a_message_is_accepted() -> None:
+    """As agents replay it: OpenRouter, LiteLLM, DeepSeek, Google's and OpenAI's own parsed ones."""
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": "{}", "parsed_arguments": {}},
+        "extra_content": {"google": {"thought_signature": "x"}},
+    }
+    message = ChatMessage.model_validate(
+        {
+            "role": "assistant",
+            "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}],
+            "tool_calls": [call],
+            "reasoning_details": [{"type": "reasoning.text"}],
+            "thinking_blocks": [],
+            "prefix": True,
+            "parsed": None,
+            "images": [],
+            "id": "m",
+            "metadata": {},
+            "citations": [],
+        }
+    )
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.name == "f"
+    assert set(vars(message)) == set(ChatMessage.model_fields)
