@@ -1,4 +1,4 @@
-"""The commands that start the engine's own processes."""
+"""The commands that start processes of our own."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -11,10 +12,21 @@ from server.context import context_of
 from server.endpoints.plain import PlainRoute
 from server.errors import ApiError, json_response, shutting_down
 from server.schema.openapi import replies
-from server.schema.replies import StatusReply, VersionReply
 from server.version import VERSION
 
 router = APIRouter(tags=["server"], route_class=PlainRoute)
+
+
+class StatusReply(BaseModel):
+    """The server can serve."""
+
+    status: str
+
+
+class VersionReply(BaseModel):
+    """The server's version."""
+
+    version: str
 
 
 @router.get("/health", responses=replies(StatusReply, 503))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,10 +11,32 @@ from server.context import context_of
 from server.endpoints.plain import PlainRoute
 from server.errors import json_response
 from server.schema.openapi import replies
-from server.schema.replies import ServerInfoReply
+from server.schema.replies import QuantizationReply
 from server.version import VERSION
 
 router = APIRouter(tags=["server"], route_class=PlainRoute)
+
+
+class ServerInfoReply(BaseModel):
+    """What serves, and how it was started."""
+
+    version: str
+    model: str = Field(description="The first of the model's names.")
+    root: str = Field(description="The folder or hub id of the model.")
+    device: str
+    dtype: str
+    sampler: str = Field(description="Which path draws rows, in words.")
+    vocab_size: int
+    max_model_len: int = Field(description="Prompt and generated tokens together, at most.")
+    max_num_seqs: int = Field(description="Choices running at once, at most.")
+    block_size: int = Field(description="Tokens in a block of the KV cache.")
+    num_blocks: int
+    max_logprobs: int = Field(description="Top tokens a request may ask for; -1 for no cap.")
+    logprobs_mode: str = Field(description="The mode of requests that name none.")
+    metrics_prefix: str = Field(description="What the names of metrics begin with.")
+    verify: bool = Field(description="Whether `/verify` runs the self-test.")
+    quantization: QuantizationReply | None = Field(description="As at `/v1/models`.")
+    flags: list[str] = Field(description="The settings that were given, without keys.")
 
 
 @router.get("/server_info", responses=replies(ServerInfoReply))

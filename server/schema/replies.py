@@ -136,13 +136,6 @@ class GeneratedChoice(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
-class CompletionChoice(GeneratedChoice):
-    """One continuation. Optional fields are present where they were asked for."""
-
-    text: str
-    logprobs: Logprobs | PackedLogprobs | None
-
-
 class DraftMetrics(BaseModel):
     """How many of a request's drafts were accepted, on a server that speculates."""
 
@@ -163,20 +156,6 @@ IgnoredKeywords = Annotated[
 ]
 
 
-class CompletionReply(BaseModel):
-    """The choices of prompt i are those from i*n to i*n + n - 1."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage
-    system_fingerprint: str
-    metrics: DraftMetrics | None = None
-    ignored_keywords: IgnoredKeywords = None
-
-
 class QuantizationReply(BaseModel):
     """How far a quantised model is from what it was made of, on a fixed text.
 
@@ -192,74 +171,3 @@ class QuantizationReply(BaseModel):
         description="The largest difference between two logprobs of one token, of all tokens."
     )
     text: str = Field(description="Name of the text, and its length.")
-
-
-class ModelCard(BaseModel):
-    """A name the server answers to."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    parent: str | None
-    max_model_len: int
-    quantization: QuantizationReply | None = Field(
-        description="The statement of error; null where nothing is quantised."
-    )
-
-
-class ModelList(BaseModel):
-    """All names the server answers to."""
-
-    object: Literal["list"]
-    data: list[ModelCard]
-
-
-class TokenizeReply(BaseModel):
-    """The ids of a text."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizeReply(BaseModel):
-    """The text of ids."""
-
-    prompt: str
-
-
-class StatusReply(BaseModel):
-    """The server can serve."""
-
-    status: str
-
-
-class VersionReply(BaseModel):
-    """The server's version."""
-
-    version: str
-
-
-class ServerInfoReply(BaseModel):
-    """What serves, and how it was started."""
-
-    version: str
-    model: str = Field(description="The first of the model's names.")
-    root: str = Field(description="The folder or hub id of the model.")
-    device: str
-    dtype: str
-    sampler: str = Field(description="Which path draws rows, in words.")
-    vocab_size: int
-    max_model_len: int = Field(description="Prompt and generated tokens together, at most.")
-    max_num_seqs: int = Field(description="Choices running at once, at most.")
-    block_size: int = Field(description="Tokens in a block of the KV cache.")
-    num_blocks: int
-    max_logprobs: int = Field(description="Top tokens a request may ask for; -1 for no cap.")
-    logprobs_mode: str = Field(description="The mode of requests that name none.")
-    metrics_prefix: str = Field(description="What the names of metrics begin with.")
-    verify: bool = Field(description="Whether `/verify` runs the self-test.")
-    quantization: QuantizationReply | None = Field(description="As at `/v1/models`.")
-    flags: list[str] = Field(description="The settings that were given, without keys.")

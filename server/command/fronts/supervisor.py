@@ -12,15 +12,14 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from engine.config import ConfigError
+from engine.parallel.programs import command_of
 from engine.parent import EngineProcess
 from engine.submission import EngineDeadError
 from server.command.fronts.front_lines import (
@@ -56,12 +55,8 @@ MARGIN_S = 1.0
 FOLLOW_S = 0.2
 """Seconds between two looks at the engine's heartbeat."""
 
-_PROGRAM = (
-    f"import sys; sys.path.append({str(Path(__file__).parents[3])!r}); import runpy; "
-    "runpy.run_module('server.command.fronts.front_process', run_name='__main__', alter_sys=True)"
-)
-COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
-"""The command that starts a front. It imports no file of the directory the user stands in."""
+COMMAND = command_of("server.command.fronts.front_process")
+"""The command that starts a front."""
 
 _decoder: msgspec.json.Decoder[ToSupervisor] = msgspec.json.Decoder(ToSupervisor)
 

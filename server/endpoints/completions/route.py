@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from server.context import context_of
 from server.endpoints.answer import answer
+from server.endpoints.completions.reply_schema import CompletionReply
 from server.endpoints.completions.schema import CompletionRequest
 from server.endpoints.completions.spec import completion_spec
 from server.endpoints.plain import PlainRoute
@@ -15,7 +16,6 @@ from server.generation.prepare import prepare
 from server.generation.render import Renderer
 from server.http.account import reply_id
 from server.schema.openapi import CHUNKS, describes
-from server.schema.replies import CompletionReply
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
 

@@ -9,11 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import Context, context_of
+from server.endpoints.models.reply_schema import ModelCard, ModelList
 from server.endpoints.plain import PlainRoute
 from server.errors import json_response
 from server.schema.checks import check_model
 from server.schema.openapi import path_parameter, replies
-from server.schema.replies import ModelCard, ModelList
 
 router = APIRouter(tags=["models"], route_class=PlainRoute)
 

@@ -15,13 +15,13 @@ from server.conversation.messages import template_messages
 from server.conversation.prompt import render_tokens
 from server.conversation.spec import ConversationSpec, function_tool, template_options
 from server.endpoints.plain import PlainRoute
+from server.endpoints.tokens.reply_schema import DetokenizeReply, TokenizeReply
 from server.endpoints.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.errors import ClientNames, bad_request, json_response
 from server.http.reply import json_reply
 from server.schema.checks import check_model
 from server.schema.ids import check_vocab
 from server.schema.openapi import describes, replies
-from server.schema.replies import DetokenizeReply, TokenizeReply
 from server.text.tokenizer import INLINE_CHARS
 
 router = APIRouter(tags=["tokens"], route_class=PlainRoute)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from engine.config import ErrorStatement
-from server.schema.replies import ModelCard, ServerInfoReply
+from server.endpoints.models.reply_schema import ModelCard
+from server.endpoints.server_info import ServerInfoReply
 from server.version import VERSION
 from tests.server.conftest import in_process
 

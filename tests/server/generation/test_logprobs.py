@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.arrays import LogprobArrays
+from server.endpoints.completions.reply_schema import CompletionReply
 from server.generation.logprobs import LogprobWriter
-from server.schema.replies import CompletionReply
 from server.text.json_fragments import MINUS_INFINITY, TokenFragments
 from tests.fake_values import VOCAB_SIZE, value_row
 from tests.fakes import BOS, EOS, FakeEngine, byte_tokenizer, says

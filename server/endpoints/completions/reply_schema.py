@@ -1,0 +1,37 @@
+"""Completions as the OpenAPI page describes them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from server.schema.replies import (
+    DraftMetrics,
+    GeneratedChoice,
+    IgnoredKeywords,
+    Logprobs,
+    PackedLogprobs,
+    Usage,
+)
+
+
+class CompletionChoice(GeneratedChoice):
+    """One continuation. Optional fields are present where they were asked for."""
+
+    text: str
+    logprobs: Logprobs | PackedLogprobs | None
+
+
+class CompletionReply(BaseModel):
+    """The choices of prompt i are those from i*n to i*n + n - 1."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    system_fingerprint: str
+    metrics: DraftMetrics | None = None
+    ignored_keywords: IgnoredKeywords = None
