@@ -9,10 +9,10 @@ import pytest
 from engine.request import Origin
 from tests.fakes import FakeEngine, origin_at, says
 from tests.server.conftest import Site, in_process
-from tests.server.endpoints.chat.test_route import TEMPLATE, chat
-from tests.server.endpoints.chat.test_route import stream as chat_stream
-from tests.server.endpoints.chat.test_tools import REPLY, TOOLS
-from tests.server.endpoints.chat.test_tools import TEMPLATE as WITH_TOOLS
+from tests.server.endpoints.chat.chats import TEMPLATE, chat
+from tests.server.endpoints.chat.chats import stream as chat_stream
+from tests.server.endpoints.chat.tool_replies import REPLY, TOOLS
+from tests.server.endpoints.chat.tool_replies import TEMPLATE as WITH_TOOLS
 
 IN_TURN = [origin_at(position).name.lower() for position in range(16)]
 

@@ -10,7 +10,7 @@ from server.fleet import replica
 from server.fleet.replica import Replica
 from tests.fakes import FakeEngine
 from tests.server.conftest import eventually
-from tests.server.fleet.test_engine import fleet_site
+from tests.server.fleet.site import fleet_site
 
 
 async def test_a_replica_ends_with_its_engine() -> None:

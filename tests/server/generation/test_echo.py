@@ -10,7 +10,7 @@ from server.generation.prompts import Prompt
 from server.text.tokenizer import Tokenizer
 from tests.fakes import BOS, EOS, byte_tokenizer
 from tests.server.generation.pieces import form
-from tests.server.text.test_detokenize import SENTENCE
+from tests.server.text.sentences import SENTENCE
 
 THE, HE = 257, 258  # "▁the" and "he"
 

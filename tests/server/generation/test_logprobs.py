@@ -19,7 +19,7 @@ from server.text.json_fragments import MINUS_INFINITY, TokenFragments
 from tests.fake_values import VOCAB_SIZE, value_row
 from tests.fakes import BOS, EOS, FakeEngine, byte_tokenizer, says
 from tests.server.conftest import Site, in_process
-from tests.server.text.test_packed import unpacked
+from tests.server.text.arrays import unpacked
 
 
 def value(position: int, token_id: int) -> float:

@@ -19,8 +19,8 @@ from server.generation.render import AHEAD_TOKENS, INLINE_VALUES, Renderer
 from server.work.worker import Worker
 from tests.fake_values import score, value_row
 from tests.server.generation.pieces import TOKENIZER, entry, form, reply_choice, spec, values
-from tests.server.http.test_body import LIMIT_S, longest_wait
 from tests.server.slowness import slowness
+from tests.server.waits import LIMIT_S, longest_wait
 
 
 def prepared(wanted: ReplyForm, *texts: str, n: int = 1) -> PreparedRequest:

@@ -7,7 +7,7 @@ import gzip
 import time
 import tracemalloc
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 
 import httpx
@@ -23,39 +23,9 @@ from server.http.large import _num_separators, decode_large
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, error_of, in_process, on_a_port
 from tests.server.slowness import slowness
+from tests.server.waits import LIMIT_S, longest_wait
 
 JSON = {"content-type": "application/json"}
-LIMIT_S = 0.05
-
-
-async def longest_wait(action: Callable[[], Awaitable[object]]) -> float:
-    """Seconds that a heartbeat on the event loop waited at most while `action` ran.
-
-    They are this process's own processor time, in any of its threads, and the best of some
-    attempts: what a busy machine does is not ours, and what is ours is there each time.
-    """
-    best = float("inf")
-    for _ in range(5):
-        best = min(best, await _longest_beat(action))
-        if best < LIMIT_S:
-            break
-    return best
-
-
-async def _longest_beat(action: Callable[[], Awaitable[object]]) -> float:
-    """The longest of the heartbeat's waits, in seconds, while `action` ran once."""
-    waits: list[float] = []
-
-    async def beat() -> None:
-        while True:
-            began = time.process_time()
-            await asyncio.sleep(0.001)
-            waits.append(time.process_time() - began)
-
-    task = asyncio.create_task(beat())
-    await action()
-    task.cancel()
-    return max(waits)
 
 
 async def test_over_the_limit_is_413() -> None:

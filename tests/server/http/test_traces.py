@@ -22,7 +22,7 @@ from server.http.traces import QUEUE, Traces, collector_url, parts_of
 from tests.collector import Collector, attributes, collecting
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import MODEL, Site, in_process
-from tests.server.endpoints.chat.test_route import TEMPLATE, chat
+from tests.server.endpoints.chat.chats import TEMPLATE, chat
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 REPORT = GenerationReport(model="m", reply_id="r", num_prompt_tokens=3, num_cached=0)

@@ -19,11 +19,10 @@ from server.structured.spec import GrammarKind, GrammarSpec
 from server.text.tokenizer import Tokenizer
 from tests.fakes import FakeEngine, byte_tokenizer
 from tests.server.conftest import eventually
-from tests.server.http.test_body import LIMIT_S, longest_wait
 from tests.server.slowness import slowness
+from tests.server.structured.slow_grammars import NEVER_ENDS
+from tests.server.waits import LIMIT_S, longest_wait
 
-NEVER_ENDS = {"type": "integer", "multipleOf": 99999999}
-"""Its automaton has as many states, of which llguidance makes 25,000 a second."""
 PATIENCE_S = 100.0
 """Longer than any start of a process takes: what never ends is not ended before."""
 

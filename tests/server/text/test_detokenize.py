@@ -12,11 +12,9 @@ from server.text.detokenize import (
     RunDetokenizer,
     WindowDetokenizer,
 )
-from server.text.tokenizer import FastTokenizer
-from tests.fakes import EOS, SPECIAL, byte_backend
-from tests.server.text.backends import sentencepiece_backend
+from tests.fakes import EOS, SPECIAL
+from tests.server.text.sentences import BYTE, SENTENCE
 
-BYTE, SENTENCE = FastTokenizer(byte_backend()), FastTokenizer(sentencepiece_backend())
 SENTENCE_ANCHOR = 258  # "he"
 
 

@@ -11,12 +11,7 @@ import pytest
 
 from server.errors import ApiError
 from server.text.packed import check_finite, packed
-
-
-def unpacked(array: dict[str, Any]) -> npt.NDArray[Any]:
-    """The array that a packed one stands for, as a client reads it."""
-    raw = base64.b64decode(array["data"])
-    return np.frombuffer(raw, array["dtype"]).reshape(array["shape"])
+from tests.server.text.arrays import unpacked
 
 
 @pytest.mark.parametrize(

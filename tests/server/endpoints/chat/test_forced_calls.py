@@ -18,8 +18,8 @@ from tests.fake_grammar import follows_grammar
 from tests.fakes import EOS, FakeEngine, byte_backend
 from tests.server.conftest import in_process
 from tests.server.conversation.parsing.test_syntax import write
-from tests.server.endpoints.chat.test_route import chat, stream
-from tests.server.endpoints.chat.test_tools import TEMPLATE, joined
+from tests.server.endpoints.chat.chats import chat, stream
+from tests.server.endpoints.chat.tool_replies import TEMPLATE, joined
 
 LOOK: dict[str, Any] = {
     "type": "object",

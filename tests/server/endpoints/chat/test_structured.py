@@ -22,20 +22,11 @@ from tests.server.conftest import (
     in_process,
     on_a_port,
 )
-from tests.server.endpoints.chat.test_route import TEMPLATE, chat
-from tests.server.endpoints.chat.test_route import stream as chat_stream
-from tests.server.structured.test_checker import NEVER_ENDS
+from tests.server.endpoints.chat.chats import TEMPLATE, chat
+from tests.server.endpoints.chat.chats import stream as chat_stream
+from tests.server.endpoints.chat.formats import FORMAT, SCHEMA
+from tests.server.structured.slow_grammars import NEVER_ENDS
 
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "kind": {"enum": ["a", "b"]},
-        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 3},
-    },
-    "required": ["kind", "sizes"],
-    "additionalProperties": False,
-}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}
 CHOICE: dict[str, Any] = {"structured_outputs": {"choice": ["yes", "no"]}}
 
 

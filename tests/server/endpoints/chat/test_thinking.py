@@ -11,9 +11,9 @@ import pytest
 from tests.fake_grammar import follows_grammar
 from tests.fakes import FakeEngine
 from tests.server.conftest import in_process
-from tests.server.endpoints.chat.test_route import chat, stream
-from tests.server.endpoints.chat.test_structured import FORMAT, SCHEMA
-from tests.server.endpoints.chat.test_tools import PLAIN, TEMPLATE, joined
+from tests.server.endpoints.chat.chats import chat, stream
+from tests.server.endpoints.chat.formats import FORMAT, SCHEMA
+from tests.server.endpoints.chat.tool_replies import PLAIN, TEMPLATE, joined
 
 OPEN = TEMPLATE.replace("[assistant]", "[assistant]<think>")
 END = "</think>"

@@ -11,36 +11,18 @@ import anthropic
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
-from engine.request import Finish, Request
+from engine.request import Finish
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import MODEL, Site, on_a_port
-from tests.server.endpoints.chat.test_route import prompt_of
-from tests.server.endpoints.chat.test_tools import call
+from tests.server.endpoints.agents import KEY, TEMPLATE, looks_then_answers
+from tests.server.endpoints.chat.chats import prompt_of
 
-KEY = "secret"
-TEMPLATE = (
-    "{% for t in tools or [] %}[tool]{{ t.function.name }}{% endfor %}"
-    "{% for m in messages %}[{{ m.role }}]"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
-    "{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "{% endfor %}[assistant]"
-    '{# <tool_call>{"name": ..., "arguments": ...}</tool_call> #}'
-)
 TOOL: ToolParam = {
     "name": "look",
     "description": "Looks.",
     "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
 }
 HELLO: list[MessageParam] = [{"role": "user", "content": "Where is it?"}]
-
-
-def looks_then_answers(request: Request, choice: int, position: int) -> int | Finish:
-    """The model thinks and calls a tool; once it has the tool's result it answers."""
-    prompt = bytes(request.prompt_token_ids.astype("uint8")).decode()
-    has_result = "[tool]there" in prompt
-    first = f"<think>I must look.</think>Wait.{call(at='it')}"
-    return says("It is there." if has_result else first)(request, choice, position)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import in_process
-from tests.server.endpoints.chat.test_tools import TEMPLATE
-from tests.server.endpoints.messages.test_route import HELLO, LOOK, TOOLS, error_of, send
+from tests.server.endpoints.chat.tool_replies import TEMPLATE
+from tests.server.endpoints.messages.sent import HELLO, LOOK, TOOLS, error_of, send
 
 REFUSED = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}

@@ -13,7 +13,7 @@ from server.endpoints.messages.spec import message_conversation, message_spec
 from server.generation.spec import GenerationSpec
 from server.text.stop import StopMatcher
 from tests.server.conftest import MODEL, in_process
-from tests.server.endpoints.chat.test_tools import TEMPLATE
+from tests.server.endpoints.chat.tool_replies import TEMPLATE
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"name": "f", "description": "Does.", "input_schema": {"type": "object"}, "strict": True}

@@ -8,35 +8,18 @@ from typing import Any
 import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from engine.request import Finish
 from tests.fakes import EOS, FakeEngine, says
-from tests.server.conftest import MODEL, Site, error_of, in_process
-from tests.server.endpoints.chat.test_route import chat, prompt_of
-from tests.server.endpoints.chat.test_tools import PARTS, REPLY, TEMPLATE, call
+from tests.server.conftest import MODEL, Site, in_process
+from tests.server.endpoints.chat.chats import chat, prompt_of
+from tests.server.endpoints.chat.tool_replies import PARTS, REPLY, TEMPLATE, call
+from tests.server.endpoints.responses.sent import TOOLS, respond
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-LOOK = {
-    "type": "function",
-    "name": "look",
-    "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-}
-TOOLS: dict[str, Any] = {"tools": [LOOK, {"type": "function", "name": "stop"}]}
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
-
-
-async def respond(site: Site, /, status: int = 200, **body: Any) -> dict[str, Any]:
-    """The response, or the error object of a request that must fail."""
-    body = {"model": MODEL, "input": "hello", **body}
-    reply = await site.client.post("/v1/responses", json=body)
-    assert reply.status_code == status, reply.text
-    if status != 200:
-        return error_of(reply)
-    parsed: dict[str, Any] = reply.json()
-    assert Response.model_validate(parsed).object == "response"
-    return parsed
 
 
 def events_of(reply: httpx.Response) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.fakes import FakeEngine
 from tests.server.conftest import MODEL, Site, on_a_port
-from tests.server.endpoints.chat.test_route import prompt_of
-from tests.server.endpoints.messages.test_route_client import KEY, TEMPLATE, looks_then_answers
+from tests.server.endpoints.agents import KEY, TEMPLATE, looks_then_answers
+from tests.server.endpoints.chat.chats import prompt_of
 
 TOOL: dict[str, Any] = {
     "type": "function",

@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import in_process
-from tests.server.endpoints.chat.test_tools import TEMPLATE
-from tests.server.endpoints.responses.test_route import LOOK, TOOLS, respond
+from tests.server.endpoints.chat.tool_replies import TEMPLATE
+from tests.server.endpoints.responses.sent import LOOK, TOOLS, respond
 
 REFUSED = {"type": "object", "properties": {"max_tokens": {"not": {"type": "string"}}}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}

@@ -12,7 +12,7 @@ from server.endpoints.responses.schema import ResponsesRequest
 from server.endpoints.responses.spec import response_conversation, response_spec
 from server.generation.spec import GenerationSpec
 from tests.server.conftest import in_process
-from tests.server.endpoints.chat.test_tools import TEMPLATE
+from tests.server.endpoints.chat.tool_replies import TEMPLATE
 
 TOOL = {
     "type": "function",
