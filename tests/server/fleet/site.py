@@ -51,5 +51,4 @@ async def fleet_site(
             yield FleetSite(engines, replicas, fleet, app.state.context, client)
     finally:
         app.state.context.close()
-        app.state.context.grammars.close()
         await fleet.close()
