@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from engine.arrays import Int32Array
-from engine.buffers import span_writes
 from engine.contracts.attention import AttentionInputs
 from engine.memory.blocks import NULL_BLOCK
 from engine.plan import Admission, BlockGrant, StepPlan
 from sampling.batch import Drafts, SamplingBatch
-from sampling.device.mirror import ALIGNMENT, Writes, publish
+from sampling.device.mirror import ALIGNMENT, Writes, publish, span_writes
 from sampling.rows import SamplingNeeds
 
 

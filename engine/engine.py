@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 import numpy as np
 
 from engine.config import EngineConfig, EngineInfo
 from engine.memory.blocks import BlockPool
-from engine.plan import (
-    Runner,
-    StepFailedError,
-    StepHandle,
-    StepPlan,
-    StepResult,
-    result_of,
-)
+from engine.plan import Runner, StepPlan
 from engine.planning.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.planning.outputs import OutputRing
 from engine.planning.pace import Pace
@@ -26,25 +18,18 @@ from engine.planning.prompt_parts import join_prompt_parts
 from engine.planning.row_snapshots import row_snapshots
 from engine.planning.scheduler import Scheduler
 from engine.planning.seeds import Seeds
-from engine.planning.settle import Settled, settle
+from engine.planning.settle import Settled
+from engine.planning.step_counts import StepCounts
 from engine.planning.timings import Timings
 from engine.planning.unfinished import UnfinishedChoices
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.rows import Choice, RowTable
 from engine.scoring.queue import ScoringQueue
 from engine.stats import DraftStats, EngineStats
+from engine.step_pipeline import EnteredStep, StepPipeline
 from engine.structured.grammars import Failures, Grammars
 
 logger = logging.getLogger(__name__)
-
-
-class _Entered(NamedTuple):
-    """A step that was read back, and the choices that cannot follow their grammars any longer."""
-
-    plan: StepPlan
-    result: StepResult
-    settled: Settled
-    failures: Failures
 
 
 class Engine:
@@ -71,7 +56,7 @@ class Engine:
         self._ring = OutputRing(info.max_rows, max_new, report_times=config.report_times)
         self._snapshots = row_snapshots(config.cache, info, drafting, self._table)
         self._prefixes = PrefixIndex(config.cache, self._pool, self._table, self._snapshots)
-        self._pace = Pace(config.scheduler.max_gap_s)
+        pace = Pace(config.scheduler.max_gap_s)
         self._scheduler = Scheduler(
             config.scheduler,
             config.cache.block_size,
@@ -80,7 +65,7 @@ class Engine:
             self._prefixes,
             on_preempt=self._save,
             drafting=drafting,
-            pace=self._pace,
+            pace=pace,
             snapshots=self._snapshots,
         )
         self._drafts = DraftCounts(info.max_rows, k) if (k := drafting.num_tokens) else None
@@ -94,12 +79,10 @@ class Engine:
         )
         self._timings = Timings()
         self._seeds = Seeds(config.sampling.seed)
-        self._in_flight: StepHandle | None = None
-        self._ahead: StepHandle | None = None  # launched behind it
+        self._pipeline = StepPipeline(runner, self._table, pace, grammars, self._fail)
         self._unfinished = UnfinishedChoices(self._scheduler.enqueue)
         self._num_arrivals = self._num_bodies = 0
-        self._num_steps = self._failed_steps = 0
-        self._prompt_tokens_computed = self._nan_rows = self._empty_rows = 0
+        self._counts = StepCounts()
 
     @property
     def has_work(self) -> bool:
@@ -107,8 +90,7 @@ class Engine:
         num_compiling = 0
         if self._grammars is not None and not self._grammars.has_compiled:
             num_compiling = self._grammars.num_waiting
-        launched = self._in_flight is not None or self._ahead is not None
-        generating = self._unfinished.count > num_compiling or launched
+        generating = self._unfinished.count > num_compiling or not self._pipeline.is_empty
         return generating or self._scoring.has_work or self._ring.has_output
 
     def on_compiled(self, wake: Callable[[], None]) -> None:
@@ -135,11 +117,10 @@ class Engine:
             self._end(choices, Finish.ERROR, refusal)
         elif not request.is_constrained:
             self._unfinished.start(choices)
-        elif self._grammars is not None:
-            if not self._grammars.hold(choices):
-                self._unfinished.start(choices)
-        else:
+        elif self._grammars is None:
             self._end(choices, Finish.GRAMMAR, self.info.grammar_error or "no grammars")
+        elif not self._grammars.hold(choices):
+            self._unfinished.start(choices)
 
     def _enqueue_compiled(self) -> None:
         """Enqueue the choices whose grammars were compiled since the last step."""
@@ -157,10 +138,9 @@ class Engine:
 
     def _refusal(self, request: Request) -> str | None:
         """Why a request can never run, if so. Frontends check too; this keeps the loop alive."""
-        prompt_len = len(request.prompt_token_ids)
-        if not 1 <= prompt_len <= self.info.max_model_len:
-            return f"a prompt of {prompt_len} tokens; the context holds {self.info.max_model_len}"
-        return None
+        count, most = len(request.prompt_token_ids), self.info.max_model_len
+        fits = 1 <= count <= most
+        return None if fits else f"a prompt of {count} tokens; the context holds {most}"
 
     def abort(self, frontend: bytes, handle: int, choice_idx: int = -1) -> None:
         """End one choice, or all with -1; choices that ended or are unknown are left alone."""
@@ -182,73 +162,58 @@ class Engine:
         forwards would overwrite.
         """
         self._enqueue_compiled()
-        launched, self._ahead = self._ahead or self._launch(self._scheduler.plan()), None
-        if launched is not None and launched.plan.awaits_masks:
-            self._draw(launched)
+        if not self._pipeline.is_ahead:
+            self._launch(self._scheduler.plan())
+        if (awaiting := self._pipeline.awaiting_draw) is not None:
+            self._draw(awaiting)
         else:
             self._scoring.launch()
-            self._keep(self._enter(self._in_flight))
-        self._in_flight = launched
+            self._keep(self._enter())
+        self._pipeline.advance()
         self._scoring.read_back()
         return self._ring.collect() if self._ring.has_output else []
 
-    def _launch(self, plan: StepPlan | None) -> StepHandle | None:
+    def _launch(self, plan: StepPlan | None) -> None:
         if plan is None:
-            return None
+            return
         self._timings.started(admission.choice for admission in plan.admissions)
         for admission in plan.admissions:
             self._ring.open(admission.row, admission.choice)
             if self._drafts is not None:
                 self._drafts.open(admission.row, admission.choice)
-        self._pace.launched()
-        return self._runner.launch(plan)
+        self._pipeline.launch(plan)
 
-    def _draw(self, launched: StepHandle) -> None:
+    def _draw(self, plan: StepPlan) -> None:
         """Issue the draw of a step that awaits masks, and launch the step behind it."""
         assert self._grammars is not None, "only choices with a grammar await masks"
-        entered = self._enter(self._in_flight)
-        filling = self._grammars.fill(launched.plan)
+        entered = self._enter()
+        filling = self._grammars.fill(plan)
         self._keep(entered)
-        plan = self._scheduler.plan()
+        following = self._scheduler.plan()
         masks, failures = self._grammars.filled(filling)
-        launched.draw(masks)
+        self._pipeline.draw(masks)
         self._scoring.launch()
-        self._ahead = self._launch(plan)
+        self._launch(following)
         self._end_failed(failures)
 
     def _save(self, row: int) -> None:
         """Save what a row holds, because its choice is about to be preempted."""
         self._ring.flush(row)
-        _keep_drafts(self._table.choice(row))
+        self._table.choice(row).keep_drafts()
 
-    def _enter(self, handle: StepHandle | None) -> _Entered | None:
-        """Wait for a step and enter its tokens into rows and matchers, which masks wait for."""
-        if handle is None:
-            return None
-        plan = handle.plan
-        try:
-            result = result_of(handle)
-        except StepFailedError as failure:
-            self._fail(plan, str(failure))
-            return None
-        finally:
-            self._pace.read_back(plan.num_prefilled, alone=not self._scoring.has_work)
-        settled = settle(self._table, plan, result)
-        failures: Failures = []
-        if self._grammars is not None:
-            failures = self._grammars.enter(self._table, plan, result, settled)
-        return _Entered(plan, result, settled, failures)
+    def _enter(self) -> EnteredStep | None:
+        return self._pipeline.enter(alone=not self._scoring.has_work)
 
-    def _keep(self, entered: _Entered | None) -> None:
-        """Do everything else that a step's result asks for."""
+    def _keep(self, entered: EnteredStep | None) -> None:
+        """Report what a step drew, and go on from its end: rows, prefixes, waiting choices."""
         if entered is None:
             return
         plan, result, settled, failures = entered
-        self._num_steps += 1
-        self._prompt_tokens_computed += plan.num_prompt_tokens
+        self._counts.add(plan, settled)
         self._timings.stepped(plan.num_tokens)
         self._timings.drew(self._table.choices_of(settled.first_drawn))
-        self._count_drafts(settled)
+        if self._drafts is not None:
+            self._drafts.add(settled)
         for frontend, prompt_logprobs in join_prompt_parts(self._table, plan, result):
             self._ring.add_prompt_logprobs(frontend, prompt_logprobs)
         self._ring.add(settled, result.logprobs)
@@ -256,37 +221,23 @@ class Engine:
         self._end_failed(failures)
         self._unfinished.release_children(self._table)
 
-    # -- results ----------------------------------------------------------------------------
-
     def _finish_rows(self, settled: Settled) -> None:
         if not np.count_nonzero(settled.finish):  # all are running
             self._prefixes.register(settled.rows)
             return
         failed = settled.finish == Finish.NAN
-        self._nan_rows += int(failed.sum())
-        self._empty_rows += int((settled.finish == Finish.EMPTY).sum())
         self._prefixes.register(settled.rows[~failed])
         for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
             self._forget(self._table.choice(row))
             self._scheduler.release(row)
 
-    def _count_drafts(self, settled: Settled) -> None:
-        offered, accepted = settled.num_offered, settled.num_accepted
-        if self._drafts is not None and offered is not None and accepted is not None:
-            self._drafts.add(settled.rows, offered, accepted)
-
-    # -- ends -------------------------------------------------------------------------------
-
     def _end(self, choices: Iterable[Choice], finish: Finish, error: str | None = None) -> None:
         """End choices outside the course of a step, running or waiting; there may be thousands."""
-        waiting: list[Choice] = []
-        rows: list[int] = []
+        choices = list(choices)
         for choice in choices:
             self._forget(choice)
-            if choice.row is None:
-                waiting.append(choice)
-            else:
-                rows.append(choice.row)
+        waiting = [choice for choice in choices if choice.row is None]
+        rows = [choice.row for choice in choices if choice.row is not None]
         if waiting:
             self._ring.end_waiting(waiting, finish, error)
         if rows:
@@ -303,7 +254,7 @@ class Engine:
 
     def _fail(self, plan: StepPlan, message: str) -> None:
         """End the choices of a step that raised; the others go on."""
-        self._failed_steps += 1
+        self._counts.failed_steps += 1
         logger.error("a step of %d rows failed: %s", len(plan.rows), message)
         self._end([c for c in plan.choices if not c.ended], Finish.ERROR, message)
 
@@ -313,24 +264,25 @@ class Engine:
         if self._grammars is not None:
             self._grammars.forget(choice)
         self._timings.ended(choice)
-        _keep_drafts(choice)
+        choice.keep_drafts()
 
     def stats(self) -> EngineStats:
         """Gauges of now and counters since the start."""
         num_running, scoring = len(self._table.running), self._scoring
+        counts, scheduler = self._counts, self._scheduler
         return EngineStats(
             num_running=num_running + scoring.num_active,
             num_waiting=self._unfinished.count - num_running + scoring.num_waiting,
             kv_blocks_used=self._pool.num_used,
             kv_blocks_total=self._pool.num_blocks - 1,
-            num_steps=self._num_steps,
-            num_preemptions=self._scheduler.num_preemptions,
-            prefix_cache_queries=self._scheduler.prefix_queries + scoring.prefix_queries,
-            prefix_cache_hits=self._scheduler.prefix_hits + scoring.prefix_hits,
-            prompt_tokens_computed=self._prompt_tokens_computed + scoring.num_tokens,
-            nan_rows=self._nan_rows + scoring.num_bad,
-            empty_rows=self._empty_rows,
-            failed_steps=self._failed_steps + scoring.num_failed,
+            num_steps=counts.num_steps,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_cache_queries=scheduler.prefix_queries + scoring.prefix_queries,
+            prefix_cache_hits=scheduler.prefix_hits + scoring.prefix_hits,
+            prompt_tokens_computed=counts.prompt_tokens_computed + scoring.num_tokens,
+            nan_rows=counts.nan_rows + scoring.num_bad,
+            empty_rows=counts.empty_rows,
+            failed_steps=counts.failed_steps + scoring.num_failed,
             sampler_rows=self._runner.rows_by_path,
             drafts=None if self._drafts is None else DraftStats.of(self._drafts.total),
             timings=self._timings.stats(),
@@ -345,9 +297,3 @@ class Engine:
             self._snapshots.check()
         self._unfinished.check()
         assert self._unfinished.count or not self._table.running
-
-
-def _keep_drafts(choice: Choice) -> None:
-    """Copy a choice's draft counts out of its row, which another choice will hold."""
-    if choice.drafts is not None:
-        choice.drafts = choice.drafts.copy()

@@ -69,6 +69,11 @@ class Choice:
         """The number of tokens of the prompt."""
         return len(self.request.prompt_token_ids)
 
+    def keep_drafts(self) -> None:
+        """Copy the draft counts out of the row, which another choice will hold."""
+        if self.drafts is not None:
+            self.drafts = self.drafts.copy()
+
 
 class RowTable:
     """Facts about rows, one array each; `claim` gives a row to a choice and `vacate` takes it back.

@@ -18,7 +18,7 @@ CONTRACTS = {
         "vocab_shard",
     },
     "engine": {
-        *("arrays", "awake", "batch", "buffers", "codec", "config", "errors", "logs", "plan"),
+        *("arrays", "awake", "batch", "codec", "config", "errors", "logs", "plan"),
         *("progress", "request", "rows", "speculative_config", "stats"),
         *("submission", "contracts", "memory"),
     },
@@ -38,7 +38,8 @@ ROOMS = {
     "engine": (
         *("kernels", "parallel", "attention", "models.weights", "models.formats"),
         *("models.layers", "models.families", "models.fallback"),
-        *("models", "speculation", "runner", "scoring", "planning", "structured", "engine"),
+        *("models", "speculation", "runner", "scoring", "planning", "structured"),
+        *("step_pipeline", "engine"),
         *("startup", "audit", "frontends", "process", "parent", "client"),
     ),
     "server": (
@@ -71,6 +72,7 @@ NO_TORCH = [
         "engine/contracts/shared_blocks.py",
         "engine/engine.py",
         "engine/plan.py",
+        "engine/step_pipeline.py",
         "engine/process.py",
     ),
     *("engine/request.py", "engine/rows.py", "engine/speculative_config.py", "engine/stats.py"),

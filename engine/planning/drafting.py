@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.arrays import Int32Array, Int64Array
+from engine.arrays import Int64Array
+from engine.planning.settle import Settled
 from engine.request import Request
 from engine.rows import Choice, RowTable
 from engine.speculative_config import SpeculativeConfig
@@ -99,8 +100,11 @@ class DraftCounts:
         self.of_row[row] = 0 if choice.drafts is None else choice.drafts
         choice.drafts = self.of_row[row]
 
-    def add(self, rows: Int64Array, offered: Int32Array, accepted: Int32Array) -> None:
-        """Count a step of n rows: the drafts verified, and how many of the first were accepted."""
+    def add(self, settled: Settled) -> None:
+        """Count the drafts that a step verified, and how many of the first it accepted."""
+        rows, offered, accepted = settled.rows, settled.num_offered, settled.num_accepted
+        if offered is None or accepted is None:
+            return
         places = np.arange(self.of_row.shape[1] - 2)
         kept = places < accepted[:, None]
         counts = np.column_stack((offered > 0, offered, kept)).astype(np.int64)

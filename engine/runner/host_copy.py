@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.buffers import numpy_dtype
+from sampling.device.mirror import numpy_dtype
 
 Arrays = dict[str, npt.NDArray[Any]]
 

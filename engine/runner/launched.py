@@ -8,11 +8,11 @@ from concurrent.futures import Future
 import numpy as np
 
 from engine.arrays import LogprobArrays
-from engine.buffers import is_device_lost
 from engine.contracts.scoring import ScoringResult
 from engine.plan import RunnerLostError, StepMasks, StepPlan, StepResult
 from engine.request import Finish
 from engine.runner.host_copy import Arrays, HostCopy
+from engine.runner.host_stream import is_device_lost
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
 
 _NO_TOKENS = np.zeros(0, dtype=np.int32)

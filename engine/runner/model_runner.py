@@ -17,7 +17,6 @@ import torch
 
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
-from engine.buffers import HostStream, InlineLauncher
 from engine.contracts.scoring import ScoringPlan
 from engine.errors import first_line
 from engine.memory.states import RowStates, StepStates
@@ -28,6 +27,7 @@ from engine.runner.gather import gather_inputs
 from engine.runner.host_copy import HostCopy, Packed
 from engine.runner.host_gather import gather_on_host, serves
 from engine.runner.host_masks import HostMasks
+from engine.runner.host_stream import HostStream, InlineLauncher
 from engine.runner.host_threads import threads_for
 from engine.runner.launched import LaunchedScoring, LaunchedStep
 from engine.runner.prompt_logprobs import span_logprobs

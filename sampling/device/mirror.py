@@ -79,6 +79,33 @@ def publish(writes: Sequence[Writes]) -> None:
             target.index_copy_(0, next(sent), next(sent))
 
 
+def span_writes(
+    target: torch.Tensor,
+    spans: Sequence[tuple[int, int, int]],
+    values: npt.NDArray[np.integer[Any]],
+) -> Writes:
+    """Writes of values one after the other to spans of a table, to be published.
+
+    There may be hundreds, of a number each: rows that began together need a block together.
+
+    Args:
+        target: contiguous, [rows, width] of integers.
+        spans: row, start and length of each, at least one; no place is in two.
+        values: as many as their lengths together.
+    """
+    rows, starts, lengths = np.array(spans, dtype=np.int64).T
+    firsts = rows * target.shape[1] + starts
+    before = np.cumsum(lengths) - lengths
+    places = np.arange(len(values)) + np.repeat(firsts - before, lengths)
+    return Writes(target.view(-1), places, values.astype(numpy_dtype(target.dtype)))
+
+
+@functools.cache
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
+    """The dtype of a tensor's array."""
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
 def _arrays(writes: Sequence[Writes]) -> list[npt.NDArray[Any]]:
     return [each for _, *both in writes for each in both if not isinstance(each, int)]
 

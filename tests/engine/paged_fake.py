@@ -19,6 +19,7 @@ from engine.engine import Engine
 from engine.plan import PromptSpan, StepMasks, StepPlan, StepResult
 from engine.planning.drafting import NO_DRAFTS, DraftRules
 from engine.request import Finish, Origin
+from engine.structured.grammars import Grammars
 
 VOCAB = 50
 
@@ -221,6 +222,7 @@ def make_engine_over(
     prefix_caching: bool = True,
     policy: Literal["fcfs", "priority"] = "fcfs",
     drafting: DraftRules = NO_DRAFTS,
+    grammars: Grammars | None = None,
 ) -> tuple[Engine, Fake]:
     """An engine over a runner of the given class, and the runner."""
     config = EngineConfig(
@@ -241,7 +243,7 @@ def make_engine_over(
     runner = fake(
         max_rows, max_model_len + 1, num_blocks, block_size, num_drafts=drafting.num_tokens
     )
-    return Engine(config, info, runner, drafting), runner
+    return Engine(config, info, runner, drafting, grammars), runner
 
 
 def make_engine(**fields: Any) -> tuple[Engine, PagedFake]:

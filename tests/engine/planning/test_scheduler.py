@@ -256,6 +256,6 @@ def test_bounded_prompts_change_no_token_and_every_step_is_timed_once() -> None:
         step(engine, inbox, 2)
     run(engine, inbox)
     engine.check()
-    assert not engine._pace._launched_at
+    assert not engine._scheduler._pace._launched_at
     for handle, prompt in prompts.items():
         assert inbox.tokens[handle, 0] == reference(prompt, 10, (0,), 0)

@@ -64,12 +64,12 @@ def make(
     mask_threads: int = 1, limits: GrammarLimits | None = None, **fields: Any
 ) -> tuple[Engine, LoggedFake, Int32Array]:
     """An engine with grammars, its runner, and the buffer of masks."""
-    engine, runner = make_engine_over(LoggedFake, **fields)
     tokenizer = ll_tokenizer()
     buffer = np.zeros((4, -(-tokenizer.vocab_size // 32)), dtype=np.int32)
     limits = limits or GrammarLimits()
     config = StructuredConfig(tokenizer="none", mask_threads=mask_threads, limits=limits)
-    engine._grammars = Grammars(config, tokenizer, buffer, 4, 0)
+    grammars = Grammars(config, tokenizer, buffer, 4, 0)
+    engine, runner = make_engine_over(LoggedFake, grammars=grammars, **fields)
     return engine, runner, buffer
 
 

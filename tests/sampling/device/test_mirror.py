@@ -15,6 +15,7 @@ from sampling.device.mirror import (
     MirroredRows,
     Writes,
     publish,
+    span_writes,
     to_device,
     to_device_together,
 )
@@ -91,3 +92,11 @@ def test_copies_to_a_gpu_leave_the_arrays_free_for_reuse() -> None:
         array[:] = 0
     for tensor, array in zip(sent, wanted, strict=True):
         assert np.array_equal(tensor.cpu().numpy(), array)
+
+
+def test_spans_are_written_into_rows_of_a_table() -> None:
+    target = torch.zeros((3, 5), dtype=torch.int32)
+    writes = span_writes(target, [(1, 2, 3), (2, 0, 1)], np.array([7, 8, 9, 1]))
+    assert not target.any()
+    publish([writes])
+    assert target.tolist() == [[0] * 5, [0, 0, 7, 8, 9], [1, 0, 0, 0, 0]]

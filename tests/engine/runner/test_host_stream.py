@@ -1,26 +1,11 @@
-"""Staged writes and the CPU's stream."""
+"""The CPU's stream, and devices that are lost."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from engine.buffers import (
-    HostStream,
-    InlineLauncher,
-    is_device_lost,
-    span_writes,
-)
-from sampling.device.mirror import publish
-
-
-def test_spans_are_written_into_rows_of_a_table() -> None:
-    target = torch.zeros((3, 5), dtype=torch.int32)
-    writes = span_writes(target, [(1, 2, 3), (2, 0, 1)], np.array([7, 8, 9, 1]))
-    assert not target.any()
-    publish([writes])
-    assert target.tolist() == [[0] * 5, [0, 0, 7, 8, 9], [1, 0, 0, 0, 0]]
+from engine.runner.host_stream import HostStream, InlineLauncher, is_device_lost
 
 
 def test_host_stream_runs_in_order_what_is_waited_for() -> None:
