@@ -1,4 +1,4 @@
-"""The command `tailrace`: serve, deploy, verify, audit, warm up kernels, bench."""
+"""The command `tailrace`: serve, deploy, verify, audit, warm up, bench, conformance."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from server.command.models import check_models
 from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
 from server.command.settings import Settings, load_settings
 from server.command.vllm_flags import NOTES
+from server.conformance.command import add_conformance, run_conformance
 from server.version import VERSION
 
 EXIT_FAILURE = 1
@@ -133,6 +134,7 @@ COMMANDS: dict[str, Command] = {
     "audit": ("Derive the tokens of replies again from their seeds.", add_audit, _audit),
     "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
     "health": ("Ask a server that runs here how it is.", add_settings, _health),
+    "conformance": ("Examine any OpenAI-compatible server.", add_conformance, run_conformance),
     "bench": ("Measure any OpenAI-compatible server.", add_bench, _bench),
 }
 """Each command by name: its help, what adds its flags, and what runs it and returns the status."""

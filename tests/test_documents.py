@@ -14,6 +14,7 @@ from server.audit.command import add_audit
 from server.command.bench_flags import add_bench
 from server.command.deploy import add_deploy
 from server.command.settings import Settings, flag_of
+from server.conformance.command import add_conformance
 from tests.server.conftest import in_process
 from tests.test_layering import CONTRACTS, FILES, GROUND, PACKAGES, ROOMS, ROOT
 
@@ -109,7 +110,7 @@ def test_flags_are_there(page: Path) -> None:
 
 def flags_of_commands() -> set[str]:
     found = set()
-    for add in (add_audit, add_bench, add_deploy):
+    for add in (add_audit, add_bench, add_conformance, add_deploy):
         parser = argparse.ArgumentParser()
         add(parser)
         found |= set(re.findall(r"--[a-z-]+", parser.format_help()))

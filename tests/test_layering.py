@@ -46,7 +46,7 @@ ROOMS = {
         *("schema", "text", "work", "http", "fleet", "structured"),
         *("generation", "conversation.parsing", "conversation", "scoring"),
         *("self_test", "context", "endpoints", "app", "bench", "remote"),
-        *("command", "audit"),
+        *("command", "audit", "conformance"),
         *("fleet.ray_serve", "command.deploy", "cli"),
     ),
 }

@@ -22,7 +22,7 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.table import MUTANTS
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("sampling", "engine", "server", "demo", "tests", "pyproject.toml")
+COPIED = ("sampling", "engine", "server", "demo", "tests", "website", "docs", "pyproject.toml")
 NUM_COPIES = 2
 """Mutants run at a time, each in a copy of its own."""
 
