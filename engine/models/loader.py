@@ -21,7 +21,7 @@ from engine.models.families.decoder_config import (
     decoder_config,
     unfused_reason,
 )
-from engine.models.families.shares import FLAG, check_shards
+from engine.models.families.shares import RANKS_FLAG, check_shards
 from engine.models.formats.config import quantization as quantization_of
 from engine.models.formats.reader import QuantizedReader
 from engine.models.formats.scheme import Quantization
@@ -109,8 +109,8 @@ def check_ranks(config: ModelConfig, size: int) -> None:
         reason = "--model-impl transformers was asked for"
     if reason is not None:
         raise ModelError(
-            f"{FLAG} {size}: only the fused decoder is divided among ranks, and it does not run "
-            f"{config.model!r} here: {reason}; leave {FLAG} out"
+            f"{RANKS_FLAG} {size}: only the fused decoder is divided among ranks, and it does not "
+            f"run {config.model!r} here: {reason}; leave {RANKS_FLAG} out"
         )
     group = 1 if quantization is None else quantization.input_group
     check_shards(decoder_config(hf_config), size, group)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from engine.config import ConfigError, EngineConfig
-from engine.models.families.shares import FLAG
+from engine.models.families.shares import RANKS_FLAG
 from engine.models.loader import check_ranks
 from engine.parallel.collectives import GlooExchange
 from engine.parallel.messages import RankTest
@@ -91,8 +91,8 @@ def visible_gpus(size: int) -> tuple[str, ...]:
     count = torch.cuda.device_count()
     if count < size:
         raise ConfigError(
-            f"{FLAG} {size} needs {size} GPUs, and torch sees {count}; give at most {count}, or "
-            "more GPUs in CUDA_VISIBLE_DEVICES"
+            f"{RANKS_FLAG} {size} needs {size} GPUs, and torch sees {count}; give at most {count}, "
+            "or more GPUs in CUDA_VISIBLE_DEVICES"
         )
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = listed.split(",") if listed else [str(index) for index in range(count)]
@@ -115,7 +115,7 @@ def of_ranks(exchange: RankExchange) -> str:
 
 def check_config(config: EngineConfig, device: torch.device) -> None:
     """Refuse settings that several ranks cannot serve; raises `ConfigError`."""
-    asked = f"{FLAG} {config.tensor_parallel_size}"
+    asked = f"{RANKS_FLAG} {config.tensor_parallel_size}"
     if config.sampling.flashinfer == "always":
         raise ConfigError(
             f"{asked}: FlashInfer's sampler draws from whole vocabularies, and "

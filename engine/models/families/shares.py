@@ -17,7 +17,8 @@ from sampling.device.ranks import RankExchange
 from sampling.noise import TILE
 from sampling.vocab_shard import VocabShard
 
-FLAG = "--tensor-parallel-size"
+RANKS_FLAG = "--tensor-parallel-size"
+"""The flag that sets the number of ranks, for errors."""
 
 HEADS, KEYS, VOCAB = "heads", "key heads", "ids"
 INNER, EXPERT, SHARED = "columns", "columns of an expert", "columns of the shared expert"
@@ -90,10 +91,12 @@ def check_shards(config: DecoderConfig, size: int, group: int) -> None:
     """
     heads, keys = config.num_q_heads, config.num_kv_heads
     if heads % size:
-        raise ModelError(f"{FLAG} {size}: the model's {heads} attention heads do not divide by it")
+        raise ModelError(
+            f"{RANKS_FLAG} {size}: the model's {heads} attention heads do not divide by it"
+        )
     if keys % size and size % keys:
         raise ModelError(
-            f"{FLAG} {size}: the model's {keys} key heads neither divide by it nor into it"
+            f"{RANKS_FLAG} {size}: the model's {keys} key heads neither divide by it nor into it"
         )
     experts = config.experts
     if experts is None or not all(experts.layers):
@@ -104,8 +107,8 @@ def check_shards(config: DecoderConfig, size: int, group: int) -> None:
     num_tiles = -(-config.vocab_size // TILE)
     if num_tiles < size:
         raise ModelError(
-            f"{FLAG} {size}: the model's vocabulary of {config.vocab_size} has {num_tiles} tiles "
-            f"of {TILE}, fewer than ranks"
+            f"{RANKS_FLAG} {size}: the model's vocabulary of {config.vocab_size} has {num_tiles} "
+            f"tiles of {TILE}, fewer than ranks"
         )
 
 
@@ -113,10 +116,10 @@ def _check_columns(name: str, columns: int, size: int, group: int) -> None:
     if columns % (size * group) == 0:
         return
     if group == 1:
-        raise ModelError(f"{FLAG} {size}: {name} {columns} does not divide by it")
+        raise ModelError(f"{RANKS_FLAG} {size}: {name} {columns} does not divide by it")
     num_groups = -(-columns // group)
     if num_groups < size:
         raise ModelError(
-            f"{FLAG} {size}: {name} {columns} is {num_groups} groups of {group} inputs that one "
-            "scale stands for, fewer than ranks; give the unquantized model as MODEL"
+            f"{RANKS_FLAG} {size}: {name} {columns} is {num_groups} groups of {group} inputs that "
+            "one scale stands for, fewer than ranks; give the unquantized model as MODEL"
         )
