@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from sampling.params import SamplingParams
+from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ApiError
 from server.generation.params import check_some_token_is_left
+from server.schema.generation import LogprobFields, SamplingFields
 from tests.fakes import BOS, EOS, FakeEngine
 from tests.server.conftest import Site, in_process
 
@@ -44,6 +46,17 @@ class TestToTheEngine:
         expected = dict(body, logit_bias={5: -3.0}, stop_token_ids=(EOS, 9))
         expected |= {"allowed_token_ids": (1, 2), "logprob_token_ids": (4, 4)}
         assert {name: getattr(params, name) for name in expected} == expected
+
+    def test_fields_and_parameters_have_the_same_names(self) -> None:
+        """One is read off the other by its name: what is misspelled would be dropped silently."""
+        parameters = set(SamplingParams.__struct_fields__) - {"constrained"}
+        assert parameters <= CompletionRequest.model_fields.keys()
+        fields = SamplingFields.model_fields.keys() | LogprobFields.model_fields.keys()
+        prompts = {name for name in fields if name.startswith("prompt_logprob")}
+        forms = {"include_stop_str_in_output", "logprobs_format", "return_tokens_as_token_ids"}
+        forms |= {"return_token_ids", "return_token_origin"}
+        ends = {"max_tokens", "n", "stop", "ignore_eos"}
+        assert fields - parameters == prompts | forms | ends
 
     async def test_top_k_minus_one_keeps_all(self, site: Site) -> None:
         assert (await site.submitted(top_k=-1)).params.top_k == 0
