@@ -40,6 +40,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         priority_scheduling: requests may carry a priority.
         stream_interval: tokens between two chunks of a stream.
         request_id_headers: replies carry `X-Request-Id`.
+        accepts_unknown_fields: fields of a request that nobody knows have no effect; else a 400.
         prompt_tokens_details: usage tells cached prompt tokens.
         force_include_usage: streams end with usage, asked or not.
         tokens_as_token_ids: logprobs name tokens "token_id:N" unless a request says otherwise.
@@ -83,7 +84,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_mode: LogprobsMode = "raw_logprobs"
     priority_scheduling: bool = False
     stream_interval: int = 1
-    request_id_headers: bool = False
+    request_id_headers: bool = True
+    accepts_unknown_fields: bool = False
     prompt_tokens_details: bool = False
     force_include_usage: bool = False
     tokens_as_token_ids: bool = False

@@ -80,7 +80,9 @@ def make_context(
         template=template,
         config=config,
         lifecycle=Lifecycle(),
-        bodies=BodyReader(config.max_body_bytes, large),
+        bodies=BodyReader(
+            config.max_body_bytes, large, accepts_unknown=config.accepts_unknown_fields
+        ),
         large=large,
         admission=AdmissionControl(engine, config.max_waiting_requests, fronts),
         connections=ConnectionPool(

@@ -115,6 +115,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         priority_scheduling=settings.scheduling_policy == "priority",
         stream_interval=settings.stream_interval,
         request_id_headers=settings.enable_request_id_headers,
+        accepts_unknown_fields=settings.unknown_fields == "ignore",
         prompt_tokens_details=settings.enable_prompt_tokens_details,
         force_include_usage=settings.enable_force_include_usage,
         tokens_as_token_ids=settings.return_tokens_as_token_ids,

@@ -41,8 +41,11 @@ class HttpSettings(BaseModel):
     stream_interval: int = Field(
         1, ge=1, description="The number of tokens between two chunks of a stream."
     )
-    enable_request_id_headers: bool = Field(
-        False, description="Send X-Request-Id with every reply."
+    enable_request_id_headers: bool = Field(True, description="Send X-Request-Id with every reply.")
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="What becomes of fields of a request that no server is known to have: a "
+        "400, or no effect. Those without effect are named in the reply's X-Ignored-Fields.",
     )
     enable_prompt_tokens_details: bool = Field(
         False, description="Tell in `usage` how many prompt tokens came from the KV cache."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,7 @@ class RequestAccount:
             the word for programs, if there is one.
         usage: tells the tokens of a request that generates; None for other requests.
         report: tells more, also of a request that scores.
+        without_effect: names of fields of the body that had none.
         body_memory: what a large body may take; None for others.
     """
 
@@ -66,6 +67,7 @@ class RequestAccount:
     code: str | None = None
     usage: Callable[[], dict[str, Any]] | None = None
     report: Callable[[], GenerationReport] | None = None
+    without_effect: Sequence[str] = ()
     body_memory: Lease | None = None
 
     def release_body(self) -> None:

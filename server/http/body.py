@@ -21,7 +21,8 @@ from server.http.content import MAX_RATIO, check_content_type, content_encoding,
 from server.http.disconnect import ClientGoneError
 from server.http.large import PARSE_S, decode_large
 from server.http.memory import BodyMemory
-from server.schema.base import Body, decode
+from server.schema.base import Body
+from server.schema.foreign import decode_adopted
 from server.work.processes import CallEndedError, ProcessPool
 
 INLINE_BYTES = 512 << 10
@@ -42,9 +43,13 @@ class BodyReader:
 
     Args:
         pool: where large ones are parsed.
+        accepts_unknown: fields that nobody knows have no effect; else they are refused.
     """
 
-    def __init__(self, max_body_bytes: int, pool: ProcessPool) -> None:
+    def __init__(
+        self, max_body_bytes: int, pool: ProcessPool, *, accepts_unknown: bool = False
+    ) -> None:
+        self._accepts_unknown = accepts_unknown
         self._max_bytes = max_body_bytes
         self._memory = BodyMemory()
         self._pool = pool
@@ -64,8 +69,11 @@ class BodyReader:
                 raise self._too_long("more once decompressed")
             raw = plain
         if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
-            return decode(kind, raw)
-        return await self._decode_elsewhere(kind, raw)
+            body, without_effect = decode_adopted(kind, raw, self._accepts_unknown)
+        else:
+            body, without_effect = await self._decode_elsewhere(kind, raw)
+        account_of(request.scope).without_effect = without_effect
+        return body
 
     async def _receive(self, scope: Scope, receive: Receive, is_compressed: bool) -> bytes:
         declared = header(scope, b"content-length")
@@ -111,9 +119,9 @@ class BodyReader:
             headers={"connection": "close"},
         )
 
-    async def _decode_elsewhere(self, kind: type[Body], raw: bytes) -> Body:
+    async def _decode_elsewhere(self, kind: type[Body], raw: bytes) -> tuple[Body, list[str]]:
         try:
-            return await self._pool.run(PARSE_S, decode_large, kind, raw)
+            return await self._pool.run(PARSE_S, decode_large, kind, raw, self._accepts_unknown)
         except (TimeoutError, MemoryError):
             raise ApiError(400, "the body takes too much time or memory to read") from None
         except CallEndedError:

@@ -10,8 +10,9 @@ import numpy as np
 import orjson
 
 from server.errors import bad_request
-from server.schema.base import Body, BodyModel, decode, unknown_fields, validate
+from server.schema.base import Body, BodyModel, decode, unknown_fields
 from server.schema.fields import IGNORED
+from server.schema.foreign import NAMES, WITHOUT_EFFECT, validate_adopted
 
 PARSE_S = 60.0
 """A body of 32 MiB takes a second."""
@@ -25,27 +26,43 @@ _SEPARATORS = (b",", b"[", b"{")
 _NUMERIC = b"0123456789+-.eE,[] \t\r\n"
 
 
-def decode_large(kind: type[Body], raw: bytes) -> Body:
-    """`decode`, but what has too many fields or values is refused before anything is built.
+def decode_large(
+    kind: type[Body], raw: bytes, accepts_unknown: bool = False
+) -> tuple[Body, list[str]]:
+    """`read_json`, but what has too many fields or values is refused before anything is built.
 
     Raises:
         ApiError: as `decode`.
     """
     try:
-        fields = msgspec.json.decode(raw, type=_fields_of(kind))
+        given = _raw_fields(kind, raw, accepts_unknown)
     except msgspec.ValidationError as error:
         _, found, name = str(error).partition(_UNKNOWN)
         if found:
             raise unknown_fields(kind, [name.removesuffix("`")]) from None
-        return decode(kind, raw)  # which says what is wrong
+        return decode(kind, raw), []  # which says what is wrong
     except (msgspec.DecodeError, RecursionError):
-        return decode(kind, raw)
-    given = {name: bytes(value) for name, value in msgspec.structs.asdict(fields).items() if value}
-    ignored = {name for name in given if IGNORED in kind.model_fields[name].metadata}
+        return decode(kind, raw), []
+    ignored = {name for name in given if _is_ignored(kind, name, accepts_unknown)}
     for name, value in given.items():
         if name not in ignored:
             _check_extent(name, value)
-    return validate(kind, _parsed(kind, given, ignored, raw))
+    return validate_adopted(kind, _parsed(kind, given, ignored, raw), accepts_unknown)
+
+
+def _raw_fields(kind: type[BodyModel], raw: bytes, accepts_unknown: bool) -> dict[str, bytes]:
+    if accepts_unknown:
+        found = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    else:
+        found = msgspec.structs.asdict(msgspec.json.decode(raw, type=_fields_of(kind)))
+    return {name: bytes(value) for name, value in found.items() if value}
+
+
+def _is_ignored(kind: type[BodyModel], name: str, accepts_unknown: bool) -> bool:
+    """Whether a field has no effect, whatever its value."""
+    if name in kind.model_fields:
+        return IGNORED in kind.model_fields[name].metadata
+    return name in WITHOUT_EFFECT or (accepts_unknown and name not in NAMES)
 
 
 def _parsed(
@@ -88,5 +105,6 @@ def _num_separators(raw: bytes) -> int:
 @cache
 def _fields_of(kind: type[BodyModel]) -> type[msgspec.Struct]:
     """A struct with the body's fields, of which no value is looked into."""
-    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in kind.model_fields]
+    names = NAMES | kind.model_fields.keys()
+    fields = [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(names)]
     return msgspec.defstruct("Fields", fields, forbid_unknown_fields=True)

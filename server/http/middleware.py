@@ -103,6 +103,9 @@ class Accounts:
                 if self._echo_request_id and account.request_id is not None:
                     value = account.request_id.encode("ascii")
                     message["headers"].append((b"x-request-id", value))
+                if account.without_effect:
+                    names = ", ".join(account.without_effect).encode("ascii")
+                    message["headers"].append((b"x-ignored-fields", names))
             await send(message)
 
         try:

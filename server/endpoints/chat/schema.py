@@ -61,7 +61,6 @@ class ChatRequest(GenerationFields, TemplateFields):
     verbosity: Accepted = None
     prompt_cache_options: Accepted = None
     add_special_tokens: Annotated[Any, Only(False)] = None
-    functions: NotYet = None
     function_call: NotYet = None
     audio: NotYet = None
     web_search_options: NotYet = None

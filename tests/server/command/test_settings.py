@@ -176,6 +176,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "tool_call_parser": "hermes",
         "reasoning_parser": "qwen3",
         "reasoning_field": "reasoning",
+        "unknown_fields": "ignore",
         "otlp_traces_endpoint": "http://collector:4318",
         "model": "x",
         "api_key": ["k"],

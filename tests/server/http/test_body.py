@@ -211,7 +211,7 @@ class TestLargeAndWrong:
 
     def test_what_is_ignored_is_not_built(self) -> None:
         raw = b'{"prompt":"a","metadata":[' + b"[]," * 200_000 + b"[]]}"
-        body = decode_large(CompletionRequest, raw)
+        body, _ = decode_large(CompletionRequest, raw)
         assert (body.prompt, body.metadata) == (["a"], None)
         with pytest.raises(ApiError, match="not valid JSON"):
             decode_large(CompletionRequest, b'{"prompt":"a","metadata":[}')
@@ -281,3 +281,18 @@ async def test_long_texts_are_tokenised_off_the_event_loop() -> None:
         post = partial(site.client.post, "/detokenize", json={"tokens": tokens})
         assert await longest_wait(post) < LIMIT_S * slowness()
         assert (await post()).json()["prompt"] == "word " * 30_000
+
+
+@pytest.mark.parametrize("more", [b"", b" " * INLINE_BYTES], ids=["small", "large"])
+async def test_fields_without_effect_are_named(more: bytes) -> None:
+    raw = b'{"prompt":"a","max_tokens":1,"cache_prompt":[{}],"wish":[1]%b}'
+    for accepts, status, names in ((True, 200, "cache_prompt, wish"), (False, 400, None)):
+        async with in_process(accepts_unknown_fields=accepts) as site:
+            reply = await site.client.post("/v1/completions", content=raw % more, headers=JSON)
+            assert reply.status_code == status
+            assert reply.headers.get("x-ignored-fields") == names
+            if status == 400:
+                assert "unknown field 'wish'" in error_of(reply)["message"]
+                known = (raw % more).replace(b',"wish":[1]', b"")
+                reply = await site.client.post("/v1/completions", content=known, headers=JSON)
+                assert reply.headers["x-ignored-fields"] == "cache_prompt"

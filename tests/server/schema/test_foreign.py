@@ -1,0 +1,126 @@
+"""Fields of other servers: brought to ours, without effect, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.endpoints.chat.schema import ChatRequest
+from server.endpoints.completions.schema import CompletionRequest
+from server.errors import ApiError
+from server.schema.foreign import MAX_NAMES, validate_adopted
+from server.structured.wanted import wanted_grammar
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+def read(accepts_unknown: bool = False, **fields: Any) -> tuple[ChatRequest, list[str]]:
+    return validate_adopted(ChatRequest, {"messages": MESSAGES, **fields}, accepts_unknown)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ours", "value"),
+    [
+        (
+            {"enable_thinking": False},
+            "chat_template_kwargs",
+            {"enable_thinking": False, "thinking": False},
+        ),
+        (
+            {"thinking": {"type": "enabled"}},
+            "chat_template_kwargs",
+            {"enable_thinking": True, "thinking": True},
+        ),
+        (
+            {"thinking": True, "chat_template_kwargs": {"thinking": False, "x": 1}},
+            "chat_template_kwargs",
+            {"enable_thinking": True, "thinking": False, "x": 1},
+        ),
+        ({"reasoning": {"effort": "high"}}, "reasoning_effort", "high"),
+        ({"reasoning": {"exclude": True}}, "include_reasoning", False),
+        (
+            {"reasoning": {"enabled": False}},
+            "chat_template_kwargs",
+            {"enable_thinking": False, "thinking": False},
+        ),
+        ({"n_predict": 5}, "max_tokens", 5),
+        ({"functions": []}, "tools", None),
+        ({"thinking": None, "regex": None}, "chat_template_kwargs", None),
+    ],
+)
+def test_what_we_do_too_has_our_name(fields: dict[str, Any], ours: str, value: Any) -> None:
+    body, without_effect = read(**fields)
+    assert getattr(body, ours) == value
+    assert without_effect == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [
+        ("regex", "a+", "regex"),
+        ("ebnf", 'root ::= "a"', "grammar"),
+        ("grammar", 'root ::= "a"', "grammar"),
+        ("json_schema", {"type": "object"}, "json"),
+    ],
+)
+def test_grammars(field: str, value: Any, kind: str) -> None:
+    body, _ = read(**{field: value})
+    assert body.structured_outputs is not None
+    assert body.structured_outputs.model_dump(by_alias=True, exclude_none=True) == {kind: value}
+    with pytest.raises(ApiError, match=f"{field} must be left out"):
+        read(**{field: value, "structured_outputs": {"regex": "b"}})
+    completion, _ = validate_adopted(CompletionRequest, {"prompt": "a", field: value})
+    assert completion.structured_outputs is not None
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"type": "json_object", "schema": {"type": "array"}},
+        {"type": "json_object", "value": {"type": "array"}},
+        {"type": "json", "value": {"type": "array"}},
+    ],
+)
+def test_schemas_of_response_formats(form: dict[str, Any]) -> None:
+    spec = wanted_grammar(read(response_format=form)[0].response_format, None)
+    assert spec is not None
+    assert (spec.kind, spec.value) == ("json", {"type": "array"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"thinking": "yes"}, "thinking must be true, false or"),
+        ({"reasoning": {"max_tokens": 5}}, "reasoning must be an object of effort, enabled"),
+        (
+            {"reasoning": {"effort": "low"}, "reasoning_effort": "high"},
+            "reasoning.effort must equal",
+        ),
+        ({"n_predict": 5, "max_tokens": 6}, "n_predict must equal max_tokens"),
+        ({"functions": [{"name": "f"}]}, "functions must be null or"),
+        ({"typical_p": 0.5}, "unknown field 'typical_p'"),
+    ],
+)
+def test_what_cannot_be_brought_to_ours(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError, match=words):
+        read(**fields)
+
+
+def test_what_has_no_effect_is_named() -> None:
+    body, without_effect = read(cache_prompt=True, keep_alive="5m", provider={"order": []}, seed=3)
+    assert without_effect == ["cache_prompt", "keep_alive", "provider"]
+    assert body.seed == 3
+
+
+def test_all_may_be_accepted() -> None:
+    odd = {"a,b": 1, "ü": 1, "x" * 65: 1, **{f"n{i}": i for i in range(MAX_NAMES + 5)}}
+    body, without_effect = read(accepts_unknown=True, temperature=0.5, **odd)
+    assert without_effect == [f"n{i}" for i in range(MAX_NAMES)]
+    assert body.temperature == 0.5
+
+
+def test_a_field_of_our_own_is_never_another_s() -> None:
+    """Completions have no template, so its switches are unknown there."""
+    with pytest.raises(ApiError, match="unknown field 'enable_thinking'"):
+        validate_adopted(CompletionRequest, {"prompt": "a", "enable_thinking": True})
