@@ -64,7 +64,9 @@ class _ScoringStep:
         time.sleep(max(self.ends_at - time.perf_counter(), 0.0))
         values = -5 - 10 * np.random.rand(*self.plan.id_lists.shape).astype(np.float32)
         others = np.full(len(values), -0.1, dtype=np.float32)
-        return ScoringResult(values, others, np.zeros(len(values), dtype=np.int32), others)
+        return ScoringResult(
+            values, others, np.zeros(len(values), dtype=np.int32), others, others.astype(np.float64)
+        )
 
 
 class _Runner:

@@ -224,6 +224,7 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
         others: float32 [P], log of the mass of all other ids.
         best_ids: int32 [P], the best of all other ids.
         best: float32 [P], its logprob.
+        log_sums: float64 [P], the log-sum-exp of each position's logits.
         error: the message of `Finish.ERROR`.
     """
 
@@ -234,6 +235,7 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
     others: Float32Array
     best_ids: Int32Array
     best: Float32Array
+    log_sums: Float64Array
     error: str | None = None
 
 

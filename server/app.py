@@ -25,6 +25,7 @@ from server.endpoints.completions import route as completions
 from server.endpoints.decisions import route as decisions
 from server.endpoints.messages import route as messages
 from server.endpoints.models import route as models
+from server.endpoints.rerank import route as rerank
 from server.endpoints.responses import route as responses
 from server.endpoints.scoring import route as scoring
 from server.endpoints.systemone import route as systemone
@@ -104,6 +105,7 @@ def create_app(
             scoring,
             decisions,
             systemone,
+            rerank,
             models,
             tokens,
             health,

@@ -46,6 +46,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tokens_as_token_ids: logprobs name tokens "token_id:N" unless a request says otherwise.
         chat_template: the template of chats in place of the model's own; None for that.
         decision_template: the words in which decisions are asked; None for the built-in ones.
+        rerank_template: how documents are ranked, as `Reranker` takes it.
         max_scoring_tokens: tokens that the prompts of one request for decisions, a ranking or
             embeddings may have together.
         trust_request_chat_template: requests may bring templates of their own.
@@ -91,6 +92,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokens_as_token_ids: bool = False
     chat_template: str | None = None
     decision_template: str | None = None
+    rerank_template: str | None = None
     max_scoring_tokens: int = 2 << 20
     trust_request_chat_template: bool = False
     tool_call_parser: str = "auto"

@@ -21,6 +21,7 @@ from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.metrics import Metrics
 from server.scoring.readers import PromptReaders
+from server.scoring.rerankers import Reranker
 from server.self_test import SelfTest
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
@@ -53,6 +54,7 @@ class Context(ServedChatModel):
     metrics: Metrics
     worker: Worker
     readers: PromptReaders
+    reranker: Reranker
     self_test: SelfTest
     traces: Traces | None = None
 
@@ -93,6 +95,7 @@ def make_context(
         grammars=GrammarChecker(tokenizer, engine.info),
         parsers=parsers,
         readers=PromptReaders(template, parsers, tokenizer),
+        reranker=Reranker(tokenizer, config.rerank_template, config.model_root),
         self_test=SelfTest(config.verify_command, fronts),
         traces=_traces(config),
     )

@@ -42,14 +42,15 @@ def score(
 
 def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> ItemScores:
     """Logprobs of `value_row` after as many tokens; the query's first 16 are said to be cached."""
-    values, others, best, highest, p = [], [], [], [], 0
+    values, others, best, highest, sums, p = [], [], [], [], [], 0
     lens = request.item_lens
     if request.branches is not None:
         lens = np.repeat(lens, request.branches.counts) + request.branches.lens
     for length, num_read in zip(lens.tolist(), request.num_read.tolist(), strict=True):
         for back in reversed(range(num_read)):
             row = value_row(len(request.query_token_ids) + length - back).astype(np.float64)
-            table = row - np.logaddexp.reduce(row)
+            sums.append(np.logaddexp.reduce(row))
+            table = row - sums[-1]
             ids = request.id_lists[p % len(request.id_lists)]
             values.append(table[ids])
             others.append(np.logaddexp.reduce(np.delete(table, ids[ids >= 0])))
@@ -66,6 +67,7 @@ def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> Item
         others=np.array(others if done else [], dtype=np.float32),
         best_ids=np.array(best if done else [], dtype=np.int32),
         best=np.array(highest if done else [], dtype=np.float32),
+        log_sums=np.array(sums if done else [], dtype=np.float64),
         error="the step failed" if finish == Finish.ERROR else None,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.arrays import Float32Array, Int32Array, Int64Array
+from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
 from engine.contracts.shared_blocks import Sharing
 
 
@@ -50,12 +50,14 @@ class ScoringResult:
         others: float32 [P], log of the mass of all other ids.
         best_ids: int32 [P], the best of all other ids.
         best: float32 [P], its logprob.
+        log_sums: float64 [P], the log-sum-exp of each position's logits.
     """
 
     values: Float32Array
     others: Float32Array
     best_ids: Int32Array
     best: Float32Array
+    log_sums: Float64Array
 
 
 class ScoringHandle(Protocol):

@@ -48,10 +48,13 @@ def issue_scoring(
     read = forward(token_ids, positions, inputs).final[read_tokens]
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
     others, best = (torch.empty(len(read), dtype=torch.float32, device=device) for _ in range(2))
+    log_sums = torch.empty(len(read), dtype=torch.float64, device=device)
     best_ids = torch.empty(len(read), dtype=torch.int32, device=device)
     for chunk in logit_chunks(0, len(read), max(shard.widths)):
         logits = model.logits(read[chunk])
         listed = listed_logprobs(logits, id_lists[chunk], shard)
         values[chunk], others[chunk] = listed.values, listed.others
         best_ids[chunk], best[chunk] = listed.best_ids, listed.best
-    return HostCopy({"values": values, "others": others, "best_ids": best_ids, "best": best})
+        log_sums[chunk] = listed.log_sums
+    read_back = {"values": values, "others": others, "best_ids": best_ids, "best": best}
+    return HostCopy(read_back | {"log_sums": log_sums})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.arrays import Float32Array, Int32Array, Int64Array
+from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
 from engine.memory.blocks import NULL_BLOCK, block_hashes
 from engine.request import ScoringRequest
 from engine.scoring.layout import RowLayout, layout_of
@@ -23,8 +23,8 @@ class ScoringProgress:
         block_size: tokens a block.
         shared_len: tokens of the query's full blocks, which all items share.
         layout: the rows of its items.
-        values, others, best_ids, best: the answer, as in `ItemScores`, filled as steps are read
-            back.
+        values, others, best_ids, best, log_sums: the answer, as in `ItemScores`, filled as steps
+            are read back.
         hashes: hashes of the shared blocks.
         blocks: the shared blocks, once the request is active.
         spare: blocks for the longest stem and row, held as long, so that the request can always go
@@ -49,6 +49,7 @@ class ScoringProgress:
     others: Float32Array
     best_ids: Int32Array
     best: Float32Array
+    log_sums: Float64Array
     hashes: list[bytes]
     blocks: list[int] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
@@ -81,6 +82,7 @@ class ScoringProgress:
             others=np.zeros(num_read, dtype=np.float32),
             best_ids=np.zeros(num_read, dtype=np.int32),
             best=np.zeros(num_read, dtype=np.float32),
+            log_sums=np.zeros(num_read, dtype=np.float64),
             hashes=block_hashes(query[:shared_len], block_size, request.cache_salt),
         )
 

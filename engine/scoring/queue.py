@@ -180,6 +180,7 @@ class ScoringQueue:
         progress.others[mine] = result.others[there]
         progress.best_ids[mine] = result.best_ids[there]
         progress.best[mine] = result.best[there]
+        progress.log_sums[mine] = result.log_sums[there]
         if not progress.num_read and self._prefix_caching:  # the query was computed clean
             for block, block_hash in zip(progress.blocks, progress.hashes, strict=True):
                 self._pool.register(block, block_hash, drafted=False)
@@ -205,6 +206,7 @@ class ScoringQueue:
             others=progress.others[:num_read],
             best_ids=progress.best_ids[:num_read],
             best=progress.best[:num_read],
+            log_sums=progress.log_sums[:num_read],
             error=error,
         )
         self._report(progress.frontend, scores)

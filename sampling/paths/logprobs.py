@@ -117,12 +117,14 @@ class ListedLogprobs(NamedTuple):
         others: float32 [N], that of all other ids together; -inf where nothing is left.
         best_ids: int32 [N], the first of all other ids in the sampler's order.
         best: float32 [N], its logprob.
+        log_sums: float64 [N], the log-sum-exp of the logits: a logprob and it are a logit.
     """
 
     values: Tensor
     others: Tensor
     best_ids: Tensor
     best: Tensor
+    log_sums: Tensor
 
 
 def listed_logprobs(
@@ -151,7 +153,7 @@ def listed_logprobs(
     others = (_offsets(logits, shard) - offsets).float().masked_fill_(bad, torch.nan)
     best_ids = _top_ids(logits, 1, shard)
     best = _less(_values_of(logits, best_ids, shard), offsets)[:, 0].masked_fill_(bad, torch.nan)
-    return ListedLogprobs(values, others, best_ids[:, 0].int(), best)
+    return ListedLogprobs(values, others, best_ids[:, 0].int(), best, offsets)
 
 
 def _offsets(logits: Tensor, shard: VocabShard) -> Tensor:

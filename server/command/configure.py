@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from server.command.logs import log_level
 from server.command.settings import Settings, flag_of
 from server.config import SamplingDefaults, ServerConfig
 from server.http.origins import LOCAL_HOSTS
+from server.scoring.rerankers import FORMATS
 from server.version import VERSION
 
 DEMO_NAME = "tailrace-demo"
@@ -120,7 +122,8 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         force_include_usage=settings.enable_force_include_usage,
         tokens_as_token_ids=settings.return_tokens_as_token_ids,
         chat_template=_template_text("--chat-template", settings.chat_template),
-        decision_template=_decision_template(settings.decision_template),
+        decision_template=_jinja("--decision-template", settings.decision_template),
+        rerank_template=_jinja("--rerank-template", settings.rerank_template, FORMATS),
         max_scoring_tokens=settings.max_scoring_tokens,
         trust_request_chat_template=settings.trust_request_chat_template,
         tool_call_parser=settings.tool_call_parser,
@@ -198,14 +201,16 @@ def _traces_endpoint(given: str | None) -> str | None:
         raise ConfigError(f"--otlp-traces-endpoint {error}") from None
 
 
-def _decision_template(given: str | None) -> str | None:
-    """The template of the flag; raises `ConfigError` for one that is none."""
-    source = _template_text("--decision-template", given)
+def _jinja(flag: str, given: str | None, names: Collection[str] = ()) -> str | None:
+    """The template of a flag, or one of `names`; raises `ConfigError` for one that is none."""
+    if given in names:
+        return given
+    source = _template_text(flag, given)
     if source is not None:
         try:
             SandboxedEnvironment().parse(source)
         except TemplateSyntaxError as error:
-            raise ConfigError(f"--decision-template is not a Jinja template: {error}") from None
+            raise ConfigError(f"{flag} is not a Jinja template: {error}") from None
     return source
 
 

@@ -40,6 +40,12 @@ class ModelSettings(BaseModel):
         description="The file of a template, or the template itself, for the words in which "
         "/v1/decisions and /v1/systemone ask their questions.",
     )
+    rerank_template: str | None = Field(
+        None,
+        description="How /v1/rerank asks the model: qwen3, mxbai-v2 or bge-gemma, or the file of a "
+        "template over query, document and instruction whose answer is yes or no. By default what "
+        "the model's name asks for.",
+    )
     served_model_name: Several = Field(
         [], description="The names that the model answers to. Replies carry the first."
     )

@@ -23,6 +23,7 @@ class LabelLogprobs(NamedTuple):
         first: float32 [n], the logprob of the best first token of a label.
         best_ids: int32 [n], the best first token that begins no label.
         best: float32 [n], its logprob.
+        log_sums: float64 [n], the log-sum-exp of the logits that the first token is drawn from.
     """
 
     items: Int64Array
@@ -31,6 +32,7 @@ class LabelLogprobs(NamedTuple):
     first: Float32Array
     best_ids: Int32Array
     best: Float32Array
+    log_sums: Float64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,5 +111,7 @@ class ScoringSpec:
             num_first = int((tree.id_lists[0] >= 0).sum())
             first = scores.values[roots, :num_first].max(axis=1)
             best_ids, best = scores.best_ids[roots], scores.best[roots]
-            found.append(LabelLogprobs(items, labels, others, first, best_ids, best))
+            found.append(
+                LabelLogprobs(items, labels, others, first, best_ids, best, scores.log_sums[roots])
+            )
         return found

@@ -237,6 +237,7 @@ def test_the_scores_of_a_request_come_with_statistics(
         others=none[:, 0],
         best_ids=none[:, 0].astype(np.int32),
         best=none[:, 0],
+        log_sums=none[:, 0].astype(np.float64),
     )
     for _ in range(2):
         scored = structs.replace(output(Finish.RUNNING), item_scores=[scores])

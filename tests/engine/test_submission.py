@@ -100,6 +100,7 @@ async def test_item_scores_end_a_submission_without_entries() -> None:
         others=np.zeros(1, dtype=np.float32),
         best_ids=np.zeros(1, dtype=np.int32),
         best=np.zeros(1, dtype=np.float32),
+        log_sums=np.zeros(1),
     )
     assert deliver_output(output(item_scores=[scores]), {4: submission}) == [4]
     assert submission.finished

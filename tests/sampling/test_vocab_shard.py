@@ -285,7 +285,7 @@ def test_listed_logprobs_are_those_of_one_rank() -> None:
 
     def score(exchange: RankExchange) -> tuple[Tensor, ...]:
         shard = sharded(VOCAB, exchange)
-        values, others, best_ids, best = listed_logprobs(own(x, shard), lists, shard)
+        values, others, best_ids, best, _ = listed_logprobs(own(x, shard), lists, shard)
         return values.masked_fill(lists < 0, 0.0), others, best_ids[:3], best
 
     values, others, _, _ = assert_alike(score)

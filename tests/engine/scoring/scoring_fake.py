@@ -65,7 +65,8 @@ class ScoringFake(PagedFake):
         others = np.array([value(int(c), -7) for c in read], dtype=np.float32)
         others[read == self.bad_context] = np.nan
         best_ids = (read % VOCAB).astype(np.int32)
-        return Handle(ScoringResult(values, others, best_ids, others - 1))
+        sums = others.astype(np.float64)
+        return Handle(ScoringResult(values, others, best_ids, others - 1, sums))
 
     def _check_keys(self, plan: ScoringPlan) -> None:
         """What rows attend to once all have stored their keys, as in a layer of a model."""

@@ -180,7 +180,8 @@ class TestListed:
         ids[3:, 4:] = -1
         table = x.double().log_softmax(1)
         found = listed_logprobs(x.clone().to(device), ids.to(device))
-        values, others, best_ids, best = (tensor.cpu() for tensor in found)
+        values, others, best_ids, best, log_sums = (tensor.cpu() for tensor in found)
+        np.testing.assert_allclose(log_sums, x.double().logsumexp(1), rtol=1e-6)
         for i, row in enumerate(ids):
             known = row[row >= 0].long()
             np.testing.assert_allclose(values[i, : len(known)], table[i, known], atol=1e-5)
@@ -193,14 +194,14 @@ class TestListed:
     def test_next_to_nothing_left_is_still_exact(self) -> None:
         x = torch.full((1, 2048), -40.0)
         x[0, 7] = 30.0
-        _, others, _, best = listed_logprobs(x, torch.tensor([[7]]))
+        _, others, _, best, _ = listed_logprobs(x, torch.tensor([[7]]))
         assert others.item() == pytest.approx(np.log(2047) - 70.0, abs=1e-5)
         assert best.item() == pytest.approx(-70.0, abs=1e-5)
 
     def test_nothing_left(self) -> None:
         x = torch.full((1, 9), -INF)
         x[0, 2] = 1.0
-        values, others, _, best = listed_logprobs(x, torch.tensor([[2, 3]]))
+        values, others, _, best, _ = listed_logprobs(x, torch.tensor([[2, 3]]))
         assert best.item() == -INF
         assert values.tolist() == [[0.0, -INF]]
         assert others.item() == -INF
@@ -210,7 +211,7 @@ class TestListed:
         x, ids = make_logits(3, 2500), torch.tensor([[5, 6]] * 3)
         clean = listed_logprobs(x.clone(), ids)
         x[1] = bad
-        values, others, best_ids, best = listed_logprobs(x, ids)
+        values, others, best_ids, best, _ = listed_logprobs(x, ids)
         assert values[1].isnan().all()
         assert others[1].isnan()
         assert best[1].isnan()

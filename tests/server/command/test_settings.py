@@ -169,6 +169,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "allowed_hosts": ["h"],
         "chat_template": "{{ x }}",
         "decision_template": "{{ state }}",
+        "rerank_template": "qwen3",
         "disable_access_log_for_endpoints": ["/health"],
         "log_level": "error",
         "log_format": "json",

@@ -77,6 +77,7 @@ def asked(
         others=others,
         best_ids=np.full(n, 9, dtype=np.int32),
         best=others,
+        log_sums=others.astype(np.float64),
     )
 
 

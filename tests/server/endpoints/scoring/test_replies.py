@@ -47,6 +47,7 @@ def scores(p: np.ndarray) -> ItemScores:
         others=others.astype(np.float32),
         best_ids=np.zeros(len(others), dtype=np.int32),
         best=others.astype(np.float32),
+        log_sums=others.astype(np.float64),
     )
 
 
