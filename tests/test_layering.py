@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from pathlib import Path
 
@@ -202,6 +203,12 @@ def test_no_endpoint_is_made_of_another() -> None:
     }
     assert len(set(endpoints.values())) > 6
     assert shared <= {("systemone", "decisions")}
+
+
+def test_helpers_of_the_server_s_tests_are_in_support_modules() -> None:
+    paths = (ROOT / "tests" / "server").rglob("test_*.py")
+    borrowed = {name for path in paths for name in imported(path)}
+    assert [n for n in borrowed if re.match(r"tests\.server\.(\w+\.)*test_\w+$", n)] == []
 
 
 @pytest.mark.parametrize("name", NO_TORCH)

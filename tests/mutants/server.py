@@ -213,4 +213,34 @@ SERVER = (
         "if self._own[_SELF_TESTS] == 1:",
         ("tests/server/test_self_test.py::test_one_over_all_fronts",),
     ),
+    Mutant(
+        "an-endpoint-s-limit-has-the-name-of-the-spec",
+        "server/endpoints/responses/spec.py",
+        'max_tokens="max_output_tokens"',
+        'max_tokens="max_tokens"',
+        (
+            "tests/server/endpoints/responses/test_route_refusals.py::TestRefusals::test_limits_have_the_names_of_this_route",
+        ),
+    ),
+    Mutant(
+        "a-limit-beyond-the-context-is-cut",
+        "server/generation/prompts.py",
+        "if spec.fits_context:",
+        "if spec.fits_context or room:",
+        ("tests/server/generation/test_prepare.py::test_refused",),
+    ),
+    Mutant(
+        "a-parameter-is-not-read-off-its-field",
+        "server/generation/params.py",
+        "if name not in _OWN]",
+        'if name not in _OWN and name != "min_p"]',
+        ("tests/server/generation/test_params.py::TestToTheEngine::test_every_sampling_field",),
+    ),
+    Mutant(
+        "a-grammar-beside-thoughts-begins-with-them",
+        "server/conversation/constraints.py",
+        "after=thoughts.answer if thoughts and waits else (),",
+        "after=(),",
+        ("tests/server/endpoints/chat/test_thinking.py::test_a_reply_may_skip_its_thoughts",),
+    ),
 )

@@ -12,7 +12,7 @@ from server.conversation.parsing.graph import MAX_FIELD, make_graph
 from server.conversation.parsing.machine import MAX_WAITING, Machine
 from server.conversation.parsing.output import Event
 from tests.server.conversation.parsing.corpus import STYLES
-from tests.server.conversation.parsing.test_corpora import calls_of, parse, text_of
+from tests.server.conversation.parsing.parsed import calls_of, parse, text_of
 
 GOOD = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 

@@ -8,29 +8,16 @@ import pytest
 
 from server.conversation.parsing.format import ToolFormat
 from server.conversation.parsing.formats.known import TOOL_FORMATS
-from server.conversation.parsing.syntax import CallText, call_text
+from server.conversation.parsing.syntax import call_text
 from tests.server.conversation.parsing.corpus import Style
-from tests.server.conversation.parsing.test_corpora import calls_of, parse
+from tests.server.conversation.parsing.parsed import calls_of, parse
+from tests.server.conversation.parsing.written import write
 
 SCHEMA: dict[str, object] = {
     "type": "object",
     "properties": {"at": {"type": "string"}, "n": {"type": "integer"}},
 }
 ARGUMENTS: dict[str, object] = {"at": "grüße it", "n": 3}
-
-
-def write(text: CallText, arguments: dict[str, object]) -> str:
-    if text.arguments == "json":
-        inner = json.dumps(arguments, ensure_ascii=False)
-    elif text.arguments == "python":
-        inner = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-    else:
-        inner = "".join(
-            f"{field.begin}{arguments[key]}{field.end}"
-            for key, field in text.fields.items()
-            if key in arguments
-        )
-    return text.begin + inner + text.end
 
 
 @pytest.mark.parametrize("tools", TOOL_FORMATS, ids=lambda tools: tools.names[0])

@@ -17,7 +17,7 @@ from server.conversation.parsing.syntax import call_text
 from tests.fake_grammar import follows_grammar
 from tests.fakes import EOS, FakeEngine, byte_backend
 from tests.server.conftest import in_process
-from tests.server.conversation.parsing.test_syntax import write
+from tests.server.conversation.parsing.written import write
 from tests.server.endpoints.chat.chats import chat, stream
 from tests.server.endpoints.chat.tool_replies import TEMPLATE, joined
 

@@ -15,7 +15,7 @@ from server.conversation.parsing.learning.probe import Message
 from server.conversation.parsing.syntax import call_text
 from tests.server.conversation.parsing.corpus import Style
 from tests.server.conversation.parsing.learning.templates import FAMILIES, Family, render
-from tests.server.conversation.parsing.test_corpora import calls_of, parse, text_of
+from tests.server.conversation.parsing.parsed import calls_of, parse, text_of
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
