@@ -74,6 +74,7 @@ async def conversation_prompt(
             prompt.end,
             continued=continued,
             shows_special=spec.shows_special,
+            is_held_to_calls=spec.tool_choice == "required",
         )
     constraints = await reply_constraints(spec, source, parsing, served)
     return ConversationPrompt(model, prompt.token_ids, parsing, constraints, spec.max_calls)

@@ -177,7 +177,10 @@ def _tagged(reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> dict
     if reasoning is not None:
         begin = Exit(reasoning.begin, to=REASONING)
         end = Exit(reasoning.end, to=ANSWER, eats_space=True)
-        states[REASONING] = Text("reasoning", (end, begin), skips_space=True)
+        calls: tuple[Exit, ...] = ()
+        if tools is not None:  # thoughts may end in a call
+            calls = (*tools.exits, *(Exit(marker, to=REASONING) for marker in tools.strays))
+        states[REASONING] = Text("reasoning", (end, begin, *calls), skips_space=True)
         exits = (begin,)
         strays = (end, *(Exit(marker, to=CONTENT) for marker in reasoning.strays))
     if tools is not None:

@@ -50,6 +50,7 @@ class Machine:
     Args:
         types: what the schemas of the request's tools say of arguments.
         state: the state to begin in.
+        is_held_to_calls: the reply is calls alone, beside thoughts.
 
     Attributes:
         output: where events and spans go.
@@ -60,12 +61,18 @@ class Machine:
         has_thought: whether it has been, at any time since this was set to false.
     """
 
-    def __init__(self, graph: Graph, types: ToolTypes, state: str) -> None:
+    def __init__(
+        self, graph: Graph, types: ToolTypes, state: str, *, is_held_to_calls: bool = False
+    ) -> None:
         self.output = Output()
         self.flows = self.waits = self.is_thinking = self.has_thought = False
         self._graph = graph
+        self._is_held_to_calls = is_held_to_calls
+        self._is_tagged = graph.reasoning is not None and not graph.reasoning.states
         self._fields = FieldReader(types, self.output)
         self._held = ""
+        self._home = CONTENT  # where text belongs that only seemed to be a call
+        self._is_marked = False  # a marker led to the call that is read
         self._awaited: Awaited | Literal["sign"] | None = None
         self._is_blank = False  # nothing but white space since the last marker
         self._alarms: tuple[str, ...] | None = None  # characters that may change the state
@@ -125,6 +132,8 @@ class Machine:
     def _what_is_awaited(self) -> Awaited | Literal["sign"] | None:
         """What must come before more can be told, if that is known and no text may flow."""
         held = self._held
+        if self._home == REASONING and self.output.is_uncertain:
+            return None  # what is held back may be reasoning
         if not self._node.is_body:
             if (awaited := self._node.awaited) is None:
                 return "marker" if held and not self.is_thinking else None
@@ -183,11 +192,19 @@ class Machine:
             return
         is_inside = (output.stands or output.is_uncertain) and not isinstance(state, Between)
         output.take(held, "tool" if is_inside else "markup")
-        if output.is_uncertain:
-            output.break_off(self._graph.nodes[CONTENT].find)
+        if not output.is_uncertain:
+            return
+        if self._is_marked or self._is_held_to_calls:
+            output.drop()
+        else:
+            output.break_off(
+                self._find_marker, "reasoning" if self._home == REASONING else "content"
+            )
 
     def _enter(self, name: str) -> None:
-        """Go to a state."""
+        """Go to a state; from what is no call, back to where it began."""
+        if name == CONTENT and self.output.is_uncertain:
+            name = self._home
         self._node = node = self._graph.nodes[name]
         state, output = node.state, self.output
         self._step = _STEPS[type(state)]
@@ -195,8 +212,9 @@ class Machine:
         self.is_thinking = name == REASONING
         if isinstance(state, Text):
             if output.is_uncertain:
-                output.break_off(self._graph.nodes[CONTENT].find)
-            self._skips = state.skips_space
+                output.break_off(self._find_marker, state.part)
+            else:
+                self._skips = state.skips_space
             return
         if node.is_call and not (output.is_uncertain or output.stands):
             output.begin_call()
@@ -238,10 +256,20 @@ class Machine:
         return end
 
     def _break_off(self) -> None:
-        """Read on as content, because a body is none."""
-        self.output.break_off(self._graph.nodes[CONTENT].find)
+        """Read on as the text that a body interrupted, because it is none."""
+        if not self.output.is_uncertain:
+            self.output.end_call()
         self._enter(CONTENT)
         self._is_blank = True
+
+    def _find_marker(self, text: str, at: int) -> re.Match[str] | None:
+        """Find a marker in what is no call; the first characters of a call without one are none."""
+        node = self._graph.nodes[CONTENT]
+        while (match := node.find(text, at)) is not None and match.lastindex is not None:
+            if not node.exits[match.lastindex - 1].keeps:
+                return match
+            at = match.end()
+        return None
 
     def _read_text(self, state: Text, text: str, at: int) -> int:
         if self._skips:
@@ -255,10 +283,14 @@ class Machine:
         self._is_blank = self._is_blank and end == at
         if match is None or match.lastindex is None:
             return end
-        begin = match.start(match.lastindex)
+        begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
+        self._home = REASONING if self._node.name == REASONING and self._is_tagged else CONTENT
+        self._is_marked = not way.keeps
+        if way.keeps:  # the white space belongs to the text if no call follows
+            self.output.begin_call()
         self.output.take(text[end:begin])
-        self._leave(self._node.exits[match.lastindex - 1], "", text[begin : match.end()])
-        return match.end()
+        self._leave(way, "", text[begin : match.end()])
+        return begin if way.keeps else match.end()
 
     def _read_start(self, state: Start, text: str, at: int) -> int:
         match = self._node.find(text, at)
@@ -270,6 +302,7 @@ class Machine:
         begin, way = match.start(match.lastindex), self._node.exits[match.lastindex - 1]
         if state.skips_space:
             at = self._pass_space(text, at)
+        self._home, self._is_marked = CONTENT, not way.keeps
         self._leave(way, text[at:begin], text[begin : match.end()])
         return begin if way.keeps else match.end()
 

@@ -138,11 +138,22 @@ class Output:
         """End a call that stands."""
         self.stands = False
 
-    def break_off(self, find_marker: Callable[[str, int], re.Match[str] | None]) -> None:
-        """Give up the call that is read; what is uncertain becomes content, markers aside.
+    def drop(self) -> None:
+        """Give up a call that a reply's end cut off before it was certain: none of it is shown."""
+        doubts, self._doubts = self._doubts or [], None
+        for text, _, _ in doubts:
+            self.take(text)
+
+    def break_off(
+        self,
+        find_marker: Callable[[str, int], re.Match[str] | None],
+        part: Literal["reasoning", "content"] = "content",
+    ) -> None:
+        """Give up the call that is read; what is uncertain becomes a text again, markers aside.
 
         Args:
             find_marker: finds the next marker from a place on; a match without a group is none.
+            part: of the text.
         """
         doubts, self._doubts = self._doubts or [], None
         self.stands = False
@@ -152,14 +163,17 @@ class Output:
             if is_marker or is_blank:
                 self.take(text)
             else:
-                self._show_between(text, find_marker)
+                self._show_between(text, find_marker, part)
 
     def _show_between(
-        self, text: str, find_marker: Callable[[str, int], re.Match[str] | None]
+        self,
+        text: str,
+        find_marker: Callable[[str, int], re.Match[str] | None],
+        part: Literal["reasoning", "content"],
     ) -> None:
         at = 0
         while (match := find_marker(text, at)) is not None and match.lastindex is not None:
-            self.show(text[at : match.start()], "content")
+            self.show(text[at : match.start()], part)
             self.take(match.group())
             at = match.end()
-        self.show(text[at:], "content")
+        self.show(text[at:], part)

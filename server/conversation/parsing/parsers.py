@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from server.conversation.parsing.format import REASONING, START, ReasoningFormat, ToolFormat
 from server.conversation.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
@@ -97,6 +97,7 @@ class Parsers:
         *,
         continued: str = "",
         shows_special: bool = False,
+        is_held_to_calls: bool = False,
     ) -> ReplyParsing | None:
         """How the replies to a prompt are taken apart; None where all of them is content.
 
@@ -105,6 +106,7 @@ class Parsers:
             prompt_end: the prompt's last characters.
             continued: the text of the message that the reply goes on with; empty for none.
             shows_special: special tokens that are no markers are text.
+            is_held_to_calls: the replies are calls alone, beside thoughts.
         """
         known = self._of(source)
         tools, reasoning, _ = known.formats
@@ -118,7 +120,8 @@ class Parsers:
         graph = known.graphs[with_calls]
         state = graph.first_state(prompt_end, continued)
         if with_calls:
-            return self._made(graph, types or {}, state, shows_special)
+            made = self._made(graph, types or {}, state, shows_special)
+            return replace(made, is_held_to_calls=True) if is_held_to_calls else made
         key = state, shows_special
         if key not in known.without_calls:
             known.without_calls[key] = self._made(graph, {}, state, shows_special)

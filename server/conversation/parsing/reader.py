@@ -55,6 +55,7 @@ class ReplyParsing:
     Attributes:
         state: the state in which each begins.
         shows_special: special tokens that are no markers are text.
+        is_held_to_calls: the replies are calls alone, beside thoughts.
         thoughts: the markers of its thoughts; None where none are looked for.
     """
 
@@ -64,6 +65,7 @@ class ReplyParsing:
     state: str
     shows_special: bool
     thoughts: ThoughtIds | None
+    is_held_to_calls: bool = False
 
     @cached_property
     def apart(self) -> frozenset[int]:
@@ -132,7 +134,12 @@ class PieceReader:
         self._sentinels = parsing.graph.sentinels
         self._texts = words.texts
         self._apart = parsing.apart
-        self._machine = Machine(parsing.graph, parsing.types, parsing.state)
+        self._machine = Machine(
+            parsing.graph,
+            parsing.types,
+            parsing.state,
+            is_held_to_calls=parsing.is_held_to_calls,
+        )
         self._output = self._machine.output
         self._tokens = TokenParts(words, self._output.spans)
         self._pending = self._tokens.pending

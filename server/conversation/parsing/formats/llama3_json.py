@@ -1,6 +1,8 @@
 """Llama 3.1 to 4 with calls as JSON: a reply that begins with an object is a call.
 
 {"name": "look", "parameters": {"at": "it"}}; {"name": "stop", "parameters": {}}
+
+Behind other text an object is a call where it begins with a name.
 """
 
 from __future__ import annotations
@@ -26,6 +28,10 @@ LLAMA3_JSON = ToolFormat(
     exits=(
         Exit(PYTHON_TAG, to="calls", eats_space=True),
         Exit(PYTHON_START, to="calls", eats_space=True),
+        *(
+            Exit(begin, to="calls", keeps=True, eats_space=True)
+            for begin in ('{"name": "', '{"type": "function"')
+        ),
     ),
     strays=(PYTHON_END,),
     states={

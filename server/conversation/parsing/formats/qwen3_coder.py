@@ -36,7 +36,17 @@ QWEN3_CODER = ToolFormat(
             )
         ),
         "key": Field("key", (Exit(">", to="value"),)),
-        "value": Field("value", (Exit(PARAMETER_END, to="parameters"),), trims_line=True),
+        "value": Field(
+            "value",
+            (
+                Exit(PARAMETER_END, to="parameters"),
+                # Models forget the end of a value, and go on with a line of their own.
+                Exit("\n" + PARAMETER, to="key"),
+                Exit("\n" + FUNCTION_END, to="call", ends_call=True),
+                Exit("\n" + END, to=CONTENT, ends_call=True),
+            ),
+            trims_line=True,
+        ),
     },
     syntax=CallSyntax(
         begin=f"{BEGIN}\n{FUNCTION}{{name}}>\n",

@@ -192,7 +192,7 @@ STYLES: dict[str, Style] = {
     "qwen3_coder": _style("qwen3_coder", "qwen3", _qwen3_coder, spells=True),
     "glm45": _style("glm45", "glm45", _glm, spells=True),
     "llama3_json": _style(
-        "llama3_json", None, lambda calls: "; ".join(_objects(calls, "parameters")), precedes=False
+        "llama3_json", None, lambda calls: "; ".join(_objects(calls, "parameters"))
     ),
     "llama3_tag": _style(
         "llama3_json", None, lambda calls: "<|python_tag|>" + "; ".join(_objects(calls))
@@ -255,7 +255,7 @@ def markers_of(style: Style) -> list[str]:
 def _safe_words(style: Style) -> tuple[str, ...]:
     """Words of arguments: markers too, but in fields the one that ends a value."""
     ends = {
-        way.marker
+        way.marker.strip()
         for state in style.tools.states.values()
         if isinstance(state, Field) and state.role == "value"
         for way in state.exits

@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
+import ast
+import json
+
 import pytest
 
 from server.conversation.parsing.body import MAX_KEY
+from server.conversation.parsing.format import START
 from server.conversation.parsing.formats.known import REASONING_PARSERS
 from server.conversation.parsing.graph import MAX_FIELD, make_graph
 from server.conversation.parsing.machine import MAX_WAITING, Machine
@@ -23,7 +27,6 @@ GOOD = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
         # A body that breaks before its call stands is content, markers aside.
         ("hermes", "<tool_call>{nonsense}</tool_call>", "{nonsense}", []),
         ("hermes", '<tool_call>{"name": 3}</tool_call>', '{"name": 3}', []),
-        ("hermes", '<tool_call>{"name": "f", "arg', '{"name": "f", "arg', []),
         ("hermes", "<tool_call></tool_call>x", "x", []),
         ("hermes", f'<tool_call>{{"a": "</tool_call>", {GOOD}', '{"a": "", ', [("f", "{}")]),
         ("qwen3_coder", "<function=a b>x</function>", "a b>x", []),
@@ -34,7 +37,13 @@ GOOD = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
         ("llama3_json", "<|python_tag|>print(1)", "print(1)", []),
         ("pythonic", "[1] says [f(x=1)]", "[1] says [f(x=1)]", []),
         ("pythonic", "[f(3)]", "[f(3)]", []),
-        ("mistral", "[TOOL_CALLS]no such", "no such", []),
+        ("mistral", "[TOOL_CALLS]no such {", "no such {", []),
+        # What the end of a reply cuts off behind a marker is no content.
+        ("hermes", '<tool_call>{"name": "f", "arg', "", []),
+        ("hermes", 'So: <tool_call>{"na', "So:", []),
+        ("mistral", "[TOOL_CALLS]no such", "", []),
+        ("qwen3_coder", "<tool_call>\n<function=f", "", []),
+        ("llama3_json", '{"name": "Bo', '{"name": "Bo', []),
         ("openai", "plain words", "plain words", []),
         # From then on it stands, with its arguments as far as they came.
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', "", [("f", '{"a": [1')]),
@@ -67,6 +76,58 @@ GOOD = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
             '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {}}}',
             "",
             [("f", "{}")],
+        ),
+        (
+            "hermes",
+            '<tool_call>[{"arguments": {"a": 1}, "name": "f"}, '
+            '{"arguments": {"b": 2}, "name": "g"}]',
+            "",
+            [("f", '{"a": 1}'), ("g", '{"b": 2}')],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"arguments": {"a": 1}, "name": "f"}\n{"name": "g", "arguments": {}}',
+            "",
+            [("f", '{"a": 1}'), ("g", "{}")],
+        ),
+        (
+            "hermes",
+            '<tool_call>{"id": "1", "arguments": {}, "type": "function", "name": "f"}; '
+            '{"name": "g"}',
+            "",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            "phi4_word",
+            'functools[{"parameters": {"a": 1}, "name": "f"},{"name": "g", "parameters": {}}]',
+            "",
+            [("f", '{"a": 1}'), ("g", "{}")],
+        ),
+        (
+            "llama3_json",
+            'I look. {"name": "f", "parameters": {"a": 1}}',
+            "I look.",
+            [("f", '{"a": 1}')],
+        ),
+        (
+            "llama3_json",
+            'So {"type": "function", "name": "f", "parameters": {}} it is',
+            "So it is",
+            [("f", "{}")],
+        ),
+        ("llama3_json", 'He is  {"name": "Bob"} now', 'He is  {"name": "Bob"} now', []),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=a>\nx y\n<parameter=b>\n2\n</function>\n"
+            "</tool_call>",
+            "",
+            [("f", '{"a": "x y", "b": 2}')],
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=f>\n<parameter=a>\n<b>1</b>\n</tool_call> done",
+            " done",
+            [("f", '{"a": "<b>1</b>"}')],
         ),
         ("openai", " to=functions.f<|channel|>commentary json<|message|>{}", "", [("f", "{}")]),
         ("openai", "<|channel|>commentary to=functions.f<|message|><|call|>", "", [("f", "{}")]),
@@ -187,3 +248,69 @@ def test_first_states() -> None:
     opened = make_graph(STYLES["deepseek_v3"].reasoning, None, {})
     assert opened.first_state("<|Assistant|>", "") == "reasoning"
     assert opened.first_state("</think>", "") == "answer"
+
+
+PYTHON_TEXTS = (
+    "[f(a='''x \"\" 'y' ''', b=1)]",
+    '[f(a="""it\'s ""so"" """, b=[\'\'])]',
+    '[f(a=\'\', b=""), g(c=\'it\\\'s\', d="""\\\\""")]',
+    "[f(a={'k': (1, 2.5, None, True)}, b=-1e-3)]",
+    "[f(a=\"a, b) c\", b='[')  , g( )]",
+)
+
+
+@pytest.mark.parametrize("text", PYTHON_TEXTS)
+def test_python_cut_anywhere(text: str) -> None:
+    """Between the quotes of three, behind backslashes: the rarer spellings, at every place."""
+    whole = parse(STYLES["pythonic"], [text])
+    calls = ast.parse(text, mode="eval").body
+    assert isinstance(calls, ast.List)
+    wanted = []
+    for call in calls.elts:
+        assert isinstance(call, ast.Call)
+        assert isinstance(call.func, ast.Name)
+        own = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        wanted.append((call.func.id, json.loads(json.dumps(own))))
+    assert [(name, json.loads(own)) for name, own in calls_of(whole[0])] == wanted
+    for first in range(1, len(text)):
+        assert parse(STYLES["pythonic"], [text[:first], text[first:]]) == whole
+        for second in range(first + 1, min(first + 4, len(text))):
+            chunks = [text[:first], text[first:second], text[second:]]
+            assert parse(STYLES["pythonic"], chunks) == whole
+
+
+class TestCallsInThoughts:
+    """A model that calls a tool while it thinks may never close its thoughts."""
+
+    @pytest.mark.parametrize("size", [1, 5, 1000])
+    @pytest.mark.parametrize(
+        ("text", "reasoning", "content", "calls"),
+        [
+            (f"<think>They want it.\n{GOOD}", "They want it.", "", [("f", "{}")]),
+            (f"<think>Hm {GOOD} Done.", "Hm", " Done.", [("f", "{}")]),
+            (f"<think>Hm{GOOD}</think>\n\nDone.", "Hm", "Done.", [("f", "{}")]),
+            # What is no call is what was thought.
+            ("<think>I write <tool_call>{so} then.</think>Yes", "I write{so} then.", "Yes", []),
+            ("<think>Empty: <tool_call></tool_call>x</think>Yes", "Empty:x", "Yes", []),
+            ('<think>Hm <tool_call>{"name": "f', "Hm", "", []),
+        ],
+    )
+    def test_it(
+        self, text: str, reasoning: str, content: str, calls: list[tuple[str, str]], size: int
+    ) -> None:
+        chunks = [text[at : at + size] for at in range(0, len(text), size)]
+        events, spans = parse(STYLES["hermes"], chunks)
+        assert text_of(events, "reasoning") == reasoning
+        assert text_of(events, "content") == content
+        assert calls_of(events) == calls
+        assert spans[-1][0] == len(text)
+
+
+def test_a_reply_held_to_calls_has_no_content_cut_off() -> None:
+    """Where a grammar holds it, what begins with a bracket can be nothing else than a call."""
+    graph = make_graph(None, STYLES["llama3_json"].tools, {})
+    for is_held, shown in ((True, ""), (False, '{"name": "f')):
+        machine = Machine(graph, {}, START, is_held_to_calls=is_held)
+        machine.feed('{"name": "f')
+        machine.finish()
+        assert text_of(machine.output.events, "content") == shown

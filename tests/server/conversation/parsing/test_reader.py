@@ -196,6 +196,30 @@ def test_a_token_that_ends_a_reply_is_no_marker_in_it() -> None:
     assert parsing.is_content(replace(piece, text="a"), ends_by_token=True)
 
 
+@pytest.mark.parametrize("counts", [[1], [2], [3], [9]])
+@pytest.mark.parametrize("cut", range(1, len("<think>")))
+def test_a_stop_string_holds_back_a_piece_of_a_special_token(cut: int, counts: list[int]) -> None:
+    """A marker's text may come in two pieces, the second after its token: later tokens keep their
+    parts, which are found by their places."""
+    style = STYLES["hermes"]
+    vocabulary = [b"</think>", b"<think>", b"ab", b"cd"]
+    special = {"</think>": 0, "<think>": 1}
+    written = Written([1, 2, 3, 0, 2, 3, 2], vocabulary, special)
+    whole = read(style, written, [7])
+    assert whole.parts == ["markup", *["reasoning"] * 2, "markup", *["content"] * 3]
+    reader = make_reader(style, written)
+    pieces = []
+    held = ""
+    for piece in pieces_of(written, counts):
+        text = held + piece.text
+        is_last = piece.finish_reason is not None
+        # The last characters wait, as where a stop string could begin with them.
+        keep = 0 if is_last else min(cut, len(text))
+        held = text[len(text) - keep :]
+        pieces.append(reader.read(replace(piece, text=text[: len(text) - keep])))
+    assert joined(pieces, written) == whole
+
+
 def test_special_tokens_say_what_markers_in_text_say() -> None:
     """As long as no argument holds a marker, which as a token would end the call."""
     draw, compared = random.Random(0), 0
