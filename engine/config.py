@@ -283,6 +283,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         sampler: which path draws rows, in words.
         grammar_error: why no request may have a grammar; None where they may.
         quantization: the statement of error; None where nothing is quantised.
+        fingerprint: a hash of what decides bits (`engine.startup.fingerprint`); empty where an
+            engine was assembled around a model that no folder holds.
     """
 
     vocab_size: int
@@ -299,3 +301,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     sampler: str = "native"
     grammar_error: str | None = None
     quantization: ErrorStatement | None = None
+    fingerprint: str = ""

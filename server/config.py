@@ -61,7 +61,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         log_requests: the prompt and parameters of each request are logged.
         max_log_len: characters of the prompt in that line.
         defaults: values of sampling fields that a request leaves out.
-        fingerprint: `system_fingerprint` of replies.
         page: `/` shows the page.
         verify_command: the program, with arguments, that `/verify` runs; none where it may not.
         flags: the settings that were given, as they are typed, keys left out.
@@ -106,7 +105,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_requests: bool = False
     max_log_len: int | None = None
     defaults: SamplingDefaults = SamplingDefaults()
-    fingerprint: str = "tailrace"
     page: bool = True
     verify_command: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()

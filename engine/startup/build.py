@@ -36,6 +36,7 @@ from engine.speculation.make_drafter import make_drafter
 from engine.startup.assembly import Assembly, make_attention, step_buffers
 from engine.startup.device import resolve_device
 from engine.startup.error_statement import ErrorMeasure
+from engine.startup.fingerprint import Fingerprint
 from engine.startup.kernels import begin_compiling, begin_loading, wait_for_kernels
 from engine.startup.kv_scales import kv_scales
 from engine.startup.ranks import Ranks, set_threads, start_ranks
@@ -76,7 +77,15 @@ def build_engine(
     if config.tensor_parallel_size == 1:
         begun, measure = begin_compiling(config, device), ErrorMeasure(config, tokenizer)
         model = _load(config, device, reference=measure.reference)
-        return assemble(config, model, device, tokenizer=tokenizer, measure=measure, begun=begun)
+        return assemble(
+            config,
+            model,
+            device,
+            tokenizer=tokenizer,
+            measure=measure,
+            begun=begun,
+            fingerprint=Fingerprint(config, device),
+        )
     others, exchange = ranks or start_ranks(config, device, on_rank_lost)
     measure = ErrorMeasure(config, tokenizer, exchange)
     model = _load(config, device, exchange, measure.reference)
@@ -84,7 +93,10 @@ def build_engine(
     def lead(runner: ModelRunner) -> StartingRunner:
         return LeadRunner(runner, runner.mask_buffer, others)
 
-    return assemble(config, model, device, lead, tokenizer, exchange, measure)
+    fingerprint = Fingerprint(config, device)
+    return assemble(
+        config, model, device, lead, tokenizer, exchange, measure, fingerprint=fingerprint
+    )
 
 
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
@@ -140,6 +152,7 @@ def assemble(
     exchange: RankExchange | None = None,
     measure: ErrorMeasure | None = None,
     begun: Compilation | None = None,
+    fingerprint: Fingerprint | None = None,
 ) -> Engine:
     """Build an engine around a model that is loaded; raises `ConfigError`.
 
@@ -149,6 +162,7 @@ def assemble(
         exchange: the ranks of which this is the first, each with its part of the model.
         measure: of the model's error, begun while it was loaded; None states none.
         begun: as `begin_compiling` gave it, of the same configuration.
+        fingerprint: of the engine, on its way; None for a model that no folder holds.
     """
     config = _on_device(config, device)
     built = _build_runner(config, model, device, exchange, measure, begun)
@@ -175,6 +189,7 @@ def assemble(
         sampler=built.sampler,
         grammar_error=grammar_error,
         quantization=built.statement,
+        fingerprint="" if fingerprint is None else fingerprint.result(),
     )
     serving, drafting = wrap(runner), draft_rules(config.speculation)
     rehearse(config, info, serving, drafting)

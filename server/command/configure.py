@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -31,7 +30,6 @@ from server.command.settings import Settings, flag_of
 from server.config import SamplingDefaults, ServerConfig
 from server.http.origins import LOCAL_HOSTS
 from server.scoring.rerankers import FORMATS
-from server.version import VERSION
 
 DEMO_NAME = "tailrace-demo"
 
@@ -137,7 +135,6 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         log_requests=settings.enable_log_requests,
         max_log_len=settings.max_log_len,
         defaults=_sampling_defaults(settings, model),
-        fingerprint=_fingerprint(config),
         page=settings.page,
         verify_command=_verify_command(settings, config) if settings.page_verify else (),
         flags=_flags(settings),
@@ -249,15 +246,6 @@ def demo_model() -> Path:
         if (Path(folder) / "model" / "config.json").is_file():
             return Path(folder) / "model"
     raise ConfigError("no MODEL was given and the demo model (demo/model) is not installed")
-
-
-def _fingerprint(config: EngineConfig) -> str:
-    """A name that changes with the version and with whatever may change the engine's results."""
-    told = {"log_level": "info", "log_format": "text", "report_times": False}
-    unseeded = msgspec.structs.replace(config.sampling, seed=None)
-    config = msgspec.structs.replace(config, sampling=unseeded, **told)
-    digest = hashlib.sha256(msgspec.json.encode(config)).hexdigest()
-    return f"tailrace-{VERSION}-{digest[:8]}"
 
 
 def _sampling_defaults(settings: Settings, model: str) -> SamplingDefaults:

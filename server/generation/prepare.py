@@ -60,7 +60,7 @@ async def prepare(spec: GenerationSpec, served: ServedModel) -> PreparedRequest:
     return PreparedRequest(
         spec=spec,
         created=int(time.time()),
-        fingerprint=config.fingerprint,
+        fingerprint=served.fingerprint,
         prompts=prompts,
         grammar=grammar,
         ignored_keywords=ignored,

@@ -12,6 +12,7 @@ from engine.config import EngineInfo
 from server.config import ServerConfig
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
+from server.version import VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,11 @@ class ServedModel:
     def info(self) -> EngineInfo:
         """The engine's description, which changes as a fleet's replicas come and go."""
         return self.engine.info
+
+    @property
+    def fingerprint(self) -> str:
+        """The `system_fingerprint`: this version and a hash of all that decides bits."""
+        return "-".join(filter(None, ("tailrace", VERSION, self.info.fingerprint)))
 
     @property
     def quantization(self) -> dict[str, Any] | None:

@@ -22,6 +22,9 @@ class ModelCard(BaseModel):
     quantization: QuantizationReply | None = Field(
         description="The statement of error; null where nothing is quantised."
     )
+    system_fingerprint: str = Field(
+        description="The version and a hash of all that decides the bits of logits and draws."
+    )
 
 
 class ModelList(BaseModel):

@@ -49,4 +49,5 @@ def _card(name: str, context: Context) -> dict[str, Any]:
         "parent": None,
         "max_model_len": context.info.max_model_len,
         "quantization": context.quantization,
+        "system_fingerprint": context.fingerprint,
     }

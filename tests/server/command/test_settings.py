@@ -324,20 +324,10 @@ def test_browsers_send_origins_in_lower_case() -> None:
     assert config.allowed_origins == ("https://chat.example",)
 
 
-def test_the_fingerprint_is_of_what_computes() -> None:
-    def fingerprint(**flags: Any) -> str:
-        settings = load_settings({"model": "m", **flags})
-        return server_config(settings, engine_config(settings)).fingerprint
-
-    assert fingerprint() == fingerprint(log_level="debug", log_format="json")
-    assert fingerprint() != fingerprint(block_size=32)
-
-
-def test_traces_need_a_collector_of_http_and_leave_the_fingerprint() -> None:
+def test_traces_need_a_collector_of_http() -> None:
     plain, traced = load_settings({}), load_settings({"otlp_traces_endpoint": "http://c:4318"})
     made = [server_config(each, engine_config(each)) for each in (plain, traced)]
     assert [each.otlp_traces_endpoint for each in made] == [None, "http://c:4318/v1/traces"]
-    assert made[0].fingerprint == made[1].fingerprint
     assert [engine_config(each).report_times for each in (plain, traced)] == [False, True]
     wrong = load_settings({"otlp_traces_endpoint": "grpc://c:4317"})
     with pytest.raises(ConfigError, match="--otlp-traces-endpoint must be the URL of an OTLP"):

@@ -45,3 +45,13 @@ async def test_the_statement_of_error() -> None:
         "max_logprob_gap": None,
         "text": "t",
     }
+
+
+async def test_the_fingerprint() -> None:
+    """Replies and `/v1/models` have the same one, of the version and the engine's."""
+    async with in_process() as site:
+        site.engine.info = structs.replace(site.engine.info, fingerprint="abc")
+        reply = await site.complete(prompt="x", max_tokens=1)
+        (card,) = (await site.client.get("/v1/models")).json()["data"]
+    wanted = f"tailrace-{VERSION}-abc"
+    assert reply["system_fingerprint"] == card["system_fingerprint"] == wanted

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server.version import VERSION
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import Site, eventually, in_process
 
@@ -29,7 +30,7 @@ class TestReply:
                 }
             ],
             "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
-            "system_fingerprint": "tailrace",
+            "system_fingerprint": f"tailrace-{VERSION}",
         }
 
     async def test_prompts_times_n(self, site: Site) -> None:
