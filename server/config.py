@@ -23,6 +23,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model_names: names the model answers to; replies carry the first.
+        any_model_name: it answers to all others too.
         model_root: folder or hub id, as `/v1/models` shows it.
         api_keys: any of them opens the protected routes; none leaves all open.
         open_metrics: `/metrics` needs no key.
@@ -85,6 +86,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     priority_scheduling: bool = False
     stream_interval: int = 1
     request_id_headers: bool = True
+    any_model_name: bool = False
     accepts_unknown_fields: bool = False
     prompt_tokens_details: bool = False
     force_include_usage: bool = False

@@ -99,6 +99,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
     own_name = model if settings.model else DEMO_NAME
     return ServerConfig(
         model_names=tuple(settings.served_model_name) or (own_name,),
+        any_model_name=settings.allow_any_model_name,
         model_root=model,
         api_keys=tuple(settings.api_key),
         open_metrics=settings.open_metrics,

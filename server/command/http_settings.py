@@ -41,6 +41,10 @@ class HttpSettings(BaseModel):
     stream_interval: int = Field(
         1, ge=1, description="The number of tokens between two chunks of a stream."
     )
+    allow_any_model_name: bool = Field(
+        False,
+        description="Answer to every name of a model, for clients that have one built in.",
+    )
     enable_request_id_headers: bool = Field(True, description="Send X-Request-Id with every reply.")
     unknown_fields: Literal["refuse", "ignore"] = Field(
         "refuse",

@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, `/version`, `/metrics`."""
+"""`/health`, `/ping`, `/ready`, `/load`, `/version`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ class StatusReply(BaseModel):
     status: str
 
 
+class LoadReply(BaseModel):
+    """How many choices were admitted and have not ended."""
+
+    server_load: int
+
+
 class VersionReply(BaseModel):
     """The server's version."""
 
@@ -44,6 +50,19 @@ async def ready(request: Request) -> Response:
     if context_of(request).lifecycle.draining:
         raise shutting_down()
     return await health(request)
+
+
+@router.post("/ping", include_in_schema=False)
+@router.get("/ping", responses=replies(StatusReply, 503))
+async def ping(request: Request) -> Response:
+    """Tell whether the engine can serve, as SageMaker asks. Open without a key."""
+    return await health(request)
+
+
+@router.get("/load", responses=replies(LoadReply))
+async def load(request: Request) -> Response:
+    """Tell how many choices all fronts work at, or let wait."""
+    return json_response({"server_load": context_of(request).admission.num_in_flight})
 
 
 @router.get("/version", responses=replies(VersionReply))

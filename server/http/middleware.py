@@ -34,7 +34,14 @@ GENERATION_PATHS = frozenset(
     }
 )
 """Paths whose POST requests count as received and end in exactly one outcome."""
-_ALWAYS_OPEN = frozenset({"/health", "/ready"})
+_BELOW_V1 = frozenset(
+    {
+        *("/completions", "/chat/completions", "/responses", "/messages", "/messages/count_tokens"),
+        *("/models", "/embeddings", "/decisions"),
+    }
+)
+"""Paths that are served without their `/v1` too, for clients whose base address has none."""
+_ALWAYS_OPEN = frozenset({"/health", "/ready", "/ping"})
 _NO_KEY = _ALWAYS_OPEN | {"/", "/docs", "/openapi.json"}
 _NO_KEY_BELOW = ("/docs/", "/page/")
 """Paths that need no key, and the beginning of others."""
@@ -67,6 +74,7 @@ class Accounts:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope["path"] = _own_path(scope)
         given_id = header(scope, b"x-request-id")
         account = RequestAccount(request_id=given_id or secrets.token_hex(16))
         attach(scope, account)
@@ -182,6 +190,18 @@ class Gate:
             words = "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY"
             headers = {"www-authenticate": "Bearer"}
             raise ApiError(401, words, code="invalid_api_key", headers=headers)
+
+
+def _own_path(scope: Scope) -> str:
+    """The path as our routes have it: the prefix of `--root-path` once, and `/v1`.
+
+    The prefix is added to every path, so one that a proxy has left in it stands there twice.
+    """
+    root: str = scope.get("root_path", "")
+    path = route_path(scope)
+    if root and path.startswith(f"{root}/"):
+        path = path.removeprefix(root)
+    return f"{root}/v1{path}" if path in _BELOW_V1 else f"{root}{path}"
 
 
 def route_path(scope: Scope) -> str:

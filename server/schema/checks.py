@@ -10,7 +10,7 @@ def check_model(name: str | None, config: ServerConfig) -> str:
     """The name that the reply carries; raises a 404 unless the server answers to this one."""
     if name is None:
         return config.model_names[0]
-    if name not in config.model_names:
+    if name not in config.model_names and not config.any_model_name:
         served = ", ".join(config.model_names)
         message = f"the model {name!r} does not exist; served here: {served}"
         raise ApiError(404, message, param="model", code="model_not_found")

@@ -132,5 +132,5 @@ def check_not_stored(body: MessagesRequest) -> None:
 
 
 def shows_thoughts(thinking: ThinkingOptions | None) -> bool:
-    """Whether the reply has thinking blocks."""
-    return not thinking or (thinking.type != "disabled" and thinking.display != "omitted")
+    """Whether the reply has thinking blocks: where they were asked for, as Anthropic's has."""
+    return thinking is not None and thinking.type != "disabled" and thinking.display != "omitted"

@@ -1,7 +1,8 @@
-"""`/v1/models`."""
+"""`/v1/models`, in OpenAI's shape, and for its own client in Anthropic's."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter
@@ -22,8 +23,12 @@ router = APIRouter(tags=["models"], route_class=PlainRoute)
 async def list_models(request: Request) -> Response:
     """List the names that this server answers to."""
     context = context_of(request)
-    cards = [_card(name, context) for name in context.config.model_names]
-    return json_response({"object": "list", "data": cards})
+    names = context.config.model_names
+    if _is_anthropic(request):
+        cards = [_anthropic_card(name, context) for name in names]
+        ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+        return json_response({"data": cards, **ends})
+    return json_response({"object": "list", "data": [_card(name, context) for name in names]})
 
 
 @router.get(
@@ -36,7 +41,24 @@ async def retrieve_model(request: Request) -> Response:
     context = context_of(request)
     model: str = request.path_params["model"]
     check_model(model, context.config)
-    return json_response(_card(model, context))
+    card = _anthropic_card if _is_anthropic(request) else _card
+    return json_response(card(model, context))
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Whether Anthropic's client asks, which reads another shape."""
+    return "anthropic-version" in request.headers
+
+
+def _anthropic_card(name: str, context: Context) -> dict[str, Any]:
+    created = datetime.fromtimestamp(context.config.created, UTC)
+    return {
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "max_input_tokens": context.info.max_model_len,
+    }
 
 
 def _card(name: str, context: Context) -> dict[str, Any]:

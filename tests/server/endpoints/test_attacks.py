@@ -99,3 +99,44 @@ async def test_4096_choices_and_a_client_that_hangs_up(name: str, at_once: bool)
         assert min(longest) - alone < LONGER_S * slowness()
         assert site.context.admission.num_in_flight == 0
         assert [handle for handle, _ in engine.aborted] == engine.waiting, "one abort a request"
+
+
+SAID = b'"max_tokens":1,"messages":[{"role":"user","content":"a"}]'
+LARGE = {
+    "variables": (
+        400,
+        b'{%b,"chat_template_kwargs":{%b}}'
+        % (SAID, b",".join(b'"k%d":1' % i for i in range(400_000))),
+    ),
+    "one variable": (200, b'{%b,"chat_template_kwargs":{"x":"%b"}}' % (SAID, b"word " * 800_000)),
+    "messages": (
+        400,
+        b'{"max_tokens":1,"messages":[%b]}'
+        % b",".join([b'{"role":"user","content":"%b"}' % (b"word " * 100)] * 8000),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+async def test_four_large_bodies_at_once(name: str) -> None:
+    """`tests/serving/test_large_bodies.py` has all kinds, and larger ones."""
+    status, raw = LARGE[name]
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    headers = {"content-type": "application/json"}
+    async with on_a_port(chat_template=template) as site:
+
+        async def post() -> int:
+            reply = await site.client.post("/v1/chat/completions", content=raw, headers=headers)
+            return reply.status_code
+
+        await asyncio.gather(post(), post())  # starts the processes
+        alone = min([await one_token(site) for _ in range(10)])
+        longest = []
+        for _ in range(3):
+            attack = asyncio.gather(*[post() for _ in range(4)])
+            waits = [await one_token(site)]
+            while not attack.done():
+                waits.append(await one_token(site))
+            longest.append(max(waits))
+            assert await attack == [status] * 4
+        assert min(longest) - alone < LONGER_S * slowness()

@@ -264,3 +264,28 @@ class TestAccounts:
         }
         await transport.app(scope, receive, send)
         assert site.metric("tailrace_request_outcomes_total", outcome="abort") == 1
+
+
+@pytest.mark.parametrize("root", ["", "/api"])
+async def test_routes_are_found(root: str) -> None:
+    async with on_a_port(root_path=root) as site:
+        for prefix in {"", root}:
+            for path in ("/v1/models", "/models", "/version", "/ping", "/load", "/health"):
+                reply = await site.client.get(prefix + path)
+                assert reply.status_code == 200, (prefix, path)
+            reply = await site.client.post(
+                f"{prefix}/completions", json={"prompt": "a", "max_tokens": 1}
+            )
+            assert reply.status_code == 200
+            assert (await site.client.get(f"{prefix}/nothing")).status_code == 404
+        assert (await site.client.post("/ping")).json() == {"status": "ok"}
+        assert (await site.client.get("/load")).json() == {"server_load": 0}
+        received = site.metric("tailrace_requests_received_total")
+        assert received == len({"", root}), "they count as what they are"
+
+
+async def test_pings_need_no_key() -> None:
+    async with on_a_port(api_keys=("k",)) as site:
+        assert (await site.client.get("/ping")).status_code == 200
+        assert (await site.client.get("/load")).status_code == 401
+        assert (await site.client.get("/models")).status_code == 401

@@ -86,10 +86,13 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in message.items() if k != "id"} | {"content": blocks}
 
 
+ADAPTIVE = {"type": "adaptive"}
+
+
 class TestReply:
     async def test_the_blocks(self) -> None:
         async with in_process(FakeEngine(says(REPLY)), chat_template=TEMPLATE) as site:
-            message = await send(site, system="Be brief.", **TOOLS)
+            message = await send(site, system="Be brief.", thinking=ADAPTIVE, **TOOLS)
             assert prompt_of(site) == "[tool]look[tool]stop[system]Be brief.[user]hello[assistant]"
         thinking, text, look, stop = message["content"]
         assert thinking == {
@@ -153,9 +156,9 @@ class TestReply:
             assert prompt_of(site).startswith("[tool]look")
 
     @pytest.mark.parametrize(
-        "thinking", [{"type": "disabled"}, {"type": "adaptive", "display": "omitted"}]
+        "thinking", [None, {"type": "disabled"}, {"type": "adaptive", "display": "omitted"}]
     )
-    async def test_thoughts_are_left_out(self, thinking: dict[str, Any]) -> None:
+    async def test_thoughts_are_left_out(self, thinking: dict[str, Any] | None) -> None:
         async with in_process(FakeEngine(says(REPLY)), chat_template=TEMPLATE) as site:
             message = await send(site, thinking=thinking)
             assert message["content"][0]["type"] == "text"
@@ -196,7 +199,7 @@ class TestStream:
     async def test_the_order_of_events(self) -> None:
         script = says(f"<think>So.</think>Hi{call('stop')}")
         async with in_process(FakeEngine(script), chat_template=TEMPLATE) as site:
-            events = await stream(site, **TOOLS)
+            events = await stream(site, thinking=ADAPTIVE, **TOOLS)
         kinds = [event["type"].removeprefix("content_block_") for event in events]
         once = [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1] or i == 0]
         assert once == [

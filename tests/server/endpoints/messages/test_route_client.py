@@ -52,9 +52,12 @@ def results(content: list[Any]) -> list[MessageParam]:
     ]
 
 
+THINKS: Any = {"thinking": {"type": "adaptive"}}
+
+
 async def test_a_tool_loop(live: Site) -> None:
     async with client_of(live) as client:
-        asked: dict[str, Any] = {"model": MODEL, "max_tokens": 512, "tools": [TOOL]}
+        asked: dict[str, Any] = {"model": MODEL, "max_tokens": 512, "tools": [TOOL], **THINKS}
         message = await client.messages.create(messages=HELLO, **asked)
         assert message.stop_reason == "tool_use"
         assert [block.type for block in message.content] == ["thinking", "text", "tool_use"]
@@ -75,7 +78,7 @@ async def test_a_streamed_tool_loop(live: Site) -> None:
     async with client_of(live) as client:
         for _ in range(2):
             async with client.messages.stream(
-                model=MODEL, max_tokens=512, tools=[TOOL], messages=messages
+                model=MODEL, max_tokens=512, tools=[TOOL], messages=messages, **THINKS
             ) as stream:
                 kinds += [event.type async for event in stream]
                 message = await stream.get_final_message()
@@ -128,3 +131,22 @@ async def test_an_unfinished_character_is_no_error(live: Site) -> None:
         message = await client.messages.create(model=MODEL, max_tokens=9, messages=HELLO)
     assert message.content[0].type == "text"
     assert message.content[0].text == "A\ufffd"
+
+
+async def test_models_have_the_shape_of_the_package(live: Site) -> None:
+    async with client_of(live) as client:
+        page = await client.models.list()
+        assert [(each.id, each.type) for each in page.data] == [(MODEL, "model")]
+        assert (page.first_id, page.last_id, page.has_more) == (MODEL, MODEL, False)
+        one = await client.models.retrieve(MODEL)
+        assert one.display_name == MODEL
+        assert one.created_at.tzinfo is not None
+
+
+async def test_any_name_of_a_model_may_be_allowed() -> None:
+    async with (
+        on_a_port(FakeEngine(says("Hi")), chat_template=TEMPLATE, any_model_name=True) as site,
+        client_of(site) as client,
+    ):
+        message = await client.messages.create(model="claude-x", max_tokens=5, messages=HELLO)
+        assert message.model == "claude-x"
