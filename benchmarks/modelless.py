@@ -65,7 +65,12 @@ class _ScoringStep:
         values = -5 - 10 * np.random.rand(*self.plan.id_lists.shape).astype(np.float32)
         others = np.full(len(values), -0.1, dtype=np.float32)
         return ScoringResult(
-            values, others, np.zeros(len(values), dtype=np.int32), others, others.astype(np.float64)
+            values=values,
+            others=others,
+            best_ids=np.zeros(len(values), dtype=np.int32),
+            best=others,
+            log_sums=others.astype(np.float64),
+            hidden=np.zeros((len(self.plan.embed_tokens), 8), dtype=np.float32),
         )
 
 

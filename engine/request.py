@@ -177,6 +177,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
             position and its own.
         id_lists: int32 [M, J], ids whose logprobs are read, padded with -1. The lists are used in
             turn: the request's p-th read position, branches in order, reads list p % M.
+        embeds: hidden states are read instead of logprobs; `id_lists` is then [1, 0].
         priority: as `Request.priority`.
         cache_salt: as `Request.cache_salt`.
     """
@@ -188,6 +189,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     num_read: Int32Array
     id_lists: Int32Array
     branches: Branches | None = None
+    embeds: bool = False
     priority: int = 0
     cache_salt: str = ""
 
@@ -225,6 +227,8 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
         best_ids: int32 [P], the best of all other ids.
         best: float32 [P], its logprob.
         log_sums: float64 [P], the log-sum-exp of each position's logits.
+        hidden: float32 [P, H], hidden states after the final norm, where these were read; None
+            otherwise.
         error: the message of `Finish.ERROR`.
     """
 
@@ -236,6 +240,7 @@ class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
     best_ids: Int32Array
     best: Float32Array
     log_sums: Float64Array
+    hidden: Float32Array | None = None
     error: str | None = None
 
 

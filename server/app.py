@@ -23,6 +23,7 @@ from server.endpoints import docs, health, page, server_info, verify
 from server.endpoints.chat import route as chat
 from server.endpoints.completions import route as completions
 from server.endpoints.decisions import route as decisions
+from server.endpoints.embeddings import route as embeddings
 from server.endpoints.messages import route as messages
 from server.endpoints.models import route as models
 from server.endpoints.rerank import route as rerank
@@ -106,6 +107,7 @@ def create_app(
             decisions,
             systemone,
             rerank,
+            embeddings,
             models,
             tokens,
             health,

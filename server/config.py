@@ -18,6 +18,18 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 16
 
 
+class Pooling(msgspec.Struct, frozen=True):
+    """How a model's embeddings are made of its hidden states.
+
+    Attributes:
+        normalizes: embeddings have length 1.
+        refusal: why there are none; None where there are.
+    """
+
+    normalizes: bool = True
+    refusal: str | None = None
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration of `create_app`.
 
@@ -48,6 +60,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         chat_template: the template of chats in place of the model's own; None for that.
         decision_template: the words in which decisions are asked; None for the built-in ones.
         rerank_template: how documents are ranked, as `Reranker` takes it.
+        pooling: how embeddings are made.
         max_scoring_tokens: tokens that the prompts of one request for decisions, a ranking or
             embeddings may have together.
         trust_request_chat_template: requests may bring templates of their own.
@@ -94,6 +107,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None = None
     decision_template: str | None = None
     rerank_template: str | None = None
+    pooling: Pooling = Pooling()
     max_scoring_tokens: int = 2 << 20
     trust_request_chat_template: bool = False
     tool_call_parser: str = "auto"

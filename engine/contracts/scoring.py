@@ -26,6 +26,7 @@ class ScoringPlan:
         sharing: rows that begin with the same blocks, if any do; some of these may be computed by
             rows of this step.
         read_tokens: int64 [P], tokens whose hidden state goes through the LM head.
+        embed_tokens: int64 [E], tokens whose hidden state is reported itself.
         id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
     """
 
@@ -37,6 +38,7 @@ class ScoringPlan:
     slots: Int64Array
     sharing: Sharing | None
     read_tokens: Int64Array
+    embed_tokens: Int64Array
     id_lists: Int32Array
 
 
@@ -51,6 +53,7 @@ class ScoringResult:
         best_ids: int32 [P], the best of all other ids.
         best: float32 [P], its logprob.
         log_sums: float64 [P], the log-sum-exp of each position's logits.
+        hidden: float32 [E, hidden_size], hidden states after the final norm.
     """
 
     values: Float32Array
@@ -58,6 +61,7 @@ class ScoringResult:
     best_ids: Int32Array
     best: Float32Array
     log_sums: Float64Array
+    hidden: Float32Array
 
 
 class ScoringHandle(Protocol):

@@ -30,10 +30,10 @@ def issue_scoring(
     """
     arrays = (
         *(plan.query_starts, plan.seq_lens, plan.block_tables, plan.slots),
-        *(plan.token_ids, plan.positions, plan.read_tokens, plan.id_lists),
+        *(plan.token_ids, plan.positions, plan.read_tokens, plan.id_lists, plan.embed_tokens),
     )
     query_starts, seq_lens, block_tables, slots, *tokens = to_device_together(arrays, device)
-    token_ids, positions, read_tokens, id_lists = tokens
+    token_ids, positions, read_tokens, id_lists, embed_tokens = tokens
     inputs = AttentionInputs(
         query_starts=query_starts,
         query_starts_np=plan.query_starts,
@@ -45,7 +45,8 @@ def issue_scoring(
         decode_len=0,  # no row decodes, however short
         sharing=plan.sharing,
     )
-    read = forward(token_ids, positions, inputs).final[read_tokens]
+    final = forward(token_ids, positions, inputs).final
+    read, hidden = final[read_tokens], final[embed_tokens].float()
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
     others, best = (torch.empty(len(read), dtype=torch.float32, device=device) for _ in range(2))
     log_sums = torch.empty(len(read), dtype=torch.float64, device=device)
@@ -57,4 +58,4 @@ def issue_scoring(
         best_ids[chunk], best[chunk] = listed.best_ids, listed.best
         log_sums[chunk] = listed.log_sums
     read_back = {"values": values, "others": others, "best_ids": best_ids, "best": best}
-    return HostCopy(read_back | {"log_sums": log_sums})
+    return HostCopy(read_back | {"log_sums": log_sums, "hidden": hidden})

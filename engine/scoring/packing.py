@@ -23,7 +23,9 @@ class Rows(NamedTuple):
         starts: int64 [n], position of each row's first token.
         tables: int32 [n, B], each row's blocks, padded with `NULL_BLOCK`.
         num_read: int64 [n], how many of each row's last positions are read.
-        id_lists: int32 [num_read.sum(), J], ids whose values are read at each of these positions.
+        id_lists: int32 [num_read.sum(), J], ids whose values are read at each of these positions;
+            [0, J] with `embeds`.
+        embeds: hidden states are read, not ids.
         num_shared: leading blocks that all tables have in common, whose keys every token sees.
     """
 
@@ -33,6 +35,7 @@ class Rows(NamedTuple):
     tables: Int32Array
     num_read: Int64Array
     id_lists: Int32Array
+    embeds: bool = False
     num_shared: int = 0
 
 
@@ -55,7 +58,9 @@ def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
     # The place of each row of `parts` in the step. A row's last position read is its last token.
     places = np.argsort(np.argsort(np.repeat(shares, sizes), kind="stable"))
     num_read = np.concatenate([part.num_read for part in parts])
+    embeds = np.repeat(np.repeat([part.embeds for part in parts], sizes), num_read)
     read_shift = np.repeat(ends[places] - np.cumsum(num_read), num_read)
+    read = np.arange(len(read_shift)) + read_shift
     return ScoringPlan(
         token_ids=np.concatenate([part.token_ids for part in ordered]),
         positions=positions,
@@ -64,7 +69,8 @@ def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
         block_tables=tables,
         slots=blocks * block_size + positions % block_size,
         sharing=_sharing(ordered, sum(shares)),
-        read_tokens=np.arange(len(read_shift)) + read_shift,
+        read_tokens=read[~embeds],
+        embed_tokens=read[embeds],
         id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
     )
 

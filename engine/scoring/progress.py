@@ -25,6 +25,7 @@ class ScoringProgress:
         layout: the rows of its items.
         values, others, best_ids, best, log_sums: the answer, as in `ItemScores`, filled as steps
             are read back.
+        hidden: hidden states as they are read back, where they are the answer.
         hashes: hashes of the shared blocks.
         blocks: the shared blocks, once the request is active.
         spare: blocks for the longest stem and row, held as long, so that the request can always go
@@ -51,6 +52,7 @@ class ScoringProgress:
     best: Float32Array
     log_sums: Float64Array
     hashes: list[bytes]
+    hidden: list[Float32Array] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     spare: list[int] = field(default_factory=list)
     num_computed: int = 0
@@ -150,6 +152,7 @@ class ScoringProgress:
             tables=np.array([[*self.blocks, *self.spare[:stem], *own]], dtype=np.int32),
             num_read=np.array([num_read]),
             id_lists=self._take_lists(num_read),
+            embeds=self.request.embeds,
         )
 
     def item_rows(self, count: int, own: list[int]) -> Rows:
@@ -168,6 +171,7 @@ class ScoringProgress:
             tables=np.hstack([np.broadcast_to(shared, (end - first, len(shared))), tables]),
             num_read=num_read,
             id_lists=self._take_lists(int(num_read.sum())),
+            embeds=self.request.embeds,
             num_shared=len(shared),
         )
 
@@ -175,6 +179,8 @@ class ScoringProgress:
         """Ids of the next `count` positions read, int32 [count, J]; the lists are used in turn."""
         lists = self.request.id_lists
         first, self.num_planned = self.num_planned, self.num_planned + count
+        if self.request.embeds:
+            return lists[:0]
         return lists[np.arange(first, first + count) % len(lists)]
 
 

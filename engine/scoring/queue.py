@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.arrays import Float32Array
 from engine.config import CacheConfig, SchedulerConfig
 from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
 from engine.memory.blocks import BlockPool
@@ -160,20 +161,20 @@ class ScoringQueue:
             for span in step.spans:
                 self._end(span.progress, Finish.ERROR, str(failure))
             return
-        start = 0
+        start = embedded = 0
         for span in step.spans:
-            self._enter(span, result, start)
-            start += span.count
+            if span.progress.request.embeds:
+                self._embed(span, result.hidden[embedded : embedded + span.count])
+                embedded += span.count
+            else:
+                self._enter(span, result, start)
+                start += span.count
 
     def _enter(self, span: _ReadSpan, result: ScoringResult, start: int) -> None:
         """Enter a request's positions, which begin at `start` in the step's result."""
         progress, width = span.progress, span.progress.values.shape[1]
-        if progress.ended or not span.count:
-            return
         there = slice(start, start + span.count)
-        if np.isnan(result.others[there]).any():
-            self.num_bad += 1
-            self._end(progress, Finish.NAN)
+        if not self._is_good(span, result.others[there]):
             return
         mine = slice(span.first, span.first + span.count)
         progress.values[mine] = result.values[there, :width]
@@ -181,6 +182,27 @@ class ScoringQueue:
         progress.best_ids[mine] = result.best_ids[there]
         progress.best[mine] = result.best[there]
         progress.log_sums[mine] = result.log_sums[there]
+        self._count(span)
+
+    def _embed(self, span: _ReadSpan, hidden: Float32Array) -> None:
+        """Enter the hidden states of a request's positions."""
+        if self._is_good(span, hidden):
+            span.progress.hidden.append(hidden)
+            self._count(span)
+
+    def _is_good(self, span: _ReadSpan, numbers: Float32Array) -> bool:
+        """Whether a request goes on with what was read; one with NaN ends here."""
+        if span.progress.ended or not span.count:
+            return False
+        if np.isnan(numbers).any():
+            self.num_bad += 1
+            self._end(span.progress, Finish.NAN)
+            return False
+        return True
+
+    def _count(self, span: _ReadSpan) -> None:
+        """Count positions as read, and end the request with the last of them."""
+        progress = span.progress
         if not progress.num_read and self._prefix_caching:  # the query was computed clean
             for block, block_hash in zip(progress.blocks, progress.hashes, strict=True):
                 self._pool.register(block, block_hash, drafted=False)
@@ -207,6 +229,7 @@ class ScoringQueue:
             best_ids=progress.best_ids[:num_read],
             best=progress.best[:num_read],
             log_sums=progress.log_sums[:num_read],
+            hidden=np.concatenate(progress.hidden) if num_read and progress.hidden else None,
             error=error,
         )
         self._report(progress.frontend, scores)

@@ -29,6 +29,7 @@ from server.command.logs import log_level
 from server.command.settings import Settings, flag_of
 from server.config import SamplingDefaults, ServerConfig
 from server.http.origins import LOCAL_HOSTS
+from server.scoring.pooling import pooling_of
 from server.scoring.rerankers import FORMATS
 
 DEMO_NAME = "tailrace-demo"
@@ -123,6 +124,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         chat_template=_template_text("--chat-template", settings.chat_template),
         decision_template=_jinja("--decision-template", settings.decision_template),
         rerank_template=_jinja("--rerank-template", settings.rerank_template, FORMATS),
+        pooling=pooling_of(model),
         max_scoring_tokens=settings.max_scoring_tokens,
         trust_request_chat_template=settings.trust_request_chat_template,
         tool_call_parser=settings.tool_call_parser,

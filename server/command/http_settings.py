@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from engine.logs import LogFormat
 from server.command.values import Count, LogLevel, ReasoningParser, Several, ToolCallParser
-from server.endpoints.completions.prompt_field import MAX_PROMPTS
+from server.generation.prompt_field import MAX_PROMPTS
 
 
 class HttpSettings(BaseModel):

@@ -62,7 +62,7 @@ async def rank(
         raise _too_many(field, total, context)
     account = account_of(request.scope)
     with CancelOnDisconnect(request.receive):
-        scores = await run_scoring(spec, total, context)
+        scores = await run_scoring(spec.request, total, context)
     account.report = lambda: GenerationReport(
         context.config.model_names[0], reply_id, total, scores.num_cached
     )

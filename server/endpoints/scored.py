@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
-from engine.request import Finish, ItemScores
+from engine.request import Finish, ItemScores, ScoringRequest
 from engine.submission import EngineDeadError
 from server.context import Context
 from server.http.failures import failed_request, lost_engine
-from server.scoring.spec import ScoringSpec
 
 
-async def run_scoring(spec: ScoringSpec, num_prompt_tokens: int, context: Context) -> ItemScores:
+async def run_scoring(
+    request_of: Callable[[int], ScoringRequest], num_prompt_tokens: int, context: Context
+) -> ItemScores:
     """The engine's answer; the request ends there if nobody waits for it any more.
 
     Args:
+        request_of: makes the engine's request of its handle.
         num_prompt_tokens: tokens that are billed.
 
     Raises:
@@ -25,7 +28,7 @@ async def run_scoring(spec: ScoringSpec, num_prompt_tokens: int, context: Contex
     context.admission.admit(1)
     reason = "error"
     try:
-        scores = await _submitted(spec, context)
+        scores = await _submitted(request_of, context)
         if scores.finish != Finish.LENGTH:
             raise failed_request(scores.finish, scores.error)
         reason = "length"
@@ -43,9 +46,9 @@ async def run_scoring(spec: ScoringSpec, num_prompt_tokens: int, context: Contex
         metrics.prompt_lens.observe(num_prompt_tokens)
 
 
-async def _submitted(spec: ScoringSpec, context: Context) -> ItemScores:
+async def _submitted(request_of: Callable[[int], ScoringRequest], context: Context) -> ItemScores:
     engine = context.engine
-    submission = engine.score(spec.request(engine.new_handle()))
+    submission = engine.score(request_of(engine.new_handle()))
     context.admission.enter(submission)
     try:
         async for _ in submission:

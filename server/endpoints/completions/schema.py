@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.endpoints.completions.prompt_field import PromptField
+from server.generation.prompt_field import PromptField
 from server.schema.fields import Instead, NotYet
 from server.schema.generation import GenerationFields
 

@@ -106,7 +106,7 @@ async def _scores(prompts: Sequence[DecisionPrompts], context: Context) -> list[
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(run_scoring(each.spec, each.num_prompt_tokens, context))
+                group.create_task(run_scoring(each.spec.request, each.num_prompt_tokens, context))
                 for each in prompts
             ]
     except BaseExceptionGroup as failed:

@@ -61,7 +61,7 @@ async def _answer(
     account = account_of(request.scope)
     account.report = partial(_report, prepared)
     with CancelOnDisconnect(request.receive):
-        scores = await run_scoring(prepared.spec, prepared.num_prompt_tokens, context)
+        scores = await run_scoring(prepared.spec.request, prepared.num_prompt_tokens, context)
         account.report = partial(_report, prepared, scores)
         if scores.values.size > INLINE_VALUES:
             return json_reply(await context.worker.run(write, prepared, scores))

@@ -105,6 +105,7 @@ def test_steps_of_scoring_are_told_whole() -> None:
         slots=np.arange(3, dtype=np.int64),
         sharing=Sharing(np.array([0, 1]), np.array([1], dtype=np.int32)),
         read_tokens=np.array([2]),
+        embed_tokens=np.arange(1),
         id_lists=np.array([[1, -1]], dtype=np.int32),
     )
     message: Any = decode(encode(Score(plan)))

@@ -142,6 +142,23 @@ def test_values_of_several_branches_an_item(
     _check(ended, [alone], model[1])
 
 
+@pytest.mark.parametrize("budget", [16, 512])
+def test_hidden_states_equal_transformers(model: tuple[Path, PreTrainedModel], budget: int) -> None:
+    case = msgspec.structs.replace(
+        _cases()[2], embeds=True, id_lists=np.zeros((1, 0), dtype=np.int32)
+    )
+    case = msgspec.structs.replace(case, num_read=np.ones_like(case.num_read))
+    hidden = _run(_engine(model[0], budget), [case])[case.handle].hidden
+    assert hidden is not None
+    ends = np.cumsum(case.item_lens)[:-1]
+    for own, item in zip(hidden, np.split(case.item_token_ids, ends), strict=True):
+        ids = torch.from_numpy(np.concatenate([case.query_token_ids, item])).long()[None]
+        with torch.inference_mode():
+            want = model[1].base_model(ids).last_hidden_state[0, -1]
+        # Float32 forwards in different orders of summation, as for logits.
+        np.testing.assert_allclose(own, want, rtol=0, atol=1e-4)
+
+
 def _check(
     ended: dict[int, ItemScores], cases: list[ScoringRequest], peer: PreTrainedModel
 ) -> None:

@@ -66,7 +66,9 @@ class ScoringFake(PagedFake):
         others[read == self.bad_context] = np.nan
         best_ids = (read % VOCAB).astype(np.int32)
         sums = others.astype(np.float64)
-        return Handle(ScoringResult(values, others, best_ids, others - 1, sums))
+        hidden = contexts[plan.embed_tokens, None] % np.array([10007, 4001])
+        hidden = hidden.astype(np.float32)
+        return Handle(ScoringResult(values, others, best_ids, others - 1, sums, hidden))
 
     def _check_keys(self, plan: ScoringPlan) -> None:
         """What rows attend to once all have stored their keys, as in a layer of a model."""

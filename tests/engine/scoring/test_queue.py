@@ -160,6 +160,28 @@ def test_queries_of_other_salts_share_no_blocks() -> None:
     assert [inbox.ended[handle].num_cached for handle in range(4)] == [0, 0, 8, 0]
 
 
+def test_hidden_states_are_read_beside_logprobs() -> None:
+    """Split, packed with other requests, and in the order of the items."""
+    rng = random.Random(4)
+    for budget in (4, 16, 256):
+        engine, _ = make_engine(num_blocks=200, budget=budget)
+        query = sequence(rng, 9, 9)
+        items = [sequence(rng, 1, 20) for _ in range(12)]
+        embeds = structs.replace(
+            scoring(1, query, items), embeds=True, id_lists=np.zeros((1, 0), dtype=np.int32)
+        )
+        other = scoring(2, query, items[:5], num_read=1)
+        inbox = Scores()
+        for asked in (embeds, other):
+            engine.score(FRONTEND, asked)
+        inbox.run(engine)
+        contexts = [context_hash(np.array([*query, *item], dtype=np.int32)) for item in items]
+        want = np.array(contexts)[:, None] % np.array([10007, 4001])
+        np.testing.assert_array_equal(inbox.ended[1].hidden, want.astype(np.float32))
+        np.testing.assert_array_equal(inbox.ended[2].values, wanted(other))
+        assert inbox.ended[2].hidden is None
+
+
 def test_a_query_is_reusable_only_after_it_was_read_back_clean() -> None:
     query = list(range(1, 9))
     engine, runner = make_engine()

@@ -1,0 +1,1 @@
+"""`/v1/embeddings`: texts as vectors, of decoder-only embedding models."""

@@ -1,0 +1,107 @@
+"""`POST /v1/embeddings`: texts as vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+
+import numpy as np
+import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.arrays import Float32Array, Int32Array
+from server.context import Context, context_of
+from server.endpoints.embeddings.schema import EmbeddingsReply, EmbeddingsRequest
+from server.endpoints.plain import PlainRoute
+from server.endpoints.scored import run_scoring
+from server.errors import bad_request
+from server.http.account import GenerationReport, account_of, reply_id
+from server.http.disconnect import CancelOnDisconnect
+from server.http.reply import json_reply
+from server.schema.checks import check_model, too_long
+from server.schema.ids import check_vocab
+from server.schema.openapi import describes
+from server.scoring.pooling import EmbeddingPrompts, pooled
+from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS
+
+router = APIRouter(tags=["embeddings"], route_class=PlainRoute)
+
+
+@router.post("/v1/embeddings", **describes(EmbeddingsRequest, EmbeddingsReply))
+async def embeddings(request: Request) -> Response:
+    """Make a vector of each text."""
+    context = context_of(request)
+    body = await context.bodies.read(request, EmbeddingsRequest)
+    check_model(body.model, context.config)
+    if (why := context.config.pooling.refusal) is not None:
+        raise bad_request("model", f"the model has no embeddings here: {why}")
+    token_ids = await _token_ids(body, context)
+    total = _check(token_ids, context)
+    prompts = EmbeddingPrompts.of(token_ids)
+    name, account = reply_id("embd-", body.request_id, request.scope), account_of(request.scope)
+    with CancelOnDisconnect(request.receive):
+        scores = await run_scoring(prompts.request, total, context)
+    account.report = lambda: GenerationReport(
+        context.config.model_names[0], name, total, scores.num_cached
+    )
+    assert scores.hidden is not None
+    width = scores.hidden.shape[1]
+    if body.dimensions is not None and body.dimensions > width:
+        raise bad_request(
+            "dimensions", f"dimensions must be at most {width}, got {body.dimensions}"
+        )
+    vectors = pooled(scores.hidden, body.dimensions, context.config.pooling)
+    model = body.model or context.config.model_names[0]
+    raw = await context.worker.run(_reply, vectors, model, total, body.encoding_format == "base64")
+    return json_reply(raw)
+
+
+async def _token_ids(body: EmbeddingsRequest, context: Context) -> list[Int32Array]:
+    """The ids of every input, none of them empty."""
+    special = body.add_special_tokens is not False
+
+    def encode() -> list[Int32Array]:
+        return [
+            np.array(context.tokenizer.encode(each, add_special_tokens=special), dtype=np.int32)
+            if isinstance(each, str)
+            else each
+            for each in body.input
+        ]
+
+    size = sum(TEXT_CHARS + len(each) for each in body.input if isinstance(each, str))
+    return encode() if size <= INLINE_CHARS else await asyncio.to_thread(encode)
+
+
+def _check(token_ids: Sequence[Int32Array], context: Context) -> int:
+    """Refuse what cannot be computed; returns the number of tokens."""
+    info, most = context.engine.info, context.config.max_scoring_tokens
+    for index, ids in enumerate(token_ids):
+        field = f"input[{index}]" if len(token_ids) > 1 else "input"
+        check_vocab(field, ids, info.vocab_size)
+        if not len(ids):
+            raise bad_request(field, f"{field} has no tokens")
+        if len(ids) > info.max_model_len:
+            raise too_long(field, str(len(ids)), info.max_model_len)
+    if (total := sum(map(len, token_ids))) > most:
+        words = (
+            f"input must have at most {most} tokens together (--max-scoring-tokens), got {total}"
+        )
+        raise bad_request("input", words, "too_many_tokens")
+    return total
+
+
+def _reply(vectors: Float32Array, model: str, total: int, as_base64: bool) -> bytes:
+    rows = [base64.b64encode(row.tobytes()).decode() for row in vectors] if as_base64 else vectors
+    reply = {
+        "object": "list",
+        "model": model,
+        "data": [
+            {"object": "embedding", "index": index, "embedding": row}
+            for index, row in enumerate(rows)
+        ],
+        "usage": {"prompt_tokens": total, "total_tokens": total},
+    }
+    return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)

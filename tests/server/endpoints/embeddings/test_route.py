@@ -1,0 +1,81 @@
+"""`/v1/embeddings` over HTTP on a fake engine, with the `openai` package too; refusals."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from server.config import Pooling
+from server.endpoints.embeddings.schema import EmbeddingsReply
+from tests.server.conftest import MODEL, Site, error_of, in_process, on_a_port
+
+
+async def post(site: Site, status: int = 200, **body: Any) -> Any:
+    reply = await site.client.post("/v1/embeddings", json={"model": MODEL} | body)
+    assert reply.status_code == status, reply.text
+    return reply.json() if status == 200 else error_of(reply)
+
+
+def want(last: int, dimensions: int = 8) -> np.ndarray:
+    """The fake's hidden state of a last token, cut and normalized."""
+    vector: np.ndarray = np.sin(last + np.arange(8.0))[:dimensions]
+    vector /= np.linalg.norm(vector)
+    return vector
+
+
+async def test_one_and_several_texts_and_ids(site: Site) -> None:
+    for given, lasts in [
+        ("abc", [99]),
+        (["abc", "abd"], [99, 100]),
+        ([5, 6], [6]),
+        ([[5, 6], [7]], [6, 7]),
+    ]:
+        reply = await post(site, input=given)
+        EmbeddingsReply.model_validate(reply)
+        assert [each["index"] for each in reply["data"]] == list(range(len(lasts)))
+        for each, last in zip(reply["data"], lasts, strict=True):
+            np.testing.assert_allclose(each["embedding"], want(last), atol=1e-6)
+    assert reply["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+
+async def test_base64_and_fewer_dimensions(site: Site) -> None:
+    reply = await post(site, input="abc", encoding_format="base64", dimensions=3)
+    vector = np.frombuffer(base64.b64decode(reply["data"][0]["embedding"]), dtype="<f4")
+    np.testing.assert_allclose(vector, want(99, 3), atol=1e-6)
+
+
+async def test_the_openai_package() -> None:
+    async with (
+        on_a_port() as site,
+        openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="x") as client,
+    ):
+        reply = await client.embeddings.create(model=MODEL, input=["abc", "b"])
+    np.testing.assert_allclose(reply.data[0].embedding, want(99), atol=1e-6)
+    assert reply.usage.total_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "input", "is required"),
+        ({"input": []}, "input", "must not be empty"),
+        ({"input": ["a", ""]}, "input", "empty string at [1]"),
+        ({"input": [[264]]}, "input", "id 264"),
+        ({"input": ["a", "b" * 300]}, "input[1]", "--max-model-len"),
+        ({"input": "a", "dimensions": 9}, "dimensions", "at most 8, got 9"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
+        ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "not available"),
+    ],
+)
+async def test_refused(site: Site, body: dict[str, Any], param: str, words: str) -> None:
+    error = await post(site, 400, **body)
+    assert (error["param"], words in error["message"]) == (param, True), error
+
+
+async def test_a_pooling_that_is_not_served() -> None:
+    async with in_process(pooling=Pooling(refusal="its pooling is mean_tokens")) as other:
+        assert "mean_tokens" in (await post(other, 400, input="a"))["message"]
