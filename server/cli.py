@@ -19,7 +19,7 @@ from server.command.deploy import add_deploy, deploy, fleet_options
 from server.command.models import check_models
 from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
 from server.command.settings import Settings, load_settings
-from server.command.vllm_flags import NOTES
+from server.command.vllm_flags import NOTES, take_quantization, with_dashes
 from server.conformance.command import add_conformance, run_conformance
 from server.version import VERSION
 
@@ -28,6 +28,7 @@ EXIT_FAILURE = 1
 
 def _settings(given: dict[str, Any]) -> Settings:
     """The settings of flags that were given."""
+    take_quantization(given)
     for note in given.pop(NOTES, []):
         sys.stderr.write(f"tailrace: note: {note}\n")
     if "model_flag" in given:
@@ -158,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         add(parsers[name])
     try:
-        known, unknown = parser.parse_known_args(arguments)
+        given_arguments = sys.argv[1:] if arguments is None else arguments
+        known, unknown = parser.parse_known_args(with_dashes(given_arguments))
         given = vars(known)
         command = given.pop("command")
         refuse_unknown(parsers[command], unknown)

@@ -45,6 +45,15 @@ def check_folder(folder: Path, config: ModelConfig) -> None:
     _check_context(about, config.max_model_len)
 
 
+def quantization_of_folder(folder: Path) -> str | None:
+    """How a folder's checkpoint was quantized, "no quantization", or None where it is not known."""
+    about = _read(folder / "config.json")
+    if about is None:
+        return None
+    config = about.get("quantization_config")
+    return str(config.get("quant_method")) if isinstance(config, dict) else "no quantization"
+
+
 def _without_config(names: list[str]) -> str:
     if not names:
         return "is empty"

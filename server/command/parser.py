@@ -81,5 +81,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, unknown: list[str]) -> None:
     """End with an error that names the flag nearest to the first unknown one."""
     if unknown:
         flag = unknown[0].partition("=")[0]
-        hint = nearest(flag, (name for name in parser._option_string_actions if name[:2] == "--"))
+        shown = parser._option_string_actions.items()
+        names = (name for name, action in shown if action.help != argparse.SUPPRESS)
+        hint = nearest(flag, (name for name in names if name[:2] == "--"))
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")

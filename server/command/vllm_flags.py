@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.config import ConfigError
+from server.command.folders import quantization_of_folder
 
 NOTES = "vllm_notes"
 """Where the parser leaves what is to be noted."""
@@ -34,8 +36,15 @@ ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "--config-format": ("auto",),
     "--chat-template-content-format": ("auto", "string"),
     "--response-role": ("assistant",),
-    "--guided-decoding-backend": ("auto", "guidance"),
-    "--structured-outputs-config.backend": ("auto", "guidance"),
+    "--guided-decoding-backend": ANY,
+    "--structured-outputs-config.backend": ANY,
+    "--structured-outputs-config.disable_fallback": ANY,
+    "--structured-outputs-config.disable_any_whitespace": ("false", "False"),
+    "--limit-mm-per-prompt": ANY,
+    "--compilation-config": ANY,
+    "-O": ANY,
+    "--optimization-level": ANY,
+    "--enable-per-request-metrics": SWITCH,
     "--swap-space": ANY,
     "--max-parallel-loading-workers": ANY,
     "--max-seq-len-to-capture": ANY,
@@ -55,6 +64,38 @@ ACCEPTED: dict[str, tuple[str, ...] | None] = {
 }
 """The flags and the values that change nothing; any value, or none at all."""
 
+INSTEAD = {
+    "--data-parallel-size": "several engines are started by tailrace deploy --replicas N",
+    "-dp": "several engines are started by tailrace deploy --replicas N",
+}
+"""What does what another value asks for."""
+FOLDERS_OWN = frozenset(("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors"))
+"""Values of `--quantization` that say how a checkpoint was made, which its folder says too."""
+
+
+def with_dashes(arguments: Sequence[str]) -> list[str]:
+    """Arguments whose flags have dashes where they were written with underscores."""
+    return [_with_dashes(each) if each.startswith("--") else each for each in arguments]
+
+
+def _with_dashes(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    first, dot, rest = name.partition(".")  # what follows a dot is a field's name
+    return f"{first.replace('_', '-')}{dot}{rest}{equals}{value}"
+
+
+def take_quantization(given: dict[str, Any]) -> None:
+    """Accept what the model's folder says itself, and note it; raises `ConfigError` otherwise."""
+    method = given.get("quantization")
+    if method not in FOLDERS_OWN:
+        return
+    del given["quantization"]
+    own = quantization_of_folder(Path(given.get("model") or given.get("model_flag") or ""))
+    if own is not None and own != method.removesuffix("_marlin"):
+        raise ConfigError(f"--quantization {method}: the model's config.json says {own}")
+    note = f"--quantization {method} changes nothing here: weights are read as they were made"
+    given[NOTES] = [*given.get(NOTES, []), note]
+
 
 class _Note(argparse.Action):
     """Leaves a note on a flag whose value changes nothing."""
@@ -69,8 +110,9 @@ class _Note(argparse.Action):
         allowed = ACCEPTED[self.option_strings[0]]
         given = "" if allowed is SWITCH else f" {values}"
         if allowed and values not in allowed:
-            one = " or ".join(allowed)
-            raise ConfigError(f"{option_string} must be {one} here, got {str(values)!r}")
+            one, instead = " or ".join(allowed), INSTEAD.get(self.option_strings[0])
+            hint = f"; {instead}" if instead else ""
+            raise ConfigError(f"{option_string} must be {one} here, got {str(values)!r}{hint}")
         notes = getattr(namespace, NOTES, [])
         setattr(namespace, NOTES, [*notes, f"{option_string}{given} changes nothing here"])
 

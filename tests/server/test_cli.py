@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,8 @@ def test_the_model_may_be_a_flag(settings_of: Any) -> None:
         (["serve", "--nonsense"], "unrecognized arguments: --nonsense"),
         (["serve", "--por", "5"], "unrecognized arguments: --por; did you mean --port?"),
         (["serve", "--max-num-seq=5"], "--max-num-seq=5; did you mean --max-num-seqs?"),
+        (["serve", "-dp", "2"], "-dp must be 1 here, got '2'; several engines are started by"),
+        (["serve", "--swap-spac", "2"], "unrecognized arguments: --swap-spac\n"),
         (["serve", "-pp", "2"], "-pp must be 1 here, got '2'"),
         (["serve", "-tp", "3"], "--tensor-parallel-size must be 1, 2, 4 or 8, got 3"),
         (["serve", "--kv-cache-dtype", "int8"], "--kv-cache-dtype"),
@@ -121,6 +124,32 @@ def test_flags_of_vllm_that_change_nothing_are_noted(
         "tailrace: note: --disable-log-requests changes nothing here",
         "tailrace: note: --tokenizer-mode auto changes nothing here",
     ]
+
+
+def test_pasted_commands(settings_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = settings_of(
+        *("MODEL", "-O3", "--guided-decoding-backend", "xgrammar", "--limit_mm_per_prompt", "{}"),
+        *("--structured-outputs-config.disable_fallback=true", "--max_num_seqs=7"),
+        *("--enable_prefix_caching", "--compilation-config", '{"level": 3}', "--served-model-name"),
+        "a_b",
+    )
+    assert (settings.max_num_seqs, settings.served_model_name) == (7, ["a_b"])
+    assert capsys.readouterr().err.count("changes nothing here") == 5
+
+
+def test_a_checkpoints_own_quantization(
+    settings_of: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = '{"quantization_config": {"quant_method": "gptq"}}'
+    (tmp_path / "config.json").write_text(config)
+    folder = str(tmp_path)
+    assert settings_of(folder, "--quantization", "gptq_marlin").quantization == "none"
+    assert "weights are read as they were made" in capsys.readouterr().err
+    assert cli.main(["serve", folder, "--quantization", "awq"]) == 2
+    assert "--quantization awq: the model's config.json says gptq" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    assert cli.main(["serve", "--model", folder, "--quantization", "awq"]) == 2
+    assert settings_of("owner/name", "--quantization", "awq").quantization == "none"
 
 
 def test_no_flag_of_vllm_hides_a_setting() -> None:
