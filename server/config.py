@@ -67,6 +67,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         tool_call_parser, reasoning_parser: names of formats of replies; `auto` for what the chat
             template asks for, `none` for none.
         reasoning_field: the name of a message's reasoning.
+        lenient_schemas: keywords of JSON schemas that cannot be enforced are dropped.
         exclude_tools_when_none: with `tool_choice` "none" the template shows no tools.
         metrics_prefix: beginning of the names of metrics.
         otlp_traces_endpoint: URL of the collector that traces of requests go to; None for none.
@@ -113,6 +114,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     reasoning_field: str = "reasoning_content"
+    lenient_schemas: bool = False
     exclude_tools_when_none: bool = False
     metrics_prefix: str = "tailrace_"
     otlp_traces_endpoint: str | None = None

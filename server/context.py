@@ -92,7 +92,7 @@ def make_context(
         ),
         metrics=metrics,
         worker=Worker(),
-        grammars=GrammarChecker(tokenizer, engine.info),
+        grammars=GrammarChecker(tokenizer, engine.info, is_lenient=config.lenient_schemas),
         parsers=parsers,
         readers=PromptReaders(template, parsers, tokenizer),
         reranker=Reranker(tokenizer, config.rerank_template, config.model_root),

@@ -130,6 +130,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,
         reasoning_field=settings.reasoning_field,
+        lenient_schemas=settings.lenient_schemas,
         exclude_tools_when_none=settings.exclude_tools_when_tool_choice_none,
         metrics_prefix=settings.metrics_prefix,
         otlp_traces_endpoint=_traces_endpoint(settings.otlp_traces_endpoint),

@@ -96,6 +96,11 @@ class ChatSettings(BaseModel):
         "reasoning_content",
         description="The name of a message's reasoning in replies. Both are read in requests.",
     )
+    lenient_schemas: bool = Field(
+        False,
+        description="Drop the keywords of JSON schemas that cannot be enforced, in every request "
+        "as structured_outputs.lenient does in one; ignored_keywords names them.",
+    )
     exclude_tools_when_tool_choice_none: bool = Field(
         False,
         description='With tool_choice "none" the chat template shows no tools. By default it does, '

@@ -62,7 +62,9 @@ async def calls_grammar(
         raise bad_request(
             param, f"{param}: calls in the format of this model cannot be kept to a grammar"
         )
-    writer = ArgumentsWriter(tool_format, grammars, drops_keywords=spec.drops_keywords)
+    writer = ArgumentsWriter(
+        tool_format, grammars, drops_keywords=spec.drops_keywords or grammars.is_lenient
+    )
     tags = [
         await writer.call(tool, is_strict=is_forced or tool.strict)
         for tool in tools

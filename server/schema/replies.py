@@ -150,8 +150,8 @@ class DraftMetrics(BaseModel):
 IgnoredKeywords = Annotated[
     list[str] | None,
     Field(
-        description="With `structured_outputs.lenient`, where keywords of a JSON schema stood that "
-        "were dropped.",
+        description="Where keywords of a JSON schema were that are dropped: unknown formats, and "
+        "with `structured_outputs.lenient` or `--lenient-schemas` all that cannot be enforced.",
     ),
 ]
 

@@ -12,7 +12,6 @@ from server.errors import bad_request
 from server.structured.endless import endless_reference
 from server.structured.json_schema import Node, path_in
 from server.structured.refusals import (
-    find_place,
     refusal,
     shortened,
     without_refused,
@@ -90,9 +89,7 @@ class GrammarCheck:
         if message is None:
             return spec.value, []
         assert isinstance(spec.value, dict)
-        if not spec.lenient:
-            raise refusal(spec.param, message, find_place(spec.value, message, refused))
-        return without_refused(spec.value, spec.param, refused)
+        return without_refused(spec.value, spec.param, refused, lenient=spec.lenient)
 
     def _message(self, source: str) -> str | None:
         """What llguidance says against a source; None where it has nothing to say."""
@@ -105,10 +102,12 @@ class GrammarCheck:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         message = matcher.get_error()
-        if message.startswith(_NO_TEXT) or (matcher.is_stopped() and not matcher.is_accepting()):
-            raise bad_request(param, f"{param} matches no text", "grammar_refused")
-        if message:
+        if message and not message.startswith(
+            _NO_TEXT
+        ):  # over a limit, which says nothing of texts
             raise bad_request(param, f"{param} is refused: {shortened(message)}", "grammar_refused")
+        if message or (matcher.is_stopped() and not matcher.is_accepting()):
+            raise bad_request(param, f"{param} matches no text", "grammar_refused")
         return mask
 
 

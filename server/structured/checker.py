@@ -32,9 +32,18 @@ class GrammarChecker:
 
     Args:
         info: the engine's; its `grammar_error` refuses every grammar.
+        is_lenient: keywords of JSON schemas that cannot be enforced are dropped in every request.
     """
 
-    def __init__(self, tokenizer: Tokenizer, info: EngineInfo, *, check_s: float = CHECK_S) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        info: EngineInfo,
+        *,
+        is_lenient: bool = False,
+        check_s: float = CHECK_S,
+    ) -> None:
+        self.is_lenient = is_lenient
         self._tokenizer = tokenizer
         self._info = info
         self._check_s = check_s
@@ -60,6 +69,8 @@ class GrammarChecker:
             ApiError: it is refused; or too many wait to be checked.
         """
         self.check_served(spec.param)
+        if self.is_lenient:
+            spec = msgspec.structs.replace(spec, lenient=True)
         raw = spec.packed()
         key = hashlib.sha256(raw).digest()
         checking = self._cache.get(key)

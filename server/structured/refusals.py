@@ -31,9 +31,11 @@ MAX_DROPPED = 256
 _SHOWN_CHARS = 150
 _QUOTED = re.compile(r" *(\d+ \||\^+ *$)")
 _UNKNOWN = "Unimplemented keys: "
+_ANNOTATION = "Unknown format: "
+"""JSON Schema takes a format that nobody knows for a remark."""
 _NOT_ENFORCED = (
     _UNKNOWN,
-    "Unknown format: ",
+    _ANNOTATION,
     "oneOf constraints are not supported",
     "regex parse error",
     "min/maxProperties only supported",
@@ -97,22 +99,27 @@ def _culprit_within(
     return None
 
 
-def without_refused(schema: Node, param: str, refused: Try) -> tuple[Node, list[str]]:
-    """The schema without keywords that cannot be enforced, and where these were.
+def without_refused(
+    schema: Node, param: str, refused: Try, *, lenient: bool
+) -> tuple[Node, list[str]]:
+    """The schema without unknown formats, and where these were.
 
-    `oneOf` is read as `anyOf`, and counts as dropped.
+    Args:
+        lenient: all other keywords that cannot be enforced are dropped too; `oneOf` is read as
+            `anyOf`, and counts as dropped.
 
     Raises:
         ApiError: something else is wrong with it.
     """
+    droppable = _NOT_ENFORCED if lenient else (_ANNOTATION,)
     dropped: list[str] = []
     while (message := refused(schema)) is not None:
         place = find_place(schema, message, refused)
-        is_limit = message.startswith(_NOT_ENFORCED)
+        is_limit = message.startswith(droppable)
         keyword = None if place is None else place.keyword
         may_drop = is_limit and len(dropped) < MAX_DROPPED and keyword not in (None, *_STRUCTURE)
         if place is None or keyword is None or not may_drop:
-            raise refusal(param, message, place, can_be_dropped=False)
+            raise refusal(param, message, place, can_be_dropped=not lenient)
         everywhere = message.startswith(_UNKNOWN)
         for path, node in list(all_schemas(schema)):
             if keyword in node and (everywhere or path == place.path):
@@ -147,7 +154,7 @@ def refusal(
         return bad_request(
             where,
             f"{where} cannot be enforced ({words}): leave it out, or let "
-            "structured_outputs.lenient drop it",
+            "structured_outputs.lenient or --lenient-schemas drop it",
             "grammar_refused",
         )
     return bad_request(where, f"{where} is refused: {words}", "grammar_refused")

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from server.errors import ApiError
-from server.structured.spec import COMPACT, CheckedGrammar, GrammarKind
+from server.structured.check import GrammarCheck
+from server.structured.spec import COMPACT, CheckedGrammar, GrammarKind, GrammarSpec, TokenTable
 from tests.fakes import EOS, SPECIAL
-from tests.server.structured.checks import checked, matches
+from tests.server.structured.checks import TOKENS, checked, matches
 
 PAIR = {
     "type": "object",
@@ -145,3 +146,36 @@ def test_refusals_name_the_field_and_stay_short(kind: GrammarKind, value: str, w
     assert (caught.value.status, caught.value.param) == (400, "here")
     assert words in caught.value.message
     assert len(caught.value.message) < 500
+
+
+def test_a_format_that_nobody_knows_is_a_remark() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"id": {"type": "string", "format": "cuid"}, "n": {"type": "integer"}},
+        "required": ["id"],
+        "additionalProperties": False,
+    }
+    found = checked("json", schema)
+    assert found.ignored == ["here.properties.id.format"]
+    assert matches(found, '{"id": "x"}')
+    assert not matches(found, '{"n": 1}')
+
+
+def test_a_format_does_not_hide_what_else_is_wrong() -> None:
+    schema = {"type": "string", "format": "cuid", "not": {"const": "x"}}
+    with pytest.raises(ApiError) as raised:
+        checked("json", schema)
+    assert raised.value.param == "here.not"
+    assert "--lenient-schemas" in raised.value.message
+    assert set(checked("json", schema, lenient=True).ignored) == {"here.format", "here.not"}
+
+
+def test_an_expression_over_a_limit_is_not_said_to_match_nothing() -> None:
+    """Tokens of many characters meet the limit with the first mask; others meet it later."""
+    tokens = [*TOKENS.tokens, *(b"a" * n for n in range(2, 40))]
+    table = TokenTable(tokens=tokens, special_ids=TOKENS.special_ids, eos_ids=TOKENS.eos_ids)
+    spec = GrammarSpec("regex", "((((a{1,9}){1,9}){1,9}){1,9}){1,99}", "here")
+    with pytest.raises(ApiError, match="lexer error: too many"):
+        GrammarCheck(table).check(spec)
+    with pytest.raises(ApiError, match="matches no text"):
+        GrammarCheck(table).check(GrammarSpec("regex", r"[^\s\S]", "here"))

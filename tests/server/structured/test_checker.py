@@ -169,6 +169,16 @@ async def test_a_model_without_grammars() -> None:
     checker.close()
 
 
+async def test_a_server_may_be_lenient_in_every_request() -> None:
+    schema = {"type": "string", "not": {"const": "x"}}
+    strict = GrammarChecker(tokenizer(), FakeEngine().info, check_s=PATIENCE_S)
+    assert (await refusal(strict, spec("json", schema))).param == "here.not"
+    strict.close()
+    lenient = GrammarChecker(tokenizer(), FakeEngine().info, is_lenient=True, check_s=PATIENCE_S)
+    assert (await lenient.check(spec("json", schema))).ignored == ["here.not"]
+    lenient.close()
+
+
 async def test_processes_end_with_the_checker() -> None:
     checker = GrammarChecker(tokenizer(), FakeEngine().info, check_s=PATIENCE_S)
     await checker.check(spec("choice", ["a"]))

@@ -35,7 +35,6 @@ NOT_ENFORCED = [
     ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
     ("dependencies", {"type": "object", "dependencies": {"a": ["b"]}}),
     ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
-    ("format", {"type": "string", "format": "phone"}),
     ("pattern", {"type": "string", "pattern": "(?=a)b"}),
     ("oneOf", OVERLAPPING),
     ("patternProperties", {"type": "object", "patternProperties": {"a": {}, "b": {}}}),
