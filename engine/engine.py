@@ -76,13 +76,13 @@ class Engine:
             runner,
             num_promised=self._scheduler.num_promised,
             report=self._ring.add_item_scores,
+            snapshots=None if self._snapshots is None else self._snapshots.pool,
         )
         self._timings = Timings()
         self._seeds = Seeds(config.sampling.seed)
         self._pipeline = StepPipeline(runner, self._table, pace, grammars, self._fail)
         self._unfinished = UnfinishedChoices(self._scheduler.enqueue)
-        self._num_arrivals = self._num_bodies = 0
-        self._counts = StepCounts()
+        self._num_arrivals, self._num_bodies, self._counts = 0, 0, StepCounts()
 
     @property
     def has_work(self) -> bool:
@@ -294,6 +294,6 @@ class Engine:
         held = [self._table.blocks[row] for row in self._table.running]
         self._pool.check(held + self._scoring.held_blocks)
         if self._snapshots is not None:
-            self._snapshots.check()
+            self._snapshots.check(self._scoring.reserved_snapshots)
         self._unfinished.check()
         assert self._unfinished.count or not self._table.running

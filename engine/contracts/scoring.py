@@ -28,6 +28,8 @@ class ScoringPlan:
         read_tokens: int64 [P], tokens whose hidden state goes through the LM head.
         embed_tokens: int64 [E], tokens whose hidden state is reported itself.
         id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
+        state_sources, state_targets: int32 [R], the snapshots that rows begin from and leave, where
+            layers keep states; None where they keep none.
     """
 
     token_ids: Int32Array
@@ -40,6 +42,8 @@ class ScoringPlan:
     read_tokens: Int64Array
     embed_tokens: Int64Array
     id_lists: Int32Array
+    state_sources: Int32Array | None = None
+    state_targets: Int32Array | None = None
 
 
 @dataclass(frozen=True)

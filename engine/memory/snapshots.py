@@ -7,7 +7,7 @@ found longest ago and another needs its place.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 MAX_SNAPSHOTS = 2
@@ -23,7 +23,9 @@ class SnapshotPool:
         self.num_snapshots = num_snapshots
         self._free = list(range(num_snapshots, 0, -1))
         self._by_hash: OrderedDict[bytes, int] = OrderedDict()  # found longest ago first
-        self._being_restored: set[int] = set()
+        self._restored: set[int] = set()  # by the step that is being planned
+        self._restored_last: set[int] = set()
+        self._num_readers: Counter[int] = Counter()
 
     @property
     def num_findable(self) -> int:
@@ -34,29 +36,44 @@ class SnapshotPool:
         """The deepest snapshot of a hash chain, and how many of its blocks it covers.
 
         Returns:
-            The number of blocks and the snapshot; 0 and `NO_SNAPSHOT` where there is none. It can
-            be restored by the step that is being planned: until `planned` it is not evicted.
+            The number of blocks and the snapshot; 0 and `NO_SNAPSHOT` where there is none.
         """
         for count in range(len(hashes), 0, -1):
             snapshot = self._by_hash.get(hashes[count - 1])
             if snapshot is not None:
                 self._by_hash.move_to_end(hashes[count - 1])
-                self._being_restored.add(snapshot)
                 return count, snapshot
         return 0, NO_SNAPSHOT
 
+    def hold(self, snapshot: int) -> None:
+        """Keep a snapshot that was found from being evicted, until it is dropped as often."""
+        self._num_readers[snapshot] += 1
+
+    def drop(self, snapshot: int) -> None:
+        """Let go of a snapshot that was held."""
+        self._num_readers[snapshot] -= 1
+        self._num_readers += Counter()  # without those that nobody holds
+
+    def restore(self, snapshot: int) -> None:
+        """Keep a snapshot that the step being planned reads, until the plan after it."""
+        self._restored.add(snapshot)
+
     def planned(self) -> None:
-        """Note the end of a plan. Later steps may write what its step reads: they run after it."""
-        self._being_restored.clear()
+        """Note the end of a plan. Steps planned after the next one run after its own.
+
+        Not those before: a step of scoring may be planned after a step of choices, and run first.
+        """
+        self._restored_last, self._restored = self._restored, set()
 
     def reserve(self) -> int | None:
         """Take a free snapshot, or the findable one found longest ago; None if there is none."""
         if self._free:
             return self._free.pop()
-        oldest = next(iter(self._by_hash), None)  # those found since the last plan are the newest
-        if oldest is None or self._by_hash[oldest] in self._being_restored:
-            return None
-        return self._by_hash.pop(oldest)
+        kept = self._restored | self._restored_last | self._num_readers.keys()
+        for block_hash, snapshot in self._by_hash.items():
+            if snapshot not in kept:
+                return self._by_hash.pop(block_hash)
+        return None
 
     def register(self, snapshot: int, block_hash: bytes) -> None:
         """Let a reserved snapshot be found; of two with equal hashes the first one stays."""

@@ -4,7 +4,8 @@ A *slot* holds the state of one row after some number of tokens, in every layer 
 
     0                null. A row that begins has it as its source; padding writes to it nothing
     1 + row          of a row
-    1 + max_rows ..  snapshots, in the order of `engine.memory.snapshots`
+    1 + max_rows     where states go that nobody reads again
+    2 + max_rows ..  snapshots, in the order of `engine.memory.snapshots`
 
 A row's state lacks the drafts of its last step, whose inputs wait in a ring beside it: the next
 step enters those that were accepted before its own tokens. So a refused draft needs no rollback.
@@ -32,6 +33,8 @@ from engine.memory.state_rows import NULL_SLOT, Extent, StateRows
 from engine.plan import StepPlan
 from sampling.device.mirror import Writes
 
+OTHER_SLOTS = 2
+"""Slots that are neither of rows nor of snapshots."""
 NEVER = 1 << 60
 """The end of a snapshot that is not wanted."""
 
@@ -139,8 +142,9 @@ class RowStates:
         num_snapshots: int,
         device: torch.device,
     ) -> None:
-        num_slots = 1 + max_rows + num_snapshots
-        self._first_snapshot = 1 + max_rows
+        self._unread = 1 + max_rows
+        self._first_snapshot = 2 + max_rows
+        num_slots = self._first_snapshot + num_snapshots
         self.layers = [spec.allocate(num_slots, device) for spec in specs]
         slots = torch.arange(1, 2 + max_rows, dtype=torch.int32)
         slots[max_rows] = NULL_SLOT
@@ -181,6 +185,36 @@ class RowStates:
     def _slots_of(self, snapshots: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         slots = np.where(snapshots == NO_SNAPSHOT, NULL_SLOT, self._first_snapshot + snapshots - 1)
         return slots.astype(np.int32)
+
+    def of_rows(
+        self,
+        query_starts: torch.Tensor,
+        positions: torch.Tensor,
+        sources: torch.Tensor,
+        targets: torch.Tensor,
+        max_len: int,
+    ) -> StepStates:
+        """The states of R rows that no choice holds; all their tokens stand.
+
+        Args:
+            query_starts: int32 [R + 1]. positions: int64 [T].
+            sources, targets: int32 [R], the snapshots that rows begin from and leave; rows that
+                leave `NO_SNAPSHOT` are not gone on with.
+            max_len: most tokens of a row.
+        """
+        shape = (len(sources), MAX_SNAPSHOTS)
+        shifted = sources + (self._first_snapshot - 1)
+        left = targets + (self._first_snapshot - 1)
+        rows = StateRows(
+            starts=query_starts,
+            begins=positions[query_starts[:-1].to(torch.int64)],
+            sources=torch.where(sources == NO_SNAPSHOT, NULL_SLOT, shifted),
+            slots=torch.where(targets == NO_SNAPSHOT, self._unread, left),
+            replays=torch.zeros_like(sources),
+            snapshot_ends=torch.full(shape, NEVER, dtype=torch.int64, device=sources.device),
+            snapshot_slots=torch.zeros(shape, dtype=torch.int32, device=sources.device),
+        )
+        return StepStates(self.layers, [StatePart(slice(len(positions)), rows, Extent(max_len))])
 
     def parts(
         self,

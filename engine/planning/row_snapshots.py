@@ -7,6 +7,8 @@ where it leaves what is known of its prefix (others will branch there too); in a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.arrays import Int64Array
@@ -56,13 +58,16 @@ class RowSnapshots:
         self._hashes: dict[int, dict[int, bytes]] = {}  # by row and end, of those to be registered
         self._grants: list[SnapshotGrant] = []
 
-    def admit(self, row: int, choice: Choice, num_restored: int, num_known: int) -> None:
+    def admit(
+        self, row: int, choice: Choice, snapshot: int, num_restored: int, num_known: int
+    ) -> None:
         """Reserve what a row that was just claimed is to keep of its prompt.
 
         Args:
-            num_restored: leading blocks that it does not compute.
+            snapshot: what it restores. num_restored: leading blocks that it does not compute.
             num_known: leading blocks that were found, some of them perhaps without a snapshot.
         """
+        self.pool.restore(snapshot)
         ends, size = set[int](), self._block_size
         if self._reuses_replies or (choice.request.n > 1 and choice.index == 0):
             last = (choice.prompt_len - 1) // size - self._drafting.looks_ahead
@@ -132,9 +137,10 @@ class RowSnapshots:
         self._next_end[row] = NEVER
         self._grants = [grant for grant in self._grants if grant.row != row]
 
-    def check(self) -> None:
-        """Assert that the pool agrees with the rows; for tests and idle moments."""
-        self.pool.check(snapshot for own in self._reserved for snapshot in own.values())
+    def check(self, others: Sequence[int] = ()) -> None:
+        """Assert that the pool agrees with rows and others who reserved some; for tests."""
+        own = [snapshot for reserved in self._reserved for snapshot in reserved.values()]
+        self.pool.check([*own, *others])
 
 
 def row_snapshots(

@@ -260,7 +260,7 @@ class Scheduler:
             self.prefix_hits += choice.num_cached
         count = min(remaining, budget)
         if self._snapshots is not None:
-            self._snapshots.admit(row, choice, num_shared, len(known))
+            self._snapshots.admit(row, choice, snapshot, num_shared, len(known))
         blocks = self._pool.grant(int(self._num_blocks(num_cached + count, limit)) - len(shared))
         assert blocks is not None, "blocks were counted before admission"
         self._append_blocks(row, blocks)

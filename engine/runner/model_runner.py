@@ -117,7 +117,8 @@ class ModelRunner:
 
     def _issue_scoring(self, plan: ScoringPlan) -> HostCopy:
         device, shard = self._rows.device, self._sampling_rows.shard
-        return issue_scoring(plan, self._stage.model, self._forward, device, shard)
+        model, forward = self._stage.model, self._forward
+        return issue_scoring(plan, model, forward, device, shard, self._states)
 
     @torch.inference_mode()
     def _begin(self, plan: StepPlan) -> _BegunStep:

@@ -8,6 +8,8 @@ import torch
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringPlan
+from engine.memory.snapshots import NO_SNAPSHOT
+from engine.memory.states import RowStates, StepStates
 from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
@@ -23,10 +25,11 @@ def issue_scoring(
     forward: Forward,
     device: torch.device,
     shard: VocabShard,
+    states: RowStates | None = None,
 ) -> HostCopy:
     """Compute a plan's rows, and read its ids' logprobs at the positions it names.
 
-    `shard` is the ids of the model's logits.
+    `shard` is the ids of the model's logits, `states` where its layers keep them.
     """
     arrays = (
         *(plan.query_starts, plan.seq_lens, plan.block_tables, plan.slots),
@@ -45,7 +48,8 @@ def issue_scoring(
         decode_len=0,  # no row decodes, however short
         sharing=plan.sharing,
     )
-    final = forward(token_ids, positions, inputs).final
+    own = None if states is None else _states_of(plan, states, query_starts, positions)
+    final = forward(token_ids, positions, inputs, own).final
     read, hidden = final[read_tokens], final[embed_tokens].float()
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
     others, best = (torch.empty(len(read), dtype=torch.float32, device=device) for _ in range(2))
@@ -59,3 +63,14 @@ def issue_scoring(
         log_sums[chunk] = listed.log_sums
     read_back = {"values": values, "others": others, "best_ids": best_ids, "best": best}
     return HostCopy(read_back | {"log_sums": log_sums, "hidden": hidden})
+
+
+def _states_of(
+    plan: ScoringPlan, states: RowStates, query_starts: torch.Tensor, positions: torch.Tensor
+) -> StepStates:
+    """The states that a plan's rows begin from and leave: none where it names none."""
+    none = np.full(len(plan.seq_lens), NO_SNAPSHOT, dtype=np.int32)
+    named = [none if each is None else each for each in (plan.state_sources, plan.state_targets)]
+    sources, targets = to_device_together(named, positions.device)
+    max_len = int(np.diff(plan.query_starts).max())
+    return states.of_rows(query_starts, positions, sources, targets, max_len)

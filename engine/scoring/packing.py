@@ -11,6 +11,7 @@ from engine.arrays import Int32Array, Int64Array
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.shared_blocks import Sharing, pays_to_share
 from engine.memory.blocks import NULL_BLOCK
+from engine.memory.snapshots import NO_SNAPSHOT
 from engine.rows import NO_TOKEN
 
 
@@ -27,6 +28,7 @@ class Rows(NamedTuple):
             [0, J] with `embeds`.
         embeds: hidden states are read, not ids.
         num_shared: leading blocks that all tables have in common, whose keys every token sees.
+        source, target: the snapshots that the rows begin from and leave, where layers keep states.
     """
 
     token_ids: Int32Array
@@ -37,9 +39,11 @@ class Rows(NamedTuple):
     id_lists: Int32Array
     embeds: bool = False
     num_shared: int = 0
+    source: int = NO_SNAPSHOT
+    target: int = NO_SNAPSHOT
 
 
-def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
+def make_plan(parts: Sequence[Rows], block_size: int, *, keeps_states: bool = False) -> ScoringPlan:
     """Make a step of all these rows. Rows that share blocks come last.
 
     Positions are read in the order of `parts`. Shared blocks may be computed by other rows of the
@@ -72,7 +76,15 @@ def make_plan(parts: Sequence[Rows], block_size: int) -> ScoringPlan:
         read_tokens=read[~embeds],
         embed_tokens=read[embeds],
         id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
+        state_sources=_of_rows(ordered, "source") if keeps_states else None,
+        state_targets=_of_rows(ordered, "target") if keeps_states else None,
     )
+
+
+def _of_rows(parts: Sequence[Rows], name: str) -> Int32Array:
+    """A number of each part for each of its rows."""
+    numbers = np.array([getattr(part, name) for part in parts], dtype=np.int32)
+    return np.repeat(numbers, [len(part.counts) for part in parts])
 
 
 def _sharing(parts: Sequence[Rows], num_groups: int) -> Sharing | None:

@@ -8,9 +8,11 @@ import numpy as np
 
 from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
 from engine.memory.blocks import NULL_BLOCK, block_hashes
+from engine.memory.snapshots import NO_SNAPSHOT
 from engine.request import ScoringRequest
 from engine.scoring.layout import RowLayout, layout_of
 from engine.scoring.packing import Rows
+from engine.scoring.states import ScoringStates
 
 
 @dataclass(eq=False)
@@ -38,6 +40,7 @@ class ScoringProgress:
         num_planned, num_read: positions whose reading is scheduled, and read back.
         last_turn: number of the step that last served it.
         ended: it was answered, or nobody waits for it any more.
+        states: where layers keep states, those of the request.
     """
 
     frontend: bytes
@@ -64,10 +67,17 @@ class ScoringProgress:
     num_read: int = 0
     last_turn: int = -1
     ended: bool = False
+    states: ScoringStates | None = None
 
     @classmethod
     def of(
-        cls, frontend: bytes, request: ScoringRequest, arrival: int, block_size: int
+        cls,
+        frontend: bytes,
+        request: ScoringRequest,
+        arrival: int,
+        block_size: int,
+        *,
+        keeps_states: bool = False,
     ) -> ScoringProgress:
         """The progress of a request that has just arrived."""
         query = request.query_token_ids
@@ -79,7 +89,7 @@ class ScoringProgress:
             arrival=arrival,
             block_size=block_size,
             shared_len=shared_len,
-            layout=layout_of(request, shared_len, block_size),
+            layout=layout_of(request, shared_len, block_size, with_stems=not keeps_states),
             values=np.zeros((num_read, request.id_lists.shape[1]), dtype=np.float32),
             others=np.zeros(num_read, dtype=np.float32),
             best_ids=np.zeros(num_read, dtype=np.int32),
@@ -121,6 +131,10 @@ class ScoringProgress:
     def query_rows(self, count: int) -> Rows:
         """Schedule the next `count` tokens of the query's full blocks."""
         start, self.num_computed = self.num_computed, self.num_computed + count
+        source = target = NO_SNAPSHOT
+        if self.states is not None:
+            source = self.states.of_query
+            self.states.of_query = target = self.states.query
         return Rows(
             token_ids=self.request.query_token_ids[start : start + count],
             counts=np.array([count]),
@@ -128,6 +142,8 @@ class ScoringProgress:
             tables=np.array([self.blocks], dtype=np.int32),
             num_read=np.array([0]),
             id_lists=self._take_lists(0),
+            source=source,
+            target=target,
         )
 
     def row_part(self, count: int, own: list[int]) -> Rows:
@@ -153,7 +169,15 @@ class ScoringProgress:
             num_read=np.array([num_read]),
             id_lists=self._take_lists(num_read),
             embeds=self.request.embeds,
+            source=self._source(is_split=start > 0),
+            target=self.states.split if self.states and end < length else NO_SNAPSHOT,
         )
+
+    def _source(self, *, is_split: bool) -> int:
+        """The snapshot that a row of an item begins from."""
+        if self.states is None:
+            return NO_SNAPSHOT
+        return self.states.split if is_split else self.states.of_query
 
     def item_rows(self, count: int, own: list[int]) -> Rows:
         """Schedule the next `count` items whole; their rows fill the blocks `own` in order."""
@@ -173,6 +197,7 @@ class ScoringProgress:
             id_lists=self._take_lists(int(num_read.sum())),
             embeds=self.request.embeds,
             num_shared=len(shared),
+            source=self._source(is_split=False),
         )
 
     def _take_lists(self, count: int) -> Int32Array:

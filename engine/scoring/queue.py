@@ -18,10 +18,12 @@ from engine.arrays import Float32Array
 from engine.config import CacheConfig, SchedulerConfig
 from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
 from engine.memory.blocks import BlockPool
+from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
 from engine.plan import StepFailedError, result_of
 from engine.request import Finish, ItemScores, ScoringRequest
 from engine.scoring.packing import make_plan
 from engine.scoring.progress import ScoringProgress
+from engine.scoring.states import SNAPSHOTS_EACH, ScoringStates
 from engine.scoring.step import ScoringStepRows
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class ScoringQueue:
     Args:
         num_promised: gives the number of blocks promised to generation beyond those it holds.
         report: called with the frontend and the end of each request.
+        snapshots: of states, where layers keep them.
 
     Attributes:
         num_bad: requests ended by unusable logits.
@@ -65,6 +68,7 @@ class ScoringQueue:
         *,
         num_promised: Callable[[], int],
         report: Callable[[bytes, ItemScores], None],
+        snapshots: SnapshotPool | None = None,
     ) -> None:
         self._max_tokens = config.step_tokens
         self._by_priority = config.policy == "priority"
@@ -74,6 +78,7 @@ class ScoringQueue:
         self._runner = runner
         self._num_promised = num_promised
         self._report = report
+        self._snapshots = snapshots
         self._unfinished: dict[tuple[bytes, int], ScoringProgress] = {}
         self._waiting: list[tuple[tuple[int, int], ScoringProgress]] = []
         self._active: list[ScoringProgress] = []
@@ -106,10 +111,22 @@ class ScoringQueue:
         """The blocks of every request that holds any, for `BlockPool.check`."""
         return [blocks for progress in self._active for blocks in (progress.blocks, progress.spare)]
 
+    @property
+    def reserved_snapshots(self) -> list[int]:
+        """The snapshots reserved by active requests, for `SnapshotPool.check`."""
+        states = [progress.states for progress in self._active]
+        return [number for own in states if own is not None for number in (own.query, own.split)]
+
     def submit(self, frontend: bytes, request: ScoringRequest, arrival: int) -> None:
         """Queue a request, which must fit the context."""
-        progress = ScoringProgress.of(frontend, request, arrival, self._block_size)
+        keeps_states = self._snapshots is not None
+        progress = ScoringProgress.of(
+            frontend, request, arrival, self._block_size, keeps_states=keeps_states
+        )
         self._unfinished[frontend, request.handle] = progress
+        if self._snapshots is not None and self._snapshots.num_snapshots < SNAPSHOTS_EACH:
+            self._end(progress, Finish.ERROR, "there is no memory for snapshots of states")
+            return
         priority = request.priority if self._by_priority else 0
         heapq.heappush(self._waiting, ((priority, arrival), progress))
 
@@ -143,7 +160,8 @@ class ScoringQueue:
                 spans.append(_ReadSpan(progress, first, progress.num_planned - first))
         self._turn += 1
         if step.rows:
-            plan = make_plan(step.rows, self._block_size)
+            keeps_states = self._snapshots is not None
+            plan = make_plan(step.rows, self._block_size, keeps_states=keeps_states)
             self.num_tokens += len(plan.token_ids)
             self._launched = _Step(self._runner.launch_scoring(plan), spans)
         self._pool.release(step.borrowed)
@@ -219,6 +237,10 @@ class ScoringQueue:
             self._active.remove(progress)
             self._pool.release(progress.spare)
             self._pool.release(progress.blocks)
+            if self._snapshots is not None and progress.states is not None:
+                is_clean = finish == Finish.LENGTH and self._prefix_caching and progress.hashes
+                query_hash = progress.hashes[-1] if is_clean else None
+                progress.states.release(self._snapshots, query_hash)
         num_read = len(progress.others) if finish == Finish.LENGTH else 0
         scores = ItemScores(
             handle=progress.request.handle,
@@ -247,10 +269,18 @@ class ScoringQueue:
     def _admit_one(self, progress: ScoringProgress, promised: int) -> bool:
         pool, size = self._pool, self._block_size
         shared = pool.match(progress.hashes) if self._prefix_caching else []
+        restored = NO_SNAPSHOT
+        if self._snapshots is not None:
+            count, restored = self._snapshots.find(progress.hashes[: len(shared)])
+            shared = shared[:count]
         num_query, num_spare = progress.shared_len // size, progress.layout.longest
         need = num_query - len(shared) + num_spare
         if need > pool.num_free - pool.num_idle(shared) - promised:
             return False
+        if self._snapshots is not None:
+            progress.states = ScoringStates.reserve(self._snapshots, restored)
+            if progress.states is None:
+                return False
         pool.share(shared)
         granted = pool.grant(need)
         assert granted is not None, "blocks were counted before admission"

@@ -35,7 +35,8 @@ class ScoringStepRows:
         num_before = len(self.rows)
         if count := self._fitting(progress.shared_len - progress.num_computed):
             self._add(progress.query_rows(count))
-        if progress.num_computed < progress.shared_len:
+        is_state_under_way = progress.states is not None and len(self.rows) > num_before
+        if progress.num_computed < progress.shared_len or is_state_under_way:
             return len(self.rows) > num_before
         if not progress.planned and self._is_apart(progress):
             self._add_apart(progress)

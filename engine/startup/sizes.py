@@ -10,7 +10,7 @@ import torch
 
 from engine.config import ConfigError, EngineConfig
 from engine.contracts.model import CausalLM
-from engine.memory.states import bytes_per_slot
+from engine.memory.states import OTHER_SLOTS, bytes_per_slot
 from engine.startup.assembly import Assembly
 from engine.startup.memory import Limits, measure
 from sampling.device.ranks import RankExchange
@@ -119,12 +119,13 @@ def check_states(config: EngineConfig, num_bytes: int, per_state: int) -> None:
         num_bytes: that states, keys and values may take. per_state: of one row.
     """
     max_rows = config.scheduler.max_rows
-    if not per_state or (max_rows + 1) * per_state < num_bytes:
+    if not per_state or (max_rows + OTHER_SLOTS) * per_state < num_bytes:
         return
+    fits = max(num_bytes // per_state - OTHER_SLOTS, 0)
     raise ConfigError(
         f"--max-num-seqs {max_rows}: the model keeps a state of {per_state / 2**20:.1f} MiB a row, "
         f"{max_rows * per_state / 2**30:.2f} GiB in all, and there are {num_bytes / 2**30:.2f} GiB "
-        f"for states, keys and values: lower it to at most {max(num_bytes // per_state - 1, 0)}"
+        f"for states, keys and values: lower it to at most {fits}"
     )
 
 
@@ -136,7 +137,7 @@ def _cache_bytes(
         num_bytes = config.cache.cpu_bytes
         check_cpu_cache(num_bytes)
         check_states(config, num_bytes, per_state)
-        return num_bytes - (config.scheduler.max_rows + 1) * per_state
+        return num_bytes - (config.scheduler.max_rows + OTHER_SLOTS) * per_state
     total = torch.cuda.get_device_properties(assembly.device).total_memory
     left = int(total * config.cache.memory_utilization) - torch.cuda.memory_allocated()
     check_states(config, left, per_state)

@@ -14,6 +14,7 @@ TURNS = f"{IDENTITY}::test_turns_of_a_conversation_go_on_from_replies"
 STRANGERS = f"{IDENTITY}::test_strangers_in_one_batch_are_as_alone"
 PREEMPTED = f"{IDENTITY}::test_preempted_choices_go_on_as_if_they_were_not"
 STOPPED = f"{IDENTITY}::test_a_choice_that_stops_leaves_nothing_in_its_row"
+SCORED = "tests/engine/memory/test_scored_states.py"
 ROWS = "tests/engine/planning/test_row_snapshots.py"
 
 MEMORY = (
@@ -55,8 +56,8 @@ MEMORY = (
     Mutant(
         "a-snapshot-is-overwritten-by-the-step-that-restores-it",
         "engine/memory/snapshots.py",
-        "                self._being_restored.add(snapshot)\n",
-        "",
+        "        self._restored.add(snapshot)\n",
+        "        pass\n",
         ("tests/engine/memory/test_snapshots.py::test_what_a_step_restores_is_not_written_by_it",),
     ),
     Mutant(
@@ -116,5 +117,19 @@ MEMORY = (
         "np.minimum(to_block, self._snapshots.num_steps_without(rows))",
         "to_block",
         (TURNS,),
+    ),
+    Mutant(
+        "items-begin-beside-their-query",
+        "engine/scoring/step.py",
+        "progress.num_computed < progress.shared_len or is_state_under_way",
+        "progress.num_computed < progress.shared_len",
+        (f"{SCORED}::test_scores_are_those_of_whole_texts",),
+    ),
+    Mutant(
+        "a-querys-state-is-evicted-under-its-items",
+        "engine/scoring/states.py",
+        "        pool.hold(restored)\n",
+        "",
+        (f"{SCORED}::test_scores_are_those_of_whole_texts",),
     ),
 )

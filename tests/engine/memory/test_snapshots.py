@@ -51,10 +51,23 @@ def test_the_one_found_longest_ago_makes_room() -> None:
 
 def test_what_a_step_restores_is_not_written_by_it() -> None:
     pool = filled(A, B)
-    pool.find([A])
-    pool.find([B])
+    pool.restore(1)
+    assert pool.reserve() == 2
     assert pool.reserve() is None
     pool.planned()
+    assert pool.reserve() is None, "a step of scoring, planned now, would run before"
+    pool.planned()
+    assert pool.reserve() == 1
+
+
+def test_what_is_held_is_not_evicted() -> None:
+    pool = filled(A, B)
+    pool.hold(1)
+    pool.hold(1)
+    assert pool.reserve() == 2
+    pool.drop(1)
+    assert pool.reserve() is None
+    pool.drop(1)
     assert pool.reserve() == 1
 
 

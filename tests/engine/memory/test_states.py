@@ -55,18 +55,15 @@ def test_bytes_and_multiples() -> None:
 def test_slots_are_null_then_rows_then_snapshots() -> None:
     states = RowStates(SPECS, max_rows=3, num_snapshots=2, device=CPU)
     assert states.table.slots.tolist() == [1, 2, 3, 0]
-    assert [tensor.shape for layer in states.layers for tensor in layer] == [
-        (6, 2, 3),
-        (6, 5),
-        (6,),
-    ]
+    shapes = [tensor.shape for layer in states.layers for tensor in layer]
+    assert shapes == [(7, 2, 3), (7, 5), (7,)]
     choice = make_choice()
     admissions = [Admission(2, choice, 8, 20, snapshot=2), Admission(0, choice, 0, 20)]
     published(states, admissions, [SnapshotGrant(2, (4, 8), (1, 2))])
-    assert states.table.sources.tolist() == [0, 0, 5, 0]
+    assert states.table.sources.tolist() == [0, 0, 6, 0]
     assert states.table.entered.tolist() == [0, 0, 8, 0]
     assert states.table.snapshot_ends[2].tolist() == [4, 8]
-    assert states.table.snapshot_slots[2].tolist() == [4, 5]
+    assert states.table.snapshot_slots[2].tolist() == [5, 6]
     published(states, [], [SnapshotGrant(2, (12,), (1,))])
     assert states.table.snapshot_ends[2].tolist() == [12, NEVER]
     published(states, [Admission(2, choice, 0, 20)], [])  # another choice's row

@@ -16,7 +16,7 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
 from engine.engine import Engine
-from engine.request import Finish, Request
+from engine.request import Finish, Request, StepOutput
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import build
 from sampling.params import SamplingParams
@@ -120,8 +120,10 @@ class Server:
         self.engine.submit(b"", own)
         return handle
 
-    def step(self) -> None:
-        for _, output in self.engine.step():
+    def step(self) -> list[tuple[bytes, StepOutput]]:
+        """Step, enter what choices got, and return all outputs."""
+        outputs = self.engine.step()
+        for _, output in outputs:
             start = 0
             for i, handle in enumerate(output.handles.tolist()):
                 reply = self.replies[handle, int(output.choices[i])]
@@ -133,6 +135,7 @@ class Server:
                 reply.finish = Finish(int(output.finish[i]))
                 start = end
             assert not output.errors, output.errors
+        return outputs
 
     def run(self) -> None:
         """Step until all is done, and check every reply."""
@@ -173,8 +176,6 @@ def toy_server(
         rule: of the drafter; None has no drafter.
         chunk: of the toy's snapshots.
     """
-    monkeypatch.setattr(build, "load_model", lambda *_: ToyModel(chunk=chunk))
-    monkeypatch.setattr(build, "max_position", lambda *_: 256)
     monkeypatch.setattr(build, "eos_token_ids", lambda *_: ())
     monkeypatch.setattr(
         build,
@@ -195,7 +196,7 @@ def toy_server(
         scheduler=SchedulerConfig(**({"max_rows": 5, "max_step_tokens": 32} | scheduler)),
         speculation=speculation if rule else None,
     )
-    return Server(build.build_engine(config))
+    return Server(build.assemble(config, ToyModel(chunk=chunk), torch.device("cpu")))
 
 
 def texts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:

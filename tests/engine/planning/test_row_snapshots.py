@@ -61,7 +61,7 @@ def test_prompts_keep_their_end_and_where_they_branch(
 ) -> None:
     snapshots, table = make()
     row, choice = claim(table, prompt_len, restored * BLOCK)
-    snapshots.admit(row, choice, restored, known)
+    snapshots.admit(row, choice, NO_SNAPSHOT, restored, known)
     grants = take(snapshots, row, prompt_len, decodes=False)
     assert [grant.ends for grant in grants] == ([wanted] if wanted else [])
 
@@ -69,14 +69,14 @@ def test_prompts_keep_their_end_and_where_they_branch(
 def test_a_drafter_that_looks_ahead_holds_the_last_block_back() -> None:
     snapshots, table = make(drafting=DraftRules(num_tokens=2, looks_ahead=True))
     row, choice = claim(table, 13)
-    snapshots.admit(row, choice, 0, 0)
+    snapshots.admit(row, choice, NO_SNAPSHOT, 0, 0)
     assert take(snapshots, row, 13, decodes=False) == [SnapshotGrant(row, (8,), (1,))]
 
 
 def test_ends_are_multiples() -> None:
     snapshots, table = make(multiple=8)
     row, choice = claim(table, 30)
-    snapshots.admit(row, choice, 0, 5)
+    snapshots.admit(row, choice, NO_SNAPSHOT, 0, 5)
     assert take(snapshots, row, 30, decodes=False)[0].ends == (16, 24)
 
 
@@ -84,7 +84,7 @@ def test_ends_are_multiples() -> None:
 def test_without_prefix_caching_only_a_requests_own_choices_find_it(n: int) -> None:
     snapshots, table = make(reuses_replies=False)
     row, choice = claim(table, 13, n=n)
-    snapshots.admit(row, choice, 0, 0)
+    snapshots.admit(row, choice, NO_SNAPSHOT, 0, 0)
     grants = take(snapshots, row, 13, decodes=False)
     assert [grant.ends for grant in grants] == ([(12,)] if n > 1 else [])
     assert take(snapshots, row, 1000, decodes=True) == []
@@ -95,7 +95,7 @@ def test_a_reply_makes_one_every_so_often(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "REPLY_TOKENS", 7)  # 8, in whole blocks
     snapshots, table = make(drafting=DraftRules(num_tokens=3))
     row, choice = claim(table, 5)
-    snapshots.admit(row, choice, 0, 0)
+    snapshots.admit(row, choice, NO_SNAPSHOT, 0, 0)
     assert take(snapshots, row, 5, decodes=False)[0].ends == (4,)
     snapshots.note(row, 4, b"4")
     table.num_settled[row] = 5
@@ -117,7 +117,7 @@ def test_a_reply_makes_one_every_so_often(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_row_that_is_released_gives_up_what_it_reserved() -> None:
     snapshots, table = make(num_snapshots=1)
     row, choice = claim(table, 13)
-    snapshots.admit(row, choice, 0, 0)
+    snapshots.admit(row, choice, NO_SNAPSHOT, 0, 0)
     snapshots.note(row, 12, b"12")
     snapshots.release(row)
     assert take(snapshots, row, 13, decodes=False) == [], "it was never published"
@@ -126,14 +126,14 @@ def test_a_row_that_is_released_gives_up_what_it_reserved() -> None:
     assert snapshots.pool.find([b"12"]) == (0, NO_SNAPSHOT)
     snapshots.check()
     other, choice = claim(table, 9)
-    snapshots.admit(other, choice, 0, 0)
+    snapshots.admit(other, choice, NO_SNAPSHOT, 0, 0)
     assert take(snapshots, other, 9, decodes=False) == [SnapshotGrant(other, (8,), (1,))]
 
 
 def test_what_cannot_be_reserved_is_left_out() -> None:
     snapshots, table = make(num_snapshots=1)
     row, choice = claim(table, 13)
-    snapshots.admit(row, choice, 0, 2)
+    snapshots.admit(row, choice, NO_SNAPSHOT, 0, 2)
     assert take(snapshots, row, 13, decodes=False) == [SnapshotGrant(row, (8,), (1,))]
     snapshots.note(row, 12, b"12")  # its block is found all the same
     table.num_settled[row] = 13

@@ -142,7 +142,7 @@ def with_branches(asked: ScoringRequest, branches: list[list[list[int]]]) -> Sco
 def wanted(asked: ScoringRequest) -> Float32Array:
     """What the request must be answered, from whole sequences."""
     rows, p = [], 0
-    for sequence_ids, num_read in zip(_sequences(asked), asked.num_read.tolist(), strict=True):
+    for sequence_ids, num_read in zip(sequences(asked), asked.num_read.tolist(), strict=True):
         for back in range(num_read - 1, -1, -1):
             part = sequence_ids[: len(sequence_ids) - back]
             context = context_hash(np.concatenate([asked.query_token_ids, part]))
@@ -152,7 +152,7 @@ def wanted(asked: ScoringRequest) -> Float32Array:
     return np.array(rows, dtype=np.float32)
 
 
-def _sequences(asked: ScoringRequest) -> list[Int32Array]:
+def sequences(asked: ScoringRequest) -> list[Int32Array]:
     """Each item with each of its branches."""
     items = np.split(asked.item_token_ids, np.cumsum(asked.item_lens)[:-1])
     if asked.branches is None:

@@ -34,6 +34,6 @@ def test_snapshots_take_what_keys_and_values_leave_them() -> None:
 def test_states_of_too_many_rows_are_refused_with_the_size_of_one() -> None:
     config = EngineConfig(model=ModelConfig(model="m"), scheduler=SchedulerConfig(max_rows=64))
     check_states(config, 0, 0)
-    check_states(config, 66 << 20, 1 << 20)
+    check_states(config, 67 << 20, 1 << 20)
     with pytest.raises(ConfigError, match=r"--max-num-seqs 64: .* 1.0 MiB a row.* at most 40"):
-        check_states(config, 41 << 20, 1 << 20)
+        check_states(config, 42 << 20, 1 << 20)
