@@ -11,6 +11,7 @@ from engine.arrays import Int32Array
 from engine.batch import StepInputs
 from engine.engine import Engine
 from engine.plan import StepPlan
+from engine.planning import row_snapshots
 from engine.runner.decode_step import DecodeStep, StepRows
 from engine.runner.forward import Hidden
 from engine.runner.host_copy import Packed
@@ -20,6 +21,7 @@ from sampling import sampler
 from sampling.device.triton_support import INTERPRETED
 from sampling.params import SamplingParams
 from sampling.speculative import drafting, verification
+from tests.engine.memory.toy_engine import Rule, mixed, texts, toy_server
 from tests.engine.runner import test_speculation as whole
 from tests.engine.runner.table_drafter import draft_from
 from tests.engine.tiny_models import VOCAB, write_model
@@ -34,7 +36,9 @@ class Uncaptured:
         self.num_replays = 0
         stage, attention = runner._stage, runner._forward._attention
         self._steps = {
-            num_drafts: DecodeStep(stage, attention, self._rows, self._step_rows, num_drafts)
+            num_drafts: DecodeStep(
+                stage, attention, self._rows, self._step_rows, num_drafts, runner._states
+            )
             for num_drafts in {0, self._rows.drafts.shape[1]}
         }
         self.num_draws = 0
@@ -127,4 +131,20 @@ def test_tokens_behind_prompts_are_those_of_the_eager_step(
     graphs = graphs_of(engine)
     assert run(engine) == wanted
     assert graphs.num_draws > 2
+    assert graphs.num_replays > 4
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
+@pytest.mark.parametrize("rule", [None, mixed])
+def test_states_are_those_of_one_pass(rule: Rule | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers that keep a state a row: the table of states is read and written in the graph."""
+    for module in (sampler, verification, drafting):
+        monkeypatch.setattr(module, "kernels_run_on", lambda device: False)
+    monkeypatch.setattr(row_snapshots, "REPLY_TOKENS", 8)
+    server = toy_server(monkeypatch, rule=rule)
+    graphs = graphs_of(server.engine)
+    for prompt in texts(6, seed=1, longest=20):
+        server.submit(prompt, 8)
+        server.step()
+    server.run()
     assert graphs.num_replays > 4
