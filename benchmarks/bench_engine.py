@@ -33,7 +33,8 @@ from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.engine import Engine
 from engine.models.decoder import Decoder
-from engine.models.families.decoder_config import decoder_config
+from engine.models.families.table import decoder_spec
+from engine.models.formats.reader import WeightReader
 from engine.plan import StartingRunner, StepHandle, StepPlan
 from engine.request import Request
 from engine.startup.build import assemble
@@ -111,8 +112,8 @@ class Bench:
         self._folder = str(write_shape(shape, folder))
         torch.manual_seed(0)
         self.peer = random_module(self._folder, DEVICE)
-        config = decoder_config(self.peer.config)
-        self._model = Decoder(config, ModuleWeights(self.peer), torch.bfloat16, DEVICE, 8192)
+        reader = WeightReader.of(ModuleWeights(self.peer), torch.bfloat16, DEVICE)
+        self._model = Decoder(decoder_spec(self.peer.config), reader, 8192)
 
     def engine(
         self, *, cuda_graphs: bool = True, num_blocks: int = 20_000

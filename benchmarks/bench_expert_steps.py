@@ -26,7 +26,8 @@ from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
 from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
-from engine.models.families.decoder_config import decoder_config
+from engine.models.families.table import decoder_spec
+from engine.models.formats.reader import WeightReader
 from engine.models.weights.sources import DummyWeights
 
 STEPS = ((1, 256), (2, 256), (8, 256), (64, 192), (256, 192))
@@ -103,7 +104,8 @@ def measurements(gb_per_s: float, *, fp8: bool) -> Iterator[StepTime]:
     fields = QWEN3 | EXPERTS[SHAPE]
     config = AutoConfig.for_model(**fields)
     source = DummyWeights(config.initializer_range, DEVICE)
-    model = Decoder(decoder_config(config), source, DTYPE, DEVICE, 4096, fp8=fp8)
+    reader = WeightReader.of(source, DTYPE, DEVICE, fp8=fp8)
+    model = Decoder(decoder_spec(config), reader, 4096)
     for rows, context in STEPS:
         attention = Decoding.of(model.attention_specs, rows, context)
         ids = torch.randint(0, model.vocab_size, (2, rows), device=DEVICE, dtype=torch.int32)

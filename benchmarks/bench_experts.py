@@ -29,8 +29,8 @@ from engine.kernels.experts.layer import (
     experts_few,
     experts_triton,
 )
+from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.experts.weights import ExpertWeights
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import NUM_ROWS, Norm
 
@@ -56,7 +56,7 @@ def some_weights(num_experts: int, hidden: int, inner: int) -> ExpertWeights:
     down = torch.empty((num_experts, hidden, inner), dtype=DTYPE, device=DEVICE)
     gate_up.normal_(0, hidden**-0.5)
     down.normal_(0, inner**-0.5)
-    return ExpertWeights(gate_up, down, None, None, SILU)
+    return ExpertWeights(DenseExpertProduct(gate_up), DenseExpertProduct(down), None, None, SILU)
 
 
 def some_routing(rows: int, num_experts: int, top_k: int) -> Routing:
@@ -135,14 +135,14 @@ def check_routing() -> None:
 
 def _error(out: torch.Tensor, x: torch.Tensor, routing: Routing, weights: ExpertWeights) -> float:
     """The largest error against float64 in units of three roundings of the terms."""
-    assert isinstance(weights.gate_up, torch.Tensor)
-    assert isinstance(weights.down, torch.Tensor)
+    assert isinstance(weights.gate_up, DenseExpertProduct)
+    assert isinstance(weights.down, DenseExpertProduct)
     wanted = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     size = torch.zeros_like(wanted)
-    for expert in range(len(weights.gate_up)):
+    for expert in range(len(weights.gate_up.values)):
         tokens, ranks = (routing.ids == expert).nonzero(as_tuple=True)
-        gate, up = (x[tokens].double() @ weights.gate_up[expert].double().T).chunk(2, dim=-1)
-        inner, down = gate / (1 + (-gate).exp()) * up, weights.down[expert].double()
+        gate, up = (x[tokens].double() @ weights.gate_up.values[expert].double().T).chunk(2, dim=-1)
+        inner, down = gate / (1 + (-gate).exp()) * up, weights.down.values[expert].double()
         share = routing.weights[tokens, ranks, None].double()
         wanted.index_add_(0, tokens, share * (inner @ down.T))
         size.index_add_(0, tokens, share * (inner.abs() @ down.abs().T))
@@ -165,13 +165,13 @@ def few(gb_per_s: float) -> None:
 
     def gate_up(rows: int, warps: int, index: int) -> object:
         weight = layers[index % LAYERS].gate_up
-        assert isinstance(weight, torch.Tensor)
-        return gate_up_few(x, routings[index].ids, weight, None, SILU, rows, warps)
+        assert isinstance(weight, DenseExpertProduct)
+        return gate_up_few(x, routings[index].ids, weight.values, None, SILU, rows, warps)
 
     def down(rows: int, warps: int, index: int) -> object:
         weight = layers[index % LAYERS].down
-        assert isinstance(weight, torch.Tensor)
-        return down_few(inner, routings[index], weight, None, None, rows, warps)
+        assert isinstance(weight, DenseExpertProduct)
+        return down_few(inner, routings[index], weight.values, None, None, rows, warps)
 
     for rows, warps in [(1, 2), (1, 4), (2, 4), (2, 8), (4, 8)]:
         print(
@@ -243,8 +243,8 @@ def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) ->
 
     def run(tile: Tile, gate: str | None, index: int) -> object:
         weights = layers[index % LAYERS]
-        assert isinstance(weights.gate_up, torch.Tensor)
-        assert isinstance(weights.down, torch.Tensor)
+        assert isinstance(weights.gate_up, DenseExpertProduct)
+        assert isinstance(weights.down, DenseExpertProduct)
         if gate is None:
             return grouped_linear(inner, weights.down, None, groups, TOP_K, None, tile)
         return grouped_linear(x, weights.gate_up, None, groups, TOP_K, gate, tile)

@@ -27,21 +27,21 @@ from benchmarks.bench_sampling import copy_gb_per_s
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.gates import SILU
 from engine.kernels.experts.layer import Experts, Router
+from engine.kernels.experts.products import ExpertWeights, Fp8ExpertProduct
 from engine.kernels.experts.routing import RoutingRules
-from engine.kernels.experts.weights import ExpertWeights, Fp8Experts
 from engine.kernels.fp8 import FP8
 from engine.kernels.quantized.launch import LaunchShape
 
 EXPERT_BYTES = 3 * HIDDEN * INNER
 
 
-def some_weights(channels: int, width: int, *, by_spans: bool) -> Fp8Experts:
+def some_weights(channels: int, width: int, *, by_spans: bool) -> Fp8ExpertProduct:
     """Random weights of all experts."""
     values = torch.empty((NUM_EXPERTS, channels, width), dtype=FP8, device=DEVICE)
     for expert in values:
         expert.copy_(torch.randn(expert.shape, device=DEVICE) * 100)
     shape = (NUM_EXPERTS, channels, width // 128) if by_spans else (NUM_EXPERTS, channels)
-    return Fp8Experts(values, torch.full(shape, 0.01 * width**-0.5, device=DEVICE))
+    return Fp8ExpertProduct(values, torch.full(shape, 0.01 * width**-0.5, device=DEVICE))
 
 
 def some_layer(*, by_spans: bool) -> ExpertWeights:
@@ -59,18 +59,19 @@ def few(gb_per_s: float, *, by_spans: bool) -> None:
     x = torch.randn((1, HIDDEN), device=DEVICE).to(DTYPE)
     inner = torch.randn((TOP_K, INNER), device=DEVICE).to(DTYPE)
     first = layers[0]
-    assert isinstance(first.gate_up, Fp8Experts)
-    assert isinstance(first.down, Fp8Experts)
-    rows, inner_rows = first.gate_up.rounded(x), first.down.rounded(inner)
+    assert isinstance(first.gate_up, Fp8ExpertProduct)
+    assert isinstance(first.down, Fp8ExpertProduct)
+    rounds, rounds_inner = first.gate_up.rounded, first.down.rounded
+    rows, inner_rows = rounds(x), rounds_inner(inner)
 
     def gate_up(shape: LaunchShape, index: int) -> object:
         weights = layers[index % LAYERS].gate_up
-        assert isinstance(weights, Fp8Experts)
+        assert isinstance(weights, Fp8ExpertProduct)
         return gate_up_few_fp8(rows, routings[index].ids, weights, None, SILU, DTYPE, shape)
 
     def down(shape: LaunchShape, index: int) -> object:
         weights = layers[index % LAYERS].down
-        assert isinstance(weights, Fp8Experts)
+        assert isinstance(weights, Fp8ExpertProduct)
         return down_few_fp8(inner_rows, routings[index], weights, None, None, DTYPE, shape)
 
     for channels, warps in [(1, 2), (1, 4), (2, 2), (2, 4), (4, 4), (4, 8)]:
@@ -79,8 +80,8 @@ def few(gb_per_s: float, *, by_spans: bool) -> None:
     for channels, warps in [(1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8)]:
         us = graph_us(partial(down, LaunchShape(channels, warps)), len(routings))
         print("down", by_spans, (channels, warps), us, "bound", round(bound / 3, 2))
-    print("round x", graph_us(lambda _: first.gate_up.rounded(x), 32))  # type: ignore[union-attr]
-    print("round inner", graph_us(lambda _: first.down.rounded(inner), 32), flush=True)  # type: ignore[union-attr]
+    print("round x", graph_us(lambda _: rounds(x), 32))
+    print("round inner", graph_us(lambda _: rounds_inner(inner), 32), flush=True)
 
 
 def whole_layers(gb_per_s: float, *, by_spans: bool) -> None:

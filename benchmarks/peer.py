@@ -10,8 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from engine.models.decoder import Decoder
-from engine.models.families.decoder_config import decoder_config
-from engine.models.weights.sources import DummyWeights
+from engine.models.families.table import decoder_spec
+from engine.models.formats.reader import WeightReader
+from engine.models.weights.shares import OwnedPart
+from engine.models.weights.sources import Checkpoint, DummyWeights
 from server.bench.workloads import Body
 
 
@@ -21,8 +23,13 @@ class ModuleWeights:
     def __init__(self, module: torch.nn.Module) -> None:
         self._parameters = dict(module.named_parameters())
 
+    checkpoint: Checkpoint | None = None
+
     def fill(self, target: torch.Tensor, name: str) -> None:
         target.copy_(self._parameters[name].data)
+
+    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
+        target.copy_(part.of_whole(self._parameters[name].data))
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         parameter = self._parameters.get(name)
@@ -39,9 +46,14 @@ class _Copied:
         self._source = source
         self._parameters = dict(module.named_parameters())
 
+    checkpoint: Checkpoint | None = None
+
     def fill(self, target: torch.Tensor, name: str) -> None:
         self._source.fill(target, name)
         self._parameters[name].data.copy_(target)
+
+    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
+        raise AssertionError("one rank has all of it")
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         return self._source.shape(name)
@@ -84,9 +96,9 @@ def random_module(folder: str, device: torch.device) -> Any:
 def dummy_peer(folder: str, device: torch.device) -> Any:
     """transformers' model with the weights of a server started with `--load-format dummy`."""
     module = random_module(folder, device)
-    config = decoder_config(module.config)
-    source = _Copied(DummyWeights(config.initializer_range, device), module)
-    Decoder(config, source, torch.bfloat16, device, 64)
+    spec = decoder_spec(module.config)
+    source = _Copied(DummyWeights(spec.initializer_range, device), module)
+    Decoder(spec, WeightReader.of(source, torch.bfloat16, device), 64)
     return module
 
 

@@ -19,7 +19,12 @@ class CausalLM(Protocol):
         hidden_size: width of the hidden states.
         max_position: positions the model was made for.
         attention_specs: one per layer that attends, in the order of `attend`'s `layer`.
-        dtype: of weights and activations.
+        dtype, device: of weights and activations.
+        num_weights: number of weights in the layers' products, which each token multiplies; of the
+            rank that has the most.
+        num_feature_layers: layers whose outputs `forward_with_features` gives, all or none.
+        is_capturable: a forward looks at no value on the host, so that it can be captured as a
+            CUDA graph for any number of tokens.
     """
 
     vocab_size: int
@@ -27,6 +32,10 @@ class CausalLM(Protocol):
     max_position: int
     attention_specs: Sequence[AttentionSpec]
     dtype: torch.dtype
+    device: torch.device
+    num_weights: int
+    num_feature_layers: int
+    is_capturable: bool
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         """What layers keep of a row whose steps bring so many drafts; none for most models.
@@ -50,6 +59,24 @@ class CausalLM(Protocol):
 
         Returns:
             [T, hidden_size] in the model's dtype.
+        """
+        ...
+
+    def forward_with_features(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        feature_layers: Sequence[int],
+        states: StepStates | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run `forward`, and also return outputs of layers, which an EAGLE head reads as features.
+
+        Args:
+            feature_layers: indices below `num_feature_layers`, in any order and number.
+
+        Returns:
+            Hidden states, and [T, len(feature_layers) * hidden_size], None without layers.
         """
         ...
 

@@ -71,6 +71,11 @@ class Fp8Linear:
         else:
             self._arrivals = arrivals_of(len(weight.values), device)
 
+    def refresh(self) -> None:
+        """Take over a weight that was written in place."""
+        if self._weight.values.device.type == "cpu":
+            self._wide_weight.copy_(self._weight.values)
+
     def __call__(self, x: torch.Tensor | Fp8Rows) -> torch.Tensor:
         """Multiply; rows that are quantized already are taken as they are."""
         if isinstance(x, torch.Tensor) and self.takes_lone(x):

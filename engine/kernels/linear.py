@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from engine.kernels.skinny import is_skinny, skinny_linear
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
+_Multiply = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor], torch.Tensor]
 
 FEW_INPUTS, SMALL_WEIGHTS = 512, 1 << 21
 """Inputs and size up to which a CPU multiplies by the transposed weight as it is: a row by 512
@@ -18,18 +19,48 @@ outputs takes 7 us in place of oneDNN's 30, which looks for its code each time, 
 place of 89. Larger weights come from memory, and packed ones come faster on 8 and 16 rows."""
 
 
-def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """Make the function x [T, in] → x @ weight.T + bias [T, out] for weight [out, in].
+class LaidOut:
+    """A weight [out, in], laid out once for the machine that multiplies by it.
 
-    On a CPU, weights are laid out once: small ones of float32 transposed, all others packed for
-    oneDNN. A plain product repacks the weight on each call.
+    On a CPU, small weights of float32 are transposed, and all others packed for oneDNN: a plain
+    product repacks the weight on each call. Elsewhere they are stored as they are.
     """
-    if weight.device.type == "cpu":
-        if _is_small(weight):
-            return partial(_transposed_linear, weight.t().contiguous(), bias)
-        if _can_be_packed(weight.dtype):
-            return partial(_packed_linear, torch.ops.mkldnn._reorder_linear_weight(weight), bias)
-    return partial(_library_linear, weight, bias)
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._stored = weight
+        self._multiply: _Multiply = _library_linear
+        if weight.device.type == "cpu" and _is_small(weight):
+            self._multiply, self._stored = _transposed_linear, weight.t().contiguous()
+        elif weight.device.type == "cpu" and _can_be_packed(weight.dtype):
+            self._stored = torch.ops.mkldnn._reorder_linear_weight(weight)
+            self._multiply = _packed_linear
+
+    @property
+    def is_narrow_on_cuda(self) -> bool:
+        """Whether it is of 16 bits, on a GPU."""
+        return self._stored.is_cuda and self._stored.dtype != torch.float32
+
+    def linear(self, bias: torch.Tensor | None = None) -> Linear:
+        """Make the function x [T, in] → x @ weight.T + bias [T, out]."""
+        return partial(self._multiply, self._stored, bias)
+
+    def plain(self) -> torch.Tensor:
+        """The weight [out, in]: the one that products read, or a copy where it is packed."""
+        if self._multiply is _transposed_linear:
+            return self._stored.t()
+        return self._stored.to_dense() if self._multiply is _packed_linear else self._stored
+
+    def assign(self, weight: torch.Tensor) -> None:
+        """Write a weight [out, in] in the place of this one; all products read the new one."""
+        if self._multiply is _packed_linear:
+            self._stored.copy_(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+        else:
+            self.plain().copy_(weight)
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """Make the function x [T, in] → x @ weight.T + bias [T, out] for weight [out, in]."""
+    return LaidOut(weight).linear(bias)
 
 
 def _is_small(weight: torch.Tensor) -> bool:
@@ -78,14 +109,14 @@ def _can_be_packed(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def logits_linear(weight: torch.Tensor) -> Linear:
+def logits_linear(weight: LaidOut) -> Linear:
     """Make the function hidden [N, in] → float32 logits [N, vocab] for weight [vocab, in].
 
     On CUDA the products of bfloat16 or float16 are summed and returned in float32, never rounded
     to the narrow type; on a CPU they are computed in the weight's dtype.
     """
-    if weight.is_cuda and weight.dtype != torch.float32:
-        transposed = weight.t()
+    if weight.is_narrow_on_cuda:
+        transposed = weight.plain().t()
         return lambda hidden: torch.mm(hidden, transposed, out_dtype=torch.float32)
-    product = linear(weight)
+    product = weight.linear()
     return lambda hidden: product(hidden).float()

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from engine.kernels.activation import silu_and_mul, silu_and_mul_fp8
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.fp8_linear import Fp8Linear
-from engine.kernels.linear import Linear, linear
+from engine.kernels.linear import LaidOut
 from engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_fp8
-from engine.kernels.quantized.fp8_block_linear import Fp8BlockLinear
-from engine.kernels.quantized.int4_linear import Int4Linear
 from engine.kernels.skinny import MAX_NORMED, Norm, is_skinny, skinny_linear
 
-_TAKES_LONE = (Fp8Linear, Fp8BlockLinear, Int4Linear)
-"""Products that take the norm and the gate of a lone row along."""
+
+class LoneLinear(Protocol):
+    """A product that can take the norm and the gate of a lone row along."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Multiply x [T, in]."""
+        ...
+
+    def takes_lone(self, x: torch.Tensor) -> bool:
+        """Whether `lone` multiplies x [T, in]."""
+        ...
+
+    def lone(
+        self, x: torch.Tensor, norm: Norm | None, *, gated: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of a lone row's norm, joined if gated, and the row's sum."""
+        ...
+
+    def refresh(self) -> None:
+        """Take over a weight that was written in place."""
+        ...
 
 
 class NormedProduct:
@@ -30,18 +49,17 @@ class NormedProduct:
         self,
         norm_weight: torch.Tensor,
         eps: float,
-        weight: torch.Tensor,
+        weight: LaidOut,
         bias: torch.Tensor | None,
         *,
         gated: bool = False,
     ) -> None:
         self._norm_weight = norm_weight
         self._eps = eps
-        # A CPU's product has a copy of its own.
-        self._weight = weight if weight.is_cuda else None
+        self._weight = weight.plain() if weight.is_narrow_on_cuda else None
         self._bias = bias
         self._gated = gated
-        self._product = linear(weight, bias)
+        self._product = weight.linear(bias)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None
@@ -69,15 +87,12 @@ class Fp8NormedProduct:
 
     Args:
         norm_weight: [in_features], of the dtype of inputs and result.
-        weight: [out_features, in_features]. bias: [out_features].
     """
 
-    def __init__(
-        self, norm_weight: torch.Tensor, eps: float, weight: Fp8Rows, bias: torch.Tensor | None
-    ) -> None:
+    def __init__(self, norm_weight: torch.Tensor, eps: float, product: Fp8Linear) -> None:
         self._norm_weight = norm_weight
         self._eps = eps
-        self._product = Fp8Linear(weight, bias, norm_weight.dtype)
+        self._product = product
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None
@@ -89,7 +104,7 @@ class Fp8NormedProduct:
         return self._product(rows), x if residual is None else residual
 
     def gated(
-        self, x: torch.Tensor, residual: torch.Tensor
+        self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor | Fp8Rows, torch.Tensor]:
         """Compute silu(first half) * second half of the product, a lone row's not yet rounded."""
         if self._product.takes_lone(x):
@@ -108,7 +123,7 @@ class NormedLinear:
     """
 
     def __init__(
-        self, norm_weight: torch.Tensor, eps: float, product: Linear | Fp8Linear, *, gated: bool
+        self, norm_weight: torch.Tensor, eps: float, product: LoneLinear, *, gated: bool
     ) -> None:
         self._norm_weight, self._eps = norm_weight, eps
         self._product, self._gated = product, gated
@@ -118,7 +133,7 @@ class NormedLinear:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add, normalize, multiply; arguments as those of `NormedProduct`."""
         product = self._product
-        if isinstance(product, _TAKES_LONE) and product.takes_lone(x):
+        if product.takes_lone(x):
             norm = Norm(residual, self._norm_weight, self._eps)
             return product.lone(x, norm, gated=self._gated)
         x, residual = _normed(x, residual, self._norm_weight, self._eps)

@@ -1,114 +1,65 @@
-"""Runs decoders of the architectures in `options` on fused modules of our own.
-
-A layer is a norm fused with the residual addition, one QKV product, rope with the q/k norms and
-the KV write, attention, one output product, the next norm, one gate-up product, the activation and
-one down product. Layers are NamedTuples of functions: calling a module costs as much as a small
-kernel.
-"""
+"""Runs the decoder that a family describes: embeddings, layers in order, a norm, the LM head."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.heads import Rotation
 from engine.kernels.rope import rope_table
 from engine.memory.states import StateSpec, StepStates
-from engine.models.families.decoder_config import DecoderConfig
-from engine.models.families.decoder_weights import DecoderWeights
-from engine.models.families.general_weights import GeneralWeights
-from engine.models.families.options import LayerOptions
-from engine.models.formats.reader import QuantizedReader
-from engine.models.layers.general_layers import AddNorm, RmsNorm
-from engine.models.reference import AnyLayer, LayerwiseRun, Reference
-from engine.models.weights.sources import ReadTwice, WeightSource
-from sampling.device.ranks import LoneRank, RankExchange
+from engine.models.formats.reader import WeightReader
+from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
+from engine.models.reference import LayerwiseRun, Reference
+from sampling.device.ranks import RankExchange
 
 
 class Decoder:
-    """The `CausalLM` of fused layers.
+    """The `CausalLM` of our own layers.
+
+    Of several ranks, `logits` gives the ids of the rank's shard, and all else is the same on each.
 
     Args:
+        reader: of its weights, or of one rank's parts of them.
         num_positions: positions 0 to num_positions - 1 may be asked for.
-        fp8, quantized: as `DecoderWeights` takes them.
-        exchange: the ranks that compute each step together, of which this is one; None is one rank.
-            `logits` then gives the ids of the rank's shard, and all else is the same on each.
-        reference: of weights that are quantised; its hidden states are made while layers are read.
-
-    Attributes:
-        num_weights: number of weights in the layers' products, which each token multiplies; of the
-            rank that has the most.
+        reference: of weights that are quantized; its hidden states are made while layers are read,
+            from a reader over `ReadTwice`.
     """
+
+    is_capturable = True
 
     def __init__(
         self,
-        config: DecoderConfig,
-        source: WeightSource,
-        dtype: torch.dtype,
-        device: torch.device,
+        spec: DecoderSpec,
+        reader: WeightReader,
         num_positions: int,
-        *,
-        fp8: bool = False,
-        exchange: RankExchange | None = None,
-        quantized: QuantizedReader | None = None,
         reference: Reference | None = None,
     ) -> None:
-        self.vocab_size = config.vocab_size
-        self.hidden_size = config.hidden_size
-        self.max_position = config.max_position
-        self.dtype = dtype
-        self.device = device
-        self._options = config.options
-        self._embedding_scale = _embedding_scale(config.options, dtype)
-        self._rope_tables = [
-            rope_table(speeds.inv_freq.to(device), speeds.scale, num_positions)
-            for speeds in config.rotations
-        ]
-        self._layer_rotations = config.layer_rotations
-        kind = DecoderWeights if config.is_plain else GeneralWeights
-        tensors = source if reference is None else ReadTwice(source)
-        make = partial(kind, config, tensors, dtype, device, exchange=exchange)
-        weights = make(fp8=fp8, quantized=quantized)
-        self.attention_specs: Sequence[AttentionSpec] = weights.attention_specs()
-        self._embedding, self._lm_head = weights.embedding_and_lm_head()
-        self._final_norm = _final_norm(weights)
-        layers: Iterable[AnyLayer] = map(partial(_layer, weights), range(len(config.windows)))
-        if reference is not None:
-            assert isinstance(tensors, ReadTwice)
-            tensors.holds = True
-            unquantized = make(quantized=quantized and quantized.dequantized())
-            layers = self._beside(layers, unquantized, reference)
-        self._layers = list(layers)
-        self.num_weights = _most(weights.num_in_layers, exchange or LoneRank())
-        source.finish()
-
-    def _beside(
-        self, layers: Iterable[AnyLayer], unquantized: DecoderWeights, reference: Reference
-    ) -> Iterator[AnyLayer]:
-        """Give layers as they are read, and run a text through each without its quantisation.
-
-        Args:
-            unquantized: reads the tensors that `layers` have read, once more.
-        """
-        ids = reference.token_ids(self.vocab_size).to(self.device)
-        rotations = self._rotations(torch.arange(len(ids), device=self.device))
-        by_layer = [rotations[index] for index in self._layer_rotations]
-        run = LayerwiseRun(self.embed(ids), by_layer, self.attention_specs)
-        for index, layer in enumerate(layers):
-            yield layer
-            run.run(index, _layer(unquantized, index))
-        reference.hidden = run.hidden(self._final_norm)
+        self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
+        self.max_position, self.num_feature_layers = spec.max_position, len(spec.layers)
+        self.dtype, self.device = reader.dtype, reader.device
+        self._num_positions = num_positions
+        sizes, places = (spec.vocab_size, spec.hidden_size), LayerPlaces()
+        self._embedding = spec.embedding.load(reader, *sizes)
+        self._lm_head = spec.lm_head.load(reader, *sizes, self._embedding)
+        self._final_norm = spec.final_norm.load(reader, spec.hidden_size)
+        if reference is None:
+            self._layers = [layer.load(reader, places) for layer in spec.layers]
+        else:
+            self._layers = list(self._load_beside(spec, reader, places, reference))
+        self.attention_specs: Sequence[AttentionSpec] = places.attention_specs
+        self._states, self._rope_tables = places.states, self._tables(places)
+        self.num_weights = _most(reader.num_in_layers, reader.ranks.exchange)
+        reader.finish()
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
-        return ()
+        return [make(num_drafts) for make in self._states]
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        embedded = F.embedding(input_ids, self._embedding)
-        return embedded if self._embedding_scale == 1.0 else embedded * self._embedding_scale
+        return self._embedding(input_ids)
 
     def forward(
         self,
@@ -117,7 +68,7 @@ class Decoder:
         attention: LayerAttention,
         states: StepStates | None = None,
     ) -> torch.Tensor:
-        return self.forward_with_features(input_ids, positions, attention, ())[0]
+        return self.forward_with_features(input_ids, positions, attention, (), states)[0]
 
     def forward_with_features(
         self,
@@ -125,61 +76,50 @@ class Decoder:
         positions: torch.Tensor,
         attention: LayerAttention,
         feature_layers: Sequence[int],
+        states: StepStates | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run `forward`, and also return outputs of layers, which an EAGLE head reads as features.
-
-        Args:
-            feature_layers: indices, in any order and number.
-
-        Returns:
-            Hidden states, and [T, len(feature_layers) * hidden_size], None without layers.
-        """
-        rotations = self._rotations(positions)
-        x = self.embed(input_ids)  # [T, hidden]
+        rotations = [Rotation(table, positions) for table in self._rope_tables]
+        inputs = LayerInputs(attention, rotations, states)
+        x = self._embedding(input_ids)  # [T, hidden]
         residual: torch.Tensor | None = None
         outputs: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
-            qkv, residual = layer.qkv(x, residual)
-            rotation = rotations[self._layer_rotations[index]]
-            x, residual = layer.body(index, qkv, residual, rotation, attention)
+            for sublayer in layer:
+                x, residual = sublayer(x, residual, inputs)
             if index in feature_layers:
+                assert residual is not None
                 outputs[index] = x + residual
-        assert residual is not None
         hidden = self._final_norm.add(x, residual)[0]
         if not feature_layers:
             return hidden, None
         return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
 
-    def _rotations(self, positions: torch.Tensor) -> list[Rotation]:
-        return [Rotation(table, positions) for table in self._rope_tables]
-
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits, options = self._lm_head(hidden), self._options
-        if options.logit_scale != 1.0:
-            logits = logits * options.logit_scale
-        if options.logit_softcap is not None:
-            logits = options.logit_softcap * torch.tanh(logits / options.logit_softcap)
-        return logits
+        return self._lm_head(hidden)
+
+    def _load_beside(
+        self, spec: DecoderSpec, reader: WeightReader, places: LayerPlaces, reference: Reference
+    ) -> Iterator[list[Sublayer]]:
+        """Load layers, and run a text through each without its quantization."""
+        unquantized = reader.as_unquantized()
+        ids = reference.token_ids(self.vocab_size).to(self.device)
+        run = LayerwiseRun(self.embed(ids))
+        for layer in spec.layers:
+            yield layer.load(reader, places)
+            own = LayerPlaces()
+            sublayers = layer.load(unquantized, own)
+            positions = torch.arange(len(ids), device=self.device)
+            rotations = [Rotation(table, positions) for table in self._tables(own)]
+            run.run(sublayers, own.attention_specs, rotations)
+        reference.hidden = run.hidden(self._final_norm)
+
+    def _tables(self, places: LayerPlaces) -> list[torch.Tensor]:
+        return [
+            rope_table(speeds.inv_freq.to(self.device), speeds.scale, self._num_positions)
+            for speeds in places.rotations
+        ]
 
 
 def _most(count: int, exchange: RankExchange) -> int:
     """The largest count of any rank's."""
     return int(exchange.all_gather(torch.tensor([count])).max())
-
-
-def _embedding_scale(options: LayerOptions, dtype: torch.dtype) -> float:
-    scale = options.embedding_scale
-    return float(torch.tensor(scale).to(dtype)) if options.rounds_embedding_scale else scale
-
-
-def _layer(weights: DecoderWeights, index: int) -> AnyLayer:
-    if isinstance(weights, GeneralWeights):
-        return weights.general_layer(index)
-    return weights.layer(index)
-
-
-def _final_norm(weights: DecoderWeights) -> AddNorm:
-    config = weights.config
-    if isinstance(weights, GeneralWeights):
-        return weights.general_norm(f"model.{config.options.names.final_norm}")
-    return RmsNorm(weights.final_norm(), config.norm_eps)

@@ -15,19 +15,14 @@ from engine.contracts.model import CausalLM
 from engine.errors import ModelError, first_line
 from engine.models.decoder import Decoder
 from engine.models.fallback.checks import position_limit
-from engine.models.families.decoder_config import (
-    DecoderConfig,
-    attention_specs,
-    decoder_config,
-    unfused_reason,
-)
-from engine.models.families.shares import RANKS_FLAG, check_shards
+from engine.models.families.table import TESTED_QUANTIZED, decoder_spec, unfused_reason
 from engine.models.formats.config import quantization as quantization_of
-from engine.models.formats.reader import QuantizedReader
+from engine.models.formats.reader import WeightReader
 from engine.models.formats.scheme import Quantization
 from engine.models.reference import Reference
 from engine.models.weights.folder import eos_token_ids as eos_token_ids_of
 from engine.models.weights.folder import model_folder, read_json
+from engine.models.weights.shares import RANKS_FLAG, check_shards
 from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
 from sampling.device.ranks import RankExchange
 
@@ -74,6 +69,8 @@ def load_model(
         _check_quantization(config, quantization, folder, hf_config, device)
         if reference is not None:
             _describe(reference, config, quantization, dtype)
+        if reference is not None and not reference.scheme:
+            reference = None
         return _fused_decoder(
             config, hf_config, folder, dtype, device, quantization, exchange, reference
         )
@@ -113,7 +110,8 @@ def check_ranks(config: ModelConfig, size: int) -> None:
             f"run {config.model!r} here: {reason}; leave {RANKS_FLAG} out"
         )
     group = 1 if quantization is None else quantization.input_group
-    check_shards(decoder_config(hf_config), size, group)
+    spec = decoder_spec(hf_config)
+    check_shards(spec.divisions, spec.vocab_size, size, group)
 
 
 def max_position(config: ModelConfig) -> int:
@@ -147,10 +145,10 @@ def expected_model(config: ModelConfig, device: torch.device) -> ExpectedModel:
     limit = position_limit(hf_config, config.max_model_len)
     if unfused_reason(hf_config) is not None:
         return ExpectedModel([], dtype, None, limit)
-    shape = decoder_config(hf_config)
+    spec = decoder_spec(hf_config)
     with device:
-        specs = attention_specs(shape)
-    return ExpectedModel(specs, dtype, shape.vocab_size, limit)
+        specs = spec.attention_specs
+    return ExpectedModel(specs, dtype, spec.vocab_size, limit)
 
 
 def eos_token_ids(config: ModelConfig) -> tuple[int, ...]:
@@ -198,34 +196,28 @@ def _fused_decoder(
     reference: Reference | None,
 ) -> CausalLM:
     limit = position_limit(hf_config, config.max_model_len)
-    shape = replace(decoder_config(hf_config), max_position=limit)
-    num_positions = min(shape.max_position, config.max_model_len or shape.max_position)
-    num_positions += SPARE_POSITIONS
+    spec = replace(decoder_spec(hf_config), max_position=limit)
     source: WeightSource
     if config.load_format == "dummy":
-        source = DummyWeights(shape.initializer_range, device)
+        source = DummyWeights(spec.initializer_range, device)
     else:
         # Some tied checkpoints hold the LM head as well.
-        source = Checkpoint(
-            folder,
-            frozenset({"lm_head.weight"} if shape.tied else ()),
-            len(shape.windows) if getattr(hf_config, "num_nextn_predict_layers", 0) else None,
-        )
+        ignored = frozenset({"lm_head.weight"} if spec.lm_head.is_tied else ())
+        num_layers = len(spec.layers) if spec.num_drafting_layers else None
+        source = Checkpoint(folder, ignored, num_layers)
+    fp8 = config.quantization == "fp8" and quantization is None
+    reader = WeightReader.of(
+        source,
+        dtype,
+        device,
+        fp8=fp8,
+        quantization=quantization,
+        exchange=exchange,
+        reads_twice=reference is not None,
+    )
+    num_positions = min(limit, config.max_model_len or limit) + SPARE_POSITIONS
     with torch.no_grad():
-        quantized = None
-        if quantization is not None:
-            quantized = QuantizedReader(quantization, source, dtype, device)
-        return Decoder(
-            shape,
-            source,
-            dtype,
-            device,
-            num_positions,
-            fp8=config.quantization == "fp8" and quantized is None,
-            exchange=exchange,
-            quantized=quantized,
-            reference=reference if reference is not None and reference.scheme else None,
-        )
+        return Decoder(spec, reader, num_positions, reference)
 
 
 def _describe(
@@ -269,13 +261,13 @@ def _check_quantization(
     """Refuse to round what is rounded, and float8 products on a GPU without them."""
     flag, where = f"--quantization {config.quantization}", folder / "config.json"
     lack = fp8_lack(device)
-    shape = decoder_config(hf_config)
+    model_type = hf_config.model_type
     if quantization is None:
         if config.quantization is None:
             return
         if lack:
             raise ModelError(f"{flag} {lack}; leave it out")
-        _warn_if_untested(flag, shape, device)
+        _warn_if_untested(flag, model_type, device)
         return
     is_fp8 = any(scheme.is_fp8 for scheme in quantization.schemes)
     if config.quantization is not None and not is_fp8:
@@ -289,13 +281,12 @@ def _check_quantization(
             "or 4 bits"
         )
     name = f"{where}: quantization_config ({quantization.name})"
-    _warn_if_untested(name, shape, device)
+    _warn_if_untested(name, model_type, device)
 
 
-def _warn_if_untested(what: str, shape: DecoderConfig, device: torch.device) -> None:
-    """Warn of quantised layers of which no test has run the like on a GPU."""
-    was_tested = shape.latent is not None or shape.is_plain
-    if device.type == "cuda" and not was_tested:
+def _warn_if_untested(what: str, model_type: str, device: torch.device) -> None:
+    """Warn of quantized layers of which no test has run the like on a GPU."""
+    if device.type == "cuda" and model_type not in TESTED_QUANTIZED:
         logger.warning(
             "%s: the kernels of such a model were tested in part on a GPU: compare its logprobs "
             "with the unquantized model's",

@@ -1,7 +1,7 @@
-"""Runs a text through a model's layers as they are without their quantisation.
+"""Runs a text through a model's layers as they are without their quantization.
 
-Each layer is read a second time, right behind the one that serves, run, and dropped: two models
-never stand in memory. What is left are the hidden states that the served model's are compared with.
+Each layer is read a second time, right after the one that serves, run, and dropped: two models are
+never in memory. What is left are the hidden states that the served model's are compared with.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, LayerAttention
 from engine.contracts.heads import Rotation
 from engine.memory.pages import KVCache
-from engine.models.layers.general_layers import AddNorm, GeneralLayer
-from engine.models.layers.layers import Layer
-
-AnyLayer = Layer | GeneralLayer
+from engine.models.layers.layer import LayerInputs, Sublayer
+from engine.models.layers.norms import LoadedNorm
 
 BLOCK_SIZE = 16
 
 
 class Reference:
-    """The hidden states of a text by unquantised weights, which loading a model fills in.
+    """The hidden states of a text by unquantized weights, which loading a model fills in.
 
     Args:
         token_ids: the text's ids int64 [T], for a vocabulary of a size.
 
     Attributes:
-        hidden: [T, hidden_size] behind the final norm, in the model's dtype; None for a model whose
-            weights are not quantised.
+        hidden: [T, hidden_size] after the final norm, in the model's dtype; None for a model whose
+            weights are not quantized.
         scheme: how they are, in words; "" where they are not.
         weights: what `hidden` was computed with, in words.
     """
@@ -47,31 +45,29 @@ class LayerwiseRun:
 
     Args:
         embedded: [T, hidden_size], of positions 0 to T - 1; is overwritten.
-        rotations: of each layer, at those positions.
-        specs: of each layer.
     """
 
-    def __init__(
-        self,
-        embedded: torch.Tensor,
-        rotations: Sequence[Rotation],
-        specs: Sequence[AttentionSpec],
-    ) -> None:
+    def __init__(self, embedded: torch.Tensor) -> None:
         self._x = embedded
         self._residual: torch.Tensor | None = None
-        self._rotations = rotations
-        self._attention = attention_of_text(specs, embedded.dtype, embedded.device, len(embedded))
 
     @torch.inference_mode()
-    def run(self, index: int, layer: AnyLayer) -> None:
-        """Run a layer, the next in order."""
-        qkv, residual = layer.qkv(self._x, self._residual)
-        rotation = self._rotations[index]
-        self._x, self._residual = layer.body(index, qkv, residual, rotation, self._attention)
+    def run(
+        self,
+        layer: Sequence[Sublayer],
+        specs: Sequence[AttentionSpec],
+        rotations: Sequence[Rotation],
+    ) -> None:
+        """Run a layer, the next in order; specs and rotations are those of the layer alone."""
+        x = self._x
+        attention = attention_of_text(specs, x.dtype, x.device, len(x))
+        inputs = LayerInputs(attention, rotations)
+        for sublayer in layer:
+            self._x, self._residual = sublayer(self._x, self._residual, inputs)
 
     @torch.inference_mode()
-    def hidden(self, norm: AddNorm) -> torch.Tensor:
-        """The hidden states [T, hidden_size] behind all layers and the final norm."""
+    def hidden(self, norm: LoadedNorm) -> torch.Tensor:
+        """The hidden states [T, hidden_size] after all layers and the final norm."""
         return norm.add(self._x, self._residual)[0]
 
 

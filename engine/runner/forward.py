@@ -10,7 +10,6 @@ import torch
 from engine.contracts.attention import AttentionBackend, AttentionInputs, LayerAttention
 from engine.contracts.model import CausalLM
 from engine.memory.states import StepStates
-from engine.models.decoder import Decoder
 
 
 class Hidden(NamedTuple):
@@ -46,8 +45,9 @@ def forward(
     """
     if not feature_layers:
         return Hidden(model.forward(input_ids, positions, attention, states), None)
-    assert isinstance(model, Decoder), "EAGLE heads that read layers are refused for other targets"
-    return Hidden(*model.forward_with_features(input_ids, positions, attention, feature_layers))
+    return Hidden(
+        *model.forward_with_features(input_ids, positions, attention, feature_layers, states)
+    )
 
 
 class ForwardGraphs(Protocol):

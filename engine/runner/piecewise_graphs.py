@@ -21,9 +21,9 @@ import torch
 
 from engine.attention.cuda import CudaAttention
 from engine.contracts.heads import Heads, Rotation
+from engine.contracts.model import CausalLM
 from engine.kernels.rope import rope_and_store
 from engine.memory.pages import Cells
-from engine.models.decoder import Decoder
 from engine.progress import report
 from engine.runner.decode_graphs import capturing_stream
 from engine.runner.forward import Hidden, forward
@@ -65,7 +65,7 @@ class StepBuffers:
     hidden: Hidden
 
     @classmethod
-    def of(cls, model: Decoder, max_tokens: int, num_features: int) -> StepBuffers:
+    def of(cls, model: CausalLM, max_tokens: int, num_features: int) -> StepBuffers:
         """Allocate for steps of up to max_tokens, or of as many as are worth a graph."""
         worth = max(CAPTURED_PRODUCTS // model.num_weights, SMALLEST)
         num_tokens, device, spec = min(max_tokens, worth), model.device, model.attention_specs[0]
@@ -122,7 +122,7 @@ class _CapturedAttention:
 
 
 class PiecewiseGraphs:
-    """Captures and replays the forwards of a fused decoder, as `ForwardGraphs`.
+    """Captures and replays the forwards of a model that `is_capturable`, as `ForwardGraphs`.
 
     Args:
         feature_layers: as in `forward`.
@@ -133,7 +133,7 @@ class PiecewiseGraphs:
 
     def __init__(
         self,
-        model: Decoder,
+        model: CausalLM,
         attention: CudaAttention,
         feature_layers: Sequence[int],
         buffers: StepBuffers,

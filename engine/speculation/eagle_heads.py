@@ -18,7 +18,8 @@ Letters in shapes: N entries, T tokens of the target's step, H the EAGLE head's 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -27,11 +28,14 @@ from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
-from engine.kernels.linear import Linear, linear, logits_linear
-from engine.kernels.norm import rms_norm
-from engine.models.families.decoder_config import DecoderConfig, attention_specs
-from engine.models.families.decoder_weights import DecoderWeights
-from engine.models.weights.sources import Checkpoint, WeightSource
+from engine.kernels.linear import LaidOut, Linear, linear, logits_linear
+from engine.models.formats.reader import WeightReader
+from engine.models.layers.attention import Attention
+from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.layers.layer import Layer, LayerInputs, LayerPlaces, Sublayer
+from engine.models.layers.norms import LoadedNorm, OwnInput, RmsNorm
+from engine.models.weights.shares import RankShare
+from engine.models.weights.sources import WeightSource
 from sampling.vocab_shard import VocabShard
 
 
@@ -77,51 +81,64 @@ class EagleHead(Protocol):
 
 
 class EagleHeadSource:
-    """The config, weights and target from which an EAGLE head is built.
+    """The description, weights and target from which an EAGLE head is built.
 
     Args:
+        spec: of a decoder with one layer, as the EAGLE head's config says.
         shard: the ids of the target's logits.
     """
 
     def __init__(
         self,
-        config: DecoderConfig,
+        spec: DecoderSpec,
         tensors: WeightSource,
         target: CausalLM,
         device: torch.device,
         shard: VocabShard,
     ) -> None:
-        self._device = device
         self.shard = shard
-        self.config = config
+        self.spec = spec
         self.tensors = tensors
         self.target = target
-        self.weights = DecoderWeights(config, tensors, target.dtype, device)
+        self.reader = WeightReader.of(tensors, target.dtype, device)
+
+    @property
+    def attention(self) -> Attention:
+        """The description of the layer's attention, as all families of `HEADS` have it."""
+        return cast(Attention, self.spec.layers[0].sublayers[0])
+
+    def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
+        """Read a tensor as it is, in the target's dtype."""
+        return self.reader.modules.read(name, shape)
+
+    def norm(self, name: str) -> LoadedNorm:
+        """Read a norm of the kind that the layer has, of a name."""
+        norm = replace(cast(RmsNorm, self.attention.norm), name=name)
+        return norm.load(self.reader, self.spec.hidden_size)
 
     def own_lm_head(self) -> Linear:
         """Read the rows of the EAGLE head's own LM head that make the logits of the shard."""
-        shape = (self.shard.vocab_size, self.config.hidden_size)
-        own = slice(self.shard.first, self.shard.first + self.shard.width)
-        if not isinstance(self.tensors, Checkpoint):
-            whole = self.weights.read(shape, "lm_head.weight")
-            return logits_linear(whole[own].clone())
-        weight = torch.empty(
-            (self.shard.width, shape[1]), dtype=self.target.dtype, device=self._device
-        )
-        self.tensors.fill_part(weight, "lm_head.weight", shape, (own, slice(None)))
-        return logits_linear(weight)
+        shard = self.shard
+        own = RankShare(shard.first, shard.width, shard.vocab_size)
+        weight = self.reader.matrix("lm_head.weight", own, self.spec.hidden_size)
+        return logits_linear(LaidOut(weight))
 
-    def layer(self, prefix: str, fan_in: int) -> EagleLayer:
-        """Read the layer whose tensors' names begin with `prefix`."""
-        return EagleLayer(self, prefix, fan_in)
+    def layer(self, name: str, fan_in: int) -> EagleLayer:
+        """Read the layer of a name, over inputs of a width, which no norm is in front of."""
+        attention = replace(self.attention, norm=OwnInput(), fan_in=fan_in)
+        layer = Layer(name, (attention, *self.spec.layers[0].sublayers[1:]))
+        places = LayerPlaces()
+        return EagleLayer(layer.load(self.reader, places), places.attention_specs)
 
 
 class EagleLayer:
     """A decoder layer without a norm in front of its attention."""
 
-    def __init__(self, source: EagleHeadSource, prefix: str, fan_in: int) -> None:
-        self._qkv = linear(*source.weights.qkv(prefix, fan_in))
-        self._body = source.weights.body(prefix)
+    def __init__(
+        self, sublayers: Sequence[Sublayer], attention_specs: Sequence[AttentionSpec]
+    ) -> None:
+        self.attention_specs = attention_specs
+        self._sublayers = sublayers
 
     def __call__(
         self,
@@ -131,8 +148,10 @@ class EagleLayer:
         attention: AttentionBackend,
     ) -> torch.Tensor:
         """Compute [N, H] from attention's input x [N, fan_in]; `residual` [N, H] is overwritten."""
-        out, residual = self._body(0, self._qkv(x), residual, rotation, attention)
-        return out + residual
+        inputs = LayerInputs(attention, (rotation,))
+        for sublayer in self._sublayers:
+            x, residual = sublayer(x, residual, inputs)
+        return x + residual
 
 
 class Eagle1Head:
@@ -142,13 +161,13 @@ class Eagle1Head:
     columns: torch.Tensor | None = None
 
     def __init__(self, source: EagleHeadSource) -> None:
-        hidden, read = source.config.hidden_size, source.weights.read
-        self.attention_specs: Sequence[AttentionSpec] = attention_specs(source.config)
+        hidden, read = source.spec.hidden_size, source.read
         self._target = source.target
         self.shard = source.shard
         bias = read((hidden,), "fc.bias") if source.tensors.shape("fc.bias") else None
         self._fuse = linear(read((hidden, 2 * hidden), "fc.weight"), bias)
         self._layer = source.layer("layers.0", hidden)
+        self.attention_specs = self._layer.attention_specs
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         return step.hidden
@@ -182,27 +201,26 @@ class Eagle3Head:
         width: int,
         columns: torch.Tensor | None,
     ) -> None:
-        config, target, read = source.config, source.target, source.weights.read
-        hidden = config.hidden_size
-        self.attention_specs: Sequence[AttentionSpec] = attention_specs(config)
+        spec, target, read = source.spec, source.target, source.read
+        hidden = spec.hidden_size
         self.feature_layers = feature_layers
         self.columns = columns
-        self._eps = config.norm_eps
         self._target = target
         self._embedding: torch.Tensor | None = None
         if source.tensors.shape("embed_tokens.weight"):
-            self._embedding = read((config.vocab_size, hidden), "embed_tokens.weight")
+            self._embedding = read((spec.vocab_size, hidden), "embed_tokens.weight")
         fan_in = len(feature_layers) * target.hidden_size
         self._fuse = linear(read((hidden, fan_in), "fc.weight"))
-        self._token_norm = read((hidden,), "midlayer.input_layernorm.weight")
-        self._feature_norm = read((hidden,), "midlayer.hidden_norm.weight")
+        self._token_norm = source.norm("midlayer.input_layernorm")
+        self._feature_norm = source.norm("midlayer.hidden_norm")
         self._layer = source.layer("midlayer", 2 * hidden)
-        self._final_norm = read((hidden,), "norm.weight")
+        self.attention_specs = self._layer.attention_specs
+        self._final_norm = source.norm("norm")
         self.shard = source.shard
         self._lm_head: Linear = target.logits
         if columns is not None:
-            self.shard = VocabShard.whole(config.vocab_size)
-            self._lm_head = logits_linear(read((width, hidden), "lm_head.weight"))
+            self.shard = VocabShard.whole(spec.vocab_size)
+            self._lm_head = logits_linear(LaidOut(read((width, hidden), "lm_head.weight")))
         elif source.tensors.shape("lm_head.weight"):
             self._lm_head = source.own_lm_head()
 
@@ -217,13 +235,12 @@ class Eagle3Head:
         rotation: Rotation,
         attention: AttentionBackend,
     ) -> torch.Tensor:
-        tokens = rms_norm(self._embed(token_ids), self._token_norm, self._eps)
-        normed = rms_norm(features, self._feature_norm, self._eps)
-        x = torch.cat([tokens, normed], dim=-1)
+        tokens = self._token_norm(self._embed(token_ids))
+        x = torch.cat([tokens, self._feature_norm(features)], dim=-1)
         return self._layer(x, features, rotation, attention)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
-        return self._lm_head(rms_norm(features, self._final_norm, self._eps))
+        return self._lm_head(self._final_norm(features))
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         if self._embedding is None:

@@ -11,8 +11,7 @@ from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError
 from engine.kernels.rope import rope_table
-from engine.models.decoder import Decoder
-from engine.models.families.decoder_config import decoder_config, unfused_layer_reason
+from engine.models.families.table import decoder_spec, unfused_layer_reason
 from engine.models.loader import read_config
 from engine.models.weights.folder import model_folder
 from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
@@ -50,24 +49,24 @@ def load_eagle_head(
     folder = model_folder(config.model, config.revision, weights=not is_dummy)
     hf_config = read_config(folder, target_config.trust_remote_code)
     _check_layer(folder, hf_config)
-    shape = decoder_config(hf_config)
-    _check_size(folder, "vocabulary", shape.vocab_size, target.vocab_size)
+    spec = decoder_spec(hf_config)
+    _check_size(folder, "vocabulary", spec.vocab_size, target.vocab_size)
     tensors: WeightSource
     if is_dummy:
-        tensors = DummyWeights(shape.initializer_range, device)
+        tensors = DummyWeights(spec.initializer_range, device)
     else:
         tensors = Checkpoint(folder, SHARED if config.method == "eagle" else MASK)
     has_embedding = config.method == "eagle3" and tensors.shape("embed_tokens.weight") is not None
     if not has_embedding:
-        _check_size(folder, "hidden size", shape.hidden_size, target.hidden_size)
-    source = EagleHeadSource(shape, tensors, target, device, shard)
+        _check_size(folder, "hidden size", spec.hidden_size, target.hidden_size)
+    source = EagleHeadSource(spec, tensors, target, device, shard)
     with torch.no_grad():
         if config.method == "eagle":
             eagle_head: EagleHead = Eagle1Head(source)
         else:
             eagle_head = _eagle3_head(folder, hf_config, source, device)
     tensors.finish()
-    speeds = shape.rotations[0]
+    speeds = source.attention.rotation
     return eagle_head, rope_table(speeds.inv_freq.to(device), speeds.scale, num_positions)
 
 
@@ -92,19 +91,19 @@ def _check_size(folder: Path, what: str, size: int, target_size: int) -> None:
 def _eagle3_head(
     folder: Path, config: Any, source: EagleHeadSource, device: torch.device
 ) -> EagleHead:
-    if not isinstance(source.target, Decoder):
+    if not source.target.num_feature_layers:
         raise ModelError(
             "--speculative-config: method 'eagle3' reads the outputs of the target's layers, which "
             "a target on transformers' modules does not give; use another method"
         )
-    layers = _feature_layers(folder, config, len(source.target.attention_specs))
+    layers = _feature_layers(folder, config, source.target.num_feature_layers)
     fan_in, width = source.tensors.shape("fc.weight"), len(layers) * source.target.hidden_size
     if fan_in is not None and fan_in[1] != width:
         raise ModelError(
             f"{folder}: the EAGLE head takes features of size {fan_in[1]}, those of "
             f"{len(layers)} layers of the target have {width}"
         )
-    num_drafted = getattr(config, "draft_vocab_size", None) or source.config.vocab_size
+    num_drafted = getattr(config, "draft_vocab_size", None) or source.spec.vocab_size
     columns = _columns(folder, source, num_drafted, device)
     return Eagle3Head(source, layers, num_drafted, columns)
 
@@ -127,7 +126,7 @@ def _columns(
 
     None where the draft ids are the target's.
     """
-    vocab_size = source.config.vocab_size
+    vocab_size = source.spec.vocab_size
     token_ids = torch.arange(num_drafted, device=device)
     if source.tensors.shape("d2t") is not None:
         added = torch.empty(num_drafted, dtype=torch.int64, device=device)

@@ -17,7 +17,6 @@ from engine.contracts.model import CausalLM
 from engine.errors import first_line
 from engine.memory.pages import FP8_CACHE, KVCache
 from engine.memory.states import RowStates, StateSpec
-from engine.models.decoder import Decoder
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward
 from engine.runner.model_runner import ModelRunner
@@ -50,9 +49,9 @@ def step_buffers(
 ) -> StepBuffers | None:
     """Allocate the buffers of the forward's graphs; None for a model that is not captured.
 
-    Only fused layers are captured: the code of others may look at values on the host.
+    Decode steps are captured of any model, with their rows as they are (`DecodeGraphs`).
     """
-    if not isinstance(model, Decoder) or model.device.type != "cuda":
+    if not model.is_capturable or model.device.type != "cuda":
         return None
     return StepBuffers.of(model, max_tokens, len(feature_layers_of(speculation)))
 
@@ -134,7 +133,6 @@ class Assembly:
     def _pieces(self, attention: CudaAttention, pool: Any) -> PiecewiseGraphs | None:
         if self.buffers is None:
             return None
-        assert isinstance(self.model, Decoder), "others have no buffers"
         graphs = PiecewiseGraphs(self.model, attention, self.feature_layers, self.buffers)
         graphs.capture(pool)
         return graphs

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from engine.config import ConfigError, EngineConfig
-from engine.models.families.shares import RANKS_FLAG
 from engine.models.loader import check_ranks
+from engine.models.weights.shares import RANKS_FLAG
 from engine.parallel.collectives import GlooExchange
 from engine.parallel.messages import RankTest
 from engine.parallel.processes import RankProcesses

@@ -256,9 +256,9 @@ SCORING = (
 RUNNER = (
     Mutant(
         "a-float8-down-product-is-not-summed-over-ranks",
-        "engine/models/families/decoder_weights.py",
-        "return Fp8Mlp(first, summed(last, self._exchange))",
-        "return Fp8Mlp(first, last)",
+        "engine/models/layers/mlp.py",
+        "reader.sum_of(down.linear, self._columns(reader.ranks)),",
+        "down.linear,",
         (
             "tests/engine/models/families/test_shards_quantized.py"
             "::test_weights_rounded_at_load_err_as_on_one_rank",
@@ -266,16 +266,16 @@ RUNNER = (
     ),
     Mutant(
         "each-rank-adds-the-bias-of-a-sum",
-        "engine/models/families/shards.py",
-        "if self._rank > 0 and _OF_SUMS.search(name):",
-        "if self._rank < 0 and _OF_SUMS.search(name):",
+        "engine/models/formats/reader.py",
+        "is_of_sum and self.ranks.exchange.rank > 0:",
+        "is_of_sum and self.ranks.exchange.rank < 0:",
         ("tests/engine/models/families/test_shards.py::test_parts_make_up_the_model",),
     ),
     Mutant(
         "projections-in-one-tensor-are-divided-as-one",
-        "engine/models/families/shards.py",
-        '(r"mlp\\.gate_up_proj\\.(weight|bias)", 0, (INNER, INNER)),',
-        '(r"mlp\\.gate_up_proj\\.(weight|bias)", 0, (INNER,)),',
+        "engine/models/layers/mlp.py",
+        "columns = (self._columns(ranks),) * (2 if is_packed else 1)",
+        "columns = ((self._columns(ranks).times(2) if is_packed else self._columns(ranks)),)",
         ("tests/engine/models/families/test_shards.py::test_parts_make_up_the_model",),
     ),
     Mutant(

@@ -19,7 +19,7 @@ import torch
 from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.tiles import find, lanes_of, store_products
-from engine.kernels.experts.weights import Fp8Experts
+from engine.kernels.experts.weights import DenseExperts, Fp8Experts
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
@@ -132,7 +132,7 @@ def _grouped_kernel(
 
 def grouped_linear(
     x: torch.Tensor | Fp8Rows | Fp8Blocks,
-    weight: torch.Tensor | Fp8Experts,
+    weight: DenseExperts | Fp8Experts,
     bias: torch.Tensor | None,
     groups: Groups,
     top_k: int,
@@ -148,7 +148,7 @@ def grouped_linear(
     Args:
         x: rounded as `weight` asks, where that is in float8.
         weight: [experts, out, in]; with a gate [experts, 2 * out, in], gate rows, then up rows.
-        bias: [experts, len(weight[0])].
+        bias: [experts, out], with a gate [experts, 2 * out].
         top_k: number of pairs that each row of x has, with a gate.
         tile: None takes one that was measured to be fast.
         dtype: of the result, for x that is rounded; else it is that of x.
@@ -164,13 +164,14 @@ def grouped_linear(
     _grouped_kernel[(triton.cdiv(channels, tile.rows), num_tiles)](
         values,
         scales,
-        *((weight.values, weight.scales) if isinstance(weight, Fp8Experts) else (weight, None)),
+        weight.values,
+        weight.scales,
         bias,
         out,
         groups,
         features=features,
         channels=channels,
-        num_spans=weight.num_spans if isinstance(weight, Fp8Experts) else 0,
+        num_spans=weight.num_spans,
         num_experts=num_experts,
         top_k=top_k,
         gate=gate,
@@ -183,11 +184,11 @@ def grouped_linear(
     return out
 
 
-def _tile(num_pairs: int, weight: torch.Tensor | Fp8Experts, *, gated: bool) -> Tile:
+def _tile(num_pairs: int, weight: DenseExperts | Fp8Experts, *, gated: bool) -> Tile:
     num_experts = weight.shape[0]
-    if isinstance(weight, Fp8Experts):
+    if weight.scales is not None:
         return fp8_tile_of(num_pairs, num_experts, gated=gated, by_spans=weight.num_spans > 0)
-    if weight.dtype == torch.float32:  # shared memory has no room for the others
+    if weight.values.dtype == torch.float32:  # shared memory has no room for the others
         return Tile(min(_expected_pairs(num_pairs, num_experts), 64), 64, 32, 3, 4)
     return tile_of(num_pairs, num_experts, gated=gated)
 

@@ -9,28 +9,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.activation import silu_and_mul
-from engine.kernels.experts.few import down_few, gate_up_few
-from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
-from engine.kernels.experts.few_int4 import down_few_int4, gate_up_few_int4
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import join_torch
-from engine.kernels.experts.grouped import grouped_linear, weighted_sums
-from engine.kernels.experts.grouped_int4 import grouped_int4
-from engine.kernels.experts.groups import Groups, group_pairs
-from engine.kernels.experts.inputs import ordered_inputs, rounded_inputs
+from engine.kernels.experts.grouped import weighted_sums
+from engine.kernels.experts.groups import group_pairs
+from engine.kernels.experts.products import ExpertWeights, Rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.experts.weights import (
-    ExpertWeights,
-    Fp8Experts,
-    Int4Experts,
-    Weights,
-    expert_linear,
-)
-from engine.kernels.fp8 import Fp8Rows
-from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm
-from engine.kernels.quantized.fp8_blocks import Fp8Blocks
 from engine.kernels.skinny import NUM_ROWS, Norm
 
 
@@ -59,8 +45,8 @@ class Router(NamedTuple):
 class SharedExpert(NamedTuple):
     """The expert that every token takes, times the sigmoid of a product [1, hidden] if any."""
 
-    gate_up: Linear | Fp8Linear
-    down: Linear | Fp8Linear
+    gate_up: Linear
+    down: Linear
     scale: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,9 +89,7 @@ class Experts:
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights, router = self._weights, self._router
-        rounded = None
-        if isinstance(weights.gate_up, Fp8Experts) and weights.gate_up.input_scales is None:
-            rounded = weights.gate_up.empty_inputs(len(x))
+        rounded = weights.gate_up.room(len(x))
         routing, normed, sums = route_few(
             x,
             Norm(residual, self._norm_weight, self._eps),
@@ -137,10 +121,10 @@ def experts_torch(
             continue
         pairs = order[begin:end]
         own = x[pairs // routing.ids.shape[1]]
-        gate_up = expert_linear(weights.gate_up, expert, own, weights.gate_up_bias)
+        gate_up = weights.gate_up.linear(expert, own, weights.gate_up_bias)
         gate, up = gate_up.chunk(2, dim=-1)
         inner = join_torch(gate, up, weights.gate).to(x.dtype)
-        products[pairs] = expert_linear(weights.down, expert, inner, weights.down_bias).float()
+        products[pairs] = weights.down.linear(expert, inner, weights.down_bias).float()
     terms = products.view(*routing.ids.shape, -1) * routing.weights[..., None]
     out = terms.sum(1)
     return (out if base is None else out + base).to(x.dtype)
@@ -151,55 +135,23 @@ def experts_few(
     routing: Routing,
     weights: ExpertWeights,
     base: torch.Tensor | None,
-    rounded: Fp8Rows | Fp8Blocks | None = None,
+    rounded: Rounded | None = None,
 ) -> torch.Tensor:
     """Compute `experts_torch` in the kernels for a few tokens.
 
     Args:
         rounded: x in float8, where it was rounded already.
     """
-    ids, gate, first, second = routing.ids, weights.gate, weights.gate_up, weights.down
-    if isinstance(first, Fp8Experts):
-        rows, ids = (rounded, ids) if rounded else rounded_inputs(x, ids, first)
-        inner = gate_up_few_fp8(rows, ids, first, weights.gate_up_bias, gate, x.dtype)
-    elif isinstance(first, Int4Experts):
-        x, ids = ordered_inputs(x, ids, first)
-        inner = gate_up_few_int4(x, ids, first, weights.gate_up_bias, gate)
-    else:
-        inner = gate_up_few(x, ids, first, weights.gate_up_bias, gate)
-    bias = weights.down_bias
-    if isinstance(second, Fp8Experts):
-        rows, _ = rounded_inputs(inner, ids, second)
-        return down_few_fp8(rows, routing, second, bias, base, x.dtype)
-    if isinstance(second, Int4Experts):
-        inner, _ = ordered_inputs(inner, ids, second)
-        return down_few_int4(inner, routing, second, bias, base)
-    return down_few(inner, routing, second, bias, base)
+    first, second = weights.gate_up, weights.down
+    inner = first.gate_up_few(x, routing.ids, weights.gate_up_bias, weights.gate, rounded)
+    return second.down_few(inner, routing, weights.down_bias, base)
 
 
 def experts_triton(
     x: torch.Tensor, routing: Routing, weights: ExpertWeights, base: torch.Tensor | None
 ) -> torch.Tensor:
     """Compute `experts_torch` in the kernels for many tokens."""
-    groups = group_pairs(routing.ids, weights.gate_up.shape[0])
-    inner = _grouped(x, routing.ids, weights.gate_up, weights.gate_up_bias, groups, weights.gate)
-    products = _grouped(inner, routing.ids, weights.down, weights.down_bias, groups, None)
+    ids, groups = routing.ids, group_pairs(routing.ids, weights.gate_up.shape[0])
+    inner = weights.gate_up.grouped(x, ids, weights.gate_up_bias, groups, weights.gate)
+    products = weights.down.grouped(inner, ids, weights.down_bias, groups, None)
     return weighted_sums(products, routing, base)
-
-
-def _grouped(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: Weights,
-    bias: torch.Tensor | None,
-    groups: Groups,
-    gate: str | None,
-) -> torch.Tensor:
-    pairs = groups.order if gate is None else None
-    if isinstance(weights, Int4Experts):
-        x, ids = ordered_inputs(x, ids, weights, pairs)
-        return grouped_int4(x, weights, bias, groups, ids.shape[1], gate)
-    if isinstance(weights, Fp8Experts):
-        rows, ids = rounded_inputs(x, ids, weights, pairs)
-        return grouped_linear(rows, weights, bias, groups, ids.shape[1], gate, dtype=x.dtype)
-    return grouped_linear(x, weights, bias, groups, ids.shape[1], gate)

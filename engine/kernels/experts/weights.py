@@ -1,16 +1,40 @@
-"""The weights of a layer's experts, as kernels read them, and a product in plain torch."""
+"""The weights of all experts of a layer, as kernels read them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.experts.nibbles import INT4, dequantized
-from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantize_rows_by
+from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows
 from engine.kernels.quantized.fp8_blocks import Fp8Blocks, empty_blocks, quantize_spans
 from engine.kernels.quantized.int4 import Int4Groups
+
+
+class DenseExperts(NamedTuple):
+    """Weights [experts, out, in] that are not quantized.
+
+    Attributes:
+        values: [experts, out, in].
+    """
+
+    values: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Number of experts, output and input features."""
+        return self.values.shape
+
+    @property
+    def scales(self) -> None:
+        """Unquantized weights have no scales."""
+        return
+
+    @property
+    def num_spans(self) -> int:
+        """Number of scales of a channel: none."""
+        return 0
 
 
 class Fp8Experts(NamedTuple):
@@ -48,16 +72,6 @@ class Fp8Experts(NamedTuple):
         make = empty_blocks if self.num_spans else empty_rows
         return make(num_rows, width, device)
 
-    def linear(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [n, in] by an expert's weight; float32 [n, out]."""
-        kind = Fp8Blocks if self.num_spans else Fp8Rows
-        weight = kind(self.values[expert], self.scales[expert])
-        if self.input_scales is None:
-            rounded = self.rounded(x)
-        else:
-            rounded = quantize_rows_by(x, self.input_scales[expert].expand(len(x)))
-        return F.linear(rounded.dequantized(), weight.dequantized())
-
 
 class Int4Experts(NamedTuple):
     """Weights [experts, out, in] in 4 bits, inputs as they are.
@@ -90,44 +104,3 @@ class Int4Experts(NamedTuple):
             zeros=None if zeros is None else zeros[own],
         )
         return dequantized(part, self.code)
-
-    def linear(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """Multiply x [n, in] by an expert's weight; float32 [n, out]."""
-        x = x if self.order is None else x[:, self.order[expert].long()]
-        return F.linear(x.float(), self.of(expert))
-
-
-Weights = torch.Tensor | Fp8Experts | Int4Experts
-"""Weights of all experts [experts, out, in]."""
-
-
-class ExpertWeights(NamedTuple):
-    """The experts' products.
-
-    Attributes:
-        gate_up: [experts, 2 * inner, hidden], gate rows, then up rows.
-        down: [experts, hidden, inner].
-        gate_up_bias, down_bias: [experts, 2 * inner], [experts, hidden].
-        gate: how gate and up are joined, see `gates`.
-    """
-
-    gate_up: Weights
-    down: Weights
-    gate_up_bias: torch.Tensor | None
-    down_bias: torch.Tensor | None
-    gate: str
-
-
-def expert_linear(
-    weights: Weights, expert: int, x: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Multiply x [n, in] by an expert's weight in plain torch, and add its row of `bias`.
-
-    Returns:
-        [n, out], of x's dtype, float32 where the weight is quantized.
-    """
-    own = None if bias is None else bias[expert]
-    if isinstance(weights, torch.Tensor):
-        return F.linear(x, weights[expert], own)
-    out = weights.linear(expert, x)
-    return out if own is None else out + own

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.errors import ModelError
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks, quantize_spans
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
 from engine.kernels.quantized.launch import LaunchShape
@@ -40,6 +41,20 @@ class Fp8BlockLinear:
         on_cpu = weight.values.device.type == "cpu"
         self._wide_weight = weight.dequantized() if on_cpu else None
         self._block_scales = _block_scales(weight, dtype)
+
+    def refresh(self) -> None:
+        """Take over a weight that was written in place.
+
+        Raises:
+            ModelError: its blocks' scales were whole, and are no more.
+        """
+        if self._wide_weight is not None:
+            self._wide_weight.copy_(self._weight.dequantized())
+        if self._block_scales is not None:
+            scales = _block_scales(self._weight, self._dtype)
+            if scales is None:
+                raise ModelError("scales differ inside a float8 weight's blocks, and did not")
+            self._block_scales.copy_(scales)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._block_scales is not None and len(x) > FEW:

@@ -47,6 +47,11 @@ class Int4Linear:
         on_cpu = weight.words.device.type == "cpu"
         self._wide_weight = weight.dequantized() if on_cpu else None
 
+    def refresh(self) -> None:
+        """Take over a weight that was written in place."""
+        if self._wide_weight is not None:
+            self._wide_weight.copy_(self._weight.dequantized())
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._order is not None:
             x = x[:, self._order]

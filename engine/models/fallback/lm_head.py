@@ -14,7 +14,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine.errors import ModelError
-from engine.kernels.linear import logits_linear
+from engine.kernels.linear import LaidOut, logits_linear
 
 
 class LMHead:
@@ -69,7 +69,7 @@ class _WideLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias: torch.Tensor | None = linear.bias
-        self._product = logits_linear(linear.weight)
+        self._product = logits_linear(LaidOut(linear.weight))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = self._product(x.flatten(0, -2)).view(*x.shape[:-1], -1)

@@ -67,15 +67,21 @@ def load_fallback_model(
 class FallbackModel:
     """The `CausalLM` around a transformers module.
 
+    Its layers' outputs are not given, and their code may look at values on the host.
+
     Args:
         served_positions: positions that will be asked for; masks are judged over these.
     """
+
+    num_feature_layers = 0
+    is_capturable = False
 
     def __init__(
         self, module: Any, served_positions: int, max_position: int, dtype: torch.dtype
     ) -> None:
         self.max_position = max_position
         self.dtype = dtype
+        self.device: torch.device = next(module.parameters()).device
         self._base = module.base_model
         if self._base is module:
             raise ModelError(
@@ -93,6 +99,8 @@ class FallbackModel:
         self._lm_head = LMHead(module)
         self.vocab_size = self._lm_head.vocab_size
         self.hidden_size: int = module.config.get_text_config(decoder=True).hidden_size
+        embedding = self._base.get_input_embeddings().weight
+        self.num_weights = sum(w.numel() for w in self._base.parameters() if w is not embedding)
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         return ()
@@ -106,6 +114,17 @@ class FallbackModel:
     ) -> torch.Tensor:
         self._hook.backend = attention
         return self._run(input_ids, positions, **self._serving_inputs)
+
+    def forward_with_features(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        feature_layers: Sequence[int],
+        states: StepStates | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert not feature_layers, "num_feature_layers is 0"
+        return self.forward(input_ids, positions, attention), None
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedded: torch.Tensor = self._base.get_input_embeddings()(input_ids)
@@ -125,8 +144,8 @@ class FallbackModel:
     def _record(self, module: nn.Module, served_positions: int) -> Recorder:
         recorder = Recorder(served_positions)
         attach(module, recorder, RECORDING)
-        device = next(module.parameters()).device
-        self._run(torch.arange(4, device=device), torch.arange(4, device=device))
+        ids = torch.arange(4, device=self.device)
+        self._run(ids, ids)
         if not recorder.specs:
             raise ModelError("no attention that goes through transformers' attention interface")
         if not self._takes_positions and any(s.alibi_slopes is None for s in recorder.specs):

@@ -1,5 +1,5 @@
-"""The architectures that run on our own layers.
+"""The architectures that run on our own layers, a file a family.
 
-Read decoder_config (which transformers configs run), options (what their layers do) and
-decoder_weights (how tensors are laid out).
+`table` says which file describes which architecture. A file lists the layers in order, as a
+paper's figure would, and names their tensors; what a layer computes is in `engine.models.layers`.
 """

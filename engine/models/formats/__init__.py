@@ -1,7 +1,7 @@
-"""Checkpoints that bring their own quantisation.
+"""Weight formats: each reads, cuts for ranks, joins, multiplies and serves experts.
 
-`scheme` says what is stored, `config` reads that from a checkpoint's `quantization_config`,
-`unpack` reads tensors as each tool writes them, `parts` makes products of them, of weights in the
-order of activations by `ordered`, `reader` puts the parts of a fused product together, and `dummy`
-makes random ones.
+`part` is the contract; `dense`, `fp8`, `fp8_blocks` and `int4` are the formats, `separate` is
+several at once. `config` reads what a checkpoint says of its modules into a `scheme`; `modules` and
+`quantized_modules` read their tensors, as `unpack`, `mxfp4` and `ordered` know each tool's layout,
+and `dummy` makes random ones. `reader` is what layers read through.
 """

@@ -7,7 +7,10 @@ import torch
 from engine.kernels.fp8 import quantize_rows
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
 from engine.kernels.quantized.int4 import MIDDLE, pack
-from engine.models.formats.parts import BlockPart, Fp8Part, Int4Part, Part
+from engine.models.formats.fp8 import Fp8Part
+from engine.models.formats.fp8_blocks import BlockPart
+from engine.models.formats.int4 import Int4Part
+from engine.models.formats.part import Part
 from engine.models.formats.scheme import Scheme
 
 

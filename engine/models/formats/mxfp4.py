@@ -8,15 +8,14 @@ What a nibble stands for is in `engine.kernels.experts.nibbles`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from engine.errors import ModelError
 from engine.kernels.experts.nibbles import MXFP4, MXFP4_GROUP
-from engine.kernels.experts.weights import Int4Experts
 from engine.kernels.quantized.int4 import Int4Groups, pack
-from engine.models.weights.sources import ANEW, Checkpoint
+from engine.models.formats.int4 import Int4Part
+from engine.models.weights.shares import OwnedPart, RankShare
+from engine.models.weights.sources import ANEW, Checkpoint, fill
 
 EXPONENT_BIAS_AT = 23
 """The place of a float32's exponent, which has the same bias."""
@@ -26,42 +25,37 @@ NO_NUMBER = 255
 
 def read_mxfp4(
     source: Checkpoint,
-    fill: Callable[[torch.Tensor, str], None],
     module: str,
-    shape: tuple[int, int, int],
+    num_experts: int,
+    outputs: RankShare,
+    inputs: RankShare,
     device: torch.device,
-) -> Int4Experts:
-    """Read all experts' weights [experts, out, in].
-
-    Args:
-        fill: writes a tensor of `source`, or this rank's part of it, which has `shape` then.
+) -> list[Int4Part]:
+    """Read the weights [out, in] of all experts.
 
     Raises:
         ModelError: a tensor is missing, has another shape or type, or a scale is no number.
     """
-    num_experts, _, width = shape
-    if width % MXFP4_GROUP:
+    if inputs.whole % MXFP4_GROUP:
         raise ModelError(
-            f"{source.place(f'{module}_blocks')}: tensor {module!r} has {width} inputs, which "
-            f"{MXFP4_GROUP} of mxfp4 do not divide; give the unquantized model as MODEL"
+            f"{source.place(f'{module}_blocks')}: tensor {module!r} has {inputs.whole} inputs, "
+            f"which {MXFP4_GROUP} of mxfp4 do not divide; give the unquantized model as MODEL"
         )
-    num_groups = width // MXFP4_GROUP
-    blocks = torch.empty((*shape[:2], num_groups, MXFP4_GROUP // 2), dtype=torch.uint8)
-    exponents = torch.empty((*shape[:2], num_groups), dtype=torch.uint8)
+    groups = inputs.per(MXFP4_GROUP)
+    own = OwnedPart.of(2, (groups,)) or OwnedPart.of(1, (outputs,))
+    shape = (num_experts, outputs.length, groups.length)
+    blocks = torch.empty((*shape, MXFP4_GROUP // 2), dtype=torch.uint8)
+    exponents = torch.empty(shape, dtype=torch.uint8)
     for name, target in ((f"{module}_blocks", blocks), (f"{module}_scales", exponents)):
         _check_type(source, name)
-        fill(target, name)
+        fill(source, target, name, own)
     if bool((exponents == NO_NUMBER).any()):
         raise ModelError(
             f"{source.place(f'{module}_scales')}: tensor '{module}_scales' holds scales that are "
             f"no numbers; {ANEW}"
         )
-    packed = [_pack(*own, device) for own in zip(blocks, exponents, strict=True)]
-    groups = packed[0]._replace(
-        words=torch.cat([each.words for each in packed]),
-        scales=torch.cat([each.scales for each in packed]),
-    )
-    return Int4Experts(groups, num_experts, MXFP4)
+    pairs = zip(blocks, exponents, strict=True)
+    return [Int4Part(_pack(*each, device), code=MXFP4) for each in pairs]
 
 
 def _check_type(source: Checkpoint, name: str) -> None:

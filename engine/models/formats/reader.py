@@ -1,287 +1,186 @@
-"""Reads the products of a quantised checkpoint, and what they are without their quantisation."""
+"""Reads the weights of layers: tensors and products by their names in the checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from engine.errors import ModelError
-from engine.kernels.experts.weights import Int4Experts
-from engine.models.formats.dummy import dummy_part
-from engine.models.formats.mxfp4 import read_mxfp4
-from engine.models.formats.parts import (
-    DensePart,
-    Int4Part,
-    Part,
-    SeparateParts,
-    join,
-)
-from engine.models.formats.scheme import Quantization, Scheme
-from engine.models.formats.unpack import STORED, ModuleTensors, unpack
-from engine.models.weights.sources import Checkpoint, WeightSource
-
-PLAIN = ("BF16", "F16", "F32")
-"""How weights are stored that a tool left as they were."""
+from engine.kernels.linear import Linear
+from engine.models.formats.expert_stack import ExpertStack
+from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
+from engine.models.formats.part import WeightProduct
+from engine.models.formats.quantized_modules import QuantizedModules
+from engine.models.formats.scheme import Quantization
+from engine.models.weights.shares import OwnedPart, RankShare, RankShares
+from engine.models.weights.sources import ReadTwice, WeightSource, fill
+from engine.parallel.collectives import summed
+from sampling.device.ranks import LoneRank, RankExchange
 
 
-class OwnedPart(NamedTuple):
-    """Which part of a tensor is one rank's.
+class Projection(NamedTuple):
+    """A module of the checkpoint, whose outputs are some of a product's.
 
     Attributes:
-        dim: the dimension that is divided. whole: its length in the whole tensor.
-        own: what of it is the rank's, in order.
+        name: of the module. outputs: the rank's shares of them, in order.
+        order: int64, the rank's outputs in the order that the product has them in; None as read.
     """
 
-    dim: int
-    whole: int
-    own: tuple[slice, ...]
+    name: str
+    outputs: tuple[RankShare, ...]
+    has_bias: bool = False
+    order: torch.Tensor | None = None
 
-    def slices(self) -> Iterator[tuple[slice, ...]]:
-        """The slices of the tensor's dimensions, for each of `own`."""
-        for each in self.own:
-            yield (*[slice(None)] * self.dim, each)
+    @property
+    def num_channels(self) -> int:
+        """Number of the rank's outputs."""
+        return sum(share.length for share in self.outputs)
 
-
-class Shards(Protocol):
-    """How ranks divide a checkpoint's tensors.
-
-    Attributes:
-        size: how many ranks there are.
-    """
-
-    size: int
-
-    def part(self, name: str, shape: Sequence[int]) -> OwnedPart | None:
-        """Which part of a tensor is this rank's, whose part has a shape; None: all of it."""
-        ...
-
-    def fill(self, target: torch.Tensor, name: str) -> None:
-        """Write this rank's part of a tensor that is stored as it is."""
-        ...
+    def module(self, inputs: RankShare) -> ModuleShape:
+        """The part of the module's weight that the rank has."""
+        own = OwnedPart.of(1, (inputs,)) or OwnedPart.of(0, self.outputs)
+        return ModuleShape(self.name, self.num_channels, inputs.length, own)
 
 
-class QuantizedReader:
-    """The source of a quantised checkpoint's products.
+class WeightReader:
+    """Reads what layers ask for: all of it, or one rank's parts.
 
     Args:
-        dtype: of the tensors that are not quantised.
+        source: of tensors that are no module's weight.
+        modules: how modules' weights are stored.
 
     Attributes:
-        kept: weights as they were unpacked, by module, where `keeps` is set.
-        shards: gives the parts of one rank; None where one rank has all. Sizes that are asked for
-            are those of the part.
+        num_in_layers: number of weights in the products read so far.
     """
 
-    def __init__(
-        self,
-        quantization: Quantization,
+    def __init__(self, source: WeightSource, modules: PlainModules, ranks: RankShares) -> None:
+        self._source, self.modules, self.ranks = source, modules, ranks
+        self.dtype, self.device = modules.dtype, modules.device
+        self.num_in_layers = 0
+
+    @classmethod
+    def of(
+        cls,
         source: WeightSource,
         dtype: torch.dtype,
         device: torch.device,
-    ) -> None:
-        self.quantization = quantization
-        self._source, self._dtype, self._device = source, dtype, device
-        self.shards: Shards | None = None
-        self.keeps = False
-        self.kept: dict[str, Part] = {}
-        self.kept_experts: dict[str, Int4Experts] = {}
-
-    def read(
-        self, prefix: str, widths: dict[str, int], fan_in: int, has_bias: bool
-    ) -> tuple[Part, torch.Tensor | None]:
-        """Read projections of the same input as one product's weight and bias.
+        *,
+        fp8: bool = False,
+        quantization: Quantization | None = None,
+        exchange: RankExchange | None = None,
+        reads_twice: bool = False,
+    ) -> WeightReader:
+        """Make the reader of a source.
 
         Args:
-            prefix: of the modules' names. widths: the outputs of each module, in order.
-
-        Raises:
-            ModelError: a tensor is missing, or is not what the scheme asks for.
+            dtype: of the model.
+            fp8: round the weights of the layers' products as they are read, a scale an output
+                channel; embedding and LM head stay as they are.
+            quantization: of a checkpoint that is quantized.
+            exchange: the ranks whose parts make up the model; None is one rank.
+            reads_twice: `as_unquantized` will be called.
         """
-        parts, biases = [], []
-        for name, width in widths.items():
-            module = f"{prefix}.{name}"
-            parts.append(self.part(module, width, fan_in))
-            biases.append(self._bias(module, width, has_bias))
-        bias = torch.cat(biases)
-        # Tools of GPTQ write biases of zeros where a model has none.
-        return join(parts), bias if has_bias or bool(bias.any()) else None
-
-    def part(
-        self, module: str, num_channels: int, width: int, channels: torch.Tensor | None = None
-    ) -> Part:
-        """Read the weight of one module.
-
-        Args:
-            channels: those of the whole weight that are read, int64 [num_channels], in order; None
-                are all, or a rank's.
-        """
-        shape = (num_channels, width)
-        own = self._own(module, shape)
-        part: Part
-        if channels is not None:
-            part = self._whole(module, shape, own).channels(channels)
-        elif own is not None and self._scheme_of(module) is None:
-            part = DensePart(self._fill(f"{module}.weight", shape, self.shards))
+        exchange, group = exchange or LoneRank(), 1
+        tensors = ReadTwice(source) if reads_twice else source
+        if quantization is not None:  # weights are kept as they were unpacked, or are read again
+            modules: PlainModules = QuantizedModules(
+                quantization, source, dtype, device, exchange.size
+            )
+            group = quantization.input_group
         else:
-            part = self._divided(module, self._whole(module, shape, own), own)
-        return self._noted(module, part)
+            modules = (RoundedModules if fp8 else PlainModules)(tensors, dtype, device)
+        return cls(tensors, modules, RankShares(exchange, group))
 
-    def part_by_groups(
-        self, module: str, num_channels: int, width: int
-    ) -> tuple[Part, torch.Tensor | None]:
-        """Read the weight of one module with its inputs in the order of their groups (`desc_act`).
+    def as_unquantized(self) -> WeightReader:
+        """Make the reader of what this one reads from now on, without its quantization."""
+        assert isinstance(self._source, ReadTwice), "reads_twice was asked for"
+        self._source.hold()
+        return WeightReader(self._source, self.modules.as_unquantized(), self.ranks)
 
-        A rank's are then whole groups.
+    def finish(self) -> None:
+        """End the reading: all tensors were read."""
+        self._source.finish()
 
-        Returns:
-            The weight, and its inputs in the whole weight, int64 [width]; None where they are as of
-            `part`.
-        """
-        shape = (num_channels, width)
-        own = self._own(module, shape)
-        if self._scheme_of(module) is None:
-            return self.part(module, num_channels, width), None
-        whole, order = self._whole(module, shape, own), None
-        if isinstance(whole, Int4Part) and whole.order is not None:
-            order = whole.order if own is None else whole.order[own.own[0]]
-            whole = whole._replace(order=None)
-        return self._noted(module, self._divided(module, whole, own)), order
-
-    def dequantized(self) -> DequantizedReader:
-        """Make the reader of what this one reads from now on, without its quantisation."""
-        self.keeps = True
-        return DequantizedReader(self)
-
-    def experts(self, module: str, shape: tuple[int, int, int]) -> torch.Tensor | Int4Experts:
-        """Read all experts' weights [experts, out, in] of one tensor, which is in mxfp4.
-
-        Raises:
-            ModelError: a tensor is missing, or is not what the format asks for.
-        """
-        if not isinstance(self._source, Checkpoint):
-            raise ModelError(
-                "config.json: quantization_config (mxfp4) has no random weights; leave it out with "
-                "--load-format dummy"
-            )
-        fill = (self.shards or self._source).fill
-        weights = read_mxfp4(self._source, fill, module, shape, self._device)
-        if self.keeps:
-            self.kept_experts[module] = weights
-        return weights
-
-    def _own(self, module: str, shape: tuple[int, int]) -> OwnedPart | None:
-        return None if self.shards is None else self.shards.part(f"{module}.weight", shape)
-
-    def _noted(self, module: str, part: Part) -> Part:
-        if self.keeps:
-            self.kept[module] = part
-        return part
-
-    def _whole(self, module: str, shape: tuple[int, int], own: OwnedPart | None) -> Part:
-        """Unpack the whole of a weight, of which a rank's part has a shape."""
-        num_channels, width = shape
-        if own is not None and own.dim == 0:
-            num_channels = own.whole
-        elif own is not None:
-            width = own.whole
-        return self._unpacked(module, (num_channels, width))
-
-    def _divided(self, module: str, whole: Part, own: OwnedPart | None) -> Part:
-        """A rank's part of a weight, with the scales that the whole has."""
-        if own is None:
-            return whole
-        assert not isinstance(whole, SeparateParts), "one module is one part"
-        assert self.shards is not None
-        if own.dim == 0:
-            ranges = [torch.arange(each.start, each.stop, device=self._device) for each in own.own]
-            return whole.channels(torch.cat(ranges))
-        (inputs,) = own.own
-        try:
-            return whole.inputs(inputs)
-        except ValueError as error:
-            raise ModelError(
-                f"--tensor-parallel-size {self.shards.size}: the quantized weights of {module!r} "
-                f"are not divided: {error}; give the unquantized model as MODEL"
-            ) from error
-
-    def _unpacked(self, module: str, shape: tuple[int, int]) -> Part:
-        scheme = self._scheme_of(module)
-        if scheme is None:
-            return DensePart(self._fill(f"{module}.weight", shape))
-        if isinstance(self._source, Checkpoint):
-            return unpack(scheme, ModuleTensors(self._source, module, shape, self._device))
-        return dummy_part(scheme, self._fill(f"{module}.weight", shape))
-
-    def _scheme_of(self, module: str) -> Scheme | None:
-        """The scheme by which a module's weight is stored; None: as it was."""
-        scheme = self.quantization.scheme_of(module)
-        if not isinstance(self._source, Checkpoint):
-            return scheme
-        name = self._stored_name(module)
-        stored = name
-        if name == "weight":
-            stored = self._source.stored_type(f"{module}.weight")
-        if stored in PLAIN or (stored is None and scheme is None):
-            return None
-        if scheme is None:
-            raise ModelError(
-                f"{self._source.place(f'{module}.{name}')}: the weight of {module!r} is stored as "
-                f"{stored}, and quantization_config says that it is not quantized; correct the "
-                "lists of modules in config.json"
-            )
-        return scheme
-
-    def place(self, module: str) -> str:
-        """A module's name for errors, behind the file of its weight where there is one."""
-        if not isinstance(self._source, Checkpoint):
-            return f"config.json: {module}"
-        return f"{self._source.place(f'{module}.{self._stored_name(module)}')}: {module!r}"
-
-    def _stored_name(self, module: str) -> str | None:
-        """The name of a module's weight, see `STORED`; None where there is none."""
-        source = self._source
-        return next((n for n in STORED if source.shape(f"{module}.{n}") is not None), None)
-
-    def _bias(self, module: str, width: int, has_bias: bool) -> torch.Tensor:
-        name = f"{module}.bias"
-        if has_bias or self._source.shape(name) is not None:
-            return self._fill(name, (width,), self.shards)
-        return torch.zeros(width, dtype=self._dtype, device=self._device)
-
-    def _fill(
-        self, name: str, shape: tuple[int, ...], source: WeightSource | Shards | None = None
+    def tensor(
+        self, name: str, share: RankShare, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        target = torch.empty(shape, dtype=self._dtype, device=self._device)
-        (source or self._source).fill(target, name)
+        """Read a vector, or the rank's share of it, in the model's dtype or another."""
+        target = torch.empty(share.length, dtype=dtype or self.dtype, device=self.device)
+        fill(self._source, target, name, OwnedPart.of(0, (share,)))
         return target
 
+    def matrix(self, name: str, rows: RankShare, width: int) -> torch.Tensor:
+        """Read a matrix, or the rank's rows of it, in the model's dtype."""
+        target = torch.empty((rows.length, width), dtype=self.dtype, device=self.device)
+        fill(self._source, target, name, OwnedPart.of(0, (rows,)))
+        return target
 
-class DequantizedReader(QuantizedReader):
-    """Gives the products that another reader has kept, each once, without their quantisation."""
+    def product(self, projections: Sequence[Projection], inputs: RankShare) -> WeightProduct:
+        """Read projections of the same input as one product, their outputs in order.
 
-    def __init__(self, reader: QuantizedReader) -> None:
-        super().__init__(reader.quantization, reader._source, reader._dtype, reader._device)
-        self._reader = reader
+        Where ranks divide the inputs its results are parts of a sum, see `output`.
 
-    def part(
-        self, module: str, num_channels: int, width: int, channels: torch.Tensor | None = None
-    ) -> Part:
-        """The weight of one module [num_channels, width] in the model's dtype, as it was read."""
-        kept = self._reader.kept.pop(module)
-        return DensePart(kept.dequantized().to(self._dtype))
+        Raises:
+            ModelError: a tensor is missing, or is not what it must be.
+        """
+        modules = [projection.module(inputs) for projection in projections]
+        part = self.modules.fused(modules)
+        self.num_in_layers += part.num_channels * inputs.length
+        bias = self._bias(projections, modules)
+        if any(projection.order is not None for projection in projections):
+            order = self._order(projections)
+            part, bias = part.channels(order), None if bias is None else bias[order]
+        return part.product(bias, self.dtype)
 
-    def part_by_groups(
-        self, module: str, num_channels: int, width: int
-    ) -> tuple[Part, torch.Tensor | None]:
-        """Give a weight as it was read: in that order, as the products before it."""
-        return self.part(module, num_channels, width), None
+    def linear(self, projections: Sequence[Projection], inputs: RankShare) -> Linear:
+        """Read a product as the function that multiplies, summed over ranks that divide inputs."""
+        return self.sum_of(self.product(projections, inputs).linear, inputs)
 
-    def experts(self, module: str, shape: tuple[int, int, int]) -> torch.Tensor:
-        """All experts' weights [experts, out, in] in the model's dtype."""
-        kept = self._reader.kept_experts.pop(module)
-        weights = torch.empty(shape, dtype=self._dtype, device=self._device)
-        for expert, weight in enumerate(weights):
-            weight.copy_(kept.of(expert))
-        return weights
+    def sum_of(self, linear: Linear, inputs: RankShare) -> Linear:
+        """A product as the sum over ranks, where they divide its inputs."""
+        is_divided = inputs.length < inputs.whole
+        return summed(linear, self.ranks.exchange) if is_divided else linear
+
+    def unquantized(self, name: str, outputs: RankShare, inputs: int) -> torch.Tensor:
+        """Read a module's weight [out, in] in the model's dtype, however it is stored."""
+        return self.modules.unquantized(
+            ModuleShape(name, outputs.length, inputs, OwnedPart.of(0, (outputs,)))
+        )
+
+    def experts(self, num_experts: int, num_channels: int) -> ExpertStack:
+        """Room for the weights of all experts of a layer."""
+        return ExpertStack(self.modules.place, num_experts, num_channels)
+
+    def _bias(
+        self, projections: Sequence[Projection], modules: Sequence[ModuleShape]
+    ) -> torch.Tensor | None:
+        """The biases of projections as one, zeros where one has none; None where none has any."""
+        biases = []
+        for projection, module in zip(projections, modules, strict=True):
+            bias = self.modules.bias(module, has_bias=projection.has_bias)
+            is_of_sum = module.own is not None and module.own.dim == 1
+            if bias is not None and is_of_sum and self.ranks.exchange.rank > 0:
+                bias.zero_()  # one rank adds it
+            biases.append(bias)
+        if all(bias is None for bias in biases):
+            return None
+        return torch.cat(
+            [
+                torch.zeros(module.num_channels, dtype=self.dtype, device=self.device)
+                if bias is None
+                else bias
+                for bias, module in zip(biases, modules, strict=True)
+            ]
+        )
+
+    def _order(self, projections: Sequence[Projection]) -> torch.Tensor:
+        """The orders of all projections' outputs, one after the other."""
+        orders, start = [], 0
+        for projection in projections:
+            order = projection.order
+            if order is None:
+                order = torch.arange(projection.num_channels)
+            orders.append(order + start)
+            start += projection.num_channels
+        return torch.cat(orders).to(self.device)

@@ -1,47 +1,58 @@
-"""Layers with experts: what a transformers config says of them, and their tensors."""
+"""An MLP of experts, of which each token takes a few."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import NamedTuple
 
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.experts.gates import ALPHA, GPT_OSS, LIMIT, SILU
+from engine.kernels.experts.gates import SILU
 from engine.kernels.experts.layer import Experts, Router, SharedExpert
+from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
-from engine.kernels.experts.weights import ExpertWeights, Fp8Experts, Weights
-from engine.kernels.fp8_linear import Fp8Linear
-from engine.kernels.linear import Linear
-from engine.models.formats.parts import Part
-from engine.models.layers.expert_stack import ExpertStack
+from engine.models.formats.expert_stack import ExpertStack
+from engine.models.formats.modules import ModuleShape
+from engine.models.formats.reader import Projection, WeightReader
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.weights.shares import (
+    COLUMNS,
+    Division,
+    OwnedPart,
+    RankShare,
+    undivided,
+)
+from engine.parallel.collectives import rank_sum
+from sampling.device.ranks import RankExchange
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertsConfig:
-    """The experts of a model's layers.
+class ExpertMlp(SublayerSpec):
+    """The experts of a layer, after an RMSNorm.
 
     Attributes:
-        layers: whether each layer has experts in place of its MLP.
+        norm: name of the norm.
         inner, shared_inner: sizes of an expert and of the one that all tokens take, 0 for none.
         shared_name: of the latter; shared_gate: it is multiplied by a sigmoid of its own.
-        prefix: name of the part of a layer that holds them.
+        name: of the module that holds them.
         names: of an expert's gate, up and down products.
         router: name of the product that chooses, and whether it has a bias.
         gate: how gate and up are joined, see `gates`.
         joined: all experts are in one tensor each, gate and up rows in turn, and have biases.
     """
 
-    layers: tuple[bool, ...]
+    hidden_size: int
+    norm: str
+    norm_eps: float
     num_experts: int
     rules: RoutingRules
     inner: int
     shared_inner: int = 0
     shared_name: str = "shared_expert"
     shared_gate: bool = True
-    prefix: str = "mlp"
+    name: str = "mlp"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
     router_bias: bool = False
@@ -64,205 +75,108 @@ class ExpertsConfig:
                 "config as its authors published it"
             )
 
+    @property
+    def divisions(self) -> Iterable[Division]:
+        return [
+            Division(COLUMNS, self.inner, "the experts' inner size"),
+            Division(COLUMNS, self.shared_inner, "the shared expert's inner size"),
+        ]
 
-def mixtral_experts(config: Any) -> ExpertsConfig:
-    """Read the experts of a Mixtral config."""
-    return ExpertsConfig(
-        layers=(True,) * config.num_hidden_layers,
-        num_experts=config.num_local_experts,
-        rules=RoutingRules(config.num_experts_per_tok, over_chosen=True),
-        inner=config.intermediate_size,
-        prefix="block_sparse_moe",
-        names=("w1", "w3", "w2"),
-    )
+    def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
+        name, columns = f"{prefix}.{self.name}", reader.ranks.columns(self.inner)
+        norm = reader.tensor(f"{prefix}.{self.norm}.weight", undivided(self.hidden_size))
+        router = self._read_router(reader, f"{name}.{self.router}")
+        shared = None
+        if self.shared_inner:
+            shared = self._read_shared(reader, f"{name}.{self.shared_name}")
+        read = self._read_joined if self.joined else self._read_each
+        weights = read(reader, f"{name}.experts", columns)
+        # A token multiplies the router's weights and those of its experts.
+        taken = 3 * self.rules.top_k * columns.length
+        reader.num_in_layers += self.hidden_size * (taken + self.num_experts)
+        exchange = None if reader.ranks.is_lone else reader.ranks.exchange
+        return LoadedExperts(Experts(norm, self.norm_eps, router, weights, shared), exchange)
 
-
-def qwen_experts(config: Any) -> ExpertsConfig:
-    """Read the experts of a Qwen2-MoE, Qwen3-MoE or OLMoE config."""
-    plain = set(getattr(config, "mlp_only_layers", None) or ())
-    step = getattr(config, "decoder_sparse_step", 1)
-    if step < 1:
-        raise ModelError(
-            f"config.json: decoder_sparse_step must be at least 1, got {step}; 1 gives every layer "
-            "experts"
-        )
-    return ExpertsConfig(
-        layers=tuple(
-            index not in plain and (index + 1) % step == 0
-            for index in range(config.num_hidden_layers)
-        ),
-        num_experts=config.num_experts,
-        rules=RoutingRules(config.num_experts_per_tok, over_chosen=config.norm_topk_prob),
-        inner=getattr(config, "moe_intermediate_size", config.intermediate_size),
-        shared_inner=getattr(config, "shared_expert_intermediate_size", 0),
-    )
-
-
-GREEDY, BY_GROUP = "greedy", "group_limited_greedy"
-"""DeepSeek-V2's methods of choosing experts."""
-
-
-def deepseek_experts(config: Any) -> ExpertsConfig:
-    """Read the experts of a DeepSeek-V2 or V3 config, by transformers' rules.
-
-    Of V2 `norm_topk_prob` is not read there either: weights are probabilities over all experts.
-    """
-    is_third = config.model_type == "deepseek_v3"
-    rules = RoutingRules(
-        config.num_experts_per_tok or 0,
-        over_chosen=is_third and config.norm_topk_prob,
-        scale=config.routed_scaling_factor,
-        sigmoid=is_third,
-    )
-    if is_third or config.topk_method == BY_GROUP:
-        rules = rules._replace(num_groups=config.n_group, top_groups=config.topk_group)
-    return ExpertsConfig(
-        layers=tuple(
-            index >= config.first_k_dense_replace for index in range(config.num_hidden_layers)
-        ),
-        num_experts=config.n_routed_experts,
-        rules=rules,
-        inner=config.moe_intermediate_size,
-        shared_inner=config.moe_intermediate_size * config.n_shared_experts,
-        shared_name="shared_experts",
-        shared_gate=False,
-    )
-
-
-def gpt_oss_experts(config: Any) -> ExpertsConfig:
-    """Read the experts of a gpt-oss config."""
-    for name, served in (("swiglu_alpha", ALPHA), ("swiglu_limit", LIMIT)):
-        if getattr(config, name, served) != served:
-            raise ModelError(
-                f"config.json: {name} {getattr(config, name)} is not served, {served} is; "
-                "--model-impl transformers runs it on transformers' modules"
+    def _read_router(self, reader: WeightReader, name: str) -> Router:
+        share = undivided(self.num_experts)
+        weight = reader.unquantized(name, share, self.hidden_size)
+        bias = reader.tensor(f"{name}.bias", share) if self.router_bias else None
+        correction = None
+        if self.rules.sigmoid:
+            correction = reader.tensor(
+                f"{name}.e_score_correction_bias", share, dtype=torch.float32
             )
-    return ExpertsConfig(
-        layers=(True,) * config.num_hidden_layers,
-        num_experts=config.num_local_experts,
-        rules=RoutingRules(config.num_experts_per_tok, over_chosen=True),
-        inner=config.intermediate_size,
-        router="router",
-        router_bias=True,
-        gate=GPT_OSS,
-        joined=True,
-    )
+        return Router(weight, bias, self.rules, correction)
+
+    def _read_shared(self, reader: WeightReader, name: str) -> SharedExpert:
+        hidden, columns = undivided(self.hidden_size), reader.ranks.columns(self.shared_inner)
+        pair = [Projection(f"{name}.{part}", (columns,)) for part in ("gate_proj", "up_proj")]
+        back = [Projection(f"{name}.down_proj", (hidden,))]
+        scale = None
+        if self.shared_gate:
+            scale = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
+        return SharedExpert(
+            reader.product(pair, hidden).linear, reader.product(back, columns).linear, scale
+        )
+
+    def _read_each(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
+        """Read experts that are modules of their own.
+
+        Where an expert's down product has its inputs in an order (GPTQ's act-order), gate and up
+        have their channels put into it, and nothing is left to do for a step; a rank's are whole
+        groups.
+        """
+        hidden, inner = self.hidden_size, columns.length
+        gate_up, down = self._stacks(reader, inner)
+        for expert in range(self.num_experts):
+            gate, up, own_down = (f"{name}.{expert}.{part}" for part in self.names)
+            shape = ModuleShape(own_down, hidden, inner, OwnedPart.of(1, (columns,)))
+            part, order = reader.modules.part_by_groups(shape)
+            down.put(expert, 0, part, own_down)
+            for start, module in ((0, gate), (inner, up)):
+                shape = ModuleShape(module, inner, hidden, OwnedPart.of(0, (columns,)))
+                gate_up.put(expert, start, reader.modules.part(shape, order), module)
+        return ExpertWeights(gate_up.product, down.product, None, None, self.gate)
+
+    def _read_joined(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
+        """Read experts of one tensor each; gate and up of a column are neighbors in it."""
+        hidden, pairs, count = undivided(self.hidden_size), columns.times(2), self.num_experts
+        gate_up, down = self._stacks(reader, columns.length)
+        halves = torch.arange(pairs.length, device=reader.device).view(-1, 2).t().flatten()
+        modules, first, second = reader.modules, f"{name}.gate_up_proj", f"{name}.down_proj"
+        for expert, part in enumerate(modules.expert_parts(first, count, pairs, hidden)):
+            gate_up.put(expert, 0, part.channels(halves), first)
+        own = OwnedPart.of(1, (pairs,))
+        bias = modules.read(f"{first}_bias", (count, pairs.length), own)[:, halves]
+        for expert, part in enumerate(modules.expert_parts(second, count, hidden, columns)):
+            down.put(expert, 0, part, second)
+        down_bias = modules.read(f"{second}_bias", (count, hidden.length))
+        if reader.ranks.exchange.rank > 0:
+            down_bias.zero_()  # one rank adds it
+        return ExpertWeights(gate_up.product, down.product, bias, down_bias, self.gate)
+
+    def _stacks(self, reader: WeightReader, inner: int) -> tuple[ExpertStack, ExpertStack]:
+        """Room for the gate-up and down weights of all experts."""
+        return (
+            reader.experts(self.num_experts, 2 * inner),
+            reader.experts(self.num_experts, self.hidden_size),
+        )
 
 
-EXPERTS: dict[str, Callable[[Any], ExpertsConfig]] = {
-    "deepseek_v2": deepseek_experts,
-    "deepseek_v3": deepseek_experts,
-    "mixtral": mixtral_experts,
-    "qwen2_moe": qwen_experts,
-    "qwen3_moe": qwen_experts,
-    "olmoe": qwen_experts,
-    "gpt_oss": gpt_oss_experts,
-}
-"""The readers of experts, by model_type."""
+class LoadedExperts(NamedTuple):
+    """The `Sublayer` of experts.
 
-
-class _Reader(Protocol):
-    def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
-    def read_float32(self, shape: tuple[int, ...], name: str) -> torch.Tensor: ...
-    def experts(self, module: str, shape: tuple[int, int, int]) -> Weights: ...
-    def part(
-        self, module: str, num_channels: int, width: int, channels: torch.Tensor | None = None
-    ) -> Part: ...
-    def part_by_groups(
-        self, module: str, num_channels: int, width: int
-    ) -> tuple[Part, torch.Tensor | None]: ...
-    def place(self, module: str) -> str: ...
-    def unquantized(self, module: str, num_channels: int, width: int) -> torch.Tensor: ...
-    def product(self, prefix: str, widths: dict[str, int], fan_in: int) -> Linear | Fp8Linear: ...
-
-
-def read_experts(
-    config: ExpertsConfig, reader: _Reader, layer: str, norm: torch.Tensor, eps: float
-) -> Experts:
-    """Read the experts of the layer whose tensors' names begin with `layer`.
-
-    Args:
-        norm: [hidden], the weight of the norm in front.
+    Attributes:
+        exchange: of ranks that have some inner columns of each expert; None is one rank.
     """
-    hidden, prefix = len(norm), f"{layer}.{config.prefix}"
-    num_experts, router_name = config.num_experts, f"{prefix}.{config.router}"
-    router = Router(
-        reader.unquantized(router_name, num_experts, hidden),
-        reader.read((num_experts,), f"{router_name}.bias") if config.router_bias else None,
-        config.rules,
-        reader.read_float32((num_experts,), f"{router_name}.e_score_correction_bias")
-        if config.rules.sigmoid
-        else None,
-    )
-    shared = None
-    if config.shared_inner:
-        shared = _read_shared(config, reader, f"{prefix}.{config.shared_name}", hidden)
-    read = _read_joined if config.joined else _read_each
-    return Experts(norm, eps, router, read(config, reader, f"{prefix}.experts", hidden), shared)
 
+    experts: Experts
+    exchange: RankExchange | None
 
-def _read_each(config: ExpertsConfig, reader: _Reader, name: str, hidden: int) -> ExpertWeights:
-    """Read experts that are modules of their own.
-
-    Where an expert's down product has its inputs in an order (GPTQ's act-order), gate and up have
-    their channels put into it, and nothing is left to do for a step; a rank's are whole groups.
-    """
-    num_experts, inner = config.num_experts, config.inner
-    gate_up = ExpertStack(reader.place, num_experts, 2 * inner)
-    down = ExpertStack(reader.place, num_experts, hidden)
-    for expert in range(num_experts):
-        gate, up, own_down = (f"{name}.{expert}.{part}" for part in config.names)
-        part, order = reader.part_by_groups(own_down, hidden, inner)
-        down.put(expert, 0, part, own_down)
-        for start, module in ((0, gate), (inner, up)):
-            gate_up.put(expert, start, reader.part(module, inner, hidden, order), module)
-    return ExpertWeights(gate_up.weights, down.weights, None, None, config.gate)
-
-
-def _read_joined(config: ExpertsConfig, reader: _Reader, name: str, hidden: int) -> ExpertWeights:
-    """Read experts of one tensor each."""
-    num_experts, inner = config.num_experts, config.inner
-    gate_up = reader.experts(f"{name}.gate_up_proj", (num_experts, 2 * inner, hidden))
-    bias = reader.read((num_experts, 2 * inner), f"{name}.gate_up_proj_bias")
-    return ExpertWeights(
-        in_halves(gate_up),
-        reader.experts(f"{name}.down_proj", (num_experts, hidden, inner)),
-        _in_halves(bias),
-        reader.read((num_experts, hidden), f"{name}.down_proj_bias"),
-        config.gate,
-    )
-
-
-def _read_shared(config: ExpertsConfig, reader: _Reader, name: str, hidden: int) -> SharedExpert:
-    inner = config.shared_inner
-    return SharedExpert(
-        reader.product(name, {"gate_proj": inner, "up_proj": inner}, hidden),
-        reader.product(name, {"down_proj": hidden}, inner),
-        reader.unquantized(f"{name}_gate", 1, hidden) if config.shared_gate else None,
-    )
-
-
-def products_per_token(config: ExpertsConfig, hidden: int) -> int:
-    """The number of weights that a token multiplies in a layer of experts, but for the shared."""
-    return hidden * (3 * config.rules.top_k * config.inner + config.num_experts)
-
-
-def in_halves(weights: Weights) -> Weights:
-    """Put the even channels of each expert first, then the odd ones."""
-    if isinstance(weights, torch.Tensor):
-        return _in_halves(weights)
-    if isinstance(weights, Fp8Experts):
-        values = _in_halves(weights.values.view(torch.uint8)).view(weights.values.dtype)
-        return Fp8Experts(values, _in_halves(weights.scales))
-    groups = weights.groups
-    assert groups.zeros is None
-    shape = (weights.num_experts, weights.shape[1], -1)
-    words, scales = (
-        _in_halves(each.view(shape)).flatten(0, 1) for each in (groups.words, groups.scales)
-    )
-    return weights._replace(groups=groups._replace(words=words, scales=scales))
-
-
-def _in_halves(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of [experts, rows, ...], even ones first."""
-    return torch.cat([tensor[:, ::2], tensor[:, 1::2]], dim=1)
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run them over the stream."""
+        assert residual is not None
+        out, residual = self.experts(x, residual)
+        return (out if self.exchange is None else rank_sum(out, self.exchange)), residual

@@ -1,9 +1,9 @@
-"""How a model's heads are turned: speeds of their lanes, and the order that our kernels expect.
+"""How a model's heads are rotated: speeds of their lanes, and the order that our kernels expect.
 
-Kernels turn the pair of lanes (i, i + D/2) of a head of D lanes. Models that pair neighbours, or
+Kernels turn the pair of lanes (i, i + D/2) of a head of D lanes. Models that pair neighbors, or
 turn only the first lanes, fit by another order of the lanes of queries and keys, which changes no
 product of the two: first lanes of pairs in the lower half, second lanes in the upper. Lanes that
-are not turned are pairs of speed zero.
+are not rotated are pairs of speed zero.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rope_parameters(config: Any, layer_type: str | None) -> dict[str, Any]:
 
 
 def rotary_dim(config: Any, head_dim: int, layer_type: str | None) -> int:
-    """The number of a head's lanes that are turned."""
+    """The number of a head's lanes that are rotated."""
     if (own := getattr(config, "qk_rope_head_dim", None)) is not None:
         return int(own)
     return int(head_dim * rope_parameters(config, layer_type).get("partial_rotary_factor", 1.0))
@@ -61,16 +61,16 @@ def no_rotation(head_dim: int) -> RotationSpeeds:
     return RotationSpeeds(torch.zeros(head_dim // 2), 1.0)
 
 
-def lane_order(head_dim: int, turned: int, *, interleaved: bool) -> torch.Tensor | None:
+def lane_order(head_dim: int, rotated: int, *, interleaved: bool) -> torch.Tensor | None:
     """The model's lane at each of our lanes, int64 [head_dim]; None where they are the same.
 
     Args:
-        turned: the first lanes are turned. interleaved: in pairs of neighbours.
+        rotated: the first lanes are rotated. interleaved: in pairs of neighbors.
     """
     lanes = torch.arange(head_dim)
     if interleaved:
         order = torch.cat([lanes[::2], lanes[1::2]])
     else:
-        first, second, rest = lanes.split([turned // 2, turned // 2, head_dim - turned])  # type: ignore[no-untyped-call]
+        first, second, rest = lanes.split([rotated // 2, rotated // 2, head_dim - rotated])  # type: ignore[no-untyped-call]
         order = torch.cat([first, rest[::2], second, rest[1::2]])
     return None if torch.equal(order, lanes) else order

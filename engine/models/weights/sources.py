@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import ModelError, first_line
 from engine.models.weights.folder import INDEX, read_json
+from engine.models.weights.shares import OwnedPart
 from engine.progress import report
 
 IGNORED = re.compile(
@@ -18,7 +20,7 @@ IGNORED = re.compile(
     r"|\.(prob_output_scale|input_scale_ub|weight_shape)$"
 )
 """Tensors that are not asked for: angles, which old checkpoints have and the config gives, and what
-quantised checkpoints have beside their weights; scales of keys and values belong to a cache in
+quantized checkpoints have beside their weights; scales of keys and values belong to a cache in
 float8."""
 
 ANEW = "download the checkpoint anew"
@@ -30,10 +32,21 @@ DUMMY_SEED = 0
 
 
 class WeightSource(Protocol):
-    """The source of a model's tensors."""
+    """The source of a model's tensors.
+
+    Attributes:
+        checkpoint: the files that hold the tensors; None where tensors are made.
+    """
+
+    @property
+    def checkpoint(self) -> Checkpoint | None: ...
 
     def fill(self, target: torch.Tensor, name: str) -> None:
         """Write tensor `name` into `target`, which may be part of a fused weight."""
+        ...
+
+    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
+        """Write a part of tensor `name` into `target`; no more than that is read of a file."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -43,6 +56,14 @@ class WeightSource(Protocol):
     def finish(self) -> None:
         """End the reading: all tensors were filled."""
         ...
+
+
+def fill(source: WeightSource, target: torch.Tensor, name: str, part: OwnedPart | None) -> None:
+    """Write tensor `name`, or a rank's part of it, into `target`."""
+    if part is None:
+        source.fill(target, name)
+    else:
+        source.fill_part(target, name, part)
 
 
 class Checkpoint:
@@ -73,12 +94,11 @@ class Checkpoint:
         self._check_shape(name, tuple(target.shape))
         target.copy_(self.stored(name))
 
-    def fill_part(
-        self, target: torch.Tensor, name: str, shape: tuple[int, ...], part: tuple[slice, ...]
-    ) -> None:
-        """Write part of tensor `name`, of the shape that the whole must have; read no more."""
-        self._check_shape(name, shape)
-        target.copy_(self._open(self._where[name]).get_slice(name)[part])
+    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
+        self._check_shape(name, part.whole_shape(target.shape))
+        stored = self._open(self._where[name]).get_slice(name)
+        for each, own in zip(part.split(target), part.slices(), strict=True):
+            each.copy_(stored[own])
         self._unread.discard(name)
         report(len(self._where) - len(self._unread), len(self._where))
 
@@ -103,6 +123,10 @@ class Checkpoint:
         if name not in self._where:
             return None
         return tuple(self._open(self._where[name]).get_slice(name).get_shape())
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self
 
     def finish(self) -> None:
         self._files.clear()
@@ -181,7 +205,16 @@ class DummyWeights:
         else:
             target.normal_(0.0, self._std, generator=self._generator)
 
+    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
+        whole = target.new_empty(part.whole_shape(target.shape))  # the numbers are one rank's
+        self.fill(whole, name)
+        target.copy_(part.of_whole(whole))
+
     def shape(self, name: str) -> tuple[int, ...] | None:
+        return None
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
         return None
 
     def finish(self) -> None:
@@ -189,28 +222,38 @@ class DummyWeights:
 
 
 class ReadTwice:
-    """A source whose tensors are read twice: the second reading gives what the first gave.
-
-    Attributes:
-        holds: hold what is read until it is read again; before it is set, all is passed on.
-    """
+    """A source whose tensors are read twice: the second reading gives what the first gave."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
         self._held: dict[str, torch.Tensor] = {}
-        self.holds = False
+        self._holds = False
+
+    def hold(self) -> None:
+        """Hold what is read from now on until it is read again."""
+        self._holds = True
 
     def fill(self, target: torch.Tensor, name: str) -> None:
+        self._fill(target, name, lambda: self._source.fill(target, name))
+
+    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
+        self._fill(target, name, lambda: self._source.fill_part(target, name, part))
+
+    def _fill(self, target: torch.Tensor, name: str, read: Callable[[], None]) -> None:
         held = self._held.pop(name, None)
         if held is not None:
             target.copy_(held)
             return
-        self._source.fill(target, name)
-        if self.holds:
+        read()
+        if self._holds:
             self._held[name] = target.clone()
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         return self._source.shape(name)
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        return self._source.checkpoint
 
     def finish(self) -> None:
         self._source.finish()

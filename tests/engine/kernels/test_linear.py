@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.linear import FEW_INPUTS, SMALL_WEIGHTS, linear, logits_linear, round_rows
+from engine.kernels.linear import (
+    FEW_INPUTS,
+    SMALL_WEIGHTS,
+    LaidOut,
+    linear,
+    logits_linear,
+    round_rows,
+)
 
 
 def test_row_counts_are_few_and_waste_little() -> None:
@@ -50,7 +57,7 @@ def test_small_and_large_weights(rows: int, outputs: int, inputs: int) -> None:
 def test_logits_are_float32(dtype: torch.dtype, device: str) -> None:
     hidden = torch.randn(3, 32, device=device).to(dtype)
     weight = torch.randn(50, 32, device=device).to(dtype)
-    logits = logits_linear(weight)(hidden)
+    logits = logits_linear(LaidOut(weight))(hidden)
     assert logits.dtype == torch.float32
     exact = device == "cuda" or dtype == torch.float32  # never rounded to the narrow type
     rtol = 1e-5 if exact else torch.finfo(dtype).eps

@@ -22,7 +22,7 @@ from engine.config import (
     StructuredConfig,
 )
 from engine.kernels.fp8 import Fp8Rows, quantize_rows
-from engine.models.families import decoder_weights
+from engine.models.formats import fp8
 from engine.startup.build import build_engine
 from engine.startup.error_text import NAME, NUM_TOKENS
 from tests.engine.models.formats.packers import (
@@ -179,7 +179,7 @@ def test_a_scale_of_the_next_channel_shows(tmp_path: Path, monkeypatch: pytest.M
         rows = quantize_rows(weight)
         return rows._replace(scales=rows.scales.roll(1))
 
-    monkeypatch.setattr(decoder_weights, "quantize_rows", off_by_one)
+    monkeypatch.setattr(fp8, "quantize_rows", off_by_one)
     wrong = stated(tmp_path, quantization="fp8")
     assert figures(wrong)[0] > 20 * figures(right)[0]
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, StructuredConfig
 from engine.contracts.attention import AttentionInputs
 from engine.kernels.fp8 import Fp8Rows, quantize_rows
-from engine.models.families import decoder_weights
+from engine.models.formats import fp8, reader
 from engine.startup import model_check
 from engine.startup.model_check import model_checks, model_reference, served_logits
 from sampling.device.ranks import LoneRank, RankExchange
@@ -90,7 +90,7 @@ def test_ranks_serve_what_transformers_computes(name: str, tmp_path: Path) -> No
 
 def test_ranks_that_add_up_nothing_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tiny(WIDE_MODELS["qwen3"], tmp_path)
-    monkeypatch.setattr(decoder_weights, "summed", lambda product, exchange: product)
+    monkeypatch.setattr(reader, "summed", lambda product, exchange: product)
     kl, gap = checked_on_ranks(tmp_path)
     assert not kl.passed
     assert not gap.passed
@@ -127,7 +127,7 @@ def test_a_scale_of_the_next_channel_fails(monkeypatch: pytest.MonkeyPatch) -> N
         rows = quantize_rows(weight)
         return rows._replace(scales=rows.scales.roll(1))
 
-    monkeypatch.setattr(decoder_weights, "quantize_rows", off_by_one)
+    monkeypatch.setattr(fp8, "quantize_rows", off_by_one)
     kl, _ = checked(DEMO, quantization="fp8")
     assert not kl.passed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.experts.gates import ALPHA, LIMIT, SILU
-from engine.kernels.experts.weights import ExpertWeights
+from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights
 
 
 def random_weights(
@@ -23,8 +23,8 @@ def random_weights(
         return (scale * torch.randn(shape, device=device)).to(dtype)
 
     return ExpertWeights(
-        some(num_experts, 2 * inner, hidden),
-        some(num_experts, hidden, inner),
+        DenseExpertProduct(some(num_experts, 2 * inner, hidden)),
+        DenseExpertProduct(some(num_experts, hidden, inner)),
         some(num_experts, 2 * inner) if has_bias else None,
         some(num_experts, hidden) if has_bias else None,
         gate,
@@ -50,18 +50,18 @@ def experts_reference(
     The second bounds errors: a joined feature h that is off by e |h| moves the sum by no more than
     e times the sum of |share| |down| |h|.
     """
-    assert isinstance(weights.gate_up, torch.Tensor)
-    assert isinstance(weights.down, torch.Tensor)
+    assert isinstance(weights.gate_up, DenseExpertProduct)
+    assert isinstance(weights.down, DenseExpertProduct)
     out = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
     size = torch.zeros_like(out)
-    for expert in range(len(weights.gate_up)):
+    for expert in range(len(weights.gate_up.values)):
         tokens, ranks = (ids == expert).nonzero(as_tuple=True)
-        gate_up = x[tokens].double() @ weights.gate_up[expert].double().T
+        gate_up = x[tokens].double() @ weights.gate_up.values[expert].double().T
         if weights.gate_up_bias is not None:
             gate_up += weights.gate_up_bias[expert].double()
         gate, up = gate_up.chunk(2, dim=-1)
         inner = joined(gate, up, weights.gate)
-        down = weights.down[expert].double()
+        down = weights.down.values[expert].double()
         product, terms = inner @ down.T, inner.abs() @ down.abs().T
         if weights.down_bias is not None:
             product += weights.down_bias[expert].double()

@@ -16,8 +16,8 @@ from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.grouped import fp8_tile_of, grouped_linear, weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
+from engine.kernels.experts.products import ExpertWeights, Fp8ExpertProduct
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.experts.weights import ExpertWeights, Fp8Experts
 from engine.kernels.skinny import Norm
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.experts.reference import joined
@@ -33,14 +33,14 @@ EXACT, TENSOR_CORES = 2.0**-18, 2.0**-12
 
 def some_experts(
     num_experts: int, channels: int, width: int, device: str, *, by_spans: bool
-) -> Fp8Experts:
+) -> Fp8ExpertProduct:
     shape = (num_experts, channels, -(-width // 128)) if by_spans else (num_experts, channels)
     scales = (0.5 + torch.rand(shape, device=device)) / 100 * width**-0.5
     values = torch.randn(num_experts, channels, width, device=device) * 100
-    return Fp8Experts(values.clamp(-448, 448).to(torch.float8_e4m3fn), scales)
+    return Fp8ExpertProduct(values.clamp(-448, 448).to(torch.float8_e4m3fn), scales)
 
 
-def wide(weights: Fp8Experts) -> torch.Tensor:
+def wide(weights: Fp8ExpertProduct) -> torch.Tensor:
     """The weights' values in float64."""
     scales = weights.scales
     if scales.dim() == 2:
@@ -77,7 +77,7 @@ def assert_is_joined(
     got: torch.Tensor,
     x: torch.Tensor,
     experts: torch.Tensor,
-    weights: Fp8Experts,
+    weights: Fp8ExpertProduct,
     bias: torch.Tensor | None,
     gate: str,
     slack: float,
@@ -148,7 +148,7 @@ def assert_is_sum(
     got: torch.Tensor,
     x: torch.Tensor,
     routing: Routing,
-    weights: Fp8Experts,
+    weights: Fp8ExpertProduct,
     bias: torch.Tensor | None,
     base: torch.Tensor | None,
     slack: float,
@@ -233,15 +233,15 @@ def test_paths_agree(device: str, inputs: str) -> None:
         assert torch.equal(got, path(x, routing, weights, base).cpu())
 
 
-def _moved(weights: Fp8Experts) -> Fp8Experts:
+def _moved(weights: Fp8ExpertProduct) -> Fp8ExpertProduct:
     values, scales, inputs = weights
-    return Fp8Experts(values.cpu(), scales.cpu(), None if inputs is None else inputs.cpu())
+    return Fp8ExpertProduct(values.cpu(), scales.cpu(), None if inputs is None else inputs.cpu())
 
 
 def _on_cpu(routing: Routing, weights: ExpertWeights) -> tuple[Routing, ExpertWeights]:
     gate_up, down = weights.gate_up, weights.down
-    assert isinstance(gate_up, Fp8Experts)
-    assert isinstance(down, Fp8Experts)
+    assert isinstance(gate_up, Fp8ExpertProduct)
+    assert isinstance(down, Fp8ExpertProduct)
     gate_up, down = _moved(gate_up), _moved(down)
     own = Routing(*(tensor.cpu() for tensor in routing))
     return own, weights._replace(gate_up=gate_up, down=down)

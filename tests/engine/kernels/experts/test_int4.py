@@ -11,8 +11,8 @@ import torch
 from engine.kernels.experts.gates import GPT_OSS, SILU
 from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
 from engine.kernels.experts.nibbles import INT4, MXFP4
+from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights, Int4ExpertProduct
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.experts.weights import ExpertWeights, Int4Experts
 from engine.kernels.quantized.int4 import pack
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.experts.reference import assert_is_sum
@@ -32,7 +32,7 @@ NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # to which the interp
 
 def some_experts(
     num_experts: int, channels: int, width: int, kind: tuple[str, int, bool, torch.dtype]
-) -> tuple[Int4Experts, torch.Tensor]:
+) -> tuple[Int4ExpertProduct, torch.Tensor]:
     """Random weights, and their values in float64 [experts, channels, width]."""
     code, group, has_zeros, dtype = kind
     group = group or width
@@ -50,10 +50,10 @@ def some_experts(
     scales = scales.to(dtype)
     groups = pack(q, scales, zeros, group)
     wide = values * scales.double().repeat_interleave(group, 1)
-    return Int4Experts(groups, num_experts, code), wide.view(num_experts, channels, width)
+    return Int4ExpertProduct(groups, num_experts, code), wide.view(num_experts, channels, width)
 
 
-def on(weights: Int4Experts, device: str) -> Int4Experts:
+def on(weights: Int4ExpertProduct, device: str) -> Int4ExpertProduct:
     groups = weights.groups
     moved = groups._replace(
         words=groups.words.to(device),
@@ -94,7 +94,9 @@ class Case:
         gate_up, down = self.wide
         if rounds_weights:
             gate_up, down = gate_up.to(got.dtype), down.to(got.dtype)
-        wide = self.weights._replace(gate_up=gate_up, down=down)
+        wide = self.weights._replace(
+            gate_up=DenseExpertProduct(gate_up), down=DenseExpertProduct(down)
+        )
         assert_is_sum(got, self.x, *self.routing, wide)
 
 
@@ -106,8 +108,8 @@ def test_twin(sizes: tuple[int, int, int, int], kind: tuple[str, int, bool, torc
 
 
 def in_an_order(
-    weights: Int4Experts, wide: torch.Tensor, device: str
-) -> tuple[Int4Experts, torch.Tensor]:
+    weights: Int4ExpertProduct, wide: torch.Tensor, device: str
+) -> tuple[Int4ExpertProduct, torch.Tensor]:
     """The weights as if each expert's columns had been put into an order before they were packed.
 
     With them, their values by input: [experts, channels, width].
@@ -131,8 +133,8 @@ def in_an_order(
 def test_in_an_order_of_inputs(path: Any, device: str) -> None:
     case = Case((4, 2, 64, 32), KINDS[0], 2, torch.float32, device)
     first, second = case.weights.gate_up, case.weights.down
-    assert isinstance(first, Int4Experts)
-    assert isinstance(second, Int4Experts)
+    assert isinstance(first, Int4ExpertProduct)
+    assert isinstance(second, Int4ExpertProduct)
     gate_up, wide_gate_up = in_an_order(first, case.wide[0], device)
     down, wide_down = in_an_order(second, case.wide[1], device)
     case.weights = case.weights._replace(gate_up=gate_up, down=down)

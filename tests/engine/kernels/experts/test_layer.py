@@ -15,6 +15,7 @@ from engine.kernels.experts.layer import (
     experts_torch,
     experts_triton,
 )
+from engine.kernels.experts.products import DenseExpertProduct
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import Norm
@@ -122,7 +123,7 @@ def test_tiles_of_every_size_give_one_product(device: str) -> None:
         some_rows(37, 64, torch.float32, device),
         random_weights(4, 64, 48, torch.float32, device),
     )
-    assert isinstance(weights.gate_up, torch.Tensor)
+    assert isinstance(weights.gate_up, DenseExpertProduct)
     groups = group_pairs(some_routing(37, 4, 2, device).ids, 4)
     outs = [
         grouped_linear(x, weights.gate_up, None, groups, 2, SILU, Tile(pairs, rows, 32, 2, 4))

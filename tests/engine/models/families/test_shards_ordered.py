@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 from safetensors.torch import save_file
 
-from engine.models.formats.parts import Int4Part
+from engine.models.formats.int4 import Int4Part
 from engine.models.formats.scheme import Scheme
 from engine.models.formats.unpack import ModuleTensors, unpack
 from engine.models.weights.sources import Checkpoint

@@ -17,7 +17,11 @@ from engine.kernels.fp8 import quantize_rows
 from engine.kernels.quantized.fp8_blocks import quantize_spans_torch
 from engine.kernels.quantized.int4 import pack
 from engine.models.decoder import Decoder
-from engine.models.formats.parts import BlockPart, DensePart, Fp8Part, Int4Part
+from engine.models.formats.dense import DensePart
+from engine.models.formats.fp8 import Fp8Part
+from engine.models.formats.fp8_blocks import BlockPart
+from engine.models.formats.int4 import Int4Part
+from engine.models.formats.part import Part
 from engine.models.loader import load_model
 from engine.parallel.collectives import summed
 from sampling.device.ranks import LoneRank, RankExchange
@@ -207,7 +211,7 @@ def test_a_divided_float8_product_is_the_sum_of_its_parts() -> None:
 
     def work(exchange: RankExchange) -> torch.Tensor:
         each = own[exchange.rank]
-        product = summed(part.inputs(each).product(None, torch.float32), exchange)
+        product = summed(part.inputs(each).product(None, torch.float32).linear, exchange)
         return product(x[:, each].contiguous())
 
     for found in on_ranks(2, work):
@@ -218,7 +222,7 @@ def test_a_divided_float8_product_is_the_sum_of_its_parts() -> None:
 @pytest.mark.parametrize("kind", ["dense", "fp8", "blocks", "4 bits", "4 bits with zeros"])
 def test_parts_of_weights_are_those_of_the_whole(kind: str) -> None:
     weight = torch.randn(60, 640, generator=torch.Generator().manual_seed(3))
-    part: DensePart | Fp8Part | BlockPart | Int4Part = DensePart(weight)
+    part: Part = DensePart(weight)
     if kind == "fp8":
         part = Fp8Part(quantize_rows(weight), 0.25)
     elif kind == "blocks":

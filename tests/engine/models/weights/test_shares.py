@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,14 @@ from transformers import (
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
-from engine.models.families.decoder_config import decoder_config
-from engine.models.families.shares import HEADS, INNER, KEYS, check_shards, shares_of
+from engine.models.families.table import decoder_spec
 from engine.models.loader import check_ranks
+from engine.models.weights.shares import COLUMNS, HEADS, KEYS, Division, RankShares, check_shards
 from tests.engine.models.families.test_shards import DIVIDED_LATENT, EXPERTS, WIDE, write_config
 from tests.engine.models.serving import GROUPED
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 SIX_HEADS = {**WIDE, "hidden_size": 48, "num_attention_heads": 6}
-DIVISIBLE = decoder_config(LlamaConfig(**GROUPED | {"num_attention_heads": 8, "vocab_size": 8192}))
 
 
 def quantize(folder: Path, quantization: dict[str, Any]) -> None:
@@ -137,13 +135,18 @@ def test_fewer_groups_than_ranks_are_refused(
         check_ranks(ModelConfig(model=str(tmp_path)), size)
 
 
+def check_spec(config: PreTrainedConfig) -> None:
+    spec = decoder_spec(config)
+    check_shards(spec.divisions, spec.vocab_size, 4, 1)
+
+
 def test_a_size_that_nothing_has_is_not_asked_to_divide() -> None:
     """Where all layers have experts there is no MLP."""
     config = Qwen3MoeConfig(**WIDE | {"intermediate_size": 50}, **EXPERTS)
-    check_shards(decoder_config(config), 4, 1)
+    check_spec(config)
     config.mlp_only_layers = [0]
     with pytest.raises(ModelError, match="intermediate_size 50 does not divide"):
-        check_shards(decoder_config(config), 4, 1)
+        check_spec(config)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -152,10 +155,9 @@ def test_a_size_that_nothing_has_is_not_asked_to_divide() -> None:
 )
 def test_columns_are_divided_by_whole_groups(columns: int, group: int, size: int) -> None:
     """Published sizes among them, gpt-oss' and Llama-2-7B's; the last has a part of a group."""
-    shape = replace(DIVISIBLE, intermediate_size=columns)
-    check_shards(shape, size, group)
-    ranks = [SilentRank(rank, size) for rank in range(size)]
-    shares = [shares_of(shape, rank, group)[INNER] for rank in ranks]
+    check_shards([Division(COLUMNS, columns, "columns")], 8192, size, group)
+    ranks = [RankShares(SilentRank(rank, size), group) for rank in range(size)]
+    shares = [rank.columns(columns) for rank in ranks]
     assert shares[0].first == 0
     for one, following in pairwise(shares):
         assert one.first + one.length == following.first
@@ -180,12 +182,12 @@ class SilentRank:
 
 @pytest.mark.parametrize(("keys", "size"), [(8, 2), (8, 8), (2, 4), (2, 8), (1, 8)])
 def test_heads_stay_with_their_keys(keys: int, size: int) -> None:
-    shape = replace(DIVISIBLE, num_q_heads=16, num_kv_heads=keys)
-    check_shards(shape, size, 1)
+    check_shards([Division(HEADS, 16), Division(KEYS, keys)], 8192, size, 1)
     for rank in range(size):
-        shares = shares_of(shape, SilentRank(rank, size), 1)
-        own = range(shares[HEADS].first, shares[HEADS].first + shares[HEADS].length)
-        held = range(shares[KEYS].first, shares[KEYS].first + shares[KEYS].length)
+        ranks = RankShares(SilentRank(rank, size))
+        heads, shared = ranks.heads(16), ranks.keys(keys)
+        own = range(heads.first, heads.first + heads.length)
+        held = range(shared.first, shared.first + shared.length)
         assert [head * keys // 16 for head in own] == [
             held[i * len(held) // len(own)] for i in range(len(own))
         ]

@@ -1,0 +1,107 @@
+"""DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from engine.kernels.experts.routing import RoutingRules
+from engine.models.families.config import NotFusedError, decoder, mlp_sizes, refuse, rotations, silu
+from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.layers.experts import ExpertMlp
+from engine.models.layers.latent_attention import LatentAttention
+from engine.models.layers.mlp import Mlp
+from engine.models.layers.norms import RmsNorm
+
+GREEDY, BY_GROUP = "greedy", "group_limited_greedy"
+"""V2's methods of choosing experts."""
+
+
+def deepseek_v2(config: Any) -> DecoderSpec:
+    """Latent attention, and experts but for the first layers.
+
+    `norm_topk_prob` is not read in transformers either: weights are probabilities over all experts.
+    """
+    if config.topk_method not in (GREEDY, BY_GROUP):
+        raise NotFusedError(f"topk_method {config.topk_method!r}")
+    rules = RoutingRules(
+        config.num_experts_per_tok or 0, over_chosen=False, scale=config.routed_scaling_factor
+    )
+    if config.topk_method == BY_GROUP:
+        rules = _by_group(config, rules)
+    return _decoder(config, rules)
+
+
+def deepseek_v3(config: Any) -> DecoderSpec:
+    """V2's layers; experts are chosen by sigmoid scores with corrections."""
+    rules = RoutingRules(
+        config.num_experts_per_tok or 0,
+        over_chosen=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+        sigmoid=True,
+    )
+    return _decoder(config, _by_group(config, rules))
+
+
+def _by_group(config: Any, rules: RoutingRules) -> RoutingRules:
+    return rules._replace(num_groups=config.n_group, top_groups=config.topk_group)
+
+
+def _decoder(config: Any, rules: RoutingRules) -> DecoderSpec:
+    eps = config.rms_norm_eps
+    refuse(config, "attention_bias", "mlp_bias")
+    mlp = Mlp(
+        **mlp_sizes(config),
+        norm=RmsNorm("post_attention_layernorm", eps),
+        activation=silu(config),
+    )
+    layers = [
+        (attention, mlp if index < config.first_k_dense_replace else _experts(config, rules))
+        for index, attention in enumerate(_attentions(config))
+    ]
+    return decoder(config, layers, RmsNorm("model.norm", eps))
+
+
+def _attentions(config: Any) -> list[LatentAttention]:
+    """The attention of each layer."""
+    head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    if config.v_head_dim > head_dim:
+        raise NotFusedError(f"v_head_dim {config.v_head_dim} above the {head_dim} of keys")
+    return [
+        LatentAttention(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            norm=RmsNorm("input_layernorm", config.rms_norm_eps),
+            rotation=rotation,
+            scale=_scale(config, head_dim),
+            q_rank=config.q_lora_rank,
+            kv_rank=config.kv_lora_rank,
+            nope=config.qk_nope_head_dim,
+            rope=config.qk_rope_head_dim,
+            value=config.v_head_dim,
+            interleaved=getattr(config, "rope_interleave", True),
+        )
+        for rotation in rotations(config, head_dim)
+    ]
+
+
+def _scale(config: Any, head_dim: int) -> float:
+    scale: float = head_dim**-0.5
+    rope = config.rope_parameters
+    if rope["rope_type"] != "default" and (all_dim := rope.get("mscale_all_dim", 0)):
+        scale *= (0.1 * all_dim * math.log(max(rope["factor"], 1.0)) + 1.0) ** 2
+    return scale
+
+
+def _experts(config: Any, rules: RoutingRules) -> ExpertMlp:
+    return ExpertMlp(
+        hidden_size=config.hidden_size,
+        norm="post_attention_layernorm",
+        norm_eps=config.rms_norm_eps,
+        num_experts=config.n_routed_experts,
+        rules=rules,
+        inner=config.moe_intermediate_size,
+        shared_inner=config.moe_intermediate_size * config.n_shared_experts,
+        shared_name="shared_experts",
+        shared_gate=False,
+    )

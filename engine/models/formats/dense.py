@@ -1,0 +1,67 @@
+"""Weights that are not quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from engine.kernels.experts.products import DenseExpertProduct
+from engine.kernels.linear import LaidOut
+from engine.kernels.norm_linear import NormedProduct
+from engine.models.formats.part import InputsOfExpert, Normed, Own, Part, WeightProduct
+
+
+@dataclass(frozen=True, eq=False)
+class DensePart(Part):
+    """A weight [out, in] that is not quantized."""
+
+    weight: torch.Tensor
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return (self.weight,)
+
+    def channels(self, own: Own) -> DensePart:
+        return DensePart(self.weight[own])
+
+    def inputs(self, own: slice) -> DensePart:
+        return DensePart(self.weight[:, own].contiguous())
+
+    def joined(self, parts: Sequence[Part]) -> DensePart | None:
+        dense = [part.weight for part in parts if isinstance(part, DensePart)]
+        return DensePart(torch.cat(dense)) if len(dense) == len(parts) else None
+
+    def stacked(
+        self, tensors: Sequence[torch.Tensor], inputs: Sequence[InputsOfExpert]
+    ) -> DenseExpertProduct:
+        return DenseExpertProduct(*tensors)
+
+    def over(self, tensors: Sequence[torch.Tensor]) -> DensePart:
+        return DensePart(*tensors)
+
+    def dequantized(self) -> torch.Tensor:
+        return self.weight.float()
+
+    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
+        return _DenseProduct(self.weight, bias)
+
+
+class _DenseProduct(WeightProduct):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = LaidOut(weight), bias
+        self.linear = self._weight.linear(bias)
+
+    def normed(self, norm: torch.Tensor, eps: float) -> Normed:
+        return NormedProduct(norm, eps, self._weight, self._bias)
+
+    def gated(self, norm: torch.Tensor, eps: float, *, rounded: bool) -> Normed:
+        return NormedProduct(norm, eps, self._weight, self._bias, gated=True)
+
+    def part(self) -> DensePart:
+        return DensePart(self._weight.plain())
+
+    def refresh(self, part: Part) -> None:
+        self._weight.assign(cast(DensePart, part).weight)

@@ -1,0 +1,61 @@
+"""Weights in float8 with a scale for each span of a channel; inputs are rounded by spans too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.experts.products import Fp8ExpertProduct
+from engine.kernels.quantized.fp8_block_linear import Fp8BlockLinear
+from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
+from engine.models.formats.fp8 import join_rows
+from engine.models.formats.part import (
+    InputsOfExpert,
+    LoneProduct,
+    Own,
+    Part,
+    WeightProduct,
+    as_bytes,
+    groups_of,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPart(Part):
+    """A float8 weight with a scale for each span of a channel."""
+
+    blocks: Fp8Blocks
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        return self.blocks
+
+    def channels(self, own: Own) -> BlockPart:
+        values, scales = self.blocks
+        return self.over((as_bytes(values)[own].view(values.dtype), scales[own]))
+
+    def inputs(self, own: slice) -> BlockPart:
+        values, scales = self.blocks
+        spans = groups_of(own, SPAN, values.shape[1])
+        part = as_bytes(values)[:, own].contiguous().view(values.dtype)
+        return self.over((part, scales[:, spans].contiguous()))
+
+    def joined(self, parts: Sequence[Part]) -> BlockPart | None:
+        blocks = [part.blocks for part in parts if isinstance(part, BlockPart)]
+        return self.over(join_rows(blocks)) if len(blocks) == len(parts) else None
+
+    def stacked(
+        self, tensors: Sequence[torch.Tensor], inputs: Sequence[InputsOfExpert]
+    ) -> Fp8ExpertProduct:
+        return Fp8ExpertProduct(*tensors)
+
+    def over(self, tensors: Sequence[torch.Tensor]) -> BlockPart:
+        return BlockPart(Fp8Blocks(*tensors))
+
+    def dequantized(self) -> torch.Tensor:
+        return self.blocks.dequantized()
+
+    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
+        return LoneProduct(self, Fp8BlockLinear(self.blocks, bias, dtype))

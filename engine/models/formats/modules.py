@@ -1,0 +1,128 @@
+"""Reads modules' weights as they are stored, or rounds them as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from engine.models.formats.dense import DensePart
+from engine.models.formats.fp8 import Fp8Part, rounded_part
+from engine.models.formats.part import Part
+from engine.models.weights.shares import OwnedPart, RankShare
+from engine.models.weights.sources import WeightSource, fill
+
+
+class ModuleShape(NamedTuple):
+    """A module's weight, of which a rank has a part.
+
+    Attributes:
+        name: of the module. num_channels, width: outputs and inputs of the rank's part.
+        own: that part; None is all of it.
+    """
+
+    name: str
+    num_channels: int
+    width: int
+    own: OwnedPart | None = None
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """The shape of the rank's part."""
+        return self.num_channels, self.width
+
+    @property
+    def whole(self) -> tuple[int, int]:
+        """The shape of the whole weight."""
+        if self.own is None:
+            return self.part
+        num_channels, width = self.own.whole_shape(self.part)
+        return num_channels, width
+
+
+class PlainModules:
+    """Modules of a checkpoint that is not quantized.
+
+    Args:
+        dtype: of the model.
+    """
+
+    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+        self.source, self.dtype, self.device = source, dtype, device
+
+    def read(self, name: str, shape: Sequence[int], own: OwnedPart | None = None) -> torch.Tensor:
+        """Read a tensor, or a rank's part of it, in the model's dtype."""
+        target = torch.empty(tuple(shape), dtype=self.dtype, device=self.device)
+        fill(self.source, target, name, own)
+        return target
+
+    def part(self, module: ModuleShape, channels: torch.Tensor | None = None) -> Part:
+        """Read the weight of one module.
+
+        Args:
+            channels: those of the whole weight that are read, int64 [num_channels], in order; None
+                are all, or a rank's.
+
+        Raises:
+            ModelError: a tensor is missing, or is not what it must be.
+        """
+        assert channels is None, "no order was read"
+        return self._stored_as(self.read(f"{module.name}.weight", module.part, module.own))
+
+    def part_by_groups(self, module: ModuleShape) -> tuple[Part, torch.Tensor | None]:
+        """Read the weight of one module with its inputs in the order of their groups (`desc_act`).
+
+        A rank's are then whole groups.
+
+        Returns:
+            The weight, and its inputs in the whole weight, int64 [width]; None where they are as of
+            `part`.
+        """
+        return self.part(module), None
+
+    def fused(self, modules: Sequence[ModuleShape]) -> Part:
+        """Read the weights of modules of the same input as one, their channels in order."""
+        num_channels = sum(module.num_channels for module in modules)
+        weight = torch.empty((num_channels, modules[0].width), dtype=self.dtype, device=self.device)
+        pieces = torch.split(weight, [module.num_channels for module in modules])
+        for piece, module in zip(pieces, modules, strict=True):
+            fill(self.source, piece, f"{module.name}.weight", module.own)
+        return self._stored_as(weight)
+
+    def bias(self, module: ModuleShape, *, has_bias: bool) -> torch.Tensor | None:
+        """Read a bias; None where the module has none."""
+        if not has_bias:
+            return None
+        own = module.own if module.own is not None and module.own.dim == 0 else None
+        return self.read(f"{module.name}.bias", (module.num_channels,), own)
+
+    def unquantized(self, module: ModuleShape) -> torch.Tensor:
+        """Read the weight of one module in the model's dtype, however it is stored."""
+        return self.read(f"{module.name}.weight", module.part, module.own)
+
+    def expert_parts(
+        self, name: str, num_experts: int, outputs: RankShare, inputs: RankShare
+    ) -> Sequence[Part]:
+        """Read the weights [out, in] of all experts, which one tensor [experts, in, out] holds."""
+        own = OwnedPart.of(1, (inputs,)) or OwnedPart.of(2, (outputs,))
+        stored = self.read(name, (num_experts, inputs.length, outputs.length), own)
+        return [self._stored_as(weight.t()) for weight in stored]
+
+    def as_unquantized(self) -> PlainModules:
+        """The modules that are read from now on, once more and without their quantization."""
+        return PlainModules(self.source, self.dtype, self.device)
+
+    def place(self, module: str) -> str:
+        """A module's name for errors, after its file where it is quantized."""
+        return module
+
+    def _stored_as(self, weight: torch.Tensor) -> Part:
+        return DensePart(weight)
+
+
+class RoundedModules(PlainModules):
+    """Modules that are rounded to float8 as they are read, a scale an output channel."""
+
+    def _stored_as(self, weight: torch.Tensor) -> Fp8Part:
+        return rounded_part(weight)

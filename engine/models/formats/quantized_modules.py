@@ -1,0 +1,188 @@
+"""Reads the modules of a quantized checkpoint, and what they are without their quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.errors import ModelError
+from engine.models.formats.dense import DensePart
+from engine.models.formats.dummy import dummy_part
+from engine.models.formats.modules import ModuleShape, PlainModules
+from engine.models.formats.mxfp4 import read_mxfp4
+from engine.models.formats.part import Part
+from engine.models.formats.scheme import Quantization, Scheme
+from engine.models.formats.separate import join
+from engine.models.formats.unpack import STORED, ModuleTensors, unpack
+from engine.models.weights.shares import RANKS_FLAG, RankShare
+from engine.models.weights.sources import WeightSource
+
+PLAIN = ("BF16", "F16", "F32")
+"""How weights are stored that a tool left as they were."""
+
+
+class QuantizedModules(PlainModules):
+    """Modules of a quantized checkpoint.
+
+    Args:
+        num_ranks: by which weights are divided, for errors.
+
+    Attributes:
+        kept: weights as they were unpacked, by module, where `keeps` is set.
+    """
+
+    def __init__(
+        self,
+        quantization: Quantization,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_ranks: int = 1,
+    ) -> None:
+        super().__init__(source, dtype, device)
+        self.quantization = quantization
+        self._num_ranks = num_ranks
+        self.keeps = False
+        self.kept: dict[str, Part] = {}
+
+    def part(self, module: ModuleShape, channels: torch.Tensor | None = None) -> Part:
+        if channels is not None:
+            part = self._whole(module).channels(channels)
+        elif self._scheme_of(module.name) is None:
+            part = super().part(module)
+        else:
+            part = self._cut(module, self._whole(module))
+        return self._noted(module.name, part)
+
+    def part_by_groups(self, module: ModuleShape) -> tuple[Part, torch.Tensor | None]:
+        if self._scheme_of(module.name) is None:
+            return self.part(module), None
+        whole, order = self._whole(module).in_group_order()
+        if order is not None and module.own is not None:
+            order = order[module.own.own[0]]
+        return self._noted(module.name, self._cut(module, whole)), order
+
+    def fused(self, modules: Sequence[ModuleShape]) -> Part:
+        return join([self.part(module) for module in modules])
+
+    def bias(self, module: ModuleShape, *, has_bias: bool) -> torch.Tensor | None:
+        """As of `PlainModules`; tools of GPTQ write biases of zeros where a model has none."""
+        is_there = self.source.shape(f"{module.name}.bias") is not None
+        bias = super().bias(module, has_bias=has_bias or is_there)
+        return bias if has_bias or (bias is not None and bool(bias.any())) else None
+
+    def unquantized(self, module: ModuleShape) -> torch.Tensor:
+        return self.part(module).dequantized().to(self.dtype)
+
+    def expert_parts(
+        self, name: str, num_experts: int, outputs: RankShare, inputs: RankShare
+    ) -> Sequence[Part]:
+        """Read experts of one tensor, which is in mxfp4."""
+        checkpoint = self.source.checkpoint
+        if checkpoint is None:
+            raise ModelError(
+                "config.json: quantization_config (mxfp4) has no random weights; leave it out with "
+                "--load-format dummy"
+            )
+        parts = read_mxfp4(checkpoint, name, num_experts, outputs, inputs, self.device)
+        return [self._noted(f"{name}.{index}", part) for index, part in enumerate(parts)]
+
+    def as_unquantized(self) -> PlainModules:
+        """Make the reader of what this one reads from now on, without its quantization."""
+        self.keeps = True
+        return DequantizedModules(self)
+
+    def _noted(self, name: str, part: Part) -> Part:
+        if self.keeps:
+            self.kept[name] = part
+        return part
+
+    def _whole(self, module: ModuleShape) -> Part:
+        """Unpack the whole of a weight."""
+        scheme = self._scheme_of(module.name)
+        checkpoint = self.source.checkpoint
+        if scheme is not None and checkpoint is not None:
+            tensors = ModuleTensors(checkpoint, module.name, module.whole, self.device)
+            return unpack(scheme, tensors)
+        weight = self.read(f"{module.name}.weight", module.whole)
+        return DensePart(weight) if scheme is None else dummy_part(scheme, weight)
+
+    def _cut(self, module: ModuleShape, whole: Part) -> Part:
+        """A rank's part of a weight, with the scales that the whole has."""
+        own = module.own
+        if own is None:
+            return whole
+        if own.dim == 0:
+            ranges = [torch.arange(each.start, each.stop, device=self.device) for each in own.own]
+            return whole.channels(torch.cat(ranges))
+        (inputs,) = own.own
+        try:
+            return whole.inputs(inputs)
+        except ValueError as error:
+            raise ModelError(
+                f"{RANKS_FLAG} {self._num_ranks}: the quantized weights of {module.name!r} are not "
+                f"divided: {error}; give the unquantized model as MODEL"
+            ) from error
+
+    def _scheme_of(self, module: str) -> Scheme | None:
+        """The scheme by which a module's weight is stored; None: as it was."""
+        scheme = self.quantization.scheme_of(module)
+        checkpoint = self.source.checkpoint
+        if checkpoint is None:
+            return scheme
+        name = self._stored_name(module)
+        stored = name
+        if name == "weight":
+            stored = checkpoint.stored_type(f"{module}.weight")
+        if stored in PLAIN or (stored is None and scheme is None):
+            return None
+        if scheme is None:
+            raise ModelError(
+                f"{checkpoint.place(f'{module}.{name}')}: the weight of {module!r} is stored as "
+                f"{stored}, and quantization_config says that it is not quantized; correct the "
+                "lists of modules in config.json"
+            )
+        return scheme
+
+    def place(self, module: str) -> str:
+        checkpoint = self.source.checkpoint
+        if checkpoint is None:
+            return f"config.json: {module}"
+        return f"{checkpoint.place(f'{module}.{self._stored_name(module)}')}: {module!r}"
+
+    def _stored_name(self, module: str) -> str | None:
+        """The name of a module's weight, see `STORED`; None where there is none."""
+        source = self.source
+        return next((n for n in STORED if source.shape(f"{module}.{n}") is not None), None)
+
+
+class DequantizedModules(PlainModules):
+    """Gives the weights that other modules have kept, each once, without their quantization."""
+
+    def __init__(self, modules: QuantizedModules) -> None:
+        super().__init__(modules.source, modules.dtype, modules.device)
+        self._modules = modules
+
+    def part(self, module: ModuleShape, channels: torch.Tensor | None = None) -> Part:
+        return DensePart(self._dense(module.name))
+
+    def fused(self, modules: Sequence[ModuleShape]) -> Part:
+        return join([self.part(module) for module in modules])
+
+    def bias(self, module: ModuleShape, *, has_bias: bool) -> torch.Tensor | None:
+        return self._modules.bias(module, has_bias=has_bias)
+
+    def unquantized(self, module: ModuleShape) -> torch.Tensor:
+        return self._dense(module.name)
+
+    def expert_parts(
+        self, name: str, num_experts: int, outputs: RankShare, inputs: RankShare
+    ) -> Sequence[Part]:
+        return [DensePart(self._dense(f"{name}.{index}")) for index in range(num_experts)]
+
+    def place(self, module: str) -> str:
+        return self._modules.place(module)
+
+    def _dense(self, name: str) -> torch.Tensor:
+        return self._modules.kept.pop(name).dequantized().to(self.dtype)

@@ -1,0 +1,51 @@
+"""The description of a decoder-only model, which a family makes of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engine.contracts.attention import AttentionSpec
+from engine.models.layers.layer import Layer
+from engine.models.layers.norms import NormSpec
+from engine.models.layers.vocabulary import Embedding, LmHead
+from engine.models.weights.shares import Division
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecoderSpec:
+    """A decoder: embeddings, layers in order, a norm, and the LM head.
+
+    Attributes:
+        final_norm: its name in the checkpoint is whole.
+        max_position: positions that it was made for.
+        initializer_range: standard deviation of random weights.
+        num_drafting_layers: layers that the checkpoint has besides, which draft further tokens.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    max_position: int
+    initializer_range: float
+    embedding: Embedding
+    layers: Sequence[Layer]
+    final_norm: NormSpec
+    lm_head: LmHead
+    num_drafting_layers: int = 0
+
+    @property
+    def attention_specs(self) -> list[AttentionSpec]:
+        """The attention of each layer that attends; sinks, which a checkpoint has, are zeros."""
+        return [
+            spec
+            for layer in self.layers
+            for sublayer in layer.sublayers
+            for spec in sublayer.attention_specs
+        ]
+
+    @property
+    def divisions(self) -> Iterator[Division]:
+        """What ranks divide, besides the vocabulary."""
+        for layer in self.layers:
+            for sublayer in layer.sublayers:
+                yield from sublayer.divisions

@@ -1,0 +1,92 @@
+"""The two ends of a decoder: token ids to hidden states, and hidden states to logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.kernels.linear import LaidOut, logits_linear
+from engine.models.formats.reader import WeightReader
+from engine.models.weights.shares import undivided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """The embeddings of token ids.
+
+    Attributes:
+        scale: factor of the embeddings. rounds_scale: it is rounded to the model's dtype first.
+    """
+
+    name: str = "model.embed_tokens"
+    scale: float = 1.0
+    rounds_scale: bool = False
+
+    def load(self, reader: WeightReader, vocab_size: int, hidden_size: int) -> LoadedEmbedding:
+        """Read the weight [vocab, hidden], which every rank has all of."""
+        weight = reader.matrix(f"{self.name}.weight", undivided(vocab_size), hidden_size)
+        scale = self.scale
+        return LoadedEmbedding(
+            weight, float(torch.tensor(scale).to(reader.dtype)) if self.rounds_scale else scale
+        )
+
+
+class LoadedEmbedding:
+    """Maps ids [T] to hidden states [T, hidden]."""
+
+    def __init__(self, weight: torch.Tensor, scale: float) -> None:
+        self.weight, self._scale = weight, scale
+
+    def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
+        embedded = F.embedding(input_ids, self.weight)
+        return embedded if self._scale == 1.0 else embedded * self._scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmHead:
+    """The product that makes logits.
+
+    Attributes:
+        is_tied: it multiplies by the embeddings.
+        scale: factor of logits. softcap: c in c * tanh(logit / c), after the factor.
+    """
+
+    is_tied: bool
+    name: str = "lm_head"
+    has_bias: bool = False
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def load(
+        self, reader: WeightReader, vocab_size: int, hidden_size: int, embedding: LoadedEmbedding
+    ) -> LoadedLmHead:
+        """Read the rank's rows of the weight [vocab, hidden]; few are quantized: as they say."""
+        own = reader.ranks.ids(vocab_size)
+        if self.is_tied:
+            weight = embedding.weight[own.first : own.first + own.length]
+        else:
+            weight = reader.unquantized(self.name, own, hidden_size)
+        bias = None
+        if self.has_bias:
+            bias = reader.tensor(f"{self.name}.bias", own).float()
+        return LoadedLmHead(self, LaidOut(weight), bias)
+
+
+class LoadedLmHead:
+    """Maps hidden states [N, hidden] to float32 logits [N, width] of the rank's ids."""
+
+    def __init__(self, spec: LmHead, weight: LaidOut, bias: torch.Tensor | None) -> None:
+        self._product, self._bias = logits_linear(weight), bias
+        self._scale, self._softcap = spec.scale, spec.softcap
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._product(hidden)
+        if self._bias is not None:
+            logits = logits + self._bias
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        if self._softcap is not None:
+            logits = self._softcap * torch.tanh(logits / self._softcap)
+        return logits
