@@ -23,8 +23,8 @@ class CausalLM(Protocol):
         num_weights: number of weights in the layers' products, which each token multiplies; of the
             rank that has the most.
         num_feature_layers: layers whose outputs `forward_with_features` gives, all or none.
-        is_capturable: a forward looks at no value on the host, so that it can be captured as a
-            CUDA graph for any number of tokens.
+        is_capturable: forwards of prompts can be captured as CUDA graphs: the layers look at no
+            value on the host, and keep no state.
     """
 
     vocab_size: int

@@ -29,8 +29,6 @@ class Decoder:
             from a reader over `ReadTwice`.
     """
 
-    is_capturable = True
-
     def __init__(
         self,
         spec: DecoderSpec,
@@ -52,6 +50,7 @@ class Decoder:
             self._layers = list(self._load_beside(spec, reader, places, reference))
         self.attention_specs: Sequence[AttentionSpec] = places.attention_specs
         self._states, self._rope_tables = places.states, self._tables(places)
+        self.is_capturable = not places.states
         self.num_weights = _most(reader.num_in_layers, reader.ranks.exchange)
         reader.finish()
 

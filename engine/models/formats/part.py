@@ -46,7 +46,7 @@ class WeightProduct(ABC):
 
     @abstractmethod
     def gated(self, norm: torch.Tensor, eps: float, *, rounded: bool) -> Normed:
-        """As `normed`; the product's halves are joined as silu(first) * second.
+        """The product of an RMSNorm, its halves joined as silu(first) * second.
 
         Args:
             rounded: the next product takes rows that are rounded, and they may be.

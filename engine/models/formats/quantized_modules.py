@@ -67,7 +67,7 @@ class QuantizedModules(PlainModules):
         return join([self.part(module) for module in modules])
 
     def bias(self, module: ModuleShape, *, has_bias: bool) -> torch.Tensor | None:
-        """As of `PlainModules`; tools of GPTQ write biases of zeros where a model has none."""
+        """Read a bias; tools of GPTQ write biases of zeros where a model has none."""
         is_there = self.source.shape(f"{module.name}.bias") is not None
         bias = super().bias(module, has_bias=has_bias or is_there)
         return bias if has_bias or (bias is not None and bool(bias.any())) else None

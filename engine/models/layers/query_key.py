@@ -88,7 +88,7 @@ class HeadNorm(QueryKeyNorm):
 
 @dataclass(frozen=True)
 class HeadNormPlusOne(QueryKeyNorm):
-    """As `HeadNorm`, by 1 + weight in float32 and rounded once, as Gemma's."""
+    """An RMSNorm of each head by 1 + weight, in float32 and rounded once, as Gemma's."""
 
     def load(self, reader: WeightReader, prefix: str, attention: _Attention) -> LoadedNorms:
         heads, share = self._heads(reader, attention), undivided(attention.head_dim)

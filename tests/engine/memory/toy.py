@@ -43,7 +43,8 @@ class ToyModel:
         self.attention_specs: Sequence[AttentionSpec] = [
             AttentionSpec(num_q_heads=1, num_kv_heads=1, head_dim=HEAD_DIM, scale=HEAD_DIM**-0.5)
         ]
-        self.dtype = torch.float32
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.num_weights, self.num_feature_layers, self.is_capturable = 1, 0, False
         self._chunk = chunk
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
@@ -66,6 +67,17 @@ class ToyModel:
         q, k, v = (table[input_ids.long()][:, None] for table in QKV)
         hidden[:, 2 + WINDOW :] = attention.attend(0, q, k, v)[:, 0]
         return hidden
+
+    def forward_with_features(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        attention: LayerAttention,
+        feature_layers: Sequence[int],
+        states: StepStates | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        assert not feature_layers
+        return self.forward(input_ids, positions, attention, states), None
 
     def _states(
         self, ids: list[int], part: StatePart, hashes: torch.Tensor, ring: torch.Tensor
