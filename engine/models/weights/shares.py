@@ -159,7 +159,8 @@ def check_shards(divisions: Iterable[Division], vocab_size: int, size: int, grou
             )
         if kind == KEYS and number % size and size % number:
             raise ModelError(
-                f"{RANKS_FLAG} {size}: the model's {number} key heads neither divide by it nor into it"
+                f"{RANKS_FLAG} {size}: the model's {number} key heads neither divide by it nor "
+                "into it"
             )
         if kind == COLUMNS:
             _check_columns(name, number, size, group)
@@ -179,6 +180,6 @@ def _check_columns(name: str, columns: int, size: int, group: int) -> None:
     num_groups = -(-columns // group)
     if num_groups < size:
         raise ModelError(
-            f"{RANKS_FLAG} {size}: {name} {columns} is {num_groups} groups of {group} inputs that one "
-            "scale stands for, fewer than ranks; give the unquantized model as MODEL"
+            f"{RANKS_FLAG} {size}: {name} {columns} is {num_groups} groups of {group} inputs that "
+            "one scale stands for, fewer than ranks; give the unquantized model as MODEL"
         )
