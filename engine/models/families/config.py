@@ -20,7 +20,7 @@ from engine.models.layers.rotation import (
     rotary_dim,
     rotation_speeds,
 )
-from engine.models.layers.vocabulary import Embedding, LmHead
+from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
 AS_PUBLISHED = "give a config as its authors published it"
 ACTIVATIONS = {
@@ -43,7 +43,7 @@ def decoder(
     sublayers: Iterable[Iterable[SublayerSpec]],
     final_norm: NormSpec,
     *,
-    embedding: Embedding | None = None,
+    embedding: TokenEmbedding | None = None,
     lm_head: LmHead | None = None,
 ) -> DecoderSpec:
     """The decoder of a config; the names of its layers begin with `model.layers`.
@@ -56,7 +56,7 @@ def decoder(
         hidden_size=config.hidden_size,
         max_position=config.max_position_embeddings,
         initializer_range=config.initializer_range,
-        embedding=embedding or Embedding(),
+        embedding=embedding or TokenEmbedding(),
         layers=[Layer(f"model.layers.{index}", tuple(own)) for index, own in enumerate(sublayers)],
         final_norm=final_norm,
         lm_head=lm_head or LmHead(is_tied=config.tie_word_embeddings),

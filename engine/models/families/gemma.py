@@ -20,7 +20,7 @@ from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNormPlusOne
 from engine.models.layers.query_key import HeadNormPlusOne, QueryKeyNorm
 from engine.models.layers.residual import AddedOutput
-from engine.models.layers.vocabulary import Embedding, LmHead
+from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
 
 def gemma(config: Any) -> DecoderSpec:
@@ -95,5 +95,5 @@ def _sandwich(config: Any, qk_norm: QueryKeyNorm | None, softcap: float | None) 
     )
 
 
-def _embedding(config: Any) -> Embedding:
-    return Embedding(scale=config.hidden_size**0.5, rounds_scale=True)
+def _embedding(config: Any) -> TokenEmbedding:
+    return TokenEmbedding(scale=config.hidden_size**0.5, rounds_scale=True)

@@ -19,7 +19,7 @@ from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.residual import AddedOutput
-from engine.models.layers.vocabulary import Embedding, LmHead
+from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
 
 def granite(config: Any) -> DecoderSpec:
@@ -51,6 +51,6 @@ def granite(config: Any) -> DecoderSpec:
         config,
         layers,
         RmsNorm("model.norm", eps),
-        embedding=Embedding(scale=config.embedding_multiplier),
+        embedding=TokenEmbedding(scale=config.embedding_multiplier),
         lm_head=LmHead(is_tied=config.tie_word_embeddings, scale=1.0 / config.logits_scaling),
     )

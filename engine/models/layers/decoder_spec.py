@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.contracts.attention import AttentionSpec
 from engine.models.layers.layer import Layer
 from engine.models.layers.norms import NormSpec
-from engine.models.layers.vocabulary import Embedding, LmHead
+from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 from engine.models.weights.shares import Division
 
 
@@ -27,7 +27,7 @@ class DecoderSpec:
     hidden_size: int
     max_position: int
     initializer_range: float
-    embedding: Embedding
+    embedding: TokenEmbedding
     layers: Sequence[Layer]
     final_norm: NormSpec
     lm_head: LmHead

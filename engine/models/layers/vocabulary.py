@@ -13,7 +13,7 @@ from engine.models.weights.shares import undivided
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedding:
+class TokenEmbedding:
     """The embeddings of token ids.
 
     Attributes:
