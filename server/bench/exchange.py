@@ -132,9 +132,10 @@ def _measured(sent: float, status: int, body: bytearray, times: EventTimes | Non
 
 
 def _tokens(usage: dict[str, Any]) -> dict[str, Any]:
-    details = usage.get("prompt_tokens_details") or {}
+    """Tokens by OpenAI's older names, or by those of its newer endpoints."""
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     return {
-        "input_tokens": int(usage.get("prompt_tokens") or 0),
-        "output_tokens": int(usage.get("completion_tokens") or 0),
+        "input_tokens": int(usage.get("prompt_tokens") or usage.get("input_tokens") or 0),
+        "output_tokens": int(usage.get("completion_tokens") or usage.get("output_tokens") or 0),
         "cached_tokens": details.get("cached_tokens"),
     }

@@ -30,7 +30,18 @@ _GENERATED: dict[str, tuple[int, int, int, Body]] = {
 """Requests, tokens in and out of each, and what else their bodies say."""
 BESIDE = (256, 64, 1024), (80, 512, 1)
 """Streams of `stream-beside` and what arrives beside them: requests, tokens in and out of each."""
-NAMES = (*_GENERATED, "stream-beside", "mixed", "score", "score-lp", "score-prefix", "gscore")
+NUM_QUESTIONS = 50
+"""Questions of a `decisions` request, of four choices each."""
+_TEAMS = {
+    "billing": "payments and refunds",
+    "support": "something does not work",
+    "sales": "wants to buy",
+    "other": "none of these",
+}
+NAMES = (
+    *(*_GENERATED, "stream-beside", "mixed"),
+    *("score", "score-lp", "score-prefix", "gscore", "decisions"),
+)
 STREAMED = ("single", "stream", "stream-lp", "stream-beside", "poisson")
 """Every token is read as it comes; the others' replies come in one piece."""
 
@@ -95,6 +106,8 @@ def workload(name: str, vocab_size: int, seed: int, lengths: Lengths) -> Workloa
     if name == "gscore":
         path, items = "/generative_scoring", len(bodies[0]["items"])
         return Workload(name=name, bodies=bodies, path=path, num_counted=items)
+    if name == "decisions":
+        return Workload(name=name, bodies=bodies, path="/v1/decisions", num_counted=NUM_QUESTIONS)
     return Workload(name=name, bodies=bodies)
 
 
@@ -106,8 +119,8 @@ def make_workload(
     stream-beside: streams, then prompts that arrive beside them, whose lengths stand. sampled: with
     a seed each. mixed: 256 of 100-1024 in and out. poisson: arrives at a rate.
     score, score-lp: 2000 prompts of 200, 1 out, with logprobs of two ids and without; score-prefix:
-    the same over a prefix of 1024 and 32 of their own; gscore: as many items in one request. chat
-    is for a machine without a GPU.
+    the same over a prefix of 1024 and 32 of their own; gscore: as many items in one request.
+    decisions: 8 states of 400 words with 50 questions each. chat is for a machine without a GPU.
 
     Args:
         vocab_size: ids are drawn below it, and above the first thousand.
@@ -123,6 +136,8 @@ def make_workload(
         return streams + _Bodies(random.Random(f"beside/{seed}"), vocab_size, Lengths()).many(
             *beside, temperature=0.8
         )
+    if name == "decisions":
+        return made.decisions(8, 400)
     if name not in _GENERATED:
         return made.scored(name)
     count, num_in, num_out, fields = _GENERATED[name]
@@ -177,6 +192,21 @@ class _Bodies:
             (draw(least, most), draw(least, most)) for _ in range(self._lengths.size or count)
         ]
         return [self.generate(i, o, **fields) for i, o in lengths]
+
+    def decisions(self, count: int, num_words: int) -> list[Body]:
+        """States of words, which these requests cannot have as ids, with questions of choices."""
+        choices = [{"value": name, "description": words} for name, words in _TEAMS.items()]
+
+        def question() -> Body:
+            return {"type": "choice", "instructions": _words(self.prompt(8)), "choices": choices}
+
+        return [
+            {
+                "input": _words(self.prompt(self._lengths.input or num_words)),
+                "questions": [question() for _ in range(NUM_QUESTIONS)],
+            }
+            for _ in range(self._lengths.size or count)
+        ]
 
     def scored(self, name: str) -> list[Body]:
         """Prompts whose next token is asked for, or one query with items."""

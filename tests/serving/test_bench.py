@@ -44,7 +44,7 @@ def bench(url: str, folder: Path, *flags: str) -> BenchResults:
 @pytest.mark.timeout(900)
 def test_every_kind_of_workload(tmp_path: Path) -> None:
     flags = ("--num-requests", "12", "--output-tokens", "16", "--repeat", "1", "--rate", "20")
-    names = "single,stream-lp,poisson,sampled,mixed,score,score-prefix,gscore"
+    names = "single,stream-lp,poisson,sampled,mixed,score,score-prefix,gscore,decisions"
     with serve() as server:
         found = bench(server.url, tmp_path, "--workloads", names, *flags)
         counted = server.metrics()

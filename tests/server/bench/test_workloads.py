@@ -55,6 +55,11 @@ def test_lengths_that_are_asked_for(name: str) -> None:
         assert [len(item) for item in body["items"]] == [5, 5, 5]
         assert (made.num_counted, made.path) == (3, "/generative_scoring")
         return
+    if name == "decisions":
+        assert [len(body["input"].split()) for body in made.bodies] == [5, 5, 5]
+        assert {len(body["questions"]) for body in made.bodies} == {made.num_counted}
+        assert made.path == "/v1/decisions"
+        return
     own = 1024 if name == "score-prefix" else 0
     num_out = 1 if name.startswith("score") else 7
     sizes = [(len(body["prompt"]), body["max_tokens"]) for body in made.bodies]
