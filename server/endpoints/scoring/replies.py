@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import Any
 
@@ -58,6 +59,23 @@ def score_reply(prepared: PreparedScoring, scores: ItemScores) -> bytes:
             "other_logprob": _shown(others),
         }
     return orjson.dumps(reply, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def pair_scores_reply(
+    scores: Float64Array, reply_id: str, model: str, usage: dict[str, Any]
+) -> dict[str, Any]:
+    """Make a reply of vLLM's shape to pairs."""
+    return {
+        "id": reply_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": [
+            {"index": index, "object": "score", "score": score}
+            for index, score in enumerate(scores.tolist())
+        ],
+        "usage": usage,
+    }
 
 
 def _logprobs(prepared: PreparedScoring, scores: ItemScores) -> tuple[Float64Array, Float64Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,10 +13,16 @@ from starlette.responses import Response
 from engine.request import ItemScores
 from server.context import context_of
 from server.endpoints.plain import PlainRoute
+from server.endpoints.ranking import rank
 from server.endpoints.scored import run_scoring
 from server.endpoints.scoring.prepare import PreparedScoring, prepare_scoring
-from server.endpoints.scoring.replies import generative_scoring_reply, score_reply
+from server.endpoints.scoring.replies import (
+    generative_scoring_reply,
+    pair_scores_reply,
+    score_reply,
+)
 from server.endpoints.scoring.schema import (
+    PAIRED,
     GenerativeScoringReply,
     GenerativeScoringRequest,
     ScoreReply,
@@ -25,7 +32,9 @@ from server.endpoints.scoring.schema import (
 from server.http.account import GenerationReport, account_of, reply_id
 from server.http.disconnect import CancelOnDisconnect
 from server.http.reply import json_reply
+from server.schema.checks import check_model
 from server.schema.openapi import describes
+from server.scoring.rerankers import Pair, relevance
 
 router = APIRouter(tags=["scoring"], route_class=PlainRoute)
 
@@ -45,7 +54,29 @@ async def generative_scoring(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """Give the probability of every label after each item."""
     body = await context_of(request).bodies.read(request, ScoreRequest)
+    if body.is_paired:
+        return await _score_pairs(request, body)
     return await _answer(request, body, "score", False, score_reply)
+
+
+async def _score_pairs(request: Request, body: ScoreRequest) -> Response:
+    """Answer a request of pairs as vLLM's clients read it."""
+    context = context_of(request)
+    check_model(body.model, context.config)
+    first, second = body.sides
+    queries = first * len(second) if len(first) == 1 else first
+    name = reply_id("score-", body.request_id, request.scope)
+    raw, usage = await rank(
+        [Pair(*sides) for sides in zip(queries, second, strict=True)],
+        body.instruction,
+        field=next(second for _, second in PAIRED if getattr(body, second) is not None),
+        reply_id=name,
+        request=request,
+        context=context,
+    )
+    scores = raw if body.use_activation is False else relevance(raw)
+    model = body.model or context.config.model_names[0]
+    return json_reply(orjson.dumps(pair_scores_reply(scores, name, model, usage)))
 
 
 async def _answer(

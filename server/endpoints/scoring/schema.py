@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field, PlainValidator
+from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_validator
 
 from engine.arrays import Int32Array
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
@@ -152,8 +152,99 @@ class GenerativeScoringRequest(ScoringFields):
     """Score the first label of each item, with softmax over the labels by default, as vLLM does."""
 
 
+def _one_or_many(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+_Many = Annotated[
+    list[str],
+    Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True),
+    BeforeValidator(_one_or_many, json_schema_input_type=str | list[str]),
+]
+PAIRED = (
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("text_1", "text_2"),
+    ("data_1", "data_2"),
+)
+"""The names under which vLLM's clients send the two sides of pairs."""
+
+
+def _absent() -> Any:
+    """The default of fields that only one of two kinds of request has."""
+    return None
+
+
 class ScoreRequest(ScoringFields):
-    """Score every label of each item, without softmax by default, as SGLang does."""
+    """Score every label of each item, without softmax by default, as SGLang does.
+
+    With two lists of texts under vLLM's names: how relevant the second of a pair is to the first.
+    """
+
+    query: Annotated[
+        str | Int32Array, PlainValidator(_query, json_schema_input_type=_Text | _Ids)
+    ] = Field(
+        default_factory=_absent, description="A text or a list of token ids that all items share."
+    )
+    items: Annotated[
+        list[str] | IdLists, PlainValidator(_items, json_schema_input_type=str | _Items)
+    ] = Field(
+        default_factory=_absent,
+        description="Texts or lists of token ids, each of which follows the query.",
+    )
+    queries: _Many | None = None
+    documents: _Many | None = None
+    text_1: _Many | None = None
+    text_2: _Many | None = None
+    data_1: _Many | None = None
+    data_2: _Many | None = None
+    instruction: str | None = Field(None, description="Of pairs: what relevance means.")
+    use_activation: bool | None = Field(None, description="Of pairs: with false, scores are raw.")
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> ScoreRequest:
+        """Tell pairs from a query with items by their names."""
+        given = [name for name in _SIDES if self._has(name)]
+        if not given:
+            for name in ("query", "items"):
+                if not self._has(name):
+                    raise ValueError(f"{name} is required")
+            return self
+        own = [*given, *(["items"] if self._has("items") else [])]
+        if tuple(own) not in PAIRED or self._has("query"):
+            names = ", ".join(f"{first} with {second}" for first, second in PAIRED)
+            raise ValueError(f"pairs are {names}; got {', '.join(own)}")
+        if self.labels is not None or self.label_token_ids is not None:
+            raise ValueError("labels are not read of pairs: leave them out")
+        first, second = self.sides
+        if len(first) not in (1, len(second)):
+            raise ValueError(
+                f"{own[0]} must be one text or as many as {own[1]}, which are {len(second)}, "
+                f"got {len(first)}"
+            )
+        return self
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether this is a request of pairs."""
+        return not self._has("query")
+
+    def _has(self, name: str) -> bool:
+        return getattr(self, name) is not None
+
+    @property
+    def sides(self) -> tuple[list[str], list[str]]:
+        """The two sides of pairs."""
+        for first, second in PAIRED:
+            left, right = getattr(self, first), getattr(self, second)
+            if left is not None and right is not None:
+                if not isinstance(right, list):
+                    raise ValueError("items of pairs must be texts")
+                return left, right
+        raise AssertionError("not a request of pairs")
+
+
+_SIDES = ("queries", "documents", "text_1", "text_2", "data_1", "data_2")
 
 
 class ScoredItem(BaseModel):
@@ -199,6 +290,25 @@ class GenerativeScoringReply(_ScoringReply):
     scores: PackedArray | None = None
     label_logprobs: PackedArray | None = None
     other_logprob: PackedArray | None = None
+
+
+class PairScore(BaseModel):
+    """The relevance of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class PairScoresReply(BaseModel):
+    """The reply to pairs, in their order, as vLLM has it."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: dict[str, Any]
 
 
 class ScoreReply(_ScoringReply):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.request import Finish, ScoringRequest
-from server.endpoints.scoring.schema import GenerativeScoringReply, ScoreReply
+from server.endpoints.scoring.schema import GenerativeScoringReply, PairScoresReply, ScoreReply
 from tests.fake_values import VOCAB_SIZE, value_row
 from tests.fakes import BOS, FakeEngine
 from tests.server.conftest import MODEL, Site, error_of, eventually, in_process, on_a_port
@@ -312,3 +312,50 @@ async def test_a_dead_engine(site: Site) -> None:
     site.engine.die()
     assert (await asking)["code"] == "engine_dead"
     assert (await post(site, "/v1/score", 500))["code"] == "engine_dead"
+
+
+PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), ("data_1", "data_2"))
+
+
+class TestPairs:
+    """vLLM's cross-encoder fields beside SGLang's, told apart by their names."""
+
+    async def ask(self, status: int = 200, **body: Any) -> Any:
+        async with in_process(rerank_template="{{ query }} {{ document }}") as site:
+            reply = await site.client.post("/v1/score", json={"model": MODEL, **body})
+        assert reply.status_code == status, reply.text
+        return reply.json() if status == 200 else error_of(reply)
+
+    @pytest.mark.parametrize(("first", "second"), PAIRS)
+    async def test_one_with_several(self, first: str, second: str) -> None:
+        several: dict[str, Any] = {first: "where?", second: ["in Rome", "no"]}
+        reply = await self.ask(**several)
+        PairScoresReply.model_validate(reply)
+        assert [each["index"] for each in reply["data"]] == [0, 1]
+        both = []
+        for text in ("in Rome", "no"):
+            one: dict[str, Any] = {first: ["where?"], second: text}
+            both.append((await self.ask(**one))["data"][0]["score"])
+        assert [each["score"] for each in reply["data"]] == pytest.approx(both, abs=1e-6)
+        assert all(0 < score < 1 for score in both)
+
+    async def test_pair_by_pair_and_raw(self) -> None:
+        asked: dict[str, Any] = {"text_1": ["a", "bb"], "text_2": ["cc", "d"]}
+        scores = [each["score"] for each in (await self.ask(**asked))["data"]]
+        raw = [each["score"] for each in (await self.ask(**asked, use_activation=False))["data"]]
+        assert scores == pytest.approx([1 / (1 + np.exp(-value)) for value in raw])
+
+    @pytest.mark.parametrize(
+        ("body", "words"),
+        [
+            ({}, "query is required"),
+            ({"query": "a"}, "items is required"),
+            ({"queries": "a"}, "got queries"),
+            ({"text_1": "a", "documents": "b"}, "got documents, text_1"),
+            ({"query": "a", "queries": "a", "documents": "b"}, "pairs are"),
+            ({"text_1": ["a", "b"], "text_2": ["c", "d", "e"]}, "as many as text_2, which are 3"),
+            ({"text_1": "a", "text_2": "b", "labels": ["x"]}, "labels are not read of pairs"),
+        ],
+    )
+    async def test_refused(self, body: dict[str, Any], words: str) -> None:
+        assert words in (await self.ask(400, **body))["message"]
