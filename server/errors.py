@@ -30,7 +30,7 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
-        message: what a person is told.
+        message: what is wrong, in words.
         param: field of the request that the error is about.
         code: a word for programs, such as "context_length_exceeded".
         headers: headers of the reply.

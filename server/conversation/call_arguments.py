@@ -36,7 +36,7 @@ class ArgumentsWriter:
         drops_keywords: keywords that cannot be kept to are dropped, of strict tools too.
 
     Attributes:
-        ignored: where these stood.
+        ignored: where these were.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ArgumentsWriter:
         schema: Mapping[str, Any] = tool.parameters or NO_ARGUMENTS
         where = tool.schema_place
         drops = self._drops_keywords or not is_strict
-        # Alone first, so that what cannot be kept to is told by its place in the schema.
+        # Alone first, so that what cannot be kept to is named by its place in the schema.
         spec = GrammarSpec("json", dict(schema), where, lenient=drops)
         try:
             checked = await self._grammars.check(spec)
@@ -73,11 +73,11 @@ class ArgumentsWriter:
             self.ignored += checked.ignored
             schema = schema if checked.reduced is None else checked.reduced
         text = call_text(self._format, tool.name, schema)
-        begin, has_id, behind = text.begin.partition("{id}")
+        begin, has_id, after_id = text.begin.partition("{id}")
         content = self._arguments(text, where, drops)
         if has_id:
             call_id: Tag = {"type": "regex", "pattern": self._format.syntax.id_pattern}
-            content = in_order(call_id, const(behind), content)
+            content = in_order(call_id, const(after_id), content)
         return {"type": "tag", "begin": begin, "content": content, "end": text.end}
 
     def _arguments(self, text: CallText, where: str, drops: bool) -> Tag:
@@ -144,7 +144,7 @@ def either(*tags: Tag) -> Tag:
 
 
 def in_order(*tags: Tag) -> Tag:
-    """Tags one behind the other; an empty text where there are none."""
+    """Tags one after the other; an empty text where there are none."""
     return {"type": "sequence", "elements": list(tags) or [const("")]}
 
 
@@ -182,11 +182,11 @@ def _separated(tags: list[tuple[Tag, bool]], separator: str) -> Tag:
     firsts: list[Tag] = []
     for i, (tag, is_needed) in enumerate(tags):
         rest = tags[i + 1 :]
-        behind = [
+        later = [
             each if needed else _maybe(each)
             for each, needed in ((in_order(const(separator), t), needed) for t, needed in rest)
         ]
-        firsts.append(in_order(tag, *behind))
+        firsts.append(in_order(tag, *later))
         if is_needed:
             break
     else:

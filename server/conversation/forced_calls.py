@@ -28,7 +28,7 @@ class CallsGrammar(NamedTuple):
     """The grammar that a reply's calls keep to.
 
     Attributes:
-        ignored: where keywords of the tools' schemas stood that are not kept to.
+        ignored: where keywords of the tools' schemas are not kept to.
         holds_thoughts: thoughts are part of it, so that it begins with the first token.
     """
 
@@ -90,7 +90,7 @@ async def _answer(spec: GrammarSpec, grammars: GrammarChecker, ignored: list[str
 
 
 def _forced(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:
-    """A reply of calls alone, of one if `once`, behind thoughts where these are messages."""
+    """A reply of calls alone, of one if `once`, after thoughts where these are messages."""
     calls = in_order(const(syntax.opening), _calls(syntax, tags, once), const(syntax.closing))
     if syntax.messages is None:
         return calls
@@ -98,7 +98,7 @@ def _forced(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:
 
 
 def _calls_or(syntax: CallSyntax, tags: list[Tag], once: bool, answer: Tag) -> Tag:
-    """A reply of calls alone, or of an answer alone, behind thoughts where these are messages."""
+    """A reply of calls alone, or of an answer alone, after thoughts where these are messages."""
     if (messages := syntax.messages) is None:
         return either(_forced(syntax, tags, once), answer)
     return in_order(

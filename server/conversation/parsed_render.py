@@ -12,7 +12,7 @@ from server.conversation.parsing.message import MessageWriter, message_of
 from server.conversation.parsing.output import Event, EventKind
 from server.conversation.parsing.reader import ParsedPiece, PieceReader, ReplyParsing, content_piece
 from server.conversation.prompt import ConversationPrompt
-from server.conversation.render import ChatRenderer, Told
+from server.conversation.render import ChatRenderer, PieceContent
 from server.generation.choice import Piece
 from server.generation.prepare import PreparedRequest
 from server.generation.render import PLAIN_END, WrittenPiece
@@ -26,7 +26,7 @@ class _Reply:
     Attributes:
         has_begun: a delta was written.
         kind: of the last text, where it flowed.
-        frame: what stands around such texts in a chunk; None where they are left out.
+        frame: what is around such texts in a chunk; None where they are left out.
     """
 
     reader: PieceReader
@@ -84,10 +84,10 @@ class ParsedChatRenderer(ChatRenderer):
             parsed.events.insert(0, Event("content", self._prefix))
         return parsed
 
-    def told(self, piece: Piece) -> Told:
+    def content(self, piece: Piece) -> PieceContent:
         """Read the next piece of the only choice, to be written in another shape."""
         parsed = self._read(0, piece)
-        return Told(parsed.events, self._entries(parsed))
+        return PieceContent(parsed.events, self._entries(parsed))
 
     def chunks(self, index: int, prompt_idx: int, piece: Piece) -> Sequence[bytes]:
         """Write the choice objects of the chunks that a piece makes; there may be none."""
@@ -160,7 +160,7 @@ class ParsedChatRenderer(ChatRenderer):
         return piece.parts, piece.cuts
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The usage of the request so far, which tells the tokens of reasoning."""
+        """The usage of the request so far, with the tokens of reasoning."""
         if self._parsing.graph.reasoning is None:
             return usage
         num_reasoning = sum(reply.reader.num_reasoning for reply in self._replies.values())
@@ -179,7 +179,7 @@ def chat_renderer(
 
     Args:
         reasoning_field: the name of a message's reasoning; None leaves it out.
-        echoed: stands in front of the content.
+        echoed: text before the content.
     """
     if prompt.parsing is None:
         return ChatRenderer(prepared, tokenizer, echoed)
@@ -194,7 +194,7 @@ def chat_renderer(
 
 
 def _frame(index: int, delta: tuple[bytes, bytes] | None) -> tuple[bytes, bytes] | None:
-    """What stands around a text in a chunk of it alone, by what does in its delta."""
+    """What is around a text in a chunk of it alone, by what does in its delta."""
     if delta is None:
         return None
     return b'{"index":%d,"delta":%b' % (index, delta[0]), delta[1] + PLAIN_END

@@ -20,10 +20,10 @@ from server.text.packed import packed
 from server.text.tokenizer import Tokenizer
 
 _CODES = {part: code for code, part in enumerate(get_args(Part))}
-"""What stands for a part in packed logprobs: its place in reasoning, content, tool, markup."""
+"""The code of a part in packed logprobs: its place in reasoning, content, tool, markup."""
 
 
-class Told(NamedTuple):
+class PieceContent(NamedTuple):
     """What a piece of a choice says, whatever the shape it is written in.
 
     Attributes:
@@ -38,7 +38,7 @@ class ChatRenderer(Renderer):
     """Writes the choices of one chat request as reply objects.
 
     Args:
-        echoed: stands in front of the content.
+        echoed: text before the content.
     """
 
     reply_object = "chat.completion"
@@ -60,9 +60,10 @@ class ChatRenderer(Renderer):
             return b'{"index":%d,"delta":{"content":%b}%b' % (index, delta, PLAIN_END)
         return orjson.dumps(self.choice(index, prompt_idx, piece))
 
-    def told(self, piece: Piece) -> Told:
+    def content(self, piece: Piece) -> PieceContent:
         """Read the next piece of the only choice, to be written in another shape."""
-        return Told([Event("content", piece.text)] if piece.text else [], self._entries(piece))
+        events = [Event("content", piece.text)] if piece.text else []
+        return PieceContent(events, self._entries(piece))
 
     def _entries(self, piece: Piece) -> str:
         [columns] = self._columns(0, piece) or [{"content": ""}]

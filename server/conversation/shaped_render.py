@@ -1,7 +1,7 @@
 """Replies to conversations in other shapes than that of a chat.
 
-A shape is told everything in order and gives out the events of its stream. The whole reply is what
-the same steps left behind, so a joined stream is the plain reply.
+A shape gets everything in order and gives out the events of its stream. The whole reply is what the
+same steps add up to, so a joined stream is the plain reply.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ class ShapedRenderer(Renderer):
         self._is_left_out = False
 
     def steps(self, piece: Piece) -> list[Json]:
-        """Tell the shape the next piece; returns the events of a stream."""
-        told = self._chat.told(piece)
-        entries: list[Json] = orjson.loads(f"[{told.entries}]") if told.entries else []
-        events = self.shape.add(merged(filter(self._is_shown, told.events)), entries)
+        """Pass the shape the next piece; returns the events of a stream."""
+        content = self._chat.content(piece)
+        entries: list[Json] = orjson.loads(f"[{content.entries}]") if content.entries else []
+        events = self.shape.add(merged(filter(self._is_shown, content.events)), entries)
         if piece.finish_reason is not None:
             events += self.shape.finish(piece.finish_reason, piece.stop_reason)
         return events
@@ -93,7 +93,7 @@ class ShapedRenderer(Renderer):
         return event.kind in ("content", "reasoning") or not self._is_left_out
 
     def write_ahead(self, choices: list[ReplyChoice]) -> None:
-        """Tell what these choices can give out."""
+        """Pass on what these choices can give out."""
         for choice in choices:
             if (piece := choice.take()) is not None:
                 self.steps(piece)
@@ -104,7 +104,7 @@ class ShapedRenderer(Renderer):
         return orjson.dumps(self.shape.reply(self.usage(usage), self.extras(metrics)))
 
     def usage(self, usage: Json) -> Json:
-        """The usage of the request so far, as a chat tells it."""
+        """The usage of the request so far, as in a chat."""
         return self._chat.usage(usage)
 
     def extras(self, metrics: Json | None) -> Json:

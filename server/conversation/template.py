@@ -54,7 +54,7 @@ RESERVED_KWARGS = frozenset(
 """Names that `chat_template_kwargs` may not set: the request has fields for them, or nobody has."""
 
 END_CHARS = 256
-"""Characters of a prompt's end that tell whether it leaves thoughts open."""
+"""Characters of a prompt's end that show whether it leaves thoughts open."""
 
 
 MAX_TEMPLATES = 4096

@@ -32,7 +32,7 @@ def shown_tools(
 ) -> Sequence[ToolSpec]:
     """The tools that the template shows, also those that may not be called.
 
-    A conversation whose tools come and go loses its prefix in the cache, since they stand in front
+    A conversation whose tools come and go loses its prefix in the cache, since they come in front
     of it. So with `tool_choice` "none" the prompt is what it is without.
 
     Args:

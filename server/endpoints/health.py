@@ -37,7 +37,7 @@ class VersionReply(BaseModel):
 
 @router.get("/health", responses=replies(StatusReply, 503))
 async def health(request: Request) -> Response:
-    """Tell whether the engine can serve. Open without a key."""
+    """Say whether the engine can serve. Open without a key."""
     reason = context_of(request).engine.failure()
     if reason is not None:
         raise ApiError(503, f"the engine cannot serve: {reason}", code="engine_dead")
@@ -46,7 +46,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/ready", responses=replies(StatusReply, 503))
 async def ready(request: Request) -> Response:
-    """Tell whether the server can serve and takes new requests. Open without a key."""
+    """Say whether the server can serve and takes new requests. Open without a key."""
     if context_of(request).lifecycle.draining:
         raise shutting_down()
     return await health(request)
@@ -67,7 +67,7 @@ async def load(request: Request) -> Response:
 
 @router.get("/version", responses=replies(VersionReply))
 async def version(request: Request) -> Response:
-    """Tell the server's version."""
+    """Give the server's version."""
     return json_response({"version": VERSION})
 
 

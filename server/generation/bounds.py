@@ -38,8 +38,8 @@ def check_num_allowed_ids(num_prompts: int, num_ids: int) -> None:
 def check_reply_size(spec: GenerationSpec, prompts: list[Prompt], config: ServerConfig) -> None:
     """Raise a 400 for a reply that could hold more values than the server keeps for one request.
 
-    A token is a value, and so is each logprob reported of it. What is told of a prompt is told by
-    each of its choices.
+    A token is a value, and so is each logprob reported of it. What is reported of a prompt is
+    repeated by each of its choices.
     """
     limit, form, n, names = config.max_reply_values, spec.form, spec.n, spec.names
     num_top, num_ids = form.num_top or 0, len(form.explicit_ids or ())

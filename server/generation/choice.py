@@ -27,7 +27,7 @@ class Piece(msgspec.Struct, frozen=True):
     """A part of a choice's reply that is given out at one time.
 
     Attributes:
-        first: nothing was given out before; what is told of the prompt goes with this piece.
+        first: nothing was given out before; what is reported of the prompt goes with this piece.
         token_ids: the tokens of this piece.
         origins: `Origin` codes of these tokens, where the form asks for them.
         starts: the tokens' places in the generated text, where the form needs them.

@@ -1,4 +1,4 @@
-"""The form of a reply: what a request wants to be told."""
+"""The form of a reply: what a request wants reported."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
         token_starts: where each token begins is needed whatever else is asked for.
         usage_at_end: a stream ends with a chunk of usage.
         usage_always: every chunk of a stream carries usage.
-        usage_cached: usage tells cached prompt tokens.
+        usage_cached: usage counts cached prompt tokens.
     """
 
     mode: str
@@ -84,7 +84,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
 
     @property
     def shows_tokens(self) -> bool:
-        """Whether a chunk without text has something to tell."""
+        """Whether a chunk without text has something to report."""
         return self.shows_logprobs or self.return_token_ids or self.origins
 
     @property

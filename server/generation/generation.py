@@ -184,7 +184,7 @@ class Generation:
         return choice
 
     def _note_times(self, times: list[float]) -> None:
-        """Keep the earliest of each kind of time; 0 stands for one that did not come yet."""
+        """Keep the earliest of each kind of time; 0 means one that did not come yet."""
         pairs = zip(self._times, times, strict=True)
         self._times = tuple(min(known or new, new or known) for known, new in pairs)
 

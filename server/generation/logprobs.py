@@ -33,7 +33,7 @@ class TopLists:
 
     Attributes:
         token_ids, values: int32 and float32 [S], position after position; each id of a position
-            stands there once.
+            is there once.
         starts: where each position begins.
         id_rows: the ids as JSON lists.
     """
@@ -166,7 +166,7 @@ def join_columns(parts: list[Columns]) -> dict[str, orjson.Fragment]:
 
 
 def value_rows(values: Float32Array, as_packed: bool) -> Any:
-    """Write values float32 [positions] or [positions, ids] as they stand in a reply."""
+    """Write values float32 [positions] or [positions, ids] as they are in a reply."""
     return packed(values) if as_packed else orjson.Fragment(dump(values))
 
 
@@ -179,7 +179,7 @@ def packed_logprobs(
 ) -> dict[str, Any]:
     """Make the logprobs object of arrays: ids of all positions, values from `start` on.
 
-    The chosen token stands in the top lists only where it belongs there.
+    The chosen token is in the top lists only where it belongs there.
 
     Args:
         parts: values, ranks and top lists of positions, one part after another.

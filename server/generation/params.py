@@ -1,4 +1,4 @@
-"""Fields of a body as what the engine is told; each is honored or refused by name."""
+"""Fields of a body as parameters of the engine; each is honored or refused by name."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         grammar: restricts each choice's tokens; None for none.
-        ignored_keywords: where keywords of JSON schemas stood that were dropped.
+        ignored_keywords: where keywords of JSON schemas were dropped.
         emit_interval: tokens between two reports of the engine.
     """
 

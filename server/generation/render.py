@@ -199,7 +199,7 @@ class Renderer:
         return packed_logprobs(token_ids, start, parts, self._form.num_top or 0, offsets)
 
     def _prompt_fields(self, prompt_idx: int, reported: PromptLogprobs | None) -> dict[str, Any]:
-        """What a choice's first piece tells of its prompt, besides `echo`."""
+        """What a choice's first piece reports of its prompt, besides `echo`."""
         form = self._form
         fields: dict[str, Any] = {}
         token_ids = self._prepared.prompts[prompt_idx].token_ids
@@ -247,7 +247,7 @@ class Renderer:
                 for choice in choices
                 if (piece := choice.take()) is not None
             ],
-            "usage": self.usage(usage),  # after the choices, whose tokens it may tell apart
+            "usage": self.usage(usage),  # after the choices, whose tokens it may count by kind
             "system_fingerprint": prepared.fingerprint,
         }
         if metrics is not None:
@@ -257,7 +257,7 @@ class Renderer:
         return orjson.dumps(reply)
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The usage of the request so far, as a reply or a chunk tells it."""
+        """The usage of the request so far, as a reply or a chunk shows it."""
         return usage
 
     def is_big(self, choices: Sequence[ReplyChoice]) -> bool:
@@ -272,7 +272,7 @@ class Renderer:
 
     @property
     def prompt_is_big(self) -> bool:
-        """Whether what first pieces tell of the prompts is to be rendered off the event loop."""
+        """Whether what first pieces report of the prompts is to be rendered off the event loop."""
         prepared, form = self._prepared, self._form
         if not form.shows_prompt:
             return False

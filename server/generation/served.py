@@ -36,6 +36,6 @@ class ServedModel:
 
     @property
     def quantization(self) -> dict[str, Any] | None:
-        """How far the engine's weights are from those they were made of, as replies tell it."""
+        """How far the engine's weights are from those they were made of, as in replies."""
         stated = self.info.quantization
         return None if stated is None else structs.asdict(stated)

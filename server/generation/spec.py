@@ -29,7 +29,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         names: what the endpoint's clients call these fields, for errors.
-        reply_id, model: as the reply tells them.
+        reply_id, model: as in the reply.
         max_tokens: limit of each choice.
         fits_context: a choice with less room in the context has that as its limit; else the request
             is refused.

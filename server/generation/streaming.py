@@ -80,7 +80,7 @@ class ChunkWriter:
         return b"".join(parts)
 
     def _last_tail(self, tail: bytes) -> bytes:
-        """The tail of the last chunk that has a choice, with what is told of the whole reply."""
+        """The tail of the last chunk that has a choice, and what is reported of the whole."""
         whole: dict[str, Any] = {}
         if (metrics := self._generation.draft_metrics()) is not None:
             whole["metrics"] = metrics

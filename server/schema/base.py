@@ -17,7 +17,7 @@ from pydantic_core import ErrorDetails
 from server.errors import ApiError, bad_request
 
 MAX_ERRORS = 20
-"""A refusal tells so many broken rules and counts the rest."""
+"""A refusal names so many broken rules and counts the rest."""
 _SHOWN_CHARS = 64
 
 
@@ -165,7 +165,7 @@ def _sentence(kind: type[BodyModel], error: ErrorDetails) -> str:
 
 
 def field_path(loc: tuple[int | str, ...]) -> str:
-    """Write where in a body a value stands: `stop[3]` or `stream_options.include_usage`."""
+    """Write where in a body a value is: `stop[3]` or `stream_options.include_usage`."""
     path = ""
     for part in loc:
         if isinstance(part, int):

@@ -1,4 +1,4 @@
-"""Checks of fields that several routes share against what this server was told to serve."""
+"""Checks of fields that several routes share against what this server serves."""
 
 from __future__ import annotations
 

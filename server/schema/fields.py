@@ -157,7 +157,7 @@ class Instead:
 
 
 class StreamOptions(InnerModel):
-    """What a stream tells besides its text."""
+    """What a stream has besides its text."""
 
     include_usage: bool | None = Field(
         default=None, description="The stream ends with a chunk that carries usage alone."

@@ -33,7 +33,7 @@ from server.schema.structured import ResponseFormatField, StructuredOutputs
 AllowedIds = Annotated[
     list[TokenId] | None, FailFast(), Field(min_length=1, max_length=MAX_ALLOWED_IDS)
 ]
-"""Only the first bad id is told: an error of each of so many would take long to make."""
+"""Only the first bad id is reported: an error of each of so many would take long to make."""
 ExplicitIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)]
 BadWords = Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)]
@@ -182,7 +182,7 @@ class LogprobFields(BodyModel):
         None,
         description="The reply says where each generated token came from: whether it was drawn "
         "without drafts, an accepted draft, recovered in place of a refused one, or the bonus "
-        "behind the last.",
+        "after the last.",
     )
 
 

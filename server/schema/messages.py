@@ -10,7 +10,7 @@ from server.schema.base import ReplayedModel, shown
 from server.schema.fields import Accepted, NotYet
 
 MAX_MESSAGES = MAX_PARTS = MAX_CALLS = 8192
-"""Errors are told of the first bad one of them: each of very many would take long to make."""
+"""Errors name only the first bad one of them: each of very many would take long to make."""
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 

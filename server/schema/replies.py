@@ -56,7 +56,7 @@ class PackedLogprobs(BaseModel):
     """Logprobs with `logprobs_format` "packed", of generated tokens and of prompts alike.
 
     `token_ids` has every position; the other arrays have those from `start` on, the positions that
-    `Logprobs` or `prompt_logprobs` does not show as null. The chosen token stands in the top lists
+    `Logprobs` or `prompt_logprobs` does not show as null. The chosen token is in the top lists
     only where it belongs there.
     """
 
@@ -96,7 +96,7 @@ class Logprobs(BaseModel):
 
 
 class ExplicitLogprobs(BaseModel):
-    """One row for each generated position; the ids stand in the order in which they were asked."""
+    """One row for each generated position; the ids are in the order in which they were asked."""
 
     token_ids: list[int]
     logprobs: list[list[float]] | PackedArray
@@ -130,7 +130,7 @@ class GeneratedChoice(BaseModel):
     token_origins: list[Literal["drawn", "accepted", "recovered", "bonus"]] | None = Field(
         None,
         description="With `return_token_origin`, where each generated token came from: a step "
-        "without drafts, a draft that was accepted, the place of a refused draft, or behind the "
+        "without drafts, a draft that was accepted, the place of a refused draft, or after the "
         "last draft where all were accepted.",
     )
     prompt_token_ids: list[int] | None = None

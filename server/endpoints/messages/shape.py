@@ -56,21 +56,21 @@ class MessageShape:
 
     def add(self, events: Sequence[Event], entries: list[Json]) -> list[Json]:
         """Add what the choice says next."""
-        told: list[Json] = []
+        sent: list[Json] = []
         for kind, text in events:
             if kind == "call":
                 call_id = draw_call_id(self._id_chars, "toolu_")
-                told += self._begin({"type": "tool_use", "id": call_id, "name": text, "input": {}})
+                sent += self._begin({"type": "tool_use", "id": call_id, "name": text, "input": {}})
                 continue
             if kind == "content" and not self._is_in("text"):
-                told += self._begin({"type": "text", "text": ""})
+                sent += self._begin({"type": "text", "text": ""})
             elif kind == "reasoning":
                 if not self._shows_thoughts:
                     continue
                 if not self._is_in("thinking"):
-                    told += self._begin({"type": "thinking", "thinking": "", "signature": ""})
-            told.append(self._delta(text))
-        return told
+                    sent += self._begin({"type": "thinking", "thinking": "", "signature": ""})
+            sent.append(self._delta(text))
+        return sent
 
     def _is_in(self, kind: BlockType) -> bool:
         return self._is_open and self._blocks[-1]["type"] == kind

@@ -1,4 +1,4 @@
-"""What a choice says as output items, each step told as events of a stream."""
+"""What a choice says as output items, each step as events of a stream."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class OutputItems:
     """Makes the output of one response.
 
     Args:
-        as_summary: thoughts stand in summaries.
+        as_summary: thoughts are in summaries.
         encrypts: thoughts have `encrypted_content`.
         has_logprobs: logprobs come with the texts.
         id_chars: the length of calls' ids; None for "call_" and 24 characters.
@@ -209,22 +209,22 @@ class OutputItems:
     def add(self, events: Sequence[Event], entries: list[Json]) -> list[Json]:
         """Add what the choice says next; returns the events of a stream."""
         self._entries += entries
-        told: list[Json] = []
+        sent: list[Json] = []
         for kind, text in events:
             if kind == "call":
-                told += self.end(COMPLETED)
-                told += self._begin(CallItem(len(self.items), text, draw_call_id(self._id_chars)))
+                sent += self.end(COMPLETED)
+                sent += self._begin(CallItem(len(self.items), text, draw_call_id(self._id_chars)))
                 continue
             if kind == "content" and not isinstance(self._open, MessageItem):
-                told += self.end(COMPLETED)
-                told += self._begin(MessageItem(len(self.items)))
+                sent += self.end(COMPLETED)
+                sent += self._begin(MessageItem(len(self.items)))
             elif kind == "reasoning" and not isinstance(self._open, ReasoningItem):
-                told += self.end(COMPLETED)
-                told += self._begin(self._reasoning())
+                sent += self.end(COMPLETED)
+                sent += self._begin(self._reasoning())
             assert self._open is not None
             own = self._entries_of(text) if kind == "content" and self._has_logprobs else []
-            told.append(self._open.add(text, own))
-        return told
+            sent.append(self._open.add(text, own))
+        return sent
 
     def _reasoning(self) -> ReasoningItem:
         index = len(self.items)

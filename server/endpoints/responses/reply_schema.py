@@ -10,7 +10,7 @@ from server.schema.replies import DraftMetrics, IgnoredKeywords
 
 
 class ResponseReply(BaseModel):
-    """A response. With `stream` it stands in the first events and the last."""
+    """A response. With `stream` it is in the first events and the last."""
 
     id: str
     object: Literal["response"]

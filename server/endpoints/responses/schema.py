@@ -178,7 +178,7 @@ class ReasoningOptions(InnerModel):
         None, max_length=64, description="A variable that templates of thinking models use."
     )
     summary: Literal["auto", "concise", "detailed"] | None = Field(
-        None, description="Thoughts stand in the item's summary, whole, and not in its content."
+        None, description="Thoughts are in the item's summary, whole, and not in its content."
     )
     generate_summary: NotYet = None
     context: Accepted = None
