@@ -1,0 +1,240 @@
+"""A plugin of pytest: what vLLM's parser tests import of vLLM, with this server's parsers in it.
+
+Modules of the name are made as they are imported. A parser is found by the words of its name;
+what else a test takes of vLLM is a placeholder, and the test that uses it fails.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import transformers
+
+from demo import MODEL_FOLDER
+from server.conversation.parsing.format import ReasoningFormat, ToolFormat
+from server.conversation.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
+from server.conversation.parsing.graph import make_graph
+from server.conversation.parsing.machine import Machine
+from server.conversation.parsing.message import MessageWriter
+from server.conversation.parsing.values import argument_types
+
+TOOLS = {
+    "hermes": "hermes",
+    "granite4": "hermes",
+    "qwen3": "qwen3_coder",
+    "glm4": "glm45",
+    "deepseekv31": "deepseek_v31",
+    "deepseekv3": "deepseek_v3",
+    "deepseek_v31": "deepseek_v31",
+    "deepseek_v3": "deepseek_v3",
+    "mistral": "mistral",
+    "phi4": "phi4_mini_json",
+    "llama4_pythonic": "pythonic",
+    "llama4pythonic": "pythonic",
+    "pythonic": "pythonic",
+    "llama": "llama3_json",
+    "granite": "granite",
+    "lfm2": "lfm2",
+}
+REASONING = {
+    "qwen3": "qwen3",
+    "deepseek_r1": "deepseek_r1",
+    "deepseekr1": "deepseek_r1",
+    "deepseek_v3": "deepseek_v3",
+    "glm45": "glm45",
+    "mistral": "mistral",
+    "holo2": "qwen3",
+}
+
+
+class _Message(SimpleNamespace):
+    """Any of vLLM's message types: its fields are what it is given, others are None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return [] if name == "tool_calls" else None
+
+
+class _ToolCall(_Message):
+    type = "function"
+
+
+class _Parser:
+    """Reads replies by one format, as vLLM's parsers are asked."""
+
+    tools_format: ToolFormat | None = None
+    thoughts: ReasoningFormat | None = None
+
+    def __init__(self, tokenizer: Any, tools: Any = None, **_: Any) -> None:
+        self.model_tokenizer = tokenizer
+        self.vocab = tokenizer.get_vocab()
+        self._tools = tools
+        self._graph = make_graph(self.thoughts, self.tools_format, {})
+        self._machine: Machine | None = None
+        # Thoughts are taken for open: vLLM's parsers do where a prompt may have opened them.
+        self._prompt_end = "" if self.thoughts is None else self.thoughts.begin
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """Whether a text of these ids has left its thoughts."""
+        assert self.thoughts is not None
+        text = self.model_tokenizer.decode(input_ids)
+        return bool(text.rfind(self.thoughts.end) > text.rfind(self.thoughts.begin))
+
+    def _made(self, request: Any) -> Machine:
+        tools = self._tools or getattr(request, "tools", None) or []
+        types = dict(map(_types, tools))
+        self._writer = MessageWriter("reasoning", None, None)
+        return Machine(self._graph, types, self._graph.first_state(self._prompt_end, ""))
+
+    def _whole(self, text: str, request: Any) -> dict[str, Any]:
+        machine = self._made(request)
+        machine.feed(text)
+        machine.finish()
+        return self._writer.message(machine.output.events)
+
+    def extract_tool_calls(self, model_output: str, request: Any = None) -> _Message:
+        """The calls of a whole reply."""
+        message = self._whole(model_output, request)
+        calls = [_call(call) for call in message.get("tool_calls", ())]
+        content = message["content"] or None
+        return _Message(tools_called=bool(calls), tool_calls=calls, content=content)
+
+    def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[Any, Any]:
+        """The thoughts of a whole reply, and its content."""
+        message = self._whole(model_output, request)
+        return message.get("reasoning"), message["content"] or None
+
+    def _delta(self, previous: str, delta: str, request: Any) -> _Message | None:
+        if not previous or self._machine is None:
+            self._machine = self._made(request)
+        self._machine.feed(delta)
+        events, self._machine.output.events = self._machine.output.events, []
+        content, reasoning = "", ""
+        calls: list[_ToolCall] = []
+        for part in self._writer.deltas(events):
+            content += part.get("content", "")
+            reasoning += part.get("reasoning", "")
+            for call in map(_call, part.get("tool_calls", ())):
+                if calls and calls[-1].index == call.index:
+                    calls[-1].function.arguments += call.function.arguments
+                else:
+                    calls.append(call)
+        if not (content or reasoning or calls):
+            return None
+        return _Message(content=content or None, reasoning=reasoning or None, tool_calls=calls)
+
+    def extract_tool_calls_streaming(
+        self, previous_text: str, current_text: str, delta_text: str, *rest: Any, **named: Any
+    ) -> _Message | None:
+        """What a piece of a reply adds."""
+        request = rest[-1] if rest else named.get("request")
+        return self._delta(previous_text, delta_text, request)
+
+    def extract_reasoning_streaming(
+        self, previous_text: str, current_text: str, delta_text: str, *rest: Any
+    ) -> _Message | None:
+        """What a piece of a reply adds."""
+        return self._delta(previous_text, delta_text, None)
+
+
+def _types(tool: Any) -> tuple[str, dict[str, Any]]:
+    """A tool's name, and the types of its arguments."""
+    tool = tool.get("function", tool) if isinstance(tool, dict) else tool
+    function = getattr(tool, "function", None) or tool
+    if isinstance(function, dict):
+        function = _Message(**function)
+    return function.name, dict(argument_types(function.parameters))
+
+
+def _pieces(
+    tokenizer: Any, all_input_ids: Sequence[int], *_: Any, **__: Any
+) -> tuple[Any, str, int, int]:
+    """What the last id adds to the text of those before it."""
+    ids = all_input_ids
+    text = tokenizer.decode(ids)
+    return [], text[len(tokenizer.decode(ids[:-1])) :], 0, 0
+
+
+def _call(call: dict[str, Any]) -> _ToolCall:
+    function = {"name": None, "arguments": None} | call["function"]
+    return _ToolCall(**({"id": None} | call | {"function": _Message(**function)}))
+
+
+def _parser(name: str, kind: str) -> type[_Parser]:
+    """The parser that a name of vLLM's means; raises `KeyError` for one that is not here."""
+    plain = re.sub(r"[^a-z0-9_]", "", name.lower())
+    words = TOOLS if kind == "tool" else REASONING
+    ours = next(own for word, own in words.items() if word in plain)
+    if kind == "tool":
+        return type(name, (_Parser,), {"tools_format": TOOL_PARSERS[ours]})
+    return type(name, (_Parser,), {"thoughts": REASONING_PARSERS[ours]})
+
+
+class _Manager:
+    """Finds parsers by their names."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda parser: _parser(parser, self._kind)
+
+
+_LOAD = transformers.AutoTokenizer.from_pretrained
+
+
+def _tokenizer(*_: Any, **__: Any) -> Any:
+    return _LOAD(MODEL_FOLDER)
+
+
+class _Module(ModuleType):
+    """A module that has whatever a test takes of it."""
+
+    __path__ = []  # noqa: RUF012 - it is a package's
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "get_tokenizer":
+            return _tokenizer
+        if name == "detokenize_incrementally":
+            return _pieces
+        if name in ("ToolParserManager", "ReasoningParserManager"):
+            return _Manager("tool" if name.startswith("Tool") else "reasoning")
+        for kind in ("Tool", "Reasoning"):
+            if name.endswith(f"{kind}Parser") and name != f"{kind}Parser":
+                try:
+                    return _parser(name, kind.lower())
+                except StopIteration:
+                    return MagicMock(name=name)
+        return _ToolCall if name in ("ToolCall", "DeltaToolCall") else type(name, (_Message,), {})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds every module of the name."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """The module's specification, for a module of vLLM's."""
+        if name.split(".")[0] not in ("vllm", "xgrammar"):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> ModuleType:
+        """Make the module."""
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave the module as it is."""
+
+
+# Files of a suite are imported before a plugin is asked for anything.
+sys.meta_path.insert(0, _Finder())
+transformers.AutoTokenizer.from_pretrained = _tokenizer
