@@ -10,12 +10,14 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 
 from engine.planning import row_snapshots
-from engine.request import Finish
-from tests.engine.memory.toy import VOCAB
+from engine.request import Finish, PromptLogprobs, PromptLogprobsParams
+from tests.engine.memory.toy import VOCAB, reference
 from tests.engine.memory.toy_engine import (
     BLOCK_SIZE,
+    LOGPROB_ERROR,
     Rule,
     Serve,
     Server,
@@ -162,3 +164,25 @@ def test_without_prefix_caching_nothing_is_restored(serve: Serve) -> None:
     server = serve(prefix_caching=False)
     prompt = texts(1, seed=9)[0] * 2
     assert [server.ask(prompt).num_cached for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_prompt_logprobs_are_those_of_one_pass(serve: Serve, rule: str) -> None:
+    """Of prompts in chunks, beside rows with drafts and after restored prefixes."""
+    server = serve(rule=RULES[rule], max_step_tokens=7)
+    prompts = [prompt for prompt in texts(8, seed=10) if len(prompt) > 1]
+    reported: dict[int, PromptLogprobs] = {}
+    for prompt in [*prompts, *prompts]:
+        server.submit(prompt, prompt_logprobs=PromptLogprobsParams(start=1 + len(prompt) // 2))
+        for _, output in server.step():
+            reported |= {each.handle: each for each in output.prompt_logprobs}
+    while server.engine.has_work:
+        for _, output in server.step():
+            reported |= {each.handle: each for each in output.prompt_logprobs}
+    server.check()
+    assert len(reported) == 2 * len(prompts)
+    for handle, found in reported.items():
+        prompt = server.replies[handle, 0].prompt
+        logprobs = reference(prompt).log_softmax(-1)[found.start - 1 : -1]
+        wanted = logprobs.gather(1, torch.tensor(prompt[found.start :])[:, None])[:, 0]
+        assert (wanted - torch.from_numpy(found.logprobs.chosen)).abs().max() < LOGPROB_ERROR

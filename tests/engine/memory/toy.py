@@ -35,6 +35,24 @@ def scores(hashes: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
     return mixed / 1009.0 * 4.0 + (near * ids % 13) / 13.0
 
 
+def check_apart(parts: Sequence[StatePart]) -> None:
+    """Assert that no row of a step reads what another one writes: they run side by side."""
+    readers: list[tuple[int, int]] = []
+    writers: dict[int, int] = {}
+    for part in parts:
+        rows, lens = part.rows, part.rows.starts.diff().tolist()
+        columns = zip(*(column.tolist() for column in rows[1:]), lens, strict=True)
+        for begin, source, slot, replays, ends, slots, count in columns:
+            row = len(readers)
+            readers.append((row, source if begin else NULL_SLOT))
+            entered = begin + (part.extent.standing or count)
+            made = [into for end, into in zip(ends, slots, strict=True)
+                    if begin - replays < end <= entered]  # fmt: skip
+            writers |= dict.fromkeys([slot, *made], row)
+    for row, source in readers:
+        assert source == NULL_SLOT or writers.get(source, row) == row, "read and written at once"
+
+
 class ToyModel:
     """The `CausalLM` of the toy layers; hidden states are what its logits are made of."""
 
@@ -59,6 +77,7 @@ class ToyModel:
         states: StepStates | None = None,
     ) -> torch.Tensor:
         assert states is not None
+        check_apart(states.parts)
         hidden = torch.zeros((len(input_ids), self.hidden_size))
         (hashes,), (ring,) = states.layers
         for part in states.parts:
