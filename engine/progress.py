@@ -5,8 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TextIO
+
+TICK_S = 1.0
+"""Seconds between two looks at the clock."""
+_CLEAR = "\r\x1b[K"
 
 Listener = Callable[[str, int, int], None]
 """Is told of a phase, how many of its parts are done, and how many there are, 0 if not known. A
@@ -55,3 +62,51 @@ def report(done: int, total: int = 0) -> None:
     if _phase and done != total and now - _reported_at >= REPORT_S:
         _reported_at = now
         _listener(_phase, done, total)
+
+
+class Ticker:
+    """Shows how many results there are and the seconds so far; nothing where it is no terminal."""
+
+    def __init__(self, out: TextIO, what: str) -> None:
+        self._out = out
+        self._what = what
+        self._began = time.monotonic()
+        self._count = 0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Ticker:
+        if self._out.isatty():
+            self._thread = threading.Thread(target=self._tick, daemon=True)
+            self._thread.start()
+        return self
+
+    def print(self, line: str) -> None:
+        """Write a line of a result in place of the shown one."""
+        with self._lock:
+            self._count += 1
+            self._out.write(f"{self._clear}{line}\n")
+            self._out.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._out.write(_CLEAR)
+
+    @property
+    def _clear(self) -> str:
+        return "" if self._thread is None else _CLEAR
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_S):
+            with self._lock:
+                seconds = time.monotonic() - self._began
+                self._out.write(f"{_CLEAR}{self._count} {self._what} so far, {seconds:.0f} s ...")
+                self._out.flush()

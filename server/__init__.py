@@ -5,6 +5,7 @@ Rooms from the bottom to the top, each importing only the rooms before it and th
 
 - `schema`: request bodies and replies as clients write and read them.
 - `text`: tokenizers, and text out of tokens.
+- `work`: threads and processes for what would hold up the event loop.
 - `http`: connections, bodies, admission and what every request passes; knows no route.
 - `completions`, `chat`, `scoring`: requests made ready for the engine, and its results as replies.
 - `context`: the parts of one server, which handlers work with.

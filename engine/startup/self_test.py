@@ -24,6 +24,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.parallel.messages import RankTest
+from engine.progress import Ticker
 from engine.request import Request
 from engine.startup.build import build_engine
 from engine.startup.device import resolve_device
@@ -68,10 +69,11 @@ def run_self_test(
     start, results = time.monotonic(), []
     if not as_json:
         print(f"tailrace verify on {name}, torch {torch.__version__}, seed {seed}", file=out)
-        _print_row(("check", "path", "statistic", "threshold", "false alarm", "result"), out)
-    for result in _results(config, device, quick, with_model, seed):
-        results.append(result)
-        _print_result(result, as_json, out)
+        print(_row(("check", "path", "statistic", "threshold", "false alarm", "result")), file=out)
+    with Ticker(out, "checks") as ticker:
+        for result in _results(config, device, quick, with_model, seed):
+            results.append(result)
+            ticker.print(json.dumps(result._asdict()) if as_json else _result_row(result))
     num_failed = sum(not result.passed for result in results)
     if not as_json:
         print(
@@ -82,18 +84,15 @@ def run_self_test(
     return 1 if num_failed else 0
 
 
-def _print_result(result: Result, as_json: bool, out: TextIO) -> None:
-    if as_json:
-        print(json.dumps(result._asdict()), file=out, flush=True)
-        return
+def _result_row(result: Result) -> str:
     odds = f"{result.odds:.0e}" if result.odds else "never"
-    _print_row((*result[:4], odds, "pass" if result.passed else "FAIL"), out)
+    return _row((*result[:4], odds, "pass" if result.passed else "FAIL"))
 
 
-def _print_row(cells: tuple[str, ...], out: TextIO) -> None:
+def _row(cells: tuple[str, ...]) -> str:
     widths = (38, 40, 24, 14, 12, 0)
     row = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-    print(row.rstrip(), file=out, flush=True)
+    return row.rstrip()
 
 
 def _results(
