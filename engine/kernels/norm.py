@@ -18,7 +18,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     Computed in float32; rounded to x's dtype before the weight multiplies, as transformers does.
 
     Args:
-        x: [..., d]. weight: [d] or [heads, d], of x's dtype.
+        x: [..., d]. weight: [d] or [heads, d], of x's dtype or float32.
     """
     if x.is_cuda and x.dim() == 2:
         return rms_norm_triton(x, weight, eps)
@@ -47,7 +47,7 @@ def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     else:
         wide = x.float()
         normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
-    return normed * weight
+    return (normed * weight).to(x.dtype)
 
 
 def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:

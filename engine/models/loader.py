@@ -196,6 +196,12 @@ def _fused_decoder(
     reference: Reference | None,
 ) -> CausalLM:
     limit = position_limit(hf_config, config.max_model_len)
+    if hf_config.get_text_config(decoder=True) is not hf_config:
+        logger.info(
+            "%s: a %s model is served as its text part; images and other inputs are refused",
+            config.model,
+            hf_config.model_type,
+        )
     spec = replace(decoder_spec(hf_config), max_position=limit)
     source: WeightSource
     if config.load_format == "dummy":
@@ -204,7 +210,7 @@ def _fused_decoder(
         # Some tied checkpoints hold the LM head as well.
         ignored = frozenset({"lm_head.weight"} if spec.lm_head.is_tied else ())
         num_layers = len(spec.layers) if spec.num_drafting_layers else None
-        source = Checkpoint(folder, ignored, num_layers)
+        source = Checkpoint(folder, ignored, num_layers, renamed=spec.renamed, unread=spec.unread)
     fp8 = config.quantization == "fp8" and quantization is None
     reader = WeightReader.of(
         source,

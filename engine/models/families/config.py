@@ -16,6 +16,7 @@ from engine.models.layers.rotation import (
     ROPE_TYPES,
     RotationSpeeds,
     lane_order,
+    no_rotation,
     rope_parameters,
     rotary_dim,
     rotation_speeds,
@@ -30,6 +31,7 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
 }
 """Our names of the activations that configs name."""
 
@@ -45,11 +47,15 @@ def decoder(
     *,
     embedding: TokenEmbedding | None = None,
     lm_head: LmHead | None = None,
+    prefix: str = "model",
+    **checkpoint: Any,
 ) -> DecoderSpec:
-    """The decoder of a config; the names of its layers begin with `model.layers`.
+    """The decoder of a config.
 
     Args:
         sublayers: of each layer, in order.
+        prefix: what the names of its layers begin with.
+        checkpoint: fields of the spec that say what else checkpoints have.
     """
     return DecoderSpec(
         vocab_size=config.vocab_size,
@@ -57,10 +63,13 @@ def decoder(
         max_position=config.max_position_embeddings,
         initializer_range=config.initializer_range,
         embedding=embedding or TokenEmbedding(),
-        layers=[Layer(f"model.layers.{index}", tuple(own)) for index, own in enumerate(sublayers)],
+        layers=[
+            Layer(f"{prefix}.layers.{index}", tuple(own)) for index, own in enumerate(sublayers)
+        ],
         final_norm=final_norm,
         lm_head=lm_head or LmHead(is_tied=config.tie_word_embeddings),
         num_drafting_layers=getattr(config, "num_nextn_predict_layers", None) or 0,
+        **checkpoint,
     )
 
 
@@ -97,7 +106,13 @@ def head_dim(config: Any) -> int:
 
 def activation(config: Any, *, gated: bool = True) -> Activation:
     """The activation of an MLP."""
-    name: str = getattr(config, "hidden_activation", None) or config.hidden_act
+    return activation_of(
+        getattr(config, "hidden_activation", None) or config.hidden_act, gated=gated
+    )
+
+
+def activation_of(name: str, *, gated: bool) -> Activation:
+    """The activation that a config names."""
     if name not in ACTIVATIONS:
         raise NotFusedError(f"hidden_act {name!r}")
     return Activation(ACTIVATIONS[name], gated)
@@ -146,6 +161,27 @@ def rotations(config: Any, width: int | None = None) -> list[RotationSpeeds]:
     if None in speeds:
         return [speeds[None]] * config.num_hidden_layers
     return [speeds[kind] for kind in _own(config, config.layer_types)]
+
+
+def no_rotations(config: Any) -> list[RotationSpeeds]:
+    """The rotation of each layer of a model without rotations."""
+    return [no_rotation(head_dim(config))] * config.num_hidden_layers
+
+
+def layer_kinds(config: Any, *known: str) -> list[str]:
+    """The kind of each layer, by `layer_types`.
+
+    Raises:
+        ModelError: one is not known.
+    """
+    kinds = _own(config, config.layer_types)
+    for index, kind in enumerate(kinds):
+        if kind not in known:
+            raise ModelError(
+                f"config.json: layer_types has {kind!r} at layer {index}, which is not served; "
+                f"those of {config.model_type} are {', '.join(known)}"
+            )
+    return kinds
 
 
 def whole_heads(config: Any) -> list[RotationSpeeds]:

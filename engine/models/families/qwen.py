@@ -20,7 +20,7 @@ from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.mlp import Mlp
-from engine.models.layers.norms import RmsNorm
+from engine.models.layers.norms import NormSpec, RmsNorm, RmsNormPlusOne
 from engine.models.layers.query_key import HeadNorm
 
 
@@ -68,7 +68,7 @@ def qwen3_moe(config: Any) -> DecoderSpec:
                 rotation=rotation,
                 window=window,
             ),
-            _experts_or_mlp(config, index),
+            experts_or_mlp(config, index),
         )
         for index, (rotation, window) in enumerate(
             zip(whole_heads(config), one_window(config), strict=True)
@@ -84,7 +84,7 @@ def qwen2(config: Any) -> DecoderSpec:
 
 def qwen2_moe(config: Any) -> DecoderSpec:
     """Qwen2's layers, with experts in place of most MLPs, one of which all tokens take."""
-    return _qwen2(config, [_experts_or_mlp(config, i) for i in range(config.num_hidden_layers)])
+    return _qwen2(config, [experts_or_mlp(config, i) for i in range(config.num_hidden_layers)])
 
 
 def _qwen2(config: Any, mlps: list[Mlp | ExpertMlp]) -> DecoderSpec:
@@ -105,12 +105,12 @@ def _qwen2(config: Any, mlps: list[Mlp | ExpertMlp]) -> DecoderSpec:
     return decoder(config, layers, RmsNorm("model.norm", eps))
 
 
-def _mlp(config: Any) -> Mlp:
-    norm = RmsNorm("post_attention_layernorm", config.rms_norm_eps)
+def _mlp(config: Any, norm: NormSpec | None = None) -> Mlp:
+    norm = norm or RmsNorm("post_attention_layernorm", config.rms_norm_eps)
     return Mlp(**mlp_sizes(config), norm=norm, activation=silu(config))
 
 
-def _experts_or_mlp(config: Any, index: int) -> Mlp | ExpertMlp:
+def experts_or_mlp(config: Any, index: int, norm: NormSpec | None = None) -> Mlp | ExpertMlp:
     """The experts of a layer; some layers have an MLP."""
     plain = set(getattr(config, "mlp_only_layers", None) or ())
     step = getattr(config, "decoder_sparse_step", 1)
@@ -120,18 +120,24 @@ def _experts_or_mlp(config: Any, index: int) -> Mlp | ExpertMlp:
             "experts"
         )
     is_plain = index in plain or (index + 1) % step
-    return _mlp(config) if is_plain or config.num_experts == 0 else experts(config)
+    if is_plain or not getattr(config, "num_experts", 0):
+        return _mlp(config, norm)
+    return experts(config, norm_plus_one=isinstance(norm, RmsNormPlusOne))
 
 
-def experts(config: Any) -> ExpertMlp:
+def experts(config: Any, *, norm_plus_one: bool = False) -> ExpertMlp:
     """The experts of a Qwen2-MoE, Qwen3-MoE or OLMoE layer."""
     silu(config)  # the only activation of experts
     return ExpertMlp(
         hidden_size=config.hidden_size,
         norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
+        norm_plus_one=norm_plus_one,
+        packed=("experts.gate_up_proj", "experts.down_proj"),
         num_experts=config.num_experts,
-        rules=RoutingRules(config.num_experts_per_tok, over_chosen=config.norm_topk_prob),
-        inner=getattr(config, "moe_intermediate_size", config.intermediate_size),
+        rules=RoutingRules(
+            config.num_experts_per_tok, over_chosen=getattr(config, "norm_topk_prob", True)
+        ),
+        inner=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
         shared_inner=getattr(config, "shared_expert_intermediate_size", 0),
     )

@@ -13,6 +13,12 @@ from engine.models.families.gemma import gemma, gemma2, gemma3_text
 from engine.models.families.glm import glm, glm4
 from engine.models.families.gpt_oss import gpt_oss
 from engine.models.families.granite import granite
+from engine.models.families.hybrid.falcon_h1 import falcon_h1
+from engine.models.families.hybrid.granite4 import granitemoehybrid
+from engine.models.families.hybrid.lfm2 import lfm2, lfm2_moe
+from engine.models.families.hybrid.nemotron_h import nemotron_h
+from engine.models.families.hybrid.olmo_hybrid import olmo_hybrid
+from engine.models.families.hybrid.qwen3_next import qwen3_5, qwen3_next
 from engine.models.families.llama import llama, mistral, smollm3
 from engine.models.families.mixtral import mixtral
 from engine.models.families.olmo import olmo2, olmoe
@@ -35,6 +41,7 @@ ARCHITECTURES = {
     "Cohere2ForCausalLM": Architecture("cohere2", cohere2),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", deepseek_v3),
+    "FalconH1ForCausalLM": Architecture("falcon_h1", falcon_h1),
     "GemmaForCausalLM": Architecture("gemma", gemma),
     "Gemma2ForCausalLM": Architecture("gemma2", gemma2),
     "Gemma3ForCausalLM": Architecture("gemma3_text", gemma3_text),
@@ -42,18 +49,28 @@ ARCHITECTURES = {
     "Glm4ForCausalLM": Architecture("glm4", glm4),
     "GptOssForCausalLM": Architecture("gpt_oss", gpt_oss),
     "GraniteForCausalLM": Architecture("granite", granite),
+    "GraniteMoeHybridForCausalLM": Architecture("granitemoehybrid", granitemoehybrid),
+    "Lfm2ForCausalLM": Architecture("lfm2", lfm2),
+    "Lfm2MoeForCausalLM": Architecture("lfm2_moe", lfm2_moe),
     "LlamaForCausalLM": Architecture("llama", llama),
     "MistralForCausalLM": Architecture("mistral", mistral),
     "MixtralForCausalLM": Architecture("mixtral", mixtral),
+    "NemotronHForCausalLM": Architecture("nemotron_h", nemotron_h),
     "Olmo2ForCausalLM": Architecture("olmo2", olmo2),
     "Olmo3ForCausalLM": Architecture("olmo3", olmo2),
     "OlmoeForCausalLM": Architecture("olmoe", olmoe),
+    "OlmoHybridForCausalLM": Architecture("olmo_hybrid", olmo_hybrid),
     "PhiForCausalLM": Architecture("phi", phi),
     "Phi3ForCausalLM": Architecture("phi3", phi3),
     "Qwen2ForCausalLM": Architecture("qwen2", qwen2),
     "Qwen2MoeForCausalLM": Architecture("qwen2_moe", qwen2_moe),
     "Qwen3ForCausalLM": Architecture("qwen3", qwen3),
     "Qwen3MoeForCausalLM": Architecture("qwen3_moe", qwen3_moe),
+    "Qwen3NextForCausalLM": Architecture("qwen3_next", qwen3_next),
+    "Qwen3_5ForCausalLM": Architecture("qwen3_5_text", qwen3_5),
+    "Qwen3_5ForConditionalGeneration": Architecture("qwen3_5", qwen3_5),
+    "Qwen3_5MoeForCausalLM": Architecture("qwen3_5_moe_text", qwen3_5),
+    "Qwen3_5MoeForConditionalGeneration": Architecture("qwen3_5_moe", qwen3_5),
     "SmolLM3ForCausalLM": Architecture("smollm3", smollm3),
     "StableLmForCausalLM": Architecture("stablelm", stablelm),
     "Starcoder2ForCausalLM": Architecture("starcoder2", starcoder2),
@@ -93,6 +110,7 @@ def decoder_spec(config: Any) -> DecoderSpec:
         ModelError: a size cannot be.
         NotFusedError: a family does not have what it asks for, see `unfused_reason`.
     """
-    check_sizes(config)
+    text = config.get_text_config(decoder=True)
+    check_sizes(text)
     refuse(config, "use_qk_norm", "qk_layernorm", "use_bidirectional_attention")
-    return DESCRIPTIONS[config.model_type](config)
+    return DESCRIPTIONS[config.model_type](text)

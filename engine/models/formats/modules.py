@@ -109,6 +109,18 @@ class PlainModules:
         stored = self.read(name, (num_experts, inputs.length, outputs.length), own)
         return [self._stored_as(weight.t()) for weight in stored]
 
+    def packed_parts(
+        self, name: str, num_experts: int, outputs: Sequence[RankShare], inputs: RankShare
+    ) -> Sequence[Part]:
+        """Read the weights [out, in] of all experts, which one tensor [experts, out, in] holds.
+
+        Args:
+            outputs: the rank's shares of them, in order.
+        """
+        own = OwnedPart.of(2, (inputs,)) or OwnedPart.of(1, outputs)
+        shape = (num_experts, sum(share.length for share in outputs), inputs.length)
+        return [self._stored_as(weight) for weight in self.read(name, shape, own)]
+
     def as_unquantized(self) -> PlainModules:
         """The modules that are read from now on, once more and without their quantization."""
         return PlainModules(self.source, self.dtype, self.device)

@@ -127,10 +127,10 @@ class QuantizedModules(PlainModules):
 
     def _scheme_of(self, module: str) -> Scheme | None:
         """The scheme by which a module's weight is stored; None: as it was."""
-        scheme = self.quantization.scheme_of(module)
         checkpoint = self.source.checkpoint
         if checkpoint is None:
-            return scheme
+            return self.quantization.scheme_of(module)
+        scheme = self.quantization.scheme_of(checkpoint.stored_module(module))
         name = self._stored_name(module)
         stored = name
         if name == "weight":

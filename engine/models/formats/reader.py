@@ -106,15 +106,20 @@ class WeightReader:
         self, name: str, share: RankShare, *, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Read a vector, or the rank's share of it, in the model's dtype or another."""
-        target = torch.empty(share.length, dtype=dtype or self.dtype, device=self.device)
-        fill(self._source, target, name, OwnedPart.of(0, (share,)))
+        return self.channels(name, (share,), dtype=dtype)
+
+    def channels(
+        self, name: str, shares: Sequence[RankShare], *shape: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Read a tensor [channels, *shape], or the rank's shares of its channels, in order."""
+        count = sum(share.length for share in shares)
+        target = torch.empty((count, *shape), dtype=dtype or self.dtype, device=self.device)
+        fill(self._source, target, name, OwnedPart.of(0, shares))
         return target
 
     def matrix(self, name: str, rows: RankShare, width: int) -> torch.Tensor:
         """Read a matrix, or the rank's rows of it, in the model's dtype."""
-        target = torch.empty((rows.length, width), dtype=self.dtype, device=self.device)
-        fill(self._source, target, name, OwnedPart.of(0, (rows,)))
-        return target
+        return self.channels(name, (rows,), width)
 
     def product(self, projections: Sequence[Projection], inputs: RankShare) -> WeightProduct:
         """Read projections of the same input as one product, their outputs in order.

@@ -13,6 +13,21 @@ from engine.models.weights.shares import Division
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class DraftingSpec:
+    """A multi-token-prediction head: a layer over the fused embedding and hidden state.
+
+    Attributes:
+        fuse: name of the product of both, side by side.
+    """
+
+    embedding_norm: NormSpec
+    hidden_norm: NormSpec
+    fuse: str
+    layer: Layer
+    final_norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DecoderSpec:
     """A decoder: embeddings, layers in order, a norm, and the LM head.
 
@@ -21,6 +36,9 @@ class DecoderSpec:
         max_position: positions that it was made for.
         initializer_range: standard deviation of random weights.
         num_drafting_layers: layers that the checkpoint has besides, which draft further tokens.
+        drafting: the head that drafts further tokens, if such checkpoints may have one.
+        renamed: parts of tensors' names in checkpoints, and what we call them.
+        unread: beginnings of the names of tensors that are no part of it.
     """
 
     vocab_size: int
@@ -32,6 +50,9 @@ class DecoderSpec:
     final_norm: NormSpec
     lm_head: LmHead
     num_drafting_layers: int = 0
+    drafting: DraftingSpec | None = None
+    renamed: Sequence[tuple[str, str]] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def attention_specs(self) -> list[AttentionSpec]:

@@ -17,6 +17,8 @@ from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.norms import Map
+from engine.models.layers.residual import AS_IT_IS, AddedOutput
 from engine.models.weights.shares import (
     COLUMNS,
     Division,
@@ -33,12 +35,17 @@ class ExpertMlp(SublayerSpec):
     """The experts of a layer, after an RMSNorm.
 
     Attributes:
-        norm: name of the norm.
+        norm: name of the norm; it is by 1 + weight where `norm_plus_one`.
         inner, shared_inner: sizes of an expert and of the one that all tokens take, 0 for none.
-        shared_name: of the latter; shared_gate: it is multiplied by a sigmoid of its own.
+        shared_name: of the latter, in the module or, if `shared_beside`, beside it.
+        shared_gate: it is multiplied by a sigmoid of its own.
+        shared_names: of its products; gate and up may be packed in one.
         name: of the module that holds them.
         names: of an expert's gate, up and down products.
+        packed: names of two tensors that hold all experts, gate rows before up rows, and down;
+            they are read where a checkpoint has them. None: it never does.
         router: name of the product that chooses, and whether it has a bias.
+        correction: name of what is added to scores by DeepSeek-V3's rules; None is nothing.
         gate: how gate and up are joined, see `gates`.
         joined: all experts are in one tensor each, gate and up rows in turn, and have biases.
     """
@@ -46,18 +53,24 @@ class ExpertMlp(SublayerSpec):
     hidden_size: int
     norm: str
     norm_eps: float
+    norm_plus_one: bool = False
     num_experts: int
     rules: RoutingRules
     inner: int
     shared_inner: int = 0
     shared_name: str = "shared_expert"
+    shared_beside: bool = False
     shared_gate: bool = True
+    shared_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     name: str = "mlp"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    packed: tuple[str, str] | None = None
     router: str = "gate"
     router_bias: bool = False
+    correction: str | None = "gate.e_score_correction_bias"
     gate: str = SILU
     joined: bool = False
+    output: AddedOutput = AS_IT_IS
 
     def __post_init__(self) -> None:
         top_k, groups, taken = self.rules.top_k, self.rules.num_groups, self.rules.top_groups
@@ -85,33 +98,45 @@ class ExpertMlp(SublayerSpec):
     def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
         name, columns = f"{prefix}.{self.name}", reader.ranks.columns(self.inner)
         norm = reader.tensor(f"{prefix}.{self.norm}.weight", undivided(self.hidden_size))
-        router = self._read_router(reader, f"{name}.{self.router}")
-        shared = None
+        if self.norm_plus_one:
+            norm = 1.0 + norm.float()
+        router, shared = self._read_router(reader, name), None
         if self.shared_inner:
-            shared = self._read_shared(reader, f"{name}.{self.shared_name}")
-        read = self._read_joined if self.joined else self._read_each
-        weights = read(reader, f"{name}.experts", columns)
+            holder = prefix if self.shared_beside else name
+            shared = self._read_shared(reader, f"{holder}.{self.shared_name}")
+        weights = self._read_weights(reader, name, columns)
         # A token multiplies the router's weights and those of its experts.
         taken = 3 * self.rules.top_k * columns.length
         reader.num_in_layers += self.hidden_size * (taken + self.num_experts)
         exchange = None if reader.ranks.is_lone else reader.ranks.exchange
-        return LoadedExperts(Experts(norm, self.norm_eps, router, weights, shared), exchange)
+        experts = Experts(norm, self.norm_eps, router, weights, shared)
+        output = self.output.load(reader, self.hidden_size, f"{prefix}.")
+        return LoadedExperts(experts, exchange, output)
+
+    def _read_weights(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
+        if self.joined:
+            return self._read_joined(reader, f"{name}.experts", columns)
+        if self.packed is not None:
+            first, second = (f"{name}.{each}" for each in self.packed)
+            if reader.modules.source.shape(first) is not None:
+                return self._read_packed(reader, first, second, columns)
+        return self._read_each(reader, f"{name}.experts", columns)
 
     def _read_router(self, reader: WeightReader, name: str) -> Router:
-        share = undivided(self.num_experts)
-        weight = reader.unquantized(name, share, self.hidden_size)
-        bias = reader.tensor(f"{name}.bias", share) if self.router_bias else None
+        share, router = undivided(self.num_experts), f"{name}.{self.router}"
+        weight = reader.unquantized(router, share, self.hidden_size)
+        bias = reader.tensor(f"{router}.bias", share) if self.router_bias else None
         correction = None
-        if self.rules.sigmoid:
-            correction = reader.tensor(
-                f"{name}.e_score_correction_bias", share, dtype=torch.float32
-            )
+        if self.rules.sigmoid and self.correction is not None:
+            correction = reader.tensor(f"{name}.{self.correction}", share, dtype=torch.float32)
         return Router(weight, bias, self.rules, correction)
 
     def _read_shared(self, reader: WeightReader, name: str) -> SharedExpert:
         hidden, columns = undivided(self.hidden_size), reader.ranks.columns(self.shared_inner)
-        pair = [Projection(f"{name}.{part}", (columns,)) for part in ("gate_proj", "up_proj")]
-        back = [Projection(f"{name}.down_proj", (hidden,))]
+        *first, last = (f"{name}.{part}" for part in self.shared_names)
+        outputs = (columns, columns) if len(first) == 1 else (columns,)
+        pair = [Projection(part, outputs) for part in first]
+        back = [Projection(last, (hidden,))]
         scale = None
         if self.shared_gate:
             scale = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
@@ -136,6 +161,21 @@ class ExpertMlp(SublayerSpec):
             for start, module in ((0, gate), (inner, up)):
                 shape = ModuleShape(module, inner, hidden, OwnedPart.of(0, (columns,)))
                 gate_up.put(expert, start, reader.modules.part(shape, order), module)
+        return ExpertWeights(gate_up.product, down.product, None, None, self.gate)
+
+    def _read_packed(
+        self, reader: WeightReader, first: str, second: str, columns: RankShare
+    ) -> ExpertWeights:
+        """Read experts of one tensor each, gate rows before up rows."""
+        gate_up, down = self._stacks(reader, columns.length)
+        hidden = undivided(self.hidden_size)
+        for stack, name, outputs, inputs in (
+            (gate_up, first, (columns, columns), hidden),
+            (down, second, (hidden,), columns),
+        ):
+            parts = reader.modules.packed_parts(name, self.num_experts, outputs, inputs)
+            for expert, part in enumerate(parts):
+                stack.put(expert, 0, part, name)
         return ExpertWeights(gate_up.product, down.product, None, None, self.gate)
 
     def _read_joined(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
@@ -172,6 +212,7 @@ class LoadedExperts(NamedTuple):
 
     experts: Experts
     exchange: RankExchange | None
+    output: Map | None
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
@@ -179,4 +220,6 @@ class LoadedExperts(NamedTuple):
         """Run them over the stream."""
         assert residual is not None
         out, residual = self.experts(x, residual)
-        return (out if self.exchange is None else rank_sum(out, self.exchange)), residual
+        if self.exchange is not None:
+            out = rank_sum(out, self.exchange)
+        return (out if self.output is None else self.output(out)), residual

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,18 +72,35 @@ class Checkpoint:
     Args:
         ignore: names that need not be asked for.
         num_layers: layers from this one on need not be, which draft further tokens; None: all must.
+        renamed: parts of names, and what they are called here. Names are as asked for then.
+        unread: beginnings of the names of others that need not be asked for.
 
     Raises:
         ModelError: a file or tensor is missing, has another shape, or was never asked for.
     """
 
     def __init__(
-        self, folder: Path, ignore: frozenset[str] = frozenset(), num_layers: int | None = None
+        self,
+        folder: Path,
+        ignore: frozenset[str] = frozenset(),
+        num_layers: int | None = None,
+        *,
+        renamed: Sequence[tuple[str, str]] = (),
+        unread: tuple[str, ...] = (),
     ) -> None:
         self._folder = folder
         self._files: dict[Path, Any] = {}
-        self._where = {name: path for path in weight_files(folder) for name in self._names(path)}
-        self._unread = {n for n in self._where if n not in ignore and not IGNORED.search(n)}
+        self._where: dict[str, Path] = {}
+        self._stored_names: dict[str, str] = {}
+        for path in weight_files(folder):
+            for stored in self._open(path).keys():  # noqa: SIM118 (not a dictionary)
+                name = _renamed(stored, renamed)
+                self._where[name], self._stored_names[name] = path, stored
+        self._unread = {
+            name
+            for name in self._where
+            if name not in ignore and not IGNORED.search(name) and not name.startswith(unread)
+        }
         if num_layers is not None:
             drafting = {
                 n for n in self._unread if (m := LAYER.match(n)) and int(m[1]) >= num_layers
@@ -96,7 +113,7 @@ class Checkpoint:
 
     def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
         self._check_shape(name, part.whole_shape(target.shape))
-        stored = self._open(self._where[name]).get_slice(name)
+        stored = self._slice(name)
         for each, own in zip(part.split(target), part.slices(), strict=True):
             each.copy_(stored[own])
         self._unread.discard(name)
@@ -105,14 +122,14 @@ class Checkpoint:
     def stored(self, name: str) -> torch.Tensor:
         """Read a tensor as it is stored, on the CPU."""
         self._check_exists(name)
-        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(name)
+        tensor: torch.Tensor = self._open(self._where[name]).get_tensor(self._stored_names[name])
         self._unread.discard(name)
         report(len(self._where) - len(self._unread), len(self._where))
         return tensor
 
     def stored_type(self, name: str) -> str:
         """The type of a tensor that there is, as safetensors names it: "BF16", "F8_E4M3"."""
-        kind: str = self._open(self._where[name]).get_slice(name).get_dtype()
+        kind: str = self._slice(name).get_dtype()
         return kind
 
     def place(self, name: str) -> Path:
@@ -122,7 +139,15 @@ class Checkpoint:
     def shape(self, name: str) -> tuple[int, ...] | None:
         if name not in self._where:
             return None
-        return tuple(self._open(self._where[name]).get_slice(name).get_shape())
+        return tuple(self._slice(name).get_shape())
+
+    def stored_module(self, module: str) -> str:
+        """The checkpoint's own name of a module that has a weight."""
+        for name in ("weight", "qweight", "weight_packed"):
+            stored = self._stored_names.get(f"{module}.{name}")
+            if stored is not None:
+                return stored.removesuffix(f".{name}")
+        return module
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -150,8 +175,8 @@ class Checkpoint:
         if name not in self._where:
             raise ModelError(f"{self._folder} has no tensor {name!r}; {ANEW}, or {OTHER_CONFIG}")
 
-    def _names(self, path: Path) -> list[str]:
-        return list(self._open(path).keys())
+    def _slice(self, name: str) -> Any:
+        return self._open(self._where[name]).get_slice(self._stored_names[name])
 
     def _open(self, path: Path) -> Any:
         if path not in self._files:
@@ -162,6 +187,12 @@ class Checkpoint:
                     f"{path} is not a readable safetensors file: {first_line(error)}; {ANEW}"
                 ) from error
         return self._files[path]
+
+
+def _renamed(name: str, renamed: Sequence[tuple[str, str]]) -> str:
+    for part, own in renamed:
+        name = name.replace(part, own)
+    return name
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""Families whose layers keep a state a row, most of them beside attention."""

@@ -1,0 +1,77 @@
+"""What layers that keep a state a row share: the parts of a step, and convolutions read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.kernels.recurrent.convolution import Convolution, ring_length
+from engine.kernels.recurrent.matrices import CHUNK, drafted_length
+from engine.memory.states import StatePart, StateSpec, StateTensor, StepStates
+from engine.models.formats.reader import WeightReader
+from engine.models.weights.shares import RankShare
+
+
+def by_parts(states: StepStates, compute: Callable[[StatePart], torch.Tensor]) -> torch.Tensor:
+    """What `compute` makes of each part of a step, one after the other."""
+    outputs = [compute(part) for part in states.parts]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def ring_tensor(width: int, channels: int, num_drafts: int, dtype: torch.dtype) -> StateTensor:
+    """What a convolution keeps of a row."""
+    return StateTensor((ring_length(width, num_drafts), channels), dtype)
+
+
+def matrix_spec(
+    ring: StateTensor,
+    heads: int,
+    key_heads: int,
+    shape: tuple[int, int],
+    num_drafts: int,
+    *,
+    by_channel: bool = False,
+) -> StateSpec:
+    """What a recurrence and the convolution before it keep of a row.
+
+    Args:
+        shape: V and K of a head's matrix.
+        by_channel: each channel of K has its decay.
+    """
+    (value, key), length = shape, drafted_length(num_drafts)
+    return StateSpec(
+        (
+            ring,
+            StateTensor((heads, value, key), torch.float32),
+            StateTensor((length, key_heads, key), ring.dtype),
+            StateTensor((length, heads, value), ring.dtype),
+            StateTensor((length, heads, key) if by_channel else (length, heads), torch.float32),
+            StateTensor((length, heads), torch.float32),
+        ),
+        chunk=CHUNK,
+    )
+
+
+def read_convolution(
+    reader: WeightReader,
+    names: Sequence[str],
+    shares: Sequence[RankShare],
+    width: int,
+    *,
+    has_bias: bool = False,
+    silu: bool = True,
+) -> Convolution:
+    """Read a convolution whose channels are a tensor's, or several tensors' one after another.
+
+    Args:
+        names: of the modules. shares: the rank's channels; of one each where there are several.
+    """
+    groups = [shares] if len(names) == 1 else [(share,) for share in shares]
+    weights, biases = [], []
+    for name, own in zip(names, groups, strict=True):
+        weights.append(reader.channels(f"{name}.weight", own, 1, width)[:, 0])
+        if has_bias:
+            biases.append(reader.channels(f"{name}.bias", own))
+    bias = torch.cat(biases) if has_bias else None
+    return Convolution(torch.cat(weights).contiguous(), bias, silu)

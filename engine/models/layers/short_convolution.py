@@ -1,0 +1,93 @@
+"""The mixer of a short convolution between two gates, as of LFM2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.linear import Linear
+from engine.kernels.recurrent.convolution import Convolution, causal_convolution
+from engine.memory.states import StatePart, StateSpec
+from engine.models.formats.part import Normed
+from engine.models.formats.reader import Projection, WeightReader
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.norms import NormSpec
+from engine.models.layers.row_states import by_parts, read_convolution, ring_tensor
+from engine.models.weights.shares import COLUMNS, Division, undivided
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvolution(SublayerSpec):
+    """out_proj(C * conv(B * x)), of which in_proj makes B, C and x.
+
+    Attributes:
+        has_bias: of both products and the convolution.
+    """
+
+    hidden_size: int
+    width: int
+    norm: NormSpec
+    name: str = "conv"
+    has_bias: bool = False
+
+    @property
+    def divisions(self) -> Iterable[Division]:
+        return [Division(COLUMNS, self.hidden_size, "the model's hidden_size")]
+
+    def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
+        name, channels = f"{prefix}.{self.name}", reader.ranks.columns(self.hidden_size)
+        inputs = Projection(f"{name}.in_proj", (channels,) * 3, self.has_bias)
+        product = reader.product([inputs], undivided(self.hidden_size))
+        back = Projection(f"{name}.out_proj", (undivided(self.hidden_size),), self.has_bias)
+
+        def state(num_drafts: int) -> StateSpec:
+            ring = ring_tensor(self.width, channels.length, num_drafts, reader.dtype)
+            return StateSpec((ring,))
+
+        return LoadedShortConvolution(
+            self.norm.load(reader, self.hidden_size, f"{prefix}.").before(product),
+            places.state(state),
+            read_convolution(
+                reader,
+                [f"{name}.conv"],
+                [channels],
+                self.width,
+                has_bias=self.has_bias,
+                silu=False,
+            ),
+            reader.linear([back], channels),
+        )
+
+
+class LoadedShortConvolution(NamedTuple):
+    """The `Sublayer` of a short convolution.
+
+    Attributes:
+        place: of what it keeps, in `StepStates.layers`.
+    """
+
+    product: Normed
+    place: int
+    convolution: Convolution
+    o: Linear
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run it over the stream."""
+        columns, residual = self.product(x, residual)
+        b, c, x = columns.chunk(3, dim=1)
+        gated = b * x
+        states = inputs.states
+        assert states is not None
+        (ring,) = states.layers[self.place]
+
+        def compute(part: StatePart) -> torch.Tensor:
+            return causal_convolution(
+                gated[part.tokens], self.convolution, ring, part.rows, part.extent
+            )
+
+        return self.o(by_parts(states, compute).mul_(c)), residual

@@ -1,0 +1,87 @@
+"""Families whose layers keep states, served in every manner, against transformers' whole texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.request import PromptLogprobsParams
+from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
+from tests.engine.models.families.hybrid_models import FAMILIES, VOCAB, config_of, write_hybrid
+from tests.engine.models.families.hybrid_server import BLOCK_SIZE, serve
+from tests.engine.speculation.tiny_mtp import write_with_mtp
+
+Model = tuple[Path, Any]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = tmp_path_factory.mktemp(request.param)
+    return folder, write_hybrid(config_of(request.param), folder)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """A prompt that begins as all of the same seed do."""
+    drawn: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    return drawn
+
+
+def repetitive(length: int) -> list[int]:
+    return (prompt(7, 3) * length)[:length]
+
+
+@pytest.mark.parametrize("step_tokens", [13, 64])
+def test_chunks_strangers_and_hits(model: Model, step_tokens: int) -> None:
+    """Prompts around blocks' and chunks' edges, cut where steps are full, beside decoding rows;
+    then the same again with tails after their cached beginnings."""
+    server = serve(*model, max_step_tokens=step_tokens)
+    for length in (1, 15, 16, 17, 48, 50, 33):
+        server.submit(prompt(length, seed=length % 2), prompt_logprobs=PromptLogprobsParams())
+    server.run()
+    for length, tail in ((48, 1), (48, 4), (50, 20), (33, 0)):
+        text = prompt(length, seed=length % 2) + prompt(tail, seed=5)
+        assert server.ask(text).num_cached >= (min(length, len(text) - 1) // BLOCK_SIZE - 1) * 16
+
+
+def test_preempted(model: Model) -> None:
+    server = serve(*model, num_blocks=11, max_step_tokens=32)
+    for length in (40, 41, 42, 37):
+        server.submit(prompt(length, seed=length), max_tokens=24)
+    server.run()
+    assert server.engine.stats().num_preemptions > 0
+
+
+def test_drafted(model: Model) -> None:
+    """Drafts of n-grams, of which some stand and most do not, beside rows without any; prompts in
+    chunks with their logprobs."""
+    speculation = SpeculativeConfig(
+        method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3
+    )
+    server = serve(*model, speculation=speculation, max_step_tokens=24)
+    for text in (repetitive(30), prompt(20, 9), repetitive(45), prompt(3, 8), repetitive(16)):
+        server.submit(text, max_tokens=24, prompt_logprobs=PromptLogprobsParams())
+    server.run()
+    reply = server.ask(repetitive(45) + server.replies[2].tokens[:9], max_tokens=20)
+    assert reply.num_cached > 0
+
+
+@pytest.mark.parametrize("method", ["greedy", "gumbel"])
+def test_drafted_by_the_checkpoints_own_head(tmp_path: Path, method: DraftSampleMethod) -> None:
+    """Turns of conversations, each after the cached last one, as drafts and hits went wrong
+    together elsewhere: nothing but benchmarks' scores showed it."""
+    layers = ["linear_attention"] * 3 + ["full_attention"]
+    target, _ = write_with_mtp(tmp_path, layers, VOCAB)
+    speculation = SpeculativeConfig(
+        method="mtp", num_speculative_tokens=3, draft_sample_method=method
+    )
+    server = serve(tmp_path, target, speculation=speculation, max_step_tokens=24)
+    texts = [prompt(length, seed=length) for length in (20, 33, 4)]
+    for turn in range(3):
+        handles = [server.submit(text, max_tokens=9) for text in texts]
+        server.run()
+        replies = [server.replies[handle] for handle in handles]
+        assert turn == 0 or any(reply.num_cached for reply in replies)
+        texts = [each.prompt + each.tokens + prompt(5, seed=turn) for each in replies]
