@@ -13,13 +13,14 @@ import msgspec
 from engine.errors import ConfigError
 
 MAX_DRAFTS = 16
+MAX_MTP_DRAFTS = 8
 RENAMED = {
     "strict": '"rejection_sample_method": "standard" with "draft_sample_method": "greedy"',
     "probabilistic": '"rejection_sample_method": "standard" with "draft_sample_method": "gumbel"',
 }
 """Removed spellings, and their replacements."""
 
-Method = Literal["eagle", "eagle3", "draft_model", "ngram"]
+Method = Literal["eagle", "eagle3", "mtp", "draft_model", "ngram"]
 DraftSampleMethod = Literal["greedy", "gumbel"]
 RejectionSampleMethod = Literal["standard", "synthetic", "coupled"]
 DraftSource = Literal["greedy", "gumbel", "coupled"]
@@ -36,7 +37,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes:
         method: the kind of drafter.
         num_speculative_tokens: k, drafts per step, 1 to `MAX_DRAFTS`.
-        model: folder or hub id of the head or draft model; none for "ngram".
+        model: folder or hub id of the head or draft model; none for "mtp", whose head is the
+            target's own, and "ngram".
         revision: branch, tag or commit of a hub id.
         draft_sample_method: "greedy" takes the draft's highest token, "gumbel" draws from the
             draft's distribution. None is "gumbel" with "coupled", otherwise "greedy".
@@ -153,14 +155,17 @@ def _check_names(fields: dict[str, Any]) -> None:
 
 def _check_method(config: SpeculativeConfig) -> None:
     lookup = config.prompt_lookup_min, config.prompt_lookup_max
+    has_model = config.method not in ("mtp", "ngram")
+    if has_model and not config.model:
+        raise _error(f"method {config.method!r} needs a model (folder or hub id)")
+    if not has_model and (config.model is not None or config.revision is not None):
+        raise _error(f"method {config.method!r} takes no model")
+    if config.method == "mtp":
+        _in_range("num_speculative_tokens", config.num_speculative_tokens, 1, MAX_MTP_DRAFTS)
     if config.method != "ngram":
-        if not config.model:
-            raise _error(f"method {config.method!r} needs a model (folder or hub id)")
         if lookup != (None, None):
             raise _error(f"prompt_lookup_min and _max are for ngram, not {config.method}")
         return
-    if config.model is not None or config.revision is not None:
-        raise _error("method 'ngram' takes no model")
     if config.draft_sample_method == "gumbel":
         raise _error("method 'ngram' has no draft logits: draft_sample_method must be greedy")
     low, high = config.lookup_lengths

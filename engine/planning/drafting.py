@@ -78,7 +78,7 @@ def draft_rules(config: SpeculativeConfig | None) -> DraftRules:
         num_tokens=config.num_speculative_tokens,
         max_rows=off_from - 1,
         has_cache=config.method != "ngram",
-        looks_ahead=config.method in ("eagle", "eagle3"),
+        looks_ahead=config.method in ("eagle", "eagle3", "mtp"),
         draws_differ=config.rejection_sample_method != "coupled",
     )
 

@@ -16,6 +16,7 @@ from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.draft_model import DraftModelDrafter
 from engine.speculation.eagle import EagleDrafter
 from engine.speculation.eagle_loader import load_eagle_head
+from engine.speculation.mtp_loader import load_mtp_head
 from engine.speculation.ngram import NgramDrafter
 from engine.speculative_config import SpeculativeConfig
 from sampling.rows import SamplingRows
@@ -48,7 +49,8 @@ def make_drafter(
         draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
         return DraftModelDrafter(model, num_tokens, draws, cache_shape)
     num_positions = max_len + SPARE_POSITIONS
-    eagle_head, angles = load_eagle_head(
+    load = load_mtp_head if config.method == "mtp" else load_eagle_head
+    eagle_head, angles = load(
         config, target_config, target, rows.device, num_positions, sampling_rows.shard
     )
     draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
