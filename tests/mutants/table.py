@@ -6,11 +6,12 @@ from tests.mutants.engine import ENGINE, RUNNER, SCORING
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 from tests.mutants.planning import PLANNING
+from tests.mutants.recurrent import RECURRENT
 from tests.mutants.sampling import SAMPLING
 from tests.mutants.server import SERVER
 from tests.mutants.structured import STRUCTURED
 
 MUTANTS: tuple[Mutant, ...] = (
     *(*SERVER, *PLANNING, *STRUCTURED, *ENGINE),
-    *(*SCORING, *RUNNER, *SAMPLING, *MEMORY),
+    *(*SCORING, *RUNNER, *SAMPLING, *MEMORY, *RECURRENT),
 )

@@ -1,0 +1,80 @@
+"""Mutants of layers that keep states: of their kernels and their twins, of families and drafts.
+
+Most are bugs that other servers have had.
+"""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+KERNELS = "tests/engine/kernels/recurrent"
+RECURRENCE = f"{KERNELS}/test_recurrence.py"
+REFUSED = f"{RECURRENCE}::test_refused_drafts_leave_no_trace"
+HYBRIDS = "tests/engine/models/families/test_hybrids.py"
+
+RECURRENT = (
+    Mutant(
+        "chunks-lie-on-the-grid-of-a-packed-batch",
+        "engine/kernels/recurrent/chunked.py",
+        "            position = chunk * CHUNK + lanes\n",
+        "            position = chunk * CHUNK + lanes - start % CHUNK\n",
+        (f"{RECURRENCE}::test_bits_do_not_depend_on_the_rows_beside",),
+        interpreted=True,
+    ),
+    Mutant(
+        "step-sizes-are-rounded-as-products-are",
+        "engine/kernels/recurrent/gates.py",
+        "b.float().sigmoid()",
+        "b.sigmoid().float()",
+        (f"{KERNELS}/test_gates.py::test_delta_gates_are_float32_whatever_the_products_are",),
+    ),
+    Mutant(
+        "accepted-drafts-are-counted-by-another-order-of-rows",
+        "engine/kernels/recurrent/recurrence.py",
+        "int(rows.replays[row])",
+        "int(rows.replays[-1 - row])",
+        (REFUSED,),
+    ),
+    Mutant(
+        "refused-drafts-are-entered",
+        "engine/kernels/recurrent/recurrence.py",
+        "            if end <= ends[row]:\n",
+        "            if end <= ends[row] + 1:\n",
+        (REFUSED,),
+    ),
+    Mutant(
+        "a-row-that-begins-reads-what-its-slot-holds",
+        "engine/kernels/recurrent/recurrence.py",
+        "if begin else torch.zeros_like(matrix[slot])",
+        "",
+        (f"{RECURRENCE}::test_whole_texts",),
+    ),
+    Mutant(
+        "a-row-goes-on-in-the-snapshot-that-it-was-restored-from",
+        "engine/kernels/recurrent/recurrence.py",
+        "                _store(matrix, state, slot)\n",
+        "                _store(matrix, state, source)\n",
+        (f"{RECURRENCE}::test_snapshots_of_a_prompt",),
+    ),
+    Mutant(
+        "drafts-replace-the-inputs-before-them",
+        "engine/kernels/recurrent/convolution.py",
+        "    return width + num_drafts\n",
+        "    return width\n",
+        (f"{KERNELS}/test_convolution.py::test_refused_drafts_leave_no_trace",),
+    ),
+    Mutant(
+        "step-sizes-of-olmo-stay-below-1",
+        "engine/models/families/hybrid/olmo_hybrid.py",
+        "beta_scale=2.0 if",
+        "beta_scale=1.0 if",
+        (f"{HYBRIDS}::test_preempted",),
+    ),
+    Mutant(
+        "a-head-reads-its-output-before-the-norm",
+        "engine/speculation/mtp_head.py",
+        "        return self._final_norm.add(x, residual)[0]\n",
+        "        return x if residual is None else x + residual\n",
+        ("tests/engine/speculation/test_mtp_head.py::test_mtp",),
+    ),
+)
