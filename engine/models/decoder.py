@@ -109,7 +109,7 @@ class Decoder:
             sublayers = layer.load(unquantized, own)
             positions = torch.arange(len(ids), device=self.device)
             rotations = [Rotation(table, positions) for table in self._tables(own)]
-            run.run(sublayers, own.attention_specs, rotations)
+            run.run(sublayers, own, rotations)
         reference.hidden = run.hidden(self._final_norm)
 
     def _tables(self, places: LayerPlaces) -> list[torch.Tensor]:

@@ -14,7 +14,8 @@ from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs, AttentionSpec, LayerAttention
 from engine.contracts.heads import Rotation
 from engine.memory.pages import KVCache
-from engine.models.layers.layer import LayerInputs, Sublayer
+from engine.memory.states import text_states
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
 from engine.models.layers.norms import LoadedNorm
 
 BLOCK_SIZE = 16
@@ -53,15 +54,13 @@ class LayerwiseRun:
 
     @torch.inference_mode()
     def run(
-        self,
-        layer: Sequence[Sublayer],
-        specs: Sequence[AttentionSpec],
-        rotations: Sequence[Rotation],
+        self, layer: Sequence[Sublayer], places: LayerPlaces, rotations: Sequence[Rotation]
     ) -> None:
-        """Run a layer, the next in order; specs and rotations are those of the layer alone."""
+        """Run a layer, the next in order; places and rotations are the layer's alone."""
         x = self._x
-        attention = attention_of_text(specs, x.dtype, x.device, len(x))
-        inputs = LayerInputs(attention, rotations)
+        attention = attention_of_text(places.attention_specs, x.dtype, x.device, len(x))
+        states = text_states([make(0) for make in places.states], x.device)
+        inputs = LayerInputs(attention, rotations, states(0, len(x)))
         for sublayer in layer:
             self._x, self._residual = sublayer(self._x, self._residual, inputs)
 

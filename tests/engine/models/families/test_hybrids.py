@@ -7,14 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from engine.config import ModelConfig
+from engine.models.loader import load_model
+from engine.models.reference import Reference
 from engine.request import PromptLogprobsParams
 from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
+from engine.startup.error_statement import hidden_states
 from tests.engine.models.families.hybrid_models import FAMILIES, VOCAB, config_of, write_hybrid
 from tests.engine.models.families.hybrid_server import BLOCK_SIZE, serve
 from tests.engine.speculation.tiny_mtp import write_with_mtp
 
 Model = tuple[Path, Any]
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -85,3 +91,18 @@ def test_drafted_by_the_checkpoints_own_head(tmp_path: Path, method: DraftSample
         replies = [server.replies[handle] for handle in handles]
         assert turn == 0 or any(reply.num_cached for reply in replies)
         texts = [each.prompt + each.tokens + prompt(5, seed=turn) for each in replies]
+
+
+def test_the_error_of_rounding_is_that_of_the_unquantized_layers(model: Model) -> None:
+    """What quantization at load is compared with: layers run one by one, states included."""
+    folder, _ = model
+    ids = torch.tensor(prompt(40))
+    reference = Reference(lambda _: ids)
+    rounded = ModelConfig(model=str(folder), dtype="float32", quantization="fp8")
+    served = load_model(rounded, CPU, reference=reference)
+    plain = load_model(ModelConfig(model=str(folder), dtype="float32"), CPU)
+    assert reference.hidden is not None
+    wanted = hidden_states(plain, ids, None)
+    # The same operations in the same order.
+    torch.testing.assert_close(reference.hidden, wanted, rtol=0, atol=1e-6)
+    assert not torch.equal(hidden_states(served, ids, None), wanted)
