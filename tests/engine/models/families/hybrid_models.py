@@ -65,10 +65,10 @@ FAMILIES = (
 )
 
 
-def config_of(family: str, hidden: int = 32) -> PreTrainedConfig:
+def config_of(family: str, hidden: int = 32, vocab_size: int = VOCAB) -> PreTrainedConfig:
     """The config of a tiny model; heads of attention are hidden / 4 wide or twice that."""
     sizes: dict[str, Any] = {
-        "vocab_size": VOCAB,
+        "vocab_size": vocab_size,
         "hidden_size": hidden,
         "intermediate_size": 48,
         "num_hidden_layers": 4,
