@@ -75,6 +75,6 @@ RECURRENT = (
         "engine/speculation/mtp_head.py",
         "        return self._final_norm.add(x, residual)[0]\n",
         "        return x if residual is None else x + residual\n",
-        ("tests/engine/speculation/test_mtp_head.py::test_mtp",),
+        ("tests/engine/speculation/test_drafters.py::test_the_checkpoints_own_head",),
     ),
 )

@@ -25,8 +25,8 @@ from engine.models.layers.norms import Map, NormSpec
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
 from engine.models.layers.row_states import by_parts, matrix_spec, read_convolution, ring_tensor
 from engine.models.weights.shares import (
-    FLAG,
     HEADS,
+    RANKS_FLAG,
     Division,
     RankShare,
     RankShares,
@@ -100,7 +100,7 @@ class StateSpace(SublayerSpec):
         heads, groups = ranks.heads(self.heads), ranks.keys(self.groups)
         if not ranks.is_lone and self.norm_groups % ranks.exchange.size > 0:
             raise ModelError(
-                f"{FLAG} {ranks.exchange.size}: the norm of the state-space layers has "
+                f"{RANKS_FLAG} {ranks.exchange.size}: the norm of the state-space layers has "
                 f"{self.norm_groups} groups, which do not divide by it"
             )
         inner, state = heads.times(self.head_dim), groups.times(self.state_size)

@@ -32,6 +32,7 @@ from tests.engine.speculation.tiny_heads import (
     write_eagle1,
     write_eagle3,
 )
+from tests.engine.speculation.tiny_mtp import write_with_mtp
 from tests.engine.tiny_models import FUSED, VOCAB, write_model
 
 NUM_TOKENS = 3
@@ -179,6 +180,14 @@ def test_a_draft_model_that_is_the_target_drafts_what_the_target_draws(
             device, folder, next_logits, temperature=0.0, method="draft_model", model=str(folder)
         )
     )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_checkpoints_own_head(device: torch.device, tmp_path: Path, temperature: float) -> None:
+    """Greedy and drawn drafts, each after the first of the head's own output."""
+    _, head = write_with_mtp(tmp_path, ["full_attention"] * 2)
+    serve(drafted_rows(device, tmp_path, head, temperature=temperature, method="mtp"))
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -120,6 +121,17 @@ def config_of(family: str, hidden: int = 32, vocab_size: int = VOCAB) -> PreTrai
             return FalconH1Config(**falcon, **FACTORS)
         case _:
             return FalconH1Config(**falcon, mamba_rms_norm=True, mamba_norm_before_gate=False)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """A prompt that begins as all of the same seed do."""
+    drawn: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
+    return drawn
+
+
+def repetitive(length: int) -> list[int]:
+    """A prompt in which n-grams find what follows."""
+    return (prompt(7, 3) * length)[:length]
 
 
 def write_hybrid(config: PreTrainedConfig, folder: Path) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,14 @@ from engine.models.reference import Reference
 from engine.request import PromptLogprobsParams
 from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
 from engine.startup.error_statement import hidden_states
-from tests.engine.models.families.hybrid_models import FAMILIES, VOCAB, config_of, write_hybrid
+from tests.engine.models.families.hybrid_models import (
+    FAMILIES,
+    VOCAB,
+    config_of,
+    prompt,
+    repetitive,
+    write_hybrid,
+)
 from tests.engine.models.families.hybrid_server import BLOCK_SIZE, serve
 from tests.engine.speculation.tiny_mtp import write_with_mtp
 
@@ -27,16 +33,6 @@ CPU = torch.device("cpu")
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp(request.param)
     return folder, write_hybrid(config_of(request.param), folder)
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    """A prompt that begins as all of the same seed do."""
-    drawn: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-    return drawn
-
-
-def repetitive(length: int) -> list[int]:
-    return (prompt(7, 3) * length)[:length]
 
 
 def test_chunks_strangers_and_hits(model: Model) -> None:

@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from engine.speculative_config import SpeculativeConfig
-from tests.engine.models.families.hybrid_models import FAMILIES, config_of, write_hybrid
+from tests.engine.models.families.hybrid_models import (
+    FAMILIES,
+    config_of,
+    prompt,
+    repetitive,
+    write_hybrid,
+)
 from tests.engine.models.families.hybrid_server import Server, serve
-from tests.engine.models.families.test_hybrids import prompt, repetitive
 
 pytestmark = pytest.mark.gpu
 HIDDEN = 256
