@@ -194,7 +194,7 @@ class ChatTemplate:
         """The prompt's text; raises `ApiError` for what the template refuses."""
         rendering = self._rendering(source, conversation)
         run = self._thread.run if (pool := self._pool(rendering)) is None else pool.run
-        return await self._bounded(run(self._timeout_s, render, rendering))
+        return await self._bounded(run(self._timeout_s, render, rendering), conversation.param)
 
     def _rendering(self, source: str, conversation: Conversation) -> Rendering:
         takes_text = hash(source) in self._with_text_arguments

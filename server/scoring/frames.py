@@ -53,13 +53,14 @@ class ReplyFrames:
         self._replies: dict[bytes, tuple[str, str]] = {}
 
     async def frame(
-        self, content: str, system: str | None, variables: Mapping[str, Any]
+        self, content: str, system: str | None, variables: Mapping[str, Any], param: str
     ) -> ReplyFrame:
         """The frame of a user's message with this content; raises `ApiError`.
 
         Args:
             system: the text of a system's message before it.
             variables: `chat_template_kwargs`.
+            param: the request's field that has the content, for errors.
         """
         if reserved := sorted(RESERVED_KWARGS & variables.keys()):
             words = f"chat_template_kwargs may not set {', '.join(reserved)}"
@@ -70,15 +71,16 @@ class ReplyFrames:
         source = self._template.source(with_tools=False)
         variables = {**NO_THOUGHTS, **variables}
         before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        text = await self._render(source, [*before, _user(content)], variables)
+        conversation = Conversation([*before, _user(content)], variables=variables, param=param)
+        text = await self._template.text(source, conversation)
         head, found, tail = text.rpartition(content)
         if not found:
             raise bad_request(
-                None, "the model's chat template changes what a message holds: it cannot be read"
+                param, "the model's chat template changes what a message holds: it cannot be read"
             )
         if system is not None and system.strip() not in head:
             raise bad_request(
-                None, "the model's chat template shows no system message: leave it out"
+                param, "the model's chat template shows no system message: leave it out"
             )
         tail += _closed_thoughts(tail, self._parsers.reasoning_format(source))
         space, after = await self._reply(source, variables)

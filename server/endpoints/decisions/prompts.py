@@ -110,10 +110,12 @@ class DecisionReader:
         find, variables = self.readers.frames.frame, reading.variables
         if state.system is not None:
             try:
-                return state, await find(self._probe(state, questions), state.system, variables)
+                return state, await find(
+                    self._probe(state, questions), state.system, variables, state.place
+                )
             except ApiError:
                 state = State(f"{state.system}\n\n{state.text}", None, state.place)
-        return state, await find(self._probe(state, questions), None, variables)
+        return state, await find(self._probe(state, questions), None, variables, state.place)
 
     def _probe(self, state: State, questions: Sequence[Question]) -> str:
         """A message as those of the request are."""

@@ -32,7 +32,7 @@ async def frame(
     template = ChatTemplate(source, {}, large)
     try:
         parsers = Parsers(tokenizer, "auto", "auto")
-        return await ReplyFrames(template, parsers).frame(content, system, {})
+        return await ReplyFrames(template, parsers).frame(content, system, {}, "input")
     finally:
         template.close()
         large.close()
@@ -79,8 +79,9 @@ async def test_a_reply_in_a_channel_begins_with_its_header() -> None:
     ],
 )
 async def test_refused(source: str, system: str | None, words: str) -> None:
-    with pytest.raises(ApiError, match=words):
+    with pytest.raises(ApiError, match=words) as caught:
         await frame(source, system=system)
+    assert caught.value.param == "input"
 
 
 async def test_the_demo_model_s_frame_is_its_template_s() -> None:
