@@ -17,7 +17,6 @@ from unittest.mock import MagicMock
 
 import transformers
 
-from demo import MODEL_FOLDER
 from server.conversation.parsing.format import ReasoningFormat, ToolFormat
 from server.conversation.parsing.formats.known import REASONING_PARSERS, TOOL_PARSERS
 from server.conversation.parsing.graph import make_graph
@@ -85,7 +84,7 @@ class _Parser:
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         """Whether a text of these ids has left its thoughts."""
         assert self.thoughts is not None
-        text = self.model_tokenizer.decode(input_ids)
+        text = str(self.model_tokenizer.decode(input_ids))
         return bool(text.rfind(self.thoughts.end) > text.rfind(self.thoughts.begin))
 
     def _made(self, request: Any) -> Machine:
@@ -188,11 +187,36 @@ class _Manager:
         return lambda parser: _parser(parser, self._kind)
 
 
-_LOAD = transformers.AutoTokenizer.from_pretrained
+class _Characters:
+    """A tokenizer whose tokens are characters, so that any text is cut anywhere and kept."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """The tokens of a text."""
+        return list(text)
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """The ids of a text."""
+        return [ord(char) for char in text]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        """The text of some ids."""
+        return "".join(map(chr, ids))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """The ids of tokens."""
+        return ord(tokens[0]) if isinstance(tokens, str) else [ord(token) for token in tokens]
+
+    def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
+        """The text of tokens."""
+        return "".join(tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Ids by token, of ASCII."""
+        return {chr(i): i for i in range(128)}
 
 
-def _tokenizer(*_: Any, **__: Any) -> Any:
-    return _LOAD(MODEL_FOLDER)
+def _tokenizer(*_: Any, **__: Any) -> _Characters:
+    return _Characters()
 
 
 class _Module(ModuleType):
