@@ -87,8 +87,11 @@ def _served(settings: Settings, config: EngineConfig) -> Served:
         from server.generation.params import bad_words as ids_of
         from server.text.tokenizer import load_tokenizer
 
-        own = settings.tokenizer or config.model.model
-        tokenizer = load_tokenizer(own, trust_remote_code=settings.trust_remote_code)
+        own = config.structured
+        assert own is not None, "settings name a tokenizer"
+        tokenizer = load_tokenizer(
+            own.tokenizer, revision=own.revision, trust_remote_code=own.trust_remote_code
+        )
         return ids_of(bad_words, tokenizer)
 
     speculation = config.speculation

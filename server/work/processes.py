@@ -41,6 +41,10 @@ class CallEndedError(Exception):
     """A process ended within a call: killed by the system, or by memory that it could not have."""
 
 
+class CallNotBegunError(Exception):
+    """No process could be started for a call: it says nothing of what was to be called."""
+
+
 class Preparation(NamedTuple):
     """What a process makes ready before its first call: `prepare` is called with `args` there."""
 
@@ -58,8 +62,12 @@ class BoundedProcess:
         self._process.start()
         theirs.close()
         self._is_closed = False
-        self._connection.send(setup)
-        self._answer(START_S)
+        try:
+            self._connection.send(setup)
+            self._answer(START_S)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def is_alive(self) -> bool:
@@ -140,6 +148,7 @@ class ProcessPool:
 
         Raises:
             ApiError: 429, too many calls wait.
+            CallNotBegunError: no process could be started; the next call tries again.
         """
         if self._num_waiting >= self._max_waiting:
             raise overloaded(f"{self._max_waiting} requests wait for {self._name}")
@@ -155,11 +164,7 @@ class ProcessPool:
         try:
             process = self._idle.get_nowait()
         except queue.Empty:
-            setup = None if self._setup is None else self._setup()
-            process = BoundedProcess(setup, self._memory_bytes)
-            self._processes.append(process)
-            if self._is_closed:
-                process.kill()
+            process = self._start()
         try:
             return process.call(limit_s, function, *args)
         finally:
@@ -167,6 +172,18 @@ class ProcessPool:
                 self._idle.put(process)
             else:
                 self._processes.remove(process)
+
+    def _start(self) -> BoundedProcess:
+        setup = None if self._setup is None else self._setup()
+        try:
+            process = BoundedProcess(setup, self._memory_bytes)
+        except (OSError, EOFError) as error:  # a start that takes too long among them
+            words = f"no process for {self._name} could be started: {error!r}"
+            raise CallNotBegunError(words) from error
+        self._processes.append(process)
+        if self._is_closed:
+            process.kill()
+        return process
 
     def close(self) -> None:
         """End the processes and threads."""

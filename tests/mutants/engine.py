@@ -6,18 +6,49 @@ from tests.mutants.mutant import Mutant
 
 ENGINE = (
     Mutant(
+        "a-stored-zero-point-of-15-is-16",
+        "engine/models/formats/unpack.py",
+        "zeros = (zeros + scheme.zero_offset) & 15",
+        "zeros = zeros + scheme.zero_offset",
+        (
+            "tests/engine/models/formats/test_int4_checkpoints.py::test_zero_points_at_both_ends_of_the_code",
+        ),
+    ),
+    Mutant(
+        "a-symmetric-part-of-a-joined-product-loses-the-others-zero-points",
+        "engine/models/formats/int4.py",
+        "any(part.groups.zeros is not None for part in int4)",
+        "all(part.groups.zeros is not None for part in int4)",
+        (
+            "tests/engine/models/formats/test_int4_parts.py::test_joined_4_bit_parts_keep_their_zero_points",
+        ),
+    ),
+    Mutant(
+        "a-symmetric-part-of-a-joined-product-has-the-middle-beside-the-middle",
+        "engine/models/formats/int4.py",
+        "torch.full(groups.scales.shape, MIDDLE,",
+        "torch.full(groups.scales.shape, MIDDLE - 1,",
+        (
+            "tests/engine/models/formats/test_int4_parts.py::test_joined_4_bit_parts_keep_their_zero_points",
+        ),
+    ),
+    Mutant(
         "an-audit-takes-only-one-side-s-errors-into-account",
         "engine/audit/redraw.py",
         "gain = math.exp(2 * slack)",
         "gain = math.exp(slack)",
-        ("tests/engine/audit/test_redraw.py",),
+        (
+            "tests/engine/audit/test_redraw.py::test_what_logits_that_are_off_draw_is_explained_by_no_more_than_they_are_off",
+        ),
     ),
     Mutant(
         "an-audit-takes-the-mass-above-a-token-for-certain",
         "engine/audit/distribution.py",
         'scaled + 2 * slack, "right"',
         'scaled, "right"',
-        ("tests/engine/audit/test_redraw.py",),
+        (
+            "tests/engine/audit/test_redraw.py::test_what_logits_that_are_off_draw_is_explained_by_no_more_than_they_are_off",
+        ),
     ),
     Mutant(
         "drafts-of-a-row-s-earlier-choice-are-verified",

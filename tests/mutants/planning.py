@@ -18,6 +18,15 @@ ENDS = (
 _STOPS = "    finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP\n"
 PLANNING = (
     Mutant(
+        "rows-without-logprobs-take-no-places-in-a-joined-output",
+        "engine/planning/outputs.py",
+        "            joined.put(slice(start, start + count), arrays)\n        start += count",
+        "            joined.put(slice(start, start + count), arrays)\n            start += count",
+        (
+            "tests/engine/planning/test_outputs.py::test_rows_with_and_without_logprobs_are_joined_at_their_places",
+        ),
+    ),
+    Mutant(
         "prompt-logprobs-kept-over-a-preemption",
         "engine/planning/scheduler.py",
         "            choice.prompt_parts = []\n",

@@ -6,6 +6,49 @@ from tests.mutants.mutant import Mutant
 
 SERVER = (
     Mutant(
+        "a-check-that-could-not-begin-is-remembered",
+        "server/structured/checker.py",
+        "        except BaseException:\n            del self._cache[key]\n            raise",
+        "        except BaseException:\n            raise",
+        (
+            "tests/server/structured/test_checker.py::test_a_check_that_could_not_begin_is_not_remembered",
+        ),
+    ),
+    Mutant(
+        "a-start-that-takes-too-long-is-taken-for-a-call-that-does",
+        "server/work/processes.py",
+        "except (OSError, EOFError) as error:  # a start that takes too long among them",
+        "except (ConnectionError, EOFError) as error:",
+        (
+            "tests/server/work/test_processes.py::test_a_start_that_fails_is_tried_again_and_holds_no_place",
+        ),
+    ),
+    Mutant(
+        "a-call-whose-process-did-not-start-holds-its-place",
+        "server/work/processes.py",
+        "finally:\n            self._num_waiting -= 1",
+        "finally:\n            pass",
+        (
+            "tests/server/work/test_processes.py::test_a_start_that_fails_is_tried_again_and_holds_no_place",
+        ),
+    ),
+    Mutant(
+        "each-member-of-a-gzip-body-has-the-whole-limit",
+        "server/http/content.py",
+        "            stream = zlib.decompressobj(bits)\n",
+        "            stream = zlib.decompressobj(bits)\n            size = 0\n",
+        ("tests/server/http/test_body.py::TestCompressed::test_members_count_together",),
+    ),
+    Mutant(
+        "a-revision-is-asked-of-another-tokenizer",
+        "server/command/configure.py",
+        "revision=settings.revision if own else None",
+        "revision=settings.revision",
+        (
+            "tests/server/command/test_settings.py::test_a_revision_is_the_model_s_and_of_no_other_tokenizer",
+        ),
+    ),
+    Mutant(
         "an-audit-numbers-choices-over-all-prompts",
         "server/audit/records.py",
         '"choice": index % n',

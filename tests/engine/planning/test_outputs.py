@@ -342,3 +342,33 @@ def test_a_step_passed_on_says_what_it_would_through_the_ring(
         told = [[(to, _said(output, asked)) for to, output in ring.collect()] for ring in rings]
         assert told[0] == told[1]
     assert num_passed > 20
+
+
+def test_rows_with_and_without_logprobs_are_joined_at_their_places() -> None:
+    """Also where those without come first, in between, last, or bring no token."""
+    first, second = logprob_arrays(2, 3, 0), logprob_arrays(1, 1, 2)
+    parts = [(None, 2), (first, 2), (None, 0), (None, 3), (second, 1), (None, 1)]
+    joined = concat_logprobs(parts)
+    assert joined is not None
+    assert len(joined.chosen) == 9
+    np.testing.assert_array_equal(joined.chosen[2:4], first.chosen)
+    np.testing.assert_array_equal(joined.top_ids[2:4], first.top_ids)
+    np.testing.assert_array_equal(joined.chosen[7:8], second.chosen)
+    np.testing.assert_array_equal(joined.explicit[7:8], second.explicit)
+    np.testing.assert_array_equal(joined.top_logprobs[7:8, :1], second.top_logprobs)
+    assert concat_logprobs([(None, 4), (None, 1)]) is None
+
+
+def test_outputs_of_rows_with_and_without_logprobs_keep_them_apart() -> None:
+    """Whichever row comes first, and whatever each is behind by."""
+    ring = OutputRing(3)
+    ring.open(0, choice(1))
+    ring.open(1, choice(2, params=SamplingParams(logprobs=2)))
+    ring.open(2, choice(3))
+    arrays = logprob_arrays(3, 2, 0)
+    ring.add(settled([0, 1, 2], [5, 6, 7]), arrays)
+    [(_, output)] = ring.collect()
+    assert output.logprobs is not None
+    start = int(output.num_new[: output.handles.tolist().index(2)].sum())
+    assert output.token_ids[start] == 6
+    np.testing.assert_array_equal(output.logprobs.chosen[start], arrays.chosen[1])

@@ -359,3 +359,21 @@ def test_the_self_test_is_run_as_the_sampler_is_configured() -> None:
     assert command() == ()
     assert command(page_verify=True)[-4:] == ("--quick", "--json", "--device", "cpu")
     assert command(page_verify=True, use_fp64_gumbel=True)[-1] == "--use-fp64-gumbel"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"model": "m", "revision": "r"}, ("m", "r")),
+        ({"model": "m", "revision": "r", "tokenizer": "t"}, ("t", None)),
+        ({"model": "m", "tokenizer": "t"}, ("t", None)),
+        ({"model": "m", "revision": "r", "tokenizer": "m"}, ("m", None)),
+    ],
+)
+def test_a_revision_is_the_model_s_and_of_no_other_tokenizer(
+    given: dict[str, Any], wanted: tuple[str, str | None]
+) -> None:
+    config = engine_config(load_settings(given))
+    assert config.structured is not None
+    assert (config.structured.tokenizer, config.structured.revision) == wanted
+    assert config.model.revision == given.get("revision")

@@ -132,6 +132,13 @@ class TestCompressed:
         assert reply.status_code == 400
         assert words in error_of(reply)["message"]
 
+    @pytest.mark.parametrize("num_members", [1, 2, 7, 300])
+    def test_members_count_together(self, num_members: int) -> None:
+        """Each is within the limit, and all are not: a bomb may be cut into any number."""
+        members = gzip.compress(bytes(1000)) * num_members
+        assert decompress(members, "gzip", 1000 * num_members) == bytes(1000 * num_members)
+        assert decompress(members, "gzip", 1000 * num_members - 1) is None
+
     async def test_a_bomb_is_413(self) -> None:
         """128 MiB in 128 KiB; what is unpacked of it is the limit, a MiB more, and its copy."""
         packer = zlib.compressobj(wbits=31)

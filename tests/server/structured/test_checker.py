@@ -17,6 +17,7 @@ from server.structured import checker as checker_module
 from server.structured.checker import GrammarChecker
 from server.structured.spec import GrammarKind, GrammarSpec
 from server.text.tokenizer import Tokenizer
+from server.work.processes import CallNotBegunError
 from tests.fakes import FakeEngine, byte_tokenizer
 from tests.server.conftest import eventually
 from tests.server.slowness import slowness
@@ -192,3 +193,20 @@ async def test_processes_end_with_the_checker() -> None:
     assert (await busy).code == "grammar_too_large"
     assert time.monotonic() - began < PATIENCE_S / 2  # not after the whole time it may take
     await eventually(lambda: not any(process.is_alive for process in processes))
+
+
+async def test_a_check_that_could_not_begin_is_not_remembered(
+    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for who asked, nor for those who waited with them; a later one is served."""
+
+    async def fails(*arguments: Any) -> Any:
+        raise CallNotBegunError
+
+    wanted, run = spec("choice", ["a", "b"]), checker._pool.run
+    monkeypatch.setattr(checker._pool, "run", fails)
+    both = await asyncio.gather(*(checker.check(wanted) for _ in range(2)), return_exceptions=True)
+    assert [type(each) for each in both] == [CallNotBegunError] * 2
+    monkeypatch.setattr(checker._pool, "run", run)
+    assert (await checker.check(wanted)).source
+    assert checker._sizes.keys() == checker._cache.keys()

@@ -10,7 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 from server.errors import ApiError, bad_request
-from server.work.processes import CallEndedError, Preparation, ProcessPool
+from server.work import processes
+from server.work.processes import (
+    BoundedProcess,
+    CallEndedError,
+    CallNotBegunError,
+    Preparation,
+    ProcessPool,
+)
 
 MEMORY_BYTES = 256 << 20
 _made: list[str] = []
@@ -106,3 +113,46 @@ async def test_too_many_calls_are_refused(
         await calls.pop()
     assert refused.value.status == 429
     assert await asyncio.gather(*calls) == [None] * 3
+
+
+class StartsOnceMore:
+    """A maker of processes whose first starts fail."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+
+    def __call__(self, setup: Preparation | None, memory_bytes: int) -> BoundedProcess:
+        if self.failures:
+            raise self.failures.pop(0)
+        return BoundedProcess(setup, memory_bytes)
+
+
+async def test_a_start_that_fails_is_tried_again_and_holds_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None is taken for a call that took too long, or for one whose process ended."""
+    failures = OSError("no more processes"), EOFError(), TimeoutError()
+    monkeypatch.setattr(processes, "BoundedProcess", StartsOnceMore(*failures))
+    pool = ProcessPool("tests", 1, max_waiting=1)
+    try:
+        for _ in failures:
+            with pytest.raises(CallNotBegunError, match="no process for tests could be started"):
+                await pool.run(30.0, int, "7")
+        assert pool._processes == []
+        assert await pool.run(30.0, int, "7") == 7
+    finally:
+        pool.close()
+
+
+def ends_at_once() -> None:
+    os._exit(1)
+
+
+async def test_a_process_that_ends_while_it_gets_ready_is_no_call_s_end() -> None:
+    pool = ProcessPool("tests", 1, setup=lambda: Preparation(ends_at_once))
+    try:
+        with pytest.raises(CallNotBegunError):
+            await pool.run(30.0, int, "7")
+        assert pool._processes == []
+    finally:
+        pool.close()

@@ -172,3 +172,28 @@ def test_the_numbers_of_a_rounded_weight() -> None:
         np.array([[0, 15]]), np.array([[0.5]], np.float16), np.array([[8]]), np.array([0, 0])
     )
     assert rounded.values().tolist() == [[-4.0, 3.5]]
+
+
+def one_signed(weight: torch.Tensor) -> torch.Tensor:
+    """The weight with rows of one sign, whose zero points are 0 and 15, among its own."""
+    signed = weight.clone()
+    signed[0::3], signed[1::3] = weight[0::3].abs(), -weight[1::3].abs()
+    return signed
+
+
+@pytest.mark.parametrize("kind", ["gptq", "gptq_v2", "awq"])
+def test_zero_points_at_both_ends_of_the_code(kind: str, tmp_path: Path) -> None:
+    """GPTQ's first version stores 0 as 15, one less in four bits."""
+    seen: set[int] = set()
+
+    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        rounded = round_weight(one_signed(weight), 32, symmetric=False)
+        seen.update(rounded.zeros.flatten().tolist())
+        if kind == "awq":
+            return awq(rounded), rounded.values()
+        return gptq(rounded, version=kind), rounded.values()
+
+    config = AWQ if kind == "awq" else GPTQ | {"checkpoint_format": kind}
+    reference = write_quantized(tmp_path, config, module)
+    assert {0, 15} <= seen
+    assert_same_logits(load(tmp_path), reference)
