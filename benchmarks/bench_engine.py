@@ -101,7 +101,7 @@ def timed_engine(config: EngineConfig, model: CausalLM) -> tuple[Engine, TimedRu
         runners.append(TimedRunner(runner))
         return runners[0]
 
-    return assemble(config, model, DEVICE, wrap), runners[0]
+    return assemble(config, model, DEVICE, wrap).engine(), runners[0]
 
 
 class Bench:

@@ -89,7 +89,7 @@ def engine_of(
         speculation=speculation,
         wait_for_kernels=True,
     )
-    return assemble(engine_config, model, DEVICE)
+    return assemble(engine_config, model, DEVICE).engine()
 
 
 def random_prompts(count: int) -> list[Int32Array]:

@@ -125,7 +125,7 @@ def engine_of(model: CausalLM, config: ModelConfig) -> Engine:
         structured=structured,
         wait_for_kernels=True,
     )
-    return assemble(engine_config, model, DEVICE, tokenizer=TokenizerReader(structured))
+    return assemble(engine_config, model, DEVICE, tokenizer=TokenizerReader(structured)).engine()
 
 
 class Run:

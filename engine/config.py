@@ -35,6 +35,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             output channel, and their inputs in each step, a scale a token; None changes nothing.
         max_model_len: context length in tokens; None takes the model's.
         trust_remote_code: run modelling code that comes with the model.
+        batch_invariant: the bits of a position's logits depend on the weights, on the tokens up to
+            it and on the class of device alone (`--batch-invariant`).
     """
 
     model: str
@@ -46,6 +48,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Literal["fp8"] | None = None
     max_model_len: int | None = None
     trust_remote_code: bool = False
+    batch_invariant: bool = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,10 +238,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--tensor-parallel-size must be 1, 2, 4 or 8, got {self.tensor_parallel_size}"
             )
+        if self.model.batch_invariant:
+            self._check_invariance()
         if not 0.0 < self.cache.memory_utilization <= 1.0:
             raise ConfigError(
                 f"--gpu-memory-utilization must be in (0, 1], got {self.cache.memory_utilization}"
             )
+
+    def _check_invariance(self) -> None:
+        """Refuse what cannot keep the promise of `--batch-invariant`."""
+        lacks = {
+            "--quantization fp8": self.model.quantization is not None,
+            "--kv-cache-dtype fp8": self.cache.dtype == "fp8",
+            "--model-impl transformers": self.model.model_impl == "transformers",
+            "--use-flashinfer-sampler 1": self.sampling.flashinfer == "always",
+            f"--tensor-parallel-size {self.tensor_parallel_size}": self.tensor_parallel_size > 1,
+        }
+        for flag, is_given in lacks.items():
+            if is_given:
+                raise ConfigError(
+                    f"--batch-invariant cannot be promised with {flag}; leave one out"
+                )
 
 
 def _at_least(flag: str, value: int, low: int) -> None:

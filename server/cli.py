@@ -76,7 +76,7 @@ def _verify(given: dict[str, Any]) -> int:
     quick, as_json = given.pop("quick"), given.pop("json")
     with_model = not {"model", "model_flag"}.isdisjoint(given)
     config = _config(given)
-    from engine.startup.self_test import run_self_test
+    from engine.startup.verify.self_test import run_self_test
 
     return run_self_test(
         config, quick=quick, with_model=with_model, seed=None, out=sys.stdout, as_json=as_json

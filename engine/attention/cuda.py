@@ -29,6 +29,7 @@ from engine.errors import first_line
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
+from engine.kernels.invariant.attention import ShareScratch, invariant_decode
 from engine.kernels.rope import rope_and_store
 from engine.memory.pages import Cells, KVCache
 from sampling.device.compiling import compiling_together
@@ -47,6 +48,8 @@ class CudaAttention:
 
     Args:
         max_decode_len: most query tokens of a decoding row, 1 + drafts to be verified.
+        invariant_keys: most keys of a row, where a token's bits may not depend on the batch: all
+            rows go through one kernel then, and none through FlashInfer. None where they may.
 
     Attributes:
         tiled: our own kernel for rows that prefill.
@@ -58,21 +61,33 @@ class CudaAttention:
         cache: KVCache,
         max_rows: int,
         max_decode_len: int = 1,
+        *,
+        invariant_keys: int | None = None,
     ) -> None:
         self._specs = list(specs)
         self._cache = cache
         self._cells = [layer.flatten(0, 2) for layer in cache.layers]
         stored = cache.layers[0]
-        self._scratch = DecodeScratch(
-            self._specs, max_rows, stored.device, max_decode_len, stored.itemsize
-        )
-        self.tiled = TiledPrefill(self._specs, cache)
-        self._flashinfer = _flashinfer_prefill(self._specs, cache)
+        self._shares: ShareScratch | None = None
+        if invariant_keys is not None:
+            self._shares = ShareScratch(
+                self._specs, max_rows, invariant_keys, stored.device, max_decode_len
+            )
+        else:
+            self._scratch = DecodeScratch(
+                self._specs, max_rows, stored.device, max_decode_len, stored.itemsize
+            )
+        is_invariant = self._shares is not None
+        self.tiled = TiledPrefill(self._specs, cache, invariant=is_invariant)
+        self._flashinfer = None if is_invariant else _flashinfer_prefill(self._specs, cache)
         self._by_flashinfer: set[int] = set()  # layers, once it is loaded
         self._planned: set[int] = set()  # those of the step
         self._pair_flops = sum(4 * spec.num_q_heads * spec.head_dim for spec in self._specs)
         with compiling_together():
-            launch_kernels(self._specs, cache)
+            if self._shares is None:
+                launch_kernels(self._specs, cache)
+            else:
+                self._compile_invariant()
             if self._flashinfer is not None:
                 self._flashinfer.compile()
         self._num_decode = 0  # tokens
@@ -129,7 +144,7 @@ class CudaAttention:
         self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
     ) -> torch.Tensor:
         inputs, spec, scales = self._inputs, self._specs[layer], self._cache.layer_scales(layer)
-        if inputs.decode_len > 1 or self._num_decode < len(qkv):
+        if self._shares is not None or inputs.decode_len > 1 or self._num_decode < len(qkv):
             q = rope_and_store(qkv, heads, rotation, self.cells(layer))
             return self.attend_stored(layer, q)
         out = qkv.new_empty((len(qkv), spec.num_q_heads, spec.head_dim))
@@ -175,22 +190,49 @@ class CudaAttention:
         """Attend as `attend_stored` does, into `out` of q's shape; both contiguous."""
         count, inputs = self._num_decode, self._inputs
         if count:
-            paged_decode(
-                self._specs[layer],
-                q[:count],
-                self._cache.layers[layer],
-                inputs.block_tables,
-                inputs.seq_lens,
-                out[:count],
-                self._scratch,
-                inputs.decode_len,
-                self._cache.layer_scales(layer),
-            )
+            self._decode(layer, q[:count], inputs, out[:count])
         if count < len(q):
             if self._flashinfer is not None and layer in self._planned:
                 self._flashinfer.attend(layer, q[count:], out[count:])
             else:
                 self.tiled.attend(layer, q, out, self.tiled.step)
+
+    def _decode(
+        self, layer: int, q: torch.Tensor, inputs: AttentionInputs, out: torch.Tensor
+    ) -> None:
+        """Attend from the decoding rows' tokens."""
+        spec, pages = self._specs[layer], self._cache.layers[layer]
+        scales = self._cache.layer_scales(layer)
+        rows = (q, pages, inputs.block_tables, inputs.seq_lens, out)
+        if self._shares is not None:
+            invariant_decode(spec, *rows, self._shares, inputs.decode_len, scales)
+        else:
+            paged_decode(spec, *rows, self._scratch, inputs.decode_len, scales)
+
+    def _compile_invariant(self) -> None:
+        """Launch the kernels of `launch_kernels` that this backend has."""
+        assert self._shares is not None
+        self.tiled.compile()
+        device, dtype = self._cache.layers[0].device, self._cache.dtype
+        table = torch.zeros((2, 1), dtype=torch.int32, device=device)
+        for layer in one_of_each(self._specs):
+            spec = self._specs[layer]
+            for num_rows in (1, 2):
+                q = torch.zeros(
+                    (num_rows, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device
+                )
+                pages, scales = self._cache.layers[layer], self._cache.layer_scales(layer)
+                invariant_decode(
+                    spec,
+                    q,
+                    pages,
+                    table,
+                    table[:, 0] + 1,
+                    torch.empty_like(q),
+                    self._shares,
+                    1,
+                    scales,
+                )
 
 
 def launch_kernels(specs: Sequence[AttentionSpec], cache: KVCache) -> None:

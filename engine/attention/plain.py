@@ -38,11 +38,7 @@ class PlainAttention:
         self._key_rows = self._rows = torch.empty(0, dtype=torch.int64)
 
     def begin(self, inputs: AttentionInputs) -> None:
-        # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
-        blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
-        self._clear(inputs.slots, blocks)
-        self._key_rows = inputs.slots + blocks * self._block_size
-        self._rows = torch.cat([self._key_rows, self._key_rows + self._block_size])
+        self._begin_cells(inputs)
         self._is_kept = self._kept is not None and self._kept.begin(inputs)
         if self._is_kept:
             return
@@ -102,6 +98,14 @@ class PlainAttention:
             keys.visible,
         )  # [n, heads, q, D]
         return out.transpose(1, 2).reshape(-1, spec.num_q_heads, spec.head_dim)
+
+    def _begin_cells(self, inputs: AttentionInputs) -> None:
+        """Find the cells of the step's tokens."""
+        # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
+        blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
+        self._clear(inputs.slots, blocks)
+        self._key_rows = inputs.slots + blocks * self._block_size
+        self._rows = torch.cat([self._key_rows, self._key_rows + self._block_size])
 
     def _clear(self, slots: torch.Tensor, blocks: torch.Tensor) -> None:
         """Zero the blocks whose first token is one of the step's.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from engine.contracts.attention import AttentionInputs, AttentionSpec
+from engine.kernels.invariant.attention import invariant_prefill
 from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
 from engine.memory.pages import KVCache
 from sampling.device.mirror import to_device
@@ -36,14 +37,20 @@ class StepTiles(NamedTuple):
 class TiledPrefill:
     """Attends from rows that prefill, in any layer.
 
+    Args:
+        invariant: by the kernel whose bits are those of decoding rows too.
+
     Attributes:
         step: of the rows given to `begin`.
     """
 
     step: StepTiles
 
-    def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
+    def __init__(
+        self, specs: Sequence[AttentionSpec], cache: KVCache, *, invariant: bool = False
+    ) -> None:
         self._specs, self._cache = list(specs), cache
+        self._kernel = invariant_prefill if invariant else prefill_attention
         dtype, device = cache.dtype, cache.layers[0].device
         self._cuts: list[Cut] = [
             (spec.num_q_heads // spec.num_kv_heads, tiling_of(spec.head_dim, dtype, device))
@@ -76,7 +83,7 @@ class TiledPrefill:
         """
         spec, cut = self._specs[layer], self._cuts[layer]
         pages, scales = self._cache.layers[layer], self._cache.layer_scales(layer)
-        prefill_attention(spec, q, pages, step.tables, step.by_cut[cut], out, cut[1], scales)
+        self._kernel(spec, q, pages, step.tables, step.by_cut[cut], out, cut[1], scales)
 
     def compile(self) -> None:
         """Launch the kernel of every kind of layer once, on one token of the null block."""

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.invariant.product import invariant_linear
 from engine.kernels.skinny import is_skinny, skinny_linear
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -26,10 +27,13 @@ class LaidOut:
     product repacks the weight on each call. Elsewhere they are stored as they are.
     """
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, *, invariant: bool = False) -> None:
         self._stored = weight
-        self._multiply: _Multiply = _library_linear
-        if weight.device.type == "cpu" and _is_small(weight):
+        self.is_invariant = invariant
+        self._multiply: _Multiply = _invariant_linear if invariant else _library_linear
+        if invariant:
+            self._stored = weight.contiguous()
+        elif weight.device.type == "cpu" and _is_small(weight):
             self._multiply, self._stored = _transposed_linear, weight.t().contiguous()
         elif weight.device.type == "cpu" and _can_be_packed(weight.dtype):
             self._stored = torch.ops.mkldnn._reorder_linear_weight(weight)
@@ -37,8 +41,10 @@ class LaidOut:
 
     @property
     def is_narrow_on_cuda(self) -> bool:
-        """Whether it is of 16 bits, on a GPU."""
-        return self._stored.is_cuda and self._stored.dtype != torch.float32
+        """Whether it is of 16 bits, on a GPU, and products may depend on the number of rows."""
+        return (
+            not self.is_invariant and self._stored.is_cuda and self._stored.dtype != torch.float32
+        )
 
     def linear(self, bias: torch.Tensor | None = None) -> Linear:
         """Make the function x [T, in] → x @ weight.T + bias [T, out]."""
@@ -75,6 +81,12 @@ def _library_linear(
     if is_skinny(x):
         return skinny_linear(x, weight, bias)[0]
     return F.linear(x, weight, bias)
+
+
+def _invariant_linear(
+    weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor:
+    return invariant_linear(x, weight, bias)
 
 
 def _transposed_linear(
@@ -115,6 +127,9 @@ def logits_linear(weight: LaidOut) -> Linear:
     On CUDA the products of bfloat16 or float16 are summed and returned in float32, never rounded
     to the narrow type; on a CPU they are computed in the weight's dtype.
     """
+    if weight.is_invariant:
+        plain = weight.plain()
+        return lambda hidden: invariant_linear(hidden, plain, out_dtype=torch.float32)
     if weight.is_narrow_on_cuda:
         transposed = weight.plain().t()
         return lambda hidden: torch.mm(hidden, transposed, out_dtype=torch.float32)

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantized, row_launch
@@ -53,20 +51,11 @@ def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """1 / sqrt(mean(x²) + eps) [..., 1] of float32 on a CPU.
 
-    The mean is a product with a column: a mean of torch's own takes three times as long on a few
-    rows. The order of its sum depends on their number, as that of the products around it does.
+    A dot product of each row with itself: it is faster than a mean of torch's own, and its sum has
+    one order whatever the number of rows.
     """
-    column, offset = _mean_and_eps(x.shape[-1], eps)
-    squares = x * x
-    if x.dim() == 2:
-        return torch.addmm(offset, squares, column).rsqrt_()
-    return torch.addmm(offset, squares.flatten(0, -2), column).rsqrt_().view(*x.shape[:-1], 1)
-
-
-@functools.cache
-def _mean_and_eps(width: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """A column [width, 1] that a product with is the mean, and eps [1, 1], on a CPU."""
-    return torch.full((width, 1), 1.0 / width), torch.full((1, 1), eps)
+    squares: torch.Tensor = torch.linalg.vecdot(x, x)[..., None]
+    return squares.mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 @jit

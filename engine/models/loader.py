@@ -19,6 +19,7 @@ from engine.models.families.table import TESTED_QUANTIZED, decoder_spec, unfused
 from engine.models.formats.config import quantization as quantization_of
 from engine.models.formats.reader import WeightReader
 from engine.models.formats.scheme import Quantization
+from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.reference import Reference
 from engine.models.weights.folder import eos_token_ids as eos_token_ids_of
 from engine.models.weights.folder import model_folder, read_json
@@ -85,6 +86,12 @@ def load_model(
         raise ModelError(
             f"--quantization {config.quantization}: only the fused decoder quantizes, and it does "
             f"not run {config.model!r} here: {why}; leave --quantization out"
+        )
+    if config.batch_invariant:
+        why = reason or "--model-impl transformers was asked for"
+        raise ModelError(
+            f"--batch-invariant: only the fused decoder promises bits, and it does not run "
+            f"{config.model!r} here: {why}; leave --batch-invariant out"
         )
     from engine.models.fallback.model import load_fallback_model  # seconds to import
 
@@ -203,6 +210,8 @@ def _fused_decoder(
             hf_config.model_type,
         )
     spec = replace(decoder_spec(hf_config), max_position=limit)
+    if config.batch_invariant:
+        _check_invariance(config, spec, quantization)
     source: WeightSource
     if config.load_format == "dummy":
         source = DummyWeights(spec.initializer_range, device)
@@ -220,10 +229,29 @@ def _fused_decoder(
         quantization=quantization,
         exchange=exchange,
         reads_twice=reference is not None,
+        invariant=config.batch_invariant,
     )
     num_positions = min(limit, config.max_model_len or limit) + SPARE_POSITIONS
     with torch.no_grad():
         return Decoder(spec, reader, num_positions, reference)
+
+
+def _check_invariance(
+    config: ModelConfig, spec: DecoderSpec, quantization: Quantization | None
+) -> None:
+    """Refuse what has bits that depend on the batch; raises `ModelError`."""
+    lacks = [
+        f"{sublayer.varies_with_batch} ({layer.name})"
+        for layer in spec.layers
+        for sublayer in layer.sublayers
+        if sublayer.varies_with_batch is not None
+    ]
+    if quantization is not None:
+        lacks.append(f"quantized weights ({quantization.name})")
+    if lacks:
+        raise ModelError(
+            f"--batch-invariant cannot be promised for {lacks[0]} of {config.model!r}; leave it out"
+        )
 
 
 def _describe(

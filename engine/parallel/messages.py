@@ -27,7 +27,7 @@ from engine.rows import BoolArray, Choice
 
 
 class RankTest(msgspec.Struct, frozen=True):
-    """What `tailrace verify` has all ranks do, see `engine.startup.self_test`.
+    """What `tailrace verify` has all ranks do, see `engine.startup.verify.self_test`.
 
     Attributes:
         quick: make fewer draws. seed: of the counts.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.attention.cuda import CudaAttention
+from engine.attention.invariant import InvariantPlainAttention
 from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.contracts.attention import AttentionBackend, AttentionSpec
@@ -31,15 +32,22 @@ from sampling.sampler import Sampler
 logger = logging.getLogger(__name__)
 
 
-def make_attention(rows: RequestRows) -> MakeAttention:
-    """The function that makes attention on the rows' device, for the target and for a drafter."""
+def make_attention(rows: RequestRows, *, invariant: bool = False) -> MakeAttention:
+    """The function that makes attention on the rows' device, for the target and for a drafter.
+
+    Args:
+        invariant: a token's bits may not depend on what else a step computes.
+    """
     if rows.device.type != "cuda" or not kernels_run_on(rows.device):
-        return PlainAttention
+        return InvariantPlainAttention if invariant else PlainAttention
     # A draft model's first forward has the newest token beside those that were verified.
     max_decode_len = rows.drafts.shape[1] + 2 if rows.drafts.shape[1] else 1
 
     def on_cuda(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
-        return CudaAttention(specs, cache, rows.scratch_row, max_decode_len)
+        most_keys = rows.block_tables.shape[1] * rows.block_size if invariant else None
+        return CudaAttention(
+            specs, cache, rows.scratch_row, max_decode_len, invariant_keys=most_keys
+        )
 
     return on_cuda
 
@@ -71,6 +79,7 @@ class Assembly:
         buffers: for the graphs of steps that prefill, made before memory is measured; None where
             they are not captured.
         kv_scales: `KVCache.scales` of the model's cache; a drafter's stays in the model's dtype.
+        invariant: see `ModelConfig.batch_invariant`.
     """
 
     model: CausalLM
@@ -81,6 +90,7 @@ class Assembly:
     device: torch.device
     buffers: StepBuffers | None
     kv_scales: Sequence[torch.Tensor] | None = None
+    invariant: bool = False
 
     @property
     def bytes_per_block(self) -> int:
@@ -112,7 +122,9 @@ class Assembly:
 
     def runner(self, memory: LayerMemory, *, with_graphs: bool) -> ModelRunner:
         """Make a runner over `memory`; `with_graphs` captures its steps where that is possible."""
-        attention = make_attention(self.rows)(self.model.attention_specs, memory.pages)
+        attention = make_attention(self.rows, invariant=self.invariant)(
+            self.model.attention_specs, memory.pages
+        )
         pieces, graphs = None, None
         if with_graphs and isinstance(attention, CudaAttention):
             pool = torch.cuda.graph_pool_handle()

@@ -22,6 +22,7 @@ from engine.config import (
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.errors import first_line
+from engine.kernels.invariant.product import use_uncut_products
 from engine.memory.states import snapshot_multiple
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
@@ -39,6 +40,7 @@ from engine.startup.error_statement import ErrorMeasure
 from engine.startup.fingerprint import Fingerprint
 from engine.startup.kernels import begin_compiling, begin_loading, wait_for_kernels
 from engine.startup.kv_scales import kv_scales
+from engine.startup.parts import EngineParts
 from engine.startup.ranks import Ranks, set_threads, start_ranks
 from engine.startup.rehearsal import rehearse
 from engine.startup.samplers import make_sampler
@@ -73,11 +75,12 @@ def build_engine(
     """
     if tokenizer is None and config.structured is not None:
         tokenizer = TokenizerReader(config.structured)
+    config = _settled(config)
     device = _prepare(config)
     if config.tensor_parallel_size == 1:
         begun, measure = begin_compiling(config, device), ErrorMeasure(config, tokenizer)
         model = _load(config, device, reference=measure.reference)
-        return assemble(
+        parts = assemble(
             config,
             model,
             device,
@@ -86,6 +89,7 @@ def build_engine(
             begun=begun,
             fingerprint=Fingerprint(config, device),
         )
+        return parts.engine()
     others, exchange = ranks or start_ranks(config, device, on_rank_lost)
     measure = ErrorMeasure(config, tokenizer, exchange)
     model = _load(config, device, exchange, measure.reference)
@@ -96,7 +100,14 @@ def build_engine(
     fingerprint = Fingerprint(config, device)
     return assemble(
         config, model, device, lead, tokenizer, exchange, measure, fingerprint=fingerprint
-    )
+    ).engine()
+
+
+def invariant_parts(config: EngineConfig) -> Callable[[EngineConfig], EngineParts]:
+    """Load a model once; the function makes parts of configurations that differ in other things."""
+    device = _prepare(_settled(config))
+    model = _load(config, device)
+    return lambda other: assemble(_settled(other), model, device)
 
 
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
@@ -109,6 +120,13 @@ def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     return runner
 
 
+def _settled(config: EngineConfig) -> EngineConfig:
+    """The configuration without what `--batch-invariant` excludes: draws of one seed a step."""
+    if not config.model.batch_invariant:
+        return config
+    return structs.replace(config, sampling=structs.replace(config.sampling, flashinfer="never"))
+
+
 def _prepare(config: EngineConfig) -> torch.device:
     """Settle threads and the device, and check what can be checked before minutes of loading."""
     set_threads(config)
@@ -117,6 +135,8 @@ def _prepare(config: EngineConfig) -> torch.device:
         raise ConfigError(f"--kv-cache-dtype fp8 {lack}; leave it out")
     if config.model.max_model_len is not None:
         check_context(config.model.max_model_len, max_position(config.model))
+    if config.model.batch_invariant and device.type == "cuda":
+        use_uncut_products()
     begin_loading(config, device)
     return device
 
@@ -153,8 +173,8 @@ def assemble(
     measure: ErrorMeasure | None = None,
     begun: Compilation | None = None,
     fingerprint: Fingerprint | None = None,
-) -> Engine:
-    """Build an engine around a model that is loaded; raises `ConfigError`.
+) -> EngineParts:
+    """Build what an engine around a loaded model is made of; raises `ConfigError`.
 
     Args:
         wrap: turns the runner into the one that the engine is to use.
@@ -195,7 +215,7 @@ def assemble(
     rehearse(config, info, serving, drafting)
     _freeze()
     on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
-    return Engine(config, info, serving, drafting, grammars)
+    return EngineParts(config, info, serving, drafting, grammars)
 
 
 def _freeze() -> None:
@@ -311,7 +331,17 @@ def _assembly(
         with phase("scaling keys and values"):
             stored = stored_kv_scales(config.model, model.attention_specs, device, exchange)
             scales = kv_scales(model, device, config.cache.block_size, max_model_len, stored)
-    return Assembly(model, rows, sampling_rows, sampler, speculation, device, buffers, scales)
+    return Assembly(
+        model,
+        rows,
+        sampling_rows,
+        sampler,
+        speculation,
+        device,
+        buffers,
+        scales,
+        config.model.batch_invariant,
+    )
 
 
 def make_speculation(
@@ -321,7 +351,8 @@ def make_speculation(
     wanted = config.speculation
     if wanted is None:
         return None
-    drafter = make_drafter(wanted, config.model, target, rows, sampling_rows, make_attention(rows))
+    attention = make_attention(rows, invariant=config.model.batch_invariant)
+    drafter = make_drafter(wanted, config.model, target, rows, sampling_rows, attention)
     rates = wanted.acceptance_rates
     return Speculation(
         drafter,

@@ -32,7 +32,7 @@ def begin_loading(config: EngineConfig, device: torch.device) -> None:
     Raises:
         ModelError: the model cannot be served.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or config.model.batch_invariant:  # none of FlashInfer's then
         return
     with phase("beginning kernels"):
         begin_reading_triton()
@@ -66,7 +66,8 @@ def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation |
     width, has_masks = row.token_ids.shape[1], config.structured is not None
     with compiling() as compilation:
         warm_up.compile_early(model.vocab_size, width, device, max_top, has_masks=has_masks)
-        _launch_attention(config, model, device)
+        if not config.model.batch_invariant:
+            _launch_attention(config, model, device)
         launch_ends(row, config.scheduler.max_rows)
     return compilation
 
@@ -91,7 +92,7 @@ def wait_for_kernels(config: EngineConfig, model: CausalLM, device: torch.device
     is_coupled = speculation is not None and speculation.rejection_sample_method == "coupled"
     # Every rank has all of a drafter, and must draft what the others do.
     is_repeated = speculation is not None and config.tensor_parallel_size > 1
-    if device.type == "cuda":
+    if device.type == "cuda" and not config.model.batch_invariant:
         with phase("waiting for kernels"):
             modules = modules_of(model.attention_specs, model.dtype, device)
             wait_for_modules(modules, builds=config.wait_for_kernels or is_coupled or is_repeated)

@@ -161,7 +161,7 @@ def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], life: _Life) -> No
     device = resolve_device(config.model)
     life.exchange = exchange = meet(config, Path(setup.meeting), setup.rank, device)
     if setup.self_test is not None:
-        from engine.startup.self_test import take_part
+        from engine.startup.verify.self_test import take_part
 
         take_part(config, device, setup.self_test, exchange)
     follower = Follower(build_rank(config, exchange))

@@ -58,6 +58,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             quantization=None if settings.quantization == "none" else settings.quantization,
             max_model_len=settings.max_model_len,
             trust_remote_code=settings.trust_remote_code,
+            batch_invariant=settings.batch_invariant,
         ),
         cache=CacheConfig(
             block_size=settings.block_size,

@@ -81,6 +81,12 @@ class ModelSettings(BaseModel):
     trust_remote_code: bool = Field(
         False, description="Run the Python code that comes with a model."
     )
+    batch_invariant: bool = Field(
+        False,
+        description="Make the bits of every logit depend on the weights, the tokens before it and "
+        "the class of device alone: not on other requests, on chunks, on cached prefixes or on "
+        "drafts. Steps are slower.",
+    )
     tensor_parallel_size: int = Field(
         1,
         description="The number of ranks, a process each, that compute every step together: 1, 2, "

@@ -13,8 +13,11 @@ from server.command.vllm_flags import add_vllm_flags
 
 EXIT_USAGE = 2
 _HELP_WIDTH = 100
-_SHORT = {"tensor_parallel_size": "-tp"}
-"""Short names of flags, as vLLM has them."""
+_OTHER_NAMES = {
+    "tensor_parallel_size": "-tp",
+    "batch_invariant": "--enable-deterministic-inference",
+}
+"""Other names of flags, as vLLM and SGLang have them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,7 +55,7 @@ def _add_flag(parser: argparse._ArgumentGroup, name: str, field: FieldInfo) -> N
     else:
         options["metavar"] = "VALUE"
     destination = "model_flag" if name == "model" else name
-    names = [_SHORT[name]] if name in _SHORT else []
+    names = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else []
     parser.add_argument(flag_of(name), *names, dest=destination, **options)
 
 

@@ -99,11 +99,11 @@ FALLBACK: dict[str, dict[str, Any]] = {
 }
 
 
-def write_model(kind: str, folder: Path, seed: int = 0) -> PreTrainedModel:
+def write_model(kind: str, folder: Path, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Save a tiny random float32 model of an architecture; returns transformers' own."""
     fields = (FUSED | FALLBACK)[kind]
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **fields)
+    config = AutoConfig.for_model(kind, **(fields | changes))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():  # larger than the usual start, so that greedy choices are not ties
         for parameter in model.parameters():

@@ -249,7 +249,7 @@ def _start(name: str, folder: Path) -> Engine:
     reader = None if config.structured is None else TokenizerReader(config.structured)
     measure = ErrorMeasure(config, reader, exchange)
     loaded = load_model(config.model, GPU, exchange, measure.reference)
-    return assemble(config, loaded, GPU, lead, reader, exchange, measure)
+    return assemble(config, loaded, GPU, lead, reader, exchange, measure).engine()
 
 
 def serve(engine: Engine) -> None:

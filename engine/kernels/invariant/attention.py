@@ -49,6 +49,8 @@ PROGRAMS = 6
 """Programs a processor of the GPU that decode at once; few rows are divided among as many."""
 MOST_PROGRAMS = 64
 """Most programs that divide a row and key head."""
+SCRATCH_BYTES = 64 << 20
+"""Room for what they leave; where it is short, only fewer rows are divided."""
 
 _FINE, _MIDDLE = constexpr(LEVELS[0][0]), constexpr(LEVELS[1][0])
 _SHORT, _LONGER, _LONGEST = (constexpr(length) for _, length in LEVELS)
@@ -89,19 +91,21 @@ class ShareScratch:
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
             self._num_programs = PROGRAMS * processors
-        width = 1
-        for spec in specs:
-            rows = min(max_rows, self._num_programs // (2 * spec.num_kv_heads))
-            width = max(width, rows * spec.num_q_heads * spec.head_dim)
-        width *= self.most * max_query_len
-        self.sums = torch.empty(width, dtype=torch.float32, device=device)
-        narrowest = min(spec.head_dim for spec in specs)
-        self.stats = torch.empty(2 * width // narrowest, dtype=torch.float32, device=device)
-        most_heads = max(spec.num_kv_heads for spec in specs)
-        self.arrivals = torch.zeros(max_rows * most_heads, dtype=torch.int32, device=device)
+        heads = [spec.num_q_heads // spec.num_kv_heads for spec in specs]
+        queries = max(heads) * max_query_len
+        head_dim = max(spec.head_dim for spec in specs)
+        room = SCRATCH_BYTES // (4 * self.most * queries * (head_dim + 2))
+        fewest = max(spec.num_kv_heads for spec in specs)
+        self._divided = max(fewest, min(self._num_programs // 2, room))
+        cells = self._divided * self.most * queries
+        self.sums = torch.empty(cells * head_dim, dtype=torch.float32, device=device)
+        self.stats = torch.empty(cells * 2, dtype=torch.float32, device=device)
+        self.arrivals = torch.zeros(max_rows * fewest, dtype=torch.int32, device=device)
 
     def programs(self, num_rows: int, kv_heads: int) -> int:
         """How many programs divide a row and key head."""
+        if num_rows * kv_heads > self._divided:
+            return 1
         return max(1, min(MOST_PROGRAMS, self.most, self._num_programs // (num_rows * kv_heads)))
 
 

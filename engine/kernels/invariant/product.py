@@ -10,8 +10,9 @@ is the uncut sum:
     up to `MOST_FEW` rows    the kernel here, a stream of weights past a tile of rows
     more                     the library, which `use_uncut_products` keeps from cutting sums
 
-`agrees` compares the two on the device at hand. In float32 all rows go through the kernel, which
-adds one product after the other.
+`disagreement` compares the two on the device at hand. In float32 all rows go through the kernel,
+which adds one product after the other. On a CPU rows are multiplied in blocks of `CPU_ROWS`, padded
+where they are fewer, so that the library meets products of one shape only.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from sampling.device.triton_support import jit, tl, triton
 MOST_FEW = 64
 """Rows up to which the kernel multiplies; beyond, the library is faster even with its sums uncut
 (measured on an H100; up to 32 rows the kernel is faster than the library with its sums cut)."""
+CPU_ROWS = 8
+"""Rows of a block on a CPU: more would waste more on padding, fewer read weights more often."""
 IN_REGISTERS = 3072
 """Inner dimension up to which a program loads its whole weight before its input is there, if the
 input has up to 8 rows; a third of it for more."""
@@ -57,18 +60,28 @@ def invariant_linear(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute x [T, in] @ weight.T + bias [T, out], each row's bits its own, on CUDA.
+    """Compute x [T, in] @ weight.T + bias [T, out], each row's bits its own.
 
     Args:
         weight: [out, in], contiguous. bias: [out], added to the float32 sum.
         out_dtype: of the result; None is x's. float32 keeps the sum as it is.
     """
+    if not x.is_cuda:
+        out = _by_blocks(x, weight, bias)
+        return out if out_dtype is None else out.to(out_dtype)
     if len(x) <= MOST_FEW or x.dtype == torch.float32:
         return few_rows_linear(x, weight, bias, out_dtype)
     if out_dtype is None or out_dtype == x.dtype:
         return F.linear(x, weight, bias)
     product = torch.mm(x, weight.t(), out_dtype=out_dtype)
     return product if bias is None else product + bias
+
+
+def _by_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    num_rows = len(x)
+    padded = F.pad(x, (0, 0, 0, -num_rows % CPU_ROWS))
+    parts = [F.linear(block, weight, bias) for block in torch.split(padded, CPU_ROWS)]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[:num_rows]
 
 
 @jit
@@ -183,7 +196,7 @@ def _launch_of(num_rows: int, in_features: int, dtype: torch.dtype) -> _Launch:
     return _Launch(16, 16, rows, 256, 1, 5)
 
 
-def agrees(weight: torch.Tensor, row_counts: tuple[int, ...]) -> int | None:
+def disagreement(weight: torch.Tensor, row_counts: tuple[int, ...]) -> int | None:
     """The first number of rows at which library and kernel differ in a bit; None if at none.
 
     Args:

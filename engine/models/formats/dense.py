@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -16,23 +16,28 @@ from engine.models.formats.part import InputsOfExpert, Normed, Own, Part, Weight
 
 @dataclass(frozen=True, eq=False)
 class DensePart(Part):
-    """A weight [out, in] that is not quantized."""
+    """A weight [out, in] that is not quantized.
+
+    Attributes:
+        invariant: a row's product may not depend on the number of rows.
+    """
 
     weight: torch.Tensor
+    invariant: bool = False
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         return (self.weight,)
 
     def channels(self, own: Own) -> DensePart:
-        return DensePart(self.weight[own])
+        return replace(self, weight=self.weight[own])
 
     def inputs(self, own: slice) -> DensePart:
-        return DensePart(self.weight[:, own].contiguous())
+        return replace(self, weight=self.weight[:, own].contiguous())
 
     def joined(self, parts: Sequence[Part]) -> DensePart | None:
         dense = [part.weight for part in parts if isinstance(part, DensePart)]
-        return DensePart(torch.cat(dense)) if len(dense) == len(parts) else None
+        return replace(self, weight=torch.cat(dense)) if len(dense) == len(parts) else None
 
     def stacked(
         self, tensors: Sequence[torch.Tensor], inputs: Sequence[InputsOfExpert]
@@ -40,18 +45,18 @@ class DensePart(Part):
         return DenseExpertProduct(*tensors)
 
     def over(self, tensors: Sequence[torch.Tensor]) -> DensePart:
-        return DensePart(*tensors)
+        return replace(self, weight=tensors[0])
 
     def dequantized(self) -> torch.Tensor:
         return self.weight.float()
 
     def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
-        return _DenseProduct(self.weight, bias)
+        return _DenseProduct(self, bias)
 
 
 class _DenseProduct(WeightProduct):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = LaidOut(weight), bias
+    def __init__(self, part: DensePart, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = LaidOut(part.weight, invariant=part.invariant), bias
         self.linear = self._weight.linear(bias)
 
     def normed(self, norm: torch.Tensor, eps: float) -> Normed:
@@ -61,7 +66,7 @@ class _DenseProduct(WeightProduct):
         return NormedProduct(norm, eps, self._weight, self._bias, gated=True)
 
     def part(self) -> DensePart:
-        return DensePart(self._weight.plain())
+        return DensePart(self._weight.plain(), self._weight.is_invariant)
 
     def refresh(self, part: Part) -> None:
         self._weight.assign(cast(DensePart, part).weight)

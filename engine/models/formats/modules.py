@@ -46,10 +46,19 @@ class PlainModules:
 
     Args:
         dtype: of the model.
+        invariant: see `DensePart`.
     """
 
-    def __init__(self, source: WeightSource, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        invariant: bool = False,
+    ) -> None:
         self.source, self.dtype, self.device = source, dtype, device
+        self.invariant = invariant
 
     def read(self, name: str, shape: Sequence[int], own: OwnedPart | None = None) -> torch.Tensor:
         """Read a tensor, or a rank's part of it, in the model's dtype."""
@@ -130,7 +139,7 @@ class PlainModules:
         return module
 
     def _stored_as(self, weight: torch.Tensor) -> Part:
-        return DensePart(weight)
+        return DensePart(weight, self.invariant)
 
 
 class RoundedModules(PlainModules):

@@ -70,6 +70,7 @@ class WeightReader:
         quantization: Quantization | None = None,
         exchange: RankExchange | None = None,
         reads_twice: bool = False,
+        invariant: bool = False,
     ) -> WeightReader:
         """Make the reader of a source.
 
@@ -80,6 +81,8 @@ class WeightReader:
             quantization: of a checkpoint that is quantized.
             exchange: the ranks whose parts make up the model; None is one rank.
             reads_twice: `as_unquantized` will be called.
+            invariant: a row's products may not depend on the number of rows; of weights that are
+                not quantized.
         """
         exchange, group = exchange or LoneRank(), 1
         tensors = ReadTwice(source) if reads_twice else source
@@ -89,7 +92,8 @@ class WeightReader:
             )
             group = quantization.input_group
         else:
-            modules = (RoundedModules if fp8 else PlainModules)(tensors, dtype, device)
+            kind = RoundedModules if fp8 else PlainModules
+            modules = kind(tensors, dtype, device, invariant=invariant)
         return cls(tensors, modules, RankShares(exchange, group))
 
     def as_unquantized(self) -> WeightReader:

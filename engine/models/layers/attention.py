@@ -37,6 +37,8 @@ class Attention(SublayerSpec):
         has_sinks: each head has one more score in the softmax, without a value.
     """
 
+    varies_with_batch = None
+
     hidden_size: int
     num_q_heads: int
     num_kv_heads: int

@@ -50,6 +50,8 @@ class ExpertMlp(SublayerSpec):
         joined: all experts are in one tensor each, gate and up rows in turn, and have biases.
     """
 
+    varies_with_batch = "a mixture of experts"
+
     hidden_size: int
     norm: str
     norm_eps: float

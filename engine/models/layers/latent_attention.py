@@ -43,6 +43,8 @@ class LatentAttention(SublayerSpec):
         interleaved: lanes are rotated in pairs of neighbors.
     """
 
+    varies_with_batch = "latent attention"
+
     hidden_size: int
     num_heads: int
     norm: NormSpec

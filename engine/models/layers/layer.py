@@ -18,7 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -97,7 +97,14 @@ class LayerPlaces:
 
 
 class SublayerSpec(ABC):
-    """The description of a sublayer."""
+    """The description of a sublayer.
+
+    Attributes:
+        varies_with_batch: what of it has bits that depend on the batch, so that `--batch-invariant`
+            refuses it; None where nothing has, as tests show.
+    """
+
+    varies_with_batch: ClassVar[str | None] = "a kind of layer that was not checked"
 
     @property
     def attention_specs(self) -> Sequence[AttentionSpec]:

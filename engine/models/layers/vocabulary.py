@@ -71,7 +71,8 @@ class LmHead:
         bias = None
         if self.has_bias:
             bias = reader.tensor(f"{self.name}.bias", own).float()
-        return LoadedLmHead(self, LaidOut(weight), bias)
+        laid_out = LaidOut(weight, invariant=reader.modules.invariant)
+        return LoadedLmHead(self, laid_out, bias)
 
 
 class LoadedLmHead:

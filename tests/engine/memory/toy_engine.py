@@ -196,7 +196,8 @@ def toy_server(
         scheduler=SchedulerConfig(**({"max_rows": 5, "max_step_tokens": 32} | scheduler)),
         speculation=speculation if rule else None,
     )
-    return Server(build.assemble(config, ToyModel(chunk=chunk), torch.device("cpu")))
+    parts = build.assemble(config, ToyModel(chunk=chunk), torch.device("cpu"))
+    return Server(parts.engine())
 
 
 def texts(count: int, seed: int = 0, longest: int = 40) -> list[list[int]]:

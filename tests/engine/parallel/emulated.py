@@ -94,6 +94,6 @@ def engine_of(config: EngineConfig) -> Iterator[tuple[Engine, ThreadRanks]]:
     make = partial(assemble, tokenizer=tokenizer, exchange=exchange, measure=measure)
     try:
         model = load_model(config.model, CPU, exchange, measure.reference)
-        yield make(config, model, CPU, lead), others
+        yield make(config, model, CPU, lead).engine(), others
     finally:
         others.end()

@@ -62,9 +62,10 @@ class _Invariant(Case):
         most = max(end for _, end in ends)
         scratch = ShareScratch([spec], len(ends), most, self.device, query_len)
         scratch._num_programs = programs * len(ends) * spec.num_kv_heads
-        width = scratch.most * len(ends) * spec.num_q_heads * query_len
-        scratch.sums = torch.full((width * spec.head_dim,), torch.nan, device=self.device)
-        scratch.stats = torch.full((width * 2,), torch.nan, device=self.device)
+        scratch._divided = len(ends) * spec.num_kv_heads
+        cells = scratch._divided * scratch.most * query_len * spec.num_q_heads // spec.num_kv_heads
+        scratch.sums = torch.full((cells * spec.head_dim,), torch.nan, device=self.device)
+        scratch.stats = torch.full((cells * 2,), torch.nan, device=self.device)
         out = torch.full_like(q, torch.nan)
         tables = self.tables[[row for row, _ in ends]].to(self.device)
         lengths = torch.tensor([end for _, end in ends], dtype=torch.int32, device=self.device)

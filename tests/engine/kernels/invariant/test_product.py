@@ -92,3 +92,19 @@ def test_heads_agree(shape: tuple[int, int]) -> None:
         assert torch.equal(out, wanted[:count]), count
         library = torch.mm(x[:count], weight.t(), out_dtype=torch.float32)
         assert torch.equal(library, wanted[:count]), count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 64), (768, 256), (512, 1024), (1000, 1536)])
+def test_rows_on_a_cpu_do_not_change_one_another(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x, weight, bias = _case(50, *shape, dtype, "cpu")
+    together = invariant_linear(x, weight, bias)
+    bound = 8 * shape[1] * torch.finfo(dtype).eps
+    wanted = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(together.double(), wanted, rtol=0, atol=bound)
+    for count in (1, 2, 3, 7, 8, 9, 31):
+        for first in (0, 1, 5, 19):
+            some = invariant_linear(x[first : first + count], weight, bias)
+            assert torch.equal(some, together[first : first + count])

@@ -13,8 +13,8 @@ from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, St
 from engine.contracts.attention import AttentionInputs
 from engine.kernels.fp8 import Fp8Rows, quantize_rows
 from engine.models.formats import fp8, reader
-from engine.startup import model_check
-from engine.startup.model_check import model_checks, model_reference, served_logits
+from engine.startup.verify import model_check
+from engine.startup.verify.model_check import model_checks, model_reference, served_logits
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.selftest.checks import Result
 from tests.engine.models.families.test_shards import MODELS as WIDE_MODELS
@@ -23,7 +23,7 @@ from tests.engine.models.serving import LENGTH, write_tiny
 from tests.engine.models.test_decoder import MODELS
 from tests.sampling.ranks import on_ranks
 
-DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
+DEMO = Path(__file__).resolve().parents[4] / "demo" / "model"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
 
 

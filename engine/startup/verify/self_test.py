@@ -26,11 +26,12 @@ from engine.config import EngineConfig
 from engine.parallel.messages import RankTest
 from engine.progress import Ticker
 from engine.request import Request
-from engine.startup.build import build_engine
+from engine.startup.build import build_engine, invariant_parts
 from engine.startup.device import resolve_device
-from engine.startup.model_check import model_checks, model_reference, served_logits
 from engine.startup.ranks import Ranks, check_asked, of_ranks, set_threads, start_ranks
-from engine.startup.sampler_checks import sampler_results
+from engine.startup.verify.invariance import invariance_results
+from engine.startup.verify.model_check import model_checks, model_reference, served_logits
+from engine.startup.verify.sampler_checks import sampler_results
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.params import SamplingParams
 from sampling.selftest import checks
@@ -110,6 +111,9 @@ def _results(
         yield from sampler_results(config, device, quick, seed, exchange)
         if with_model:
             yield model_frequencies(config, seed, ranks)
+        if with_model and config.model.batch_invariant:
+            yield from invariance_results(config, invariant_parts(config))
+            gc.unfreeze()  # as above
 
 
 @contextlib.contextmanager

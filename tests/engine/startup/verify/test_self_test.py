@@ -15,15 +15,15 @@ from torch import Tensor
 
 import engine.startup.build
 import engine.startup.samplers
-import engine.startup.self_test
+import engine.startup.verify.self_test
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
 from engine.errors import ModelError
 from engine.parallel.messages import RankTest
-from engine.startup import sampler_checks
 from engine.startup.ranks import Ranks
-from engine.startup.sampler_checks import flag_coverage, sampler_results
 from engine.startup.samplers import sampler_config
-from engine.startup.self_test import run_self_test
+from engine.startup.verify import sampler_checks
+from engine.startup.verify.sampler_checks import flag_coverage, sampler_results
+from engine.startup.verify.self_test import run_self_test
 from sampling import noise, race
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import Purpose
@@ -179,7 +179,7 @@ def test_ranks_are_refused_before_the_reference_runs(monkeypatch: pytest.MonkeyP
     def run(config: EngineConfig) -> None:
         raise AssertionError("the reference runs")
 
-    monkeypatch.setattr(engine.startup.self_test, "model_reference", run)
+    monkeypatch.setattr(engine.startup.verify.self_test, "model_reference", run)
     both = structs.replace(demo_config(), tensor_parallel_size=2)
     refused = structs.replace(both, model=structs.replace(both.model, model_impl="transformers"))
     for asked, error, message in (
@@ -195,7 +195,7 @@ def test_checks_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
         Result("a", "path", "chi2(3) = 1.5", "9.0", 1e-8, True),
         Result("b", "path", "0 of 3", "all", 0.0, False),
     ]
-    monkeypatch.setattr(engine.startup.self_test, "_results", lambda *_: iter(results))
+    monkeypatch.setattr(engine.startup.verify.self_test, "_results", lambda *_: iter(results))
     out = io.StringIO()
     asked = {"as_json": True, "quick": True, "with_model": False}
     assert run_self_test(config(), out=out, seed=1, **asked) == 1
@@ -207,13 +207,13 @@ def demo_config() -> EngineConfig:
 
 
 def test_a_model_is_drawn_through_the_whole_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine.startup.self_test, "MODEL_DRAWS", 600)
-    assert engine.startup.self_test.model_frequencies(demo_config(), seed=3).passed
+    monkeypatch.setattr(engine.startup.verify.self_test, "MODEL_DRAWS", 600)
+    assert engine.startup.verify.self_test.model_frequencies(demo_config(), seed=3).passed
 
 
 def test_one_start_of_ranks_serves_all_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs meet only once in a process."""
-    module = engine.startup.self_test
+    module = engine.startup.verify.self_test
     calls: list[tuple[Any, ...]] = []
     passed = Result("a", "path", "1", "1", 0.0, True)
 
@@ -254,9 +254,9 @@ def test_one_start_of_ranks_serves_all_checks(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_model_s_logits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = Result("logits: mean KL", "transformers in float32", "1 nats", "1e-06", 0.0, False)
-    monkeypatch.setattr(engine.startup.self_test, "model_reference", lambda config: None)
-    monkeypatch.setattr(engine.startup.self_test, "model_checks", lambda *_: iter([failed]))
-    results = engine.startup.self_test._results(config(), CPU, True, True, 1)
+    monkeypatch.setattr(engine.startup.verify.self_test, "model_reference", lambda config: None)
+    monkeypatch.setattr(engine.startup.verify.self_test, "model_checks", lambda *_: iter([failed]))
+    results = engine.startup.verify.self_test._results(config(), CPU, True, True, 1)
     assert next(results) == failed
 
 

@@ -1,0 +1,78 @@
+"""`--batch-invariant`: every way to serve gives the same bits, and what breaks that is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from engine.errors import ModelError
+from engine.kernels.invariant import product
+from engine.startup.build import invariant_parts
+from engine.startup.verify.invariance import invariance_results
+from sampling.selftest.checks import Result
+from tests.engine.tiny_models import write_model
+
+PROMPT_LENS = (1, 16, 40, 65, 90)
+KINDS = ("llama", "qwen3", "mistral", "gemma2", "cohere")
+
+
+def _config(folder: Path, device: Any, dtype: Any = "float32", **fields: Any) -> EngineConfig:
+    return EngineConfig(
+        model=ModelConfig(model=str(folder), device=device, dtype=dtype, batch_invariant=True),
+        cache=CacheConfig(num_blocks=400),
+        scheduler=SchedulerConfig(max_rows=12),
+        **fields,
+    )
+
+
+def _failed(config: EngineConfig) -> list[Result]:
+    results = list(invariance_results(config, invariant_parts(config), PROMPT_LENS))
+    assert len(results) >= 11
+    return [result for result in results if not result.passed]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_on_a_cpu(kind: str, tmp_path: Path) -> None:
+    write_model(kind, tmp_path)
+    assert not _failed(_config(tmp_path, "cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_on_a_gpu(kind: str, dtype: str, tmp_path: Path) -> None:
+    write_model(kind, tmp_path)
+    assert not _failed(_config(tmp_path, "cuda", dtype))
+
+
+def test_products_that_depend_on_the_batch_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large enough that the library has another order for one row than for several."""
+    write_model("llama", tmp_path, hidden_size=256, intermediate_size=512)
+    monkeypatch.setattr(product, "_by_blocks", torch.nn.functional.linear)
+    assert "invariance: beside one another" in {
+        result.check for result in _failed(_config(tmp_path, "cpu"))
+    }
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v2", "bloom"])
+def test_what_cannot_promise_is_refused(kind: str, tmp_path: Path) -> None:
+    write_model(kind, tmp_path)
+    with pytest.raises(ModelError, match="--batch-invariant"):
+        invariant_parts(_config(tmp_path, "cpu"))
+
+
+def test_flags_that_cannot_go_with_it(tmp_path: Path) -> None:
+    for fields in (
+        {"tensor_parallel_size": 2},
+        {"cache": CacheConfig(dtype="fp8")},
+        {"model": ModelConfig(model="m", batch_invariant=True, quantization="fp8")},
+    ):
+        model = ModelConfig(model="m", batch_invariant=True)
+        with pytest.raises(ConfigError, match="--batch-invariant cannot be promised with --"):
+            EngineConfig(**({"model": model} | fields))
