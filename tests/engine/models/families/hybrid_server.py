@@ -12,7 +12,7 @@ import torch
 
 from engine.config import CacheConfig, Device, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Finish, PromptLogprobs, Request
+from engine.request import Finish, ItemScores, PromptLogprobs, Request, ScoringRequest
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
@@ -38,7 +38,7 @@ class Reply:
         """Assert that all of it is what the reference makes of the whole text at once."""
         assert self.finish == Finish.LENGTH
         ids = torch.tensor([self.prompt + self.tokens])
-        whole = reference(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+        whole = whole_logprobs(reference, ids[0].tolist())
         of_text = whole[:-1].gather(1, ids[0, 1:, None])[:, 0]
         drawn = of_text[len(self.prompt) - 1 :]
         assert (drawn - torch.tensor(self.logprobs)).abs().max() < LOGPROB_ERROR
@@ -87,6 +87,17 @@ class Server:
                 reply.finish = Finish(int(output.finish[i]))
                 start = end
 
+    def score(self, **fields: Any) -> ItemScores:
+        """Run a scoring request alone."""
+        self.engine.score(b"", ScoringRequest(handle=1000, **fields))
+        ended = []
+        while self.engine.has_work:
+            for _, output in self.engine.step():
+                ended += output.item_scores
+        (scores,) = ended
+        assert scores.error is None
+        return scores
+
     def run(self) -> None:
         """Step until all is done, and check every reply."""
         while self.engine.has_work:
@@ -100,6 +111,14 @@ class Server:
         handle = self.submit(prompt, max_tokens, **fields)
         self.run()
         return self.replies[handle]
+
+
+@torch.inference_mode()
+def whole_logprobs(reference: Any, text: Sequence[int]) -> torch.Tensor:
+    """transformers' logprobs [T, vocab] of a whole text at once."""
+    ids = torch.tensor([list(text)])
+    logits: torch.Tensor = reference(input_ids=ids, use_cache=False).logits
+    return logits[0].log_softmax(-1)
 
 
 def serve(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,12 @@ from tests.engine.models.families.hybrid_models import (
     repetitive,
     write_hybrid,
 )
-from tests.engine.models.families.hybrid_server import BLOCK_SIZE, serve
+from tests.engine.models.families.hybrid_server import (
+    BLOCK_SIZE,
+    LOGPROB_ERROR,
+    serve,
+    whole_logprobs,
+)
 from tests.engine.speculation.tiny_mtp import write_with_mtp
 
 Model = tuple[Path, Any]
@@ -67,6 +73,25 @@ def test_drafted(model: Model) -> None:
     server.run()
     reply = server.ask(repetitive(45) + server.replies[2].tokens[:9], max_tokens=20)
     assert reply.num_cached > 0
+
+
+def test_scored(model: Model) -> None:
+    """Items branch from the state after the query: computed the first time, found the second."""
+    server, query = serve(*model, max_step_tokens=24), prompt(37, 3)
+    items = [prompt(length, 20 + length) for length in (1, 5, 18, 3)]
+    ids = np.array([[4, 9, 17]], dtype=np.int32)
+    wanted = [whole_logprobs(model[1], query + item)[-1, ids[0].tolist()] for item in items]
+    for num_cached in (0, 2 * BLOCK_SIZE):
+        scores = server.score(
+            query_token_ids=np.array(query, dtype=np.int32),
+            item_token_ids=np.concatenate(items).astype(np.int32),
+            item_lens=np.array([len(item) for item in items], dtype=np.int32),
+            num_read=np.ones(len(items), dtype=np.int32),
+            id_lists=ids,
+        )
+        assert scores.num_cached == num_cached
+        got = torch.from_numpy(scores.values)
+        torch.testing.assert_close(got, torch.stack(wanted), rtol=0, atol=LOGPROB_ERROR)
 
 
 @pytest.mark.parametrize("method", ["greedy", "gumbel"])
