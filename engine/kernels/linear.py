@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.invariant.product import invariant_linear
+from engine.kernels.invariant.product import InvariantProduct
 from engine.kernels.skinny import is_skinny, skinny_linear
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -25,14 +25,18 @@ class LaidOut:
 
     On a CPU, small weights of float32 are transposed, and all others packed for oneDNN: a plain
     product repacks the weight on each call. Elsewhere they are stored as they are.
+
+    Attributes:
+        invariant: the product whose rows have bits of their own; None where that was not asked for.
     """
 
     def __init__(self, weight: torch.Tensor, *, invariant: bool = False) -> None:
         self._stored = weight
-        self.is_invariant = invariant
-        self._multiply: _Multiply = _invariant_linear if invariant else _library_linear
+        self._multiply: _Multiply = _library_linear
+        self.invariant: InvariantProduct | None = None
         if invariant:
             self._stored = weight.contiguous()
+            self.invariant = InvariantProduct(self._stored)
         elif weight.device.type == "cpu" and _is_small(weight):
             self._multiply, self._stored = _transposed_linear, weight.t().contiguous()
         elif weight.device.type == "cpu" and _can_be_packed(weight.dtype):
@@ -42,12 +46,13 @@ class LaidOut:
     @property
     def is_narrow_on_cuda(self) -> bool:
         """Whether it is of 16 bits, on a GPU, and products may depend on the number of rows."""
-        return (
-            not self.is_invariant and self._stored.is_cuda and self._stored.dtype != torch.float32
-        )
+        stored = self._stored
+        return self.invariant is None and stored.is_cuda and stored.dtype != torch.float32
 
     def linear(self, bias: torch.Tensor | None = None) -> Linear:
         """Make the function x [T, in] → x @ weight.T + bias [T, out]."""
+        if self.invariant is not None:
+            return partial(self.invariant, bias=bias)
         return partial(self._multiply, self._stored, bias)
 
     def plain(self) -> torch.Tensor:
@@ -81,12 +86,6 @@ def _library_linear(
     if is_skinny(x):
         return skinny_linear(x, weight, bias)[0]
     return F.linear(x, weight, bias)
-
-
-def _invariant_linear(
-    weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
-) -> torch.Tensor:
-    return invariant_linear(x, weight, bias)
 
 
 def _transposed_linear(
@@ -127,9 +126,8 @@ def logits_linear(weight: LaidOut) -> Linear:
     On CUDA the products of bfloat16 or float16 are summed and returned in float32, never rounded
     to the narrow type; on a CPU they are computed in the weight's dtype.
     """
-    if weight.is_invariant:
-        plain = weight.plain()
-        return lambda hidden: invariant_linear(hidden, plain, out_dtype=torch.float32)
+    if weight.invariant is not None:
+        return partial(weight.invariant, out_dtype=torch.float32)
     if weight.is_narrow_on_cuda:
         transposed = weight.plain().t()
         return lambda hidden: torch.mm(hidden, transposed, out_dtype=torch.float32)

@@ -238,7 +238,7 @@ SCORING = (
     Mutant(
         "blocks-of-an-aborted-request-become-known",
         "engine/scoring/queue.py",
-        "if progress.ended or not span.count:",
+        "if span.progress.ended or not span.count:",
         "if not span.count:",
         (
             "tests/engine/scoring/test_step.py"

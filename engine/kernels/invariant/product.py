@@ -10,9 +10,10 @@ is the uncut sum:
     up to `MOST_FEW` rows    the kernel here, a stream of weights past a tile of rows
     more                     the library, which `use_uncut_products` keeps from cutting sums
 
-`disagreement` compares the two on the device at hand. In float32 all rows go through the kernel,
-which adds one product after the other. On a CPU rows are multiplied in blocks of `CPU_ROWS`, padded
-where they are fewer, so that the library meets products of one shape only.
+While weights load, `disagreement` compares the two on the device at hand; shapes for which the
+library has other bits (small or odd ones) are left to the kernel. In float32 all rows go through
+it, and it adds one product after the other. On a CPU rows are multiplied in blocks of `CPU_ROWS`,
+padded where they are fewer, so that the library meets products of one shape only.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from sampling.device.triton_support import jit, tl, triton
 MOST_FEW = 64
 """Rows up to which the kernel multiplies; beyond, the library is faster even with its sums uncut
 (measured on an H100; up to 32 rows the kernel is faster than the library with its sums cut)."""
+ROW_COUNTS = (MOST_FEW + 1, 96, 128, 200, 256, 300, 384, 512, 1000, 2048)
+"""Numbers of rows at which the library is compared with the kernel."""
+MOST_CHECKED = 1 << 26
+"""Most numbers of a result that are compared."""
 CPU_ROWS = 8
 """Rows of a block on a CPU: more would waste more on padding, fewer read weights more often."""
 IN_REGISTERS = 3072
@@ -54,27 +59,59 @@ def use_uncut_products() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
 
-def invariant_linear(
+class InvariantProduct:
+    """Maps x [T, in] to x @ weight.T + bias [T, out], each row's bits its own.
+
+    Args:
+        weight: [out, in], contiguous. Where the library does not have the kernel's bits for its
+            shape, the kernel multiplies any number of rows.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+        self._by_library = weight.is_cuda and weight.dtype != torch.float32 and _agrees(weight)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Multiply.
+
+        Args:
+            bias: [out], added to the float32 sum.
+            out_dtype: of the result; None is x's. float32 keeps the sum as it is.
+        """
+        if not x.is_cuda:
+            out = _by_blocks(x, self._weight, bias)
+            return out if out_dtype is None else out.to(out_dtype)
+        if len(x) <= MOST_FEW or not self._by_library:
+            return few_rows_linear(x, self._weight, bias, out_dtype)
+        return _library_linear(x, self._weight, bias, out_dtype)
+
+
+def _library_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute x [T, in] @ weight.T + bias [T, out], each row's bits its own.
-
-    Args:
-        weight: [out, in], contiguous. bias: [out], added to the float32 sum.
-        out_dtype: of the result; None is x's. float32 keeps the sum as it is.
-    """
-    if not x.is_cuda:
-        out = _by_blocks(x, weight, bias)
-        return out if out_dtype is None else out.to(out_dtype)
-    if len(x) <= MOST_FEW or x.dtype == torch.float32:
-        return few_rows_linear(x, weight, bias, out_dtype)
     if out_dtype is None or out_dtype == x.dtype:
         return F.linear(x, weight, bias)
     product = torch.mm(x, weight.t(), out_dtype=out_dtype)
     return product if bias is None else product + bias
+
+
+_agreement: dict[tuple[torch.device, torch.dtype, torch.Size], bool] = {}
+"""Whether library and kernel agree, by what decides it: it is found once, while weights load."""
+
+
+def _agrees(weight: torch.Tensor) -> bool:
+    key = (weight.device, weight.dtype, weight.shape)
+    if key not in _agreement:
+        _agreement[key] = disagreement(weight) is None
+    return _agreement[key]
 
 
 def _by_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -152,7 +189,7 @@ def few_rows_linear(
     out_dtype: torch.dtype | None = None,
     launch: _Launch | None = None,
 ) -> torch.Tensor:
-    """Compute `invariant_linear` in the kernel, for any number of rows."""
+    """Compute what `InvariantProduct` does, in the kernel, for any number of rows."""
     num_rows, in_features = x.shape
     out_features = len(weight)
     assert x.is_contiguous()
@@ -196,19 +233,20 @@ def _launch_of(num_rows: int, in_features: int, dtype: torch.dtype) -> _Launch:
     return _Launch(16, 16, rows, 256, 1, 5)
 
 
-def disagreement(weight: torch.Tensor, row_counts: tuple[int, ...]) -> int | None:
+def disagreement(weight: torch.Tensor) -> int | None:
     """The first number of rows at which library and kernel differ in a bit; None if at none.
 
     Args:
-        weight: [out, in], as it is served. row_counts: numbers of rows beyond `MOST_FEW`.
+        weight: [out, in], on CUDA.
     """
+    counts = [count for count in ROW_COUNTS if count * len(weight) <= MOST_CHECKED]
     generator = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn(
-        (max(row_counts), weight.shape[1]), generator=generator, device=weight.device
-    ).to(weight.dtype)
-    wanted = few_rows_linear(x, weight, out_dtype=torch.float32)
-    rounded = wanted.to(weight.dtype)
-    for count in row_counts:
-        if not torch.equal(invariant_linear(x[:count], weight), rounded[:count]):
-            return count
+    x = torch.randn((max(counts), weight.shape[1]), generator=generator, device=weight.device)
+    x = x.to(weight.dtype)
+    for out_dtype in (weight.dtype, torch.float32):
+        wanted = few_rows_linear(x, weight, out_dtype=out_dtype)
+        for count in counts:
+            some = _library_linear(x[:count], weight, out_dtype=out_dtype)
+            if not torch.equal(some, wanted[:count]):
+                return count
     return None

@@ -66,7 +66,7 @@ class _DenseProduct(WeightProduct):
         return NormedProduct(norm, eps, self._weight, self._bias, gated=True)
 
     def part(self) -> DensePart:
-        return DensePart(self._weight.plain(), self._weight.is_invariant)
+        return DensePart(self._weight.plain(), self._weight.invariant is not None)
 
     def refresh(self, part: Part) -> None:
         self._weight.assign(cast(DensePart, part).weight)

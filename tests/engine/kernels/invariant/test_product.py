@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.kernels.invariant import product
-from engine.kernels.invariant.product import few_rows_linear, invariant_linear
+from engine.kernels.invariant.product import InvariantProduct, disagreement, few_rows_linear
 from tests.engine.kernels.where import DEVICES
 
 SHAPES = [(48, 64), (100, 96), (64, 1024), (40, 1040), (130, 2048)]
@@ -71,12 +71,14 @@ def test_rows_do_not_change_one_another(dtype: torch.dtype, device: str) -> None
 def test_library_and_kernel_agree(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """Every number of rows up to 300, and larger ones, with a bias and without."""
     x, weight, bias = _case(2050, *shape, dtype, "cuda")
+    assert disagreement(weight) is None
+    multiply = InvariantProduct(weight)
     for own in (None, bias):
         wanted = few_rows_linear(x, weight, own)
         differing = [
             count
             for count in (*range(1, 301), 384, 511, 512, 513, 768, 1000, 1024, 1500, 2048, 2050)
-            if not torch.equal(invariant_linear(x[:count], weight, own), wanted[:count])
+            if not torch.equal(multiply(x[:count], own), wanted[:count])
         ]
         assert not differing
 
@@ -88,7 +90,7 @@ def test_heads_agree(shape: tuple[int, int]) -> None:
     x, weight, _ = _case(512, *shape, torch.bfloat16, "cuda")
     wanted = few_rows_linear(x, weight, out_dtype=torch.float32)
     for count in (1, 2, 7, 16, 33, 64, 65, 100, 128, 200, 256, 300, 512):
-        out = invariant_linear(x[:count], weight, out_dtype=torch.float32)
+        out = InvariantProduct(weight)(x[:count], out_dtype=torch.float32)
         assert torch.equal(out, wanted[:count]), count
         library = torch.mm(x[:count], weight.t(), out_dtype=torch.float32)
         assert torch.equal(library, wanted[:count]), count
@@ -100,11 +102,24 @@ def test_rows_on_a_cpu_do_not_change_one_another(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     x, weight, bias = _case(50, *shape, dtype, "cpu")
-    together = invariant_linear(x, weight, bias)
+    multiply = InvariantProduct(weight)
+    together = multiply(x, bias)
     bound = 8 * shape[1] * torch.finfo(dtype).eps
     wanted = x.double() @ weight.double().T + bias.double()
     torch.testing.assert_close(together.double(), wanted, rtol=0, atol=bound)
     for count in (1, 2, 3, 7, 8, 9, 31):
         for first in (0, 1, 5, 19):
-            some = invariant_linear(x[first : first + count], weight, bias)
+            some = multiply(x[first : first + count], bias)
             assert torch.equal(some, together[first : first + count])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("uncut")
+@pytest.mark.parametrize("shape", [(97, 32), (32, 48), (48, 32), (64, 80), (1000, 100)])
+def test_shapes_of_which_the_library_has_other_bits_are_left_to_the_kernel(
+    shape: tuple[int, int],
+) -> None:
+    x, weight, bias = _case(300, *shape, torch.bfloat16, "cuda")
+    multiply, wanted = InvariantProduct(weight), few_rows_linear(x, weight, bias)
+    for count in (1, 64, 65, 100, 200, 300):
+        assert torch.equal(multiply(x[:count], bias), wanted[:count])
