@@ -162,8 +162,9 @@ def _convolution_kernel(
         real = inside & (tokens < count)
         total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
         if tl.load(rows.slots + row) != _NULL:
-            for j in tl.static_range(dims.width):
-                positions = begin + tokens - (dims.width - 1) + j
+            width: tl.constexpr = dims.width  # Triton 3.6 takes no field for the loop's end
+            for j in tl.static_range(width):
+                positions = begin + tokens - (width - 1) + j
                 value = _load_input(x, ring_ptr, rows, row, positions, channels, real, dims)
                 factor = tl.load(weight_ptr + channels * dims.width + j, mask=inside, other=0.0)
                 total += value.to(tl.float32) * factor.to(tl.float32)
