@@ -52,7 +52,7 @@ class LaidOut:
     def linear(self, bias: torch.Tensor | None = None) -> Linear:
         """Make the function x [T, in] → x @ weight.T + bias [T, out]."""
         if self.invariant is not None:
-            return partial(self.invariant, bias=bias)
+            return self.invariant.compiled(bias)
         return partial(self._multiply, self._stored, bias)
 
     def plain(self) -> torch.Tensor:
@@ -127,7 +127,7 @@ def logits_linear(weight: LaidOut) -> Linear:
     to the narrow type; on a CPU they are computed in the weight's dtype.
     """
     if weight.invariant is not None:
-        return partial(weight.invariant, out_dtype=torch.float32)
+        return weight.invariant.compiled(out_dtype=torch.float32)
     if weight.is_narrow_on_cuda:
         transposed = weight.plain().t()
         return lambda hidden: torch.mm(hidden, transposed, out_dtype=torch.float32)

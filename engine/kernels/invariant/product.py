@@ -18,6 +18,8 @@ padded where they are fewer, so that the library meets products of one shape onl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -29,6 +31,8 @@ from sampling.device.triton_support import jit, tl, triton
 MOST_FEW = 64
 """Rows up to which the kernel multiplies; beyond, the library is faster even with its sums uncut
 (measured on an H100; up to 32 rows the kernel is faster than the library with its sums cut)."""
+ROW_TILES = (8, 16, 32, MOST_FEW)
+"""Rows of a program, of as many variants of the kernel."""
 ROW_COUNTS = (MOST_FEW + 1, 96, 128, 200, 256, 300, 384, 512, 1000, 2048)
 """Numbers of rows at which the library is compared with the kernel."""
 MOST_CHECKED = 1 << 26
@@ -90,6 +94,19 @@ class InvariantProduct:
             return few_rows_linear(x, self._weight, bias, out_dtype)
         return _library_linear(x, self._weight, bias, out_dtype)
 
+    def compiled(
+        self, bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """The product with a bias and a result's dtype, whose kernels no request has to compile."""
+        weight = self._weight
+        key = (weight.device, weight.dtype, weight.shape, bias is None, out_dtype)
+        if weight.is_cuda and key not in _compiled:
+            _compiled.add(key)
+            rows = weight.new_zeros((MOST_FEW, weight.shape[1]))
+            for count in ROW_TILES:
+                few_rows_linear(rows[:count], weight, bias, out_dtype)
+        return partial(self, bias=bias, out_dtype=out_dtype)
+
 
 def _library_linear(
     x: torch.Tensor,
@@ -103,6 +120,8 @@ def _library_linear(
     return product if bias is None else product + bias
 
 
+_compiled: set[tuple[object, ...]] = set()
+"""The variants of the kernel that were launched."""
 _agreement: dict[tuple[torch.device, torch.dtype, torch.Size], bool] = {}
 """Whether library and kernel agree, by what decides it: it is found once, while weights load."""
 
@@ -223,7 +242,7 @@ def _launch_of(num_rows: int, in_features: int, dtype: torch.dtype) -> _Launch:
     """The shape that was fast on an H100; bits are the same with each."""
     if dtype == torch.float32:
         return _Launch(32, 32, 16, 32, 4, 2)
-    rows = 8 if num_rows <= 8 else min(64, triton.next_power_of_2(num_rows))
+    rows = next((tile for tile in ROW_TILES if num_rows <= tile), MOST_FEW)
     if in_features <= (IN_REGISTERS if rows == 8 else IN_REGISTERS // 3):
         if rows == 64:
             return _Launch(64, 64, 64, 256, 4, 1)
