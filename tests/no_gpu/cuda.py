@@ -82,4 +82,5 @@ def pretended_gpu() -> Iterator[None]:
         for name, answer in ANSWERS.items():
             patch.setattr(torch.cuda, name, answer)
         patch.setattr(torch, "Generator", _Generator)
+        patch.setattr(torch.backends.cuda, "preferred_blas_library", lambda library: library)
         yield

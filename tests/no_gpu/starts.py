@@ -181,6 +181,8 @@ LENGTH = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length":
 STARTS: dict[str, Start] = {
     "demo": Start(None),
     "float32": Start(None, {"dtype": "float32"}),
+    "batch invariant": Start(None, {"batch_invariant": True}, _drafts("ngram")),
+    "batch invariant, float32": Start(None, {"batch_invariant": True, "dtype": "float32"}),
     "wide vocabulary": Start(_config(hf.Qwen3Config(**WIDE, head_dim=128))),
     "fp8 cache": Start(_config(hf.LlamaConfig(**SIZES)), {}, FP8_CACHE),
     "flashinfer": Start(None, has_flashinfer=True),

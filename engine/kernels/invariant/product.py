@@ -259,9 +259,9 @@ def disagreement(weight: torch.Tensor) -> int | None:
         weight: [out, in], on CUDA.
     """
     counts = [count for count in ROW_COUNTS if count * len(weight) <= MOST_CHECKED]
-    generator = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn((max(counts), weight.shape[1]), generator=generator, device=weight.device)
-    x = x.to(weight.dtype)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((max(counts), weight.shape[1]), generator=generator)
+    x = x.to(weight.dtype).to(weight.device)
     for out_dtype in (weight.dtype, torch.float32):
         wanted = few_rows_linear(x, weight, out_dtype=out_dtype)
         for count in counts:
