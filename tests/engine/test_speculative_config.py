@@ -23,7 +23,7 @@ def parse(fields: dict[str, object]) -> SpeculativeConfig:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"method": "medusa"}, "method must be one of eagle, eagle3, draft_model, ngram, got"),
+        ({"method": "medusa"}, "method must be one of eagle, eagle3, mtp, draft_model, ngram, got"),
         ({"num_speculative_tokens": 4}, "method is missing"),
         ({"method": "ngram"}, "num_speculative_tokens is missing"),
         (NGRAM | {"num_speculative_tokens": 0}, "must be from 1 to 16, got 0"),
