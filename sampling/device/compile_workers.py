@@ -63,7 +63,7 @@ class Workers:
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [end.detach() for _, end in pairs]
         program = (
-            f"import sys; sys.path.append({str(Path(__file__).parents[1])!r}); "
+            f"import sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
             "from sampling.device import compile_workers; compile_workers.main(sys.argv[1:])"
         )
         # They look at no GPU, and do nothing else that is worth threads.
