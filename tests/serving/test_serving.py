@@ -177,7 +177,7 @@ def test_killed_engine() -> None:
         reply = asyncio.run(wait_and_kill())
         assert reply.status_code == 500
         message = reply.json()["error"]["message"]
-        assert "status -9" in message, "silence alone is noticed later"
+        assert "signal 9" in message, "silence alone is noticed later"
         assert server.process.wait(timeout=60) != 0, (
             "the server leaves restarting to its supervisor"
         )

@@ -120,8 +120,8 @@ REFUSED: dict[str, tuple[hf.PreTrainedConfig, str]] = {
         hf.MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=VOCAB),
         "layers of type 'linear_attention'|recurrent|no attention",
     ),
-    "qwen3_next": (
-        hf.Qwen3NextConfig(**GROUPED, head_dim=8, layer_types=["linear_attention"] * 2),
+    "minimax": (
+        hf.MiniMaxConfig(**GROUPED, head_dim=8, layer_types=["linear_attention"] * 2),
         "layers of type 'linear_attention'",
     ),
     "bert": (hf.BertConfig(**SIZES, is_decoder=False), "not causal"),
