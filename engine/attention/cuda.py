@@ -29,7 +29,8 @@ from engine.errors import first_line
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
-from engine.kernels.invariant.attention import ShareScratch, invariant_decode
+from engine.kernels.invariant.attention import invariant_decode
+from engine.kernels.invariant.shares import ShareScratch
 from engine.kernels.rope import rope_and_store
 from engine.memory.pages import Cells, KVCache
 from sampling.device.compiling import compiling_together

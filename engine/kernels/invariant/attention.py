@@ -25,6 +25,18 @@ import torch
 
 from engine.contracts.attention import AttentionSpec
 from engine.kernels.decode.split_keys import rescale
+from engine.kernels.invariant.shares import (
+    ONES,
+    ShareRoom,
+    ShareScratch,
+    ends_share,
+    leave,
+    left,
+    merged,
+    no_sums,
+    share_at,
+    start_of,
+)
 from engine.kernels.pages import (
     LOG2E,
     MIN_DOT,
@@ -40,82 +52,7 @@ from engine.kernels.pages import (
 )
 from engine.kernels.prefill_attention import Sums, Tiling, load_queries, scores_of
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
-from sampling.device.triton_support import constexpr, jit, tl, triton
-
-LEVELS = ((1024, 64), (8192, 256), (1 << 30, 1024))
-"""Up to which position shares have how many keys: few at first, so that programs have work of a
-lone row that is short, more where a row has many shares."""
-PROGRAMS = 6
-"""Programs a processor of the GPU that decode at once; few rows are divided among as many."""
-MOST_PROGRAMS = 64
-"""Most programs that divide a row and key head."""
-SCRATCH_BYTES = 64 << 20
-"""Room for what they leave; where it is short, only fewer rows are divided."""
-
-_FINE, _MIDDLE = constexpr(LEVELS[0][0]), constexpr(LEVELS[1][0])
-_SHORT, _LONGER, _LONGEST = (constexpr(length) for _, length in LEVELS)
-_ONES = constexpr(16)  # columns of ones that weights are multiplied with
-
-
-def num_shares(num_keys: int) -> int:
-    """The number of shares that `num_keys` keys lie in."""
-    count = before = 0
-    for position, length in LEVELS:
-        count += -(-max(min(num_keys, position) - before, 0) // length)
-        before = position
-    return count
-
-
-class ShareScratch:
-    """Owns what programs leave of a row's shares for the last of them, for all layers.
-
-    Args:
-        max_keys: most keys of a row. max_query_len: most query tokens of a decoding row.
-
-    Attributes:
-        sums, stats: float32, of shares: weighted values; maxima and sums of weights.
-        arrivals: int32, programs that have come, 0 between launches.
-    """
-
-    def __init__(
-        self,
-        specs: list[AttentionSpec],
-        max_rows: int,
-        max_keys: int,
-        device: torch.device,
-        max_query_len: int = 1,
-    ) -> None:
-        self.most = num_shares(max_keys)
-        self.max_query_len = max_query_len
-        self._num_programs = 8
-        if device.type == "cuda":
-            processors = torch.cuda.get_device_properties(device).multi_processor_count
-            self._num_programs = PROGRAMS * processors
-        heads = [spec.num_q_heads // spec.num_kv_heads for spec in specs]
-        queries = max(heads) * max_query_len
-        head_dim = max(spec.head_dim for spec in specs)
-        room = SCRATCH_BYTES // (4 * self.most * queries * (head_dim + 2))
-        fewest = max(spec.num_kv_heads for spec in specs)
-        self._divided = max(fewest, min(self._num_programs // 2, room))
-        cells = self._divided * self.most * queries
-        self.sums = torch.empty(cells * head_dim, dtype=torch.float32, device=device)
-        self.stats = torch.empty(cells * 2, dtype=torch.float32, device=device)
-        self.arrivals = torch.zeros(max_rows * fewest, dtype=torch.int32, device=device)
-
-    def programs(self, num_rows: int, kv_heads: int) -> int:
-        """How many programs divide a row and key head."""
-        if num_rows * kv_heads > self._divided:
-            return 1
-        return max(1, min(MOST_PROGRAMS, self.most, self._num_programs // (num_rows * kv_heads)))
-
-
-class _Scratch(NamedTuple):
-    """The pointers of `ShareScratch`, and its shares a row; one kernel argument."""
-
-    sums: torch.Tensor
-    stats: torch.Tensor
-    arrivals: torch.Tensor
-    most: int
+from sampling.device.triton_support import jit, tl, triton
 
 
 class _Rows(NamedTuple):
@@ -125,52 +62,6 @@ class _Rows(NamedTuple):
     stride: int
     seq_lens: torch.Tensor | None
     tiles: torch.Tensor | None
-
-
-@jit
-def _no_sums(shape: tl.constexpr):
-    """Sums over no key; the sum of weights is in each of _ONES columns."""
-    return Sums(
-        tl.full((shape.padded_queries,), float("-inf"), tl.float32),
-        tl.full((shape.padded_queries, _ONES), 0.0, tl.float32),
-        tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32),
-    )
-
-
-@jit
-def _merged(sums, share):
-    """The sums over the keys of `sums` and those of the share after them."""
-    higher = tl.maximum(sums.top, share.top)
-    mine, theirs = rescale(sums.top, higher)[:, None], rescale(share.top, higher)[:, None]
-    total = tl.fma(share.total, theirs, sums.total * mine)
-    return Sums(higher, total, tl.fma(share.acc, theirs, sums.acc * mine))
-
-
-@jit
-def _share_at(position):
-    """The share that a position is in."""
-    fine: tl.constexpr = _FINE // _SHORT
-    middle: tl.constexpr = fine + (_MIDDLE - _FINE) // _LONGER
-    coarse = middle + (position - _MIDDLE) // _LONGEST
-    coarse = tl.where(position < _MIDDLE, fine + (position - _FINE) // _LONGER, coarse)
-    return tl.where(position < _FINE, position // _SHORT, coarse)
-
-
-@jit
-def _start_of(share):
-    """The first position of a share."""
-    fine: tl.constexpr = _FINE // _SHORT
-    middle: tl.constexpr = fine + (_MIDDLE - _FINE) // _LONGER
-    coarse = _MIDDLE + (share - middle) * _LONGEST
-    coarse = tl.where(share < middle, _FINE + (share - fine) * _LONGER, coarse)
-    return tl.where(share < fine, share * _SHORT, coarse)
-
-
-@jit
-def _ends_share(position):
-    """Whether a share ends before a position that is not 0."""
-    length = tl.where(position <= _MIDDLE, _LONGER, _LONGEST)
-    return position % tl.where(position <= _FINE, _SHORT, length) == 0
 
 
 @jit
@@ -188,7 +79,7 @@ def _see_block(sums, queries, tile, slopes, pages, head, at, factor, rules, shap
     shrink = rescale(sums.top, higher)
     values = load_values(pages, cells, inside, shape).to(queries.q.dtype)
     weights = weights.to(values.dtype)
-    ones = tl.full((shape.block, _ONES), 1.0, weights.dtype)
+    ones = tl.full((shape.block, ONES), 1.0, weights.dtype)
     total, acc = sums.total * shrink[:, None], sums.acc * shrink[:, None]
     total = tl.dot(weights, ones, total, input_precision=shape.precision)
     acc = tl.dot(weights, values, acc, input_precision=shape.precision)
@@ -202,33 +93,10 @@ def _attend(
     """Attend to the keys from start, a multiple of N, to end; merge the shares that end there."""
     for at in range(start, end, shape.block):
         share = _see_block(share, queries, tile, slopes, pages, head, at, factor, rules, shape)
-        if _ends_share(at + shape.block):
-            sums = _merged(sums, share)
-            share = _no_sums(shape)
+        if ends_share(at + shape.block):
+            sums = merged(sums, share)
+            share = no_sums(shape)
     return sums, share
-
-
-@jit
-def _leave(scratch, cell, queries, sums, count: tl.constexpr, shape: tl.constexpr):
-    """Leave a share's sums in its cell."""
-    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
-    stat = scratch.stats + (cell * count + m) * 2
-    tl.store(stat, sums.top, mask=queries.inside)
-    tl.store(stat + 1, tl.max(sums.total, 1), mask=queries.inside)
-    at = (cell * count + m)[:, None] * shape.head_dim + d[None, :]
-    tl.store(scratch.sums + at, sums.acc, mask=queries.mask)
-
-
-@jit
-def _left(scratch, cell, queries, count: tl.constexpr, shape: tl.constexpr):
-    """Load what was left in a cell, past the first-level cache with what was there before."""
-    m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
-    stat = scratch.stats + (cell * count + m) * 2
-    at = (cell * count + m)[:, None] * shape.head_dim + d[None, :]
-    top = tl.load(stat, mask=queries.inside, other=float("-inf"), cache_modifier=".cg")
-    total = tl.load(stat + 1, mask=queries.inside, other=0.0, cache_modifier=".cg")
-    acc = tl.load(scratch.sums + at, mask=queries.mask, other=0.0, cache_modifier=".cg")
-    return Sums(top, tl.broadcast_to(total[:, None], (shape.padded_queries, _ONES)), acc)
 
 
 @jit
@@ -300,34 +168,34 @@ def _invariant_kernel(
     first = _first_key(tile, rules, shape)
     if is_divided:
         count: tl.constexpr = shape.query_len * shape.group
-        first_share, end_share = _share_at(first), _share_at(tile.end - 1) + 1
+        first_share, end_share = share_at(first), share_at(tile.end - 1) + 1
         active = tl.minimum(end_share - first_share, tl.num_programs(1))
         if tl.program_id(1) >= active:
             return
         cell = (i * shape.kv_heads + head) * scratch.most
         for number in range(first_share + tl.program_id(1), end_share, active):
-            start = tl.maximum(_start_of(number), first)
-            end = tl.minimum(_start_of(number + 1), tile.end)
-            share = _no_sums(shape)
+            start = tl.maximum(start_of(number), first)
+            end = tl.minimum(start_of(number + 1), tile.end)
+            share = no_sums(shape)
             for at in range(start, end, shape.block):
                 share = _see_block(
                     share, queries, tile, slopes, pages, head, at, factor, rules, shape
                 )
-            _leave(scratch, cell + number - first_share, queries, share, count, shape)
+            leave(scratch, cell + number - first_share, queries, share, count, shape)
         tl.debug_barrier()  # all threads' stores before the arrival is announced
         arrivals = scratch.arrivals + i * shape.kv_heads + head
         if tl.atomic_add(arrivals, 1) != active - 1:
             return
         tl.store(arrivals, 0)
-        sums = _no_sums(shape)
+        sums = no_sums(shape)
         for number in range(0, end_share - first_share):
-            sums = _merged(sums, _left(scratch, cell + number, queries, count, shape))
+            sums = merged(sums, left(scratch, cell + number, queries, count, shape))
     else:
-        sums, share = _no_sums(shape), _no_sums(shape)
+        sums, share = no_sums(shape), no_sums(shape)
         sums, share = _attend(
             sums, share, queries, tile, slopes, pages, head, first, tile.end, factor, rules, shape
         )
-        sums = _merged(sums, share)
+        sums = merged(sums, share)
     _store(out, sums, queries, head, scales, rules, shape)
 
 
@@ -426,7 +294,7 @@ def _launch(
     )
     shared = None
     if scratch is not None:
-        shared = _Scratch(scratch.sums, scratch.stats, scratch.arrivals, scratch.most)
+        shared = ShareRoom(scratch.sums, scratch.stats, scratch.arrivals, scratch.most)
     _invariant_kernel[grid](
         q.contiguous(),
         out,

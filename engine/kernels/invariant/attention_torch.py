@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.invariant.attention import LEVELS, block_of
+from engine.kernels.invariant.attention import block_of
+from engine.kernels.invariant.shares import LEVELS
 
 TOKENS = 256
 """Query tokens computed at once, which bounds the keys gathered for them."""

@@ -8,12 +8,8 @@ import pytest
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.invariant.attention import (
-    ShareScratch,
-    invariant_decode,
-    invariant_prefill,
-    num_shares,
-)
+from engine.kernels.invariant.attention import invariant_decode, invariant_prefill
+from engine.kernels.invariant.shares import ShareScratch, num_shares
 from engine.kernels.prefill_attention import tiling_of
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.paged_cases import DTYPES, SPEC, SPECS, STEPS, Case, to_or_none
