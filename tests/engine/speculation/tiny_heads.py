@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -99,10 +100,14 @@ def write_eagle3(
 
 
 class PlainHead:
-    """A head over a whole text at once, without a cache, in float32."""
+    """A head over a whole text at once, without a cache, in float64."""
 
     def __init__(self, tensors: Tensors, target: PreTrainedModel) -> None:
-        self.tensors, self.target = tensors, target
+        self.tensors = {
+            name: tensor.double() if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+        self.target = copy.deepcopy(target).double()
 
     def layer(self, prefix: str, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """One decoder layer over x [T, fan_in], normed or not; [T, H]."""
@@ -169,7 +174,7 @@ class PlainEagle3(PlainHead):
         logits = w["lm_head.weight"] @ norm(fused[-1], w["norm.weight"])
         if "d2t" not in w:
             return logits
-        full = torch.full((VOCAB,), -torch.inf)
+        full = logits.new_full((VOCAB,), -torch.inf)
         full[torch.arange(len(logits)) + w["d2t"]] = logits
         return full
 
