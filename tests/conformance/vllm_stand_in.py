@@ -1,7 +1,8 @@
 """A plugin of pytest: what vLLM's parser tests import of vLLM, with this server's parsers in it.
 
 Modules of the name are made as they are imported. A parser is found by the words of its name;
-what else a test takes of vLLM is a placeholder, and the test that uses it fails.
+what else a test takes of vLLM is a placeholder, and the test that uses it fails. A test that vLLM's
+own parser fails, as its authors say, passes here if ours does what it asks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import pytest
 import transformers
 
 from server.conversation.parsing.format import ReasoningFormat, ToolFormat
@@ -51,6 +53,8 @@ REASONING = {
     "mistral": "mistral",
     "holo2": "qwen3",
 }
+CALLS_IN_THOUGHTS = {"qwen3": "qwen3_coder"}
+"""The format of calls that may stand in thoughts, by that of the thoughts."""
 
 
 class _Message(SimpleNamespace):
@@ -72,20 +76,37 @@ class _Parser:
     tools_format: ToolFormat | None = None
     thoughts: ReasoningFormat | None = None
 
-    def __init__(self, tokenizer: Any, tools: Any = None, **_: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Any = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
         self.model_tokenizer = tokenizer
         self.vocab = tokenizer.get_vocab()
         self._tools = tools
         self._graph = make_graph(self.thoughts, self.tools_format, {})
         self._machine: Machine | None = None
-        # Thoughts are taken for open: vLLM's parsers do where a prompt may have opened them.
-        self._prompt_end = "" if self.thoughts is None else self.thoughts.begin
+        self._prompt_end = ""
+        if self.thoughts is not None:
+            # vLLM's parsers take thoughts for open where a prompt may have opened them.
+            is_off = False in (chat_template_kwargs or {}).values()
+            self._prompt_end = self.thoughts.end if is_off else self.thoughts.begin
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         """Whether a text of these ids has left its thoughts."""
         assert self.thoughts is not None
         text = str(self.model_tokenizer.decode(input_ids))
         return bool(text.rfind(self.thoughts.end) > text.rfind(self.thoughts.begin))
+
+    def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
+        """The ids of what follows the thoughts."""
+        assert self.thoughts is not None
+        if not input_ids or isinstance(input_ids[0], str):
+            return []
+        text = str(self.model_tokenizer.decode(input_ids))
+        return list(self.model_tokenizer.encode(text.partition(self.thoughts.end)[2]))
 
     def _made(self, request: Any) -> Machine:
         tools = self._tools or getattr(request, "tools", None) or []
@@ -109,10 +130,12 @@ class _Parser:
     def extract_reasoning(self, model_output: str, request: Any = None) -> tuple[Any, Any]:
         """The thoughts of a whole reply, and its content."""
         message = self._whole(model_output, request)
-        return message.get("reasoning"), message["content"] or None
+        reasoning = message.get("reasoning")
+        content = _behind(reasoning, model_output) if "tool_calls" in message else None
+        return reasoning, content or message["content"] or None
 
-    def _delta(self, previous: str, delta: str, request: Any) -> _Message | None:
-        if not previous or self._machine is None:
+    def _delta(self, is_first: bool, delta: str, request: Any) -> _Message | None:
+        if is_first or self._machine is None:
             self._machine = self._made(request)
         self._machine.feed(delta)
         events, self._machine.output.events = self._machine.output.events, []
@@ -135,13 +158,34 @@ class _Parser:
     ) -> _Message | None:
         """What a piece of a reply adds."""
         request = rest[-1] if rest else named.get("request")
-        return self._delta(previous_text, delta_text, request)
+        # Some tests give no text but the delta's.
+        is_first = not previous_text and current_text == delta_text
+        return self._delta(is_first, delta_text, request)
 
     def extract_reasoning_streaming(
         self, previous_text: str, current_text: str, delta_text: str, *rest: Any
     ) -> _Message | None:
         """What a piece of a reply adds."""
-        return self._delta(previous_text, delta_text, None)
+        if not previous_text:
+            self._thought = self._shown = ""
+            self._is_calling = False
+        delta = self._delta(not previous_text, delta_text, None) or _Message()
+        assert self._machine is not None
+        output = self._machine.output
+        self._is_calling |= output.is_uncertain or output.stands
+        self._thought += delta.reasoning or ""
+        content = delta.content or ""
+        if self._is_calling:
+            content = _behind(self._thought, current_text).removeprefix(self._shown)
+        self._shown += content
+        if not (content or delta.reasoning):
+            return None
+        return _Message(content=content or None, reasoning=delta.reasoning)
+
+
+def _behind(thought: str | None, text: str) -> str:
+    """What follows thoughts in a text that has them: calls, which vLLM leaves to another parser."""
+    return text.partition(thought)[2] if thought else text
 
 
 def _types(tool: Any) -> tuple[str, dict[str, Any]]:
@@ -174,7 +218,8 @@ def _parser(name: str, kind: str) -> type[_Parser]:
     ours = next(own for word, own in words.items() if word in plain)
     if kind == "tool":
         return type(name, (_Parser,), {"tools_format": TOOL_PARSERS[ours]})
-    return type(name, (_Parser,), {"thoughts": REASONING_PARSERS[ours]})
+    tools = TOOL_PARSERS.get(CALLS_IN_THOUGHTS.get(ours, ""))
+    return type(name, (_Parser,), {"thoughts": REASONING_PARSERS[ours], "tools_format": tools})
 
 
 class _Manager:
@@ -257,6 +302,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Leave the module as it is."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Any:
+    """Let a test pass that vLLM's own parser is known to fail, and ours does not."""
+    report = yield
+    if str(report.longrepr).startswith("[XPASS(strict)]"):
+        report.outcome, report.longrepr = "passed", None
+    return report
 
 
 # Files of a suite are imported before a plugin is asked for anything.

@@ -179,7 +179,9 @@ def _tagged(reasoning: ReasoningFormat | None, tools: ToolFormat | None) -> dict
         end = Exit(reasoning.end, to=ANSWER, eats_space=True)
         calls: tuple[Exit, ...] = ()
         if tools is not None:  # thoughts may end in a call
-            calls = (*tools.exits, *(Exit(marker, to=REASONING) for marker in tools.strays))
+            # Space before such a call is the thoughts' own: no marker of theirs is there.
+            calls = tuple(replace(way, eats_space=False) for way in tools.exits)
+            calls += tuple(Exit(marker, to=REASONING) for marker in tools.strays)
         states[REASONING] = Text("reasoning", (end, begin, *calls), skips_space=True)
         exits = (begin,)
         strays = (end, *(Exit(marker, to=CONTENT) for marker in reasoning.strays))

@@ -24,12 +24,28 @@ _TYPE_NAMES: dict[type, str] = {
     dict: "object",
     type(None): "null",
 }
+_ALIASES = {
+    "float": "number",
+    "int": "integer",
+    "bool": "boolean",
+    "str": "string",
+    "dict": "object",
+    "list": "array",
+}
+"""Python's names of types, which schemas written by hand have."""
 _MAX_DEPTH = 8
 _MAX_TAGS = 64
 _SENTINEL = re.compile("[\ud800-\udfff]")
 _PYTHON = re.compile(r"(?:True|False|None)\Z|[\[{]")
 """What may be a constant, a list or an object of Python's."""
 _SIMPLE = re.compile(r"'[^'\\\x00-\x1f\x7f-\x9f\ud800-\udfff]*'")
+_LOOSE = re.compile(
+    r"""('''.*?'''|\"\"\".*?\"\"\"|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?<![\w.])0+(?=\d)""",
+    re.DOTALL,
+)
+"""Strings, and zeros that a number begins with."""
+_UNESCAPED = re.compile(r"\\.|[\x00\n\r]", re.DOTALL)
+_ESCAPES = {"\x00": r"\x00", "\n": r"\n", "\r": r"\r"}
 
 
 def argument_types(parameters: Mapping[str, Any] | None) -> dict[str, Types]:
@@ -48,9 +64,9 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Types:
         return frozenset()
     named = schema.get("type")
     if isinstance(named, str):
-        return frozenset((named,))
+        named = [named]
     if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str))
+        return frozenset(_ALIASES.get(name, name) for name in named if isinstance(name, str))
     if "const" in schema:
         return frozenset((_TYPE_NAMES[type(schema["const"])],))
     if isinstance(schema.get("enum"), list):
@@ -141,7 +157,7 @@ def quoted(text: str) -> str:
 
 
 class _JsonNames(ast.NodeTransformer):
-    """Lets JSON's names of constants stand for Python's."""
+    """Lets JSON's names of constants stand for Python's, and lists for sets."""
 
     _VALUES: Mapping[str, bool | None] = {"true": True, "false": False, "null": None}
 
@@ -151,11 +167,18 @@ class _JsonNames(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(self._VALUES[node.id]), node)
         return node
 
+    def visit_Set(self, node: ast.Set) -> ast.AST:
+        """Replace a set by the list of its members in the order they were written in."""
+        self.generic_visit(node)
+        return ast.copy_location(ast.List(node.elts, ast.Load()), node)
+
 
 def python_to_json(source: str) -> str | None:
     """A literal of Python as JSON; None for what is none, or holds what JSON does not know.
 
-    What is JSON is that JSON, although Python knows some escapes of strings otherwise.
+    What is JSON is that JSON, although Python knows some escapes of strings otherwise. Line breaks
+    and NUL within a string stand for themselves, and zeros before a number mean nothing, as models
+    write them.
     """
     if _SIMPLE.fullmatch(source):  # most strings, without the time that Python's parser takes
         return quoted(source[1:-1])
@@ -166,10 +189,24 @@ def python_to_json(source: str) -> str | None:
     else:
         return source.strip()
     try:
-        tree = _JsonNames().visit(ast.parse(source.strip(), mode="eval"))
-        value = ast.literal_eval(tree)
+        value = ast.literal_eval(_JsonNames().visit(_parsed(source.strip())))
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         orjson.loads(text)  # half of a surrogate pair, which Python's strings may hold
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
     return text
+
+
+def _parsed(source: str) -> ast.Expression:
+    """An expression of Python; where it is none, of what was meant."""
+    try:
+        return ast.parse(source, mode="eval")
+    except (SyntaxError, ValueError):
+        return ast.parse(_LOOSE.sub(_strict, source), mode="eval")
+
+
+def _strict(loose: re.Match[str]) -> str:
+    """What Python writes for a string with line breaks or NUL in it, or for leading zeros."""
+    return _UNESCAPED.sub(
+        lambda char: _ESCAPES.get(char.group(), char.group()), loose.group(1) or ""
+    )

@@ -1,21 +1,24 @@
 """Granite 3: a list of JSON objects behind a token.
 
 <|tool_call|>[{"name": "look", "arguments": {"at": "it"}}]
+
+Some of its models write the token's words as text, without the bars.
 """
 
 from __future__ import annotations
 
 from server.conversation.parsing.format import Between, CallSyntax, Exit, JsonCalls, ToolFormat
 
-BEGIN = "<|tool_call|>"
+BEGIN, SPELLED = "<|tool_call|>", "<tool_call>"
+_CALLS = tuple(Exit(begin, to="calls", eats_space=True) for begin in (BEGIN, SPELLED))
 
 GRANITE = ToolFormat(
     names=("granite",),
     recognised_by=((BEGIN + " followed by a JSON list",), (BEGIN, "available_tools")),
-    exits=(Exit(BEGIN, to="calls", eats_space=True),),
+    exits=_CALLS,
     states={
         "calls": JsonCalls(after="after"),
-        "after": Between((Exit(BEGIN, to="calls"),)),
+        "after": Between(_CALLS),
     },
     syntax=CallSyntax(
         begin='{"name": "{name}", "arguments": ',

@@ -20,8 +20,7 @@ BEGIN, END, WORD = "<|tool_call|>", "<|/tool_call|>", "functools["
 PHI4 = ToolFormat(
     names=("phi4_mini_json",),
     recognised_by=(("<|tool|>", "<|/tool|>"), (WORD,)),
-    openers=(Exit(WORD, to="calls"),),
-    exits=(Exit(BEGIN, to="calls", eats_space=True),),
+    exits=tuple(Exit(begin, to="calls", eats_space=True) for begin in (BEGIN, WORD)),
     strays=(END,),
     states={
         "calls": JsonCalls(after="after"),

@@ -286,13 +286,13 @@ class TestCallsInThoughts:
     @pytest.mark.parametrize(
         ("text", "reasoning", "content", "calls"),
         [
-            (f"<think>They want it.\n{GOOD}", "They want it.", "", [("f", "{}")]),
-            (f"<think>Hm {GOOD} Done.", "Hm", " Done.", [("f", "{}")]),
+            (f"<think>They want it.\n{GOOD}", "They want it.\n", "", [("f", "{}")]),
+            (f"<think>Hm {GOOD} Done.", "Hm ", " Done.", [("f", "{}")]),
             (f"<think>Hm{GOOD}</think>\n\nDone.", "Hm", "Done.", [("f", "{}")]),
             # What is no call is what was thought.
-            ("<think>I write <tool_call>{so} then.</think>Yes", "I write{so} then.", "Yes", []),
-            ("<think>Empty: <tool_call></tool_call>x</think>Yes", "Empty:x", "Yes", []),
-            ('<think>Hm <tool_call>{"name": "f', "Hm", "", []),
+            ("<think>I write <tool_call>{so} then.</think>Yes", "I write {so} then.", "Yes", []),
+            ("<think>Empty: <tool_call></tool_call>x</think>Yes", "Empty: x", "Yes", []),
+            ('<think>Hm <tool_call>{"name": "f', "Hm ", "", []),
         ],
     )
     def test_it(
@@ -304,6 +304,15 @@ class TestCallsInThoughts:
         assert text_of(events, "content") == content
         assert calls_of(events) == calls
         assert spans[-1][0] == len(text)
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("marker", ["<|tool_call|>", "<tool_call>"])
+def test_granite_spells_its_marker_in_two_ways(marker: str, size: int) -> None:
+    text = f'Here. {marker} [{{"name": "f", "arguments": {{}}}}]'
+    events, _ = parse(STYLES["granite"], [text[at : at + size] for at in range(0, len(text), size)])
+    assert text_of(events, "content") == "Here."
+    assert calls_of(events) == [("f", "{}")]
 
 
 def test_a_reply_held_to_calls_has_no_content_cut_off() -> None:

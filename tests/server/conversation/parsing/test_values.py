@@ -51,7 +51,10 @@ def test_text(text: str, types: set[str] | None, expected: str) -> None:
         ("-1.5", "-1.5"),
         ("f(1)", None),
         ("x", None),
-        ("{1, 2}", None),
+        ("{'b', 'a'}", '["b", "a"]'),
+        ("'a\nb\x00c'", '"a\\nb\\u0000c"'),
+        ("['a\nb\\\nc', 07, 1.007]", '["a\\nbc", 7, 1.007]'),
+        ("['''it's 007''', 007]", '["it\'s 007", 7]'),
         ("b'x'", None),
         ("1e999", None),
         ("'\\ud800'", None),
@@ -67,6 +70,7 @@ def test_types_of_schemas() -> None:
     properties: dict[str, Any] = {
         "one": {"type": "integer"},
         "several": {"type": ["string", "null"]},
+        "python": {"type": "float"},
         "any": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
         "enum": {"enum": ["a", 3]},
         "const": {"const": 1.5},
@@ -79,6 +83,7 @@ def test_types_of_schemas() -> None:
     assert argument_types({"properties": properties, "$defs": defs}) == {
         "one": {"integer"},
         "several": {"string", "null"},
+        "python": {"number"},
         "any": {"boolean", "null"},
         "enum": {"string", "integer"},
         "const": {"number"},
