@@ -1,7 +1,7 @@
 """A suite's failures, sorted by what they come of.
 
-Each suite has a file `sorted/<suite>.toml` of groups: a kind, why its tests fail, and expressions of
-their names. A failure in no group is one of this server's, or new.
+Each suite has a file `sorted/<suite>.toml` of groups: a kind, why its tests fail, and expressions
+of their names. A failure in no group is one of this server's, or new.
 """
 
 from __future__ import annotations

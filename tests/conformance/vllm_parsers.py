@@ -1,7 +1,7 @@
 """vLLM's tests of its parsers, run on ours: `python -m tests.conformance.vllm_parsers FOLDER`.
 
 The folder is vLLM's sources. Files are run that test a parser of a format known here; some of their
-tests need vLLM's internals (`vllm_stand_in` has none) and fail whatever is read. Failures are sorted.
+tests need vLLM's internals (`vllm_stand_in` has none) and fail whatever is read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REASONING = ("qwen3", "deepseekr1", "deepseekv3", "glm4_moe", "holo2")
 
 
 def main(folder: Path, options: list[str]) -> int:
-    """Run the files by pytest, which gets the options; returns the number of failures not sorted."""
+    """Run the files by pytest, which gets the options; returns how many failures are unsorted."""
     with tempfile.TemporaryDirectory() as parent:
         tests = Path(parent) / "tests"
         for name in ("tool_parsers", "reasoning", "parser"):
