@@ -69,7 +69,7 @@ class Oracle:
                 + (f" - {option['description']}" if option.get("description") else "")
                 for name, text, option in zip(names, _texts(question), options, strict=True)
             ]
-            closing = _CLOSING["options" if labels == "options" and kind == "choice" else kind]
+            closing = _CLOSING["options" if labels == "options" else kind]
         words = [state, "", f"Question: {question['instructions']}", *lines, closing]
         messages = [{"role": "user", "content": "\n".join(words)}]
         text: str = self.tokenizer.apply_chat_template(

@@ -23,10 +23,10 @@ Question: {{ question }}
 {% endfor %}
 {% if kind == "predicate" %}
 Answer with {{ answers | join(" or ") }} only.
-{% elif kind == "score" %}
-Answer with the number of one level only.
 {% elif labels == "options" %}
 Answer with one of the options only.
+{% elif kind == "score" %}
+Answer with the number of one level only.
 {% else %}
 Answer with the letters of one option only.
 {% endif %}

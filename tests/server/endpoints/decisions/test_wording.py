@@ -44,6 +44,13 @@ def test_a_score() -> None:
     )
 
 
+def test_a_score_by_its_levels_asks_for_no_number() -> None:
+    asked = question("score", Option("low"), Option("high"))
+    assert content(asked, ["high", "low"], "options") == (
+        "It is late.\n\nQuestion: Which team?\nhigh\nlow\nAnswer with one of the options only."
+    )
+
+
 def test_a_predicate_shows_its_options_where_they_are_described() -> None:
     bare = question("predicate", Option("yes"), Option("no"))
     assert content(bare, ["no", "yes"]) == (
