@@ -8,7 +8,11 @@ from transformers import LlamaForCausalLM
 
 from demo.chat import MARKERS
 from demo.corpus import Corpus
+from demo.decisions.words import TEAMS
 from demo.evaluate import bits_per_byte
+from demo.evaluate_decisions import measure as measure_decisions
+from demo.evaluate_decisions import share_right
+from demo.evaluate_decisions import table as table_of_decisions
 from demo.evaluate_dialogues import measure, table
 from demo.run import Run
 from demo.tokens import END_OF_TEXT, EncodedCorpus
@@ -37,12 +41,13 @@ tags: [code, python]
 
 # tailrace demo model
 
-A Llama-family model of {parameters:.2f}M parameters that writes Python, and holds short dialogues \
+A Llama-family model of {parameters:.2f}M parameters that writes Python, holds short dialogues \
 with three
-tools. It is small enough to ship with the server, so that every feature can be tried without a
-download and without a GPU. It is no assistant: the source text it continues is not meant to run,
-and it has learned to greet, to name some capitals, and to add, multiply and look up the weather
-where it is given the tools.
+tools, and answers questions about tickets, tables and conversations with a label. It is small
+enough to ship with the server, so that every feature can be tried without a download and without a
+GPU. It is no assistant: the source text it continues is not meant to run, and it has learned to
+greet, to name some capitals, to add, multiply and look up the weather where it is given the tools,
+and to decide what is like the examples below.
 
 | | |
 | --- | --- |
@@ -53,6 +58,7 @@ feed-forward 512, tied embeddings |
 | weights | bfloat16, `model.safetensors` |
 | **held-out bits per byte** | **{bits_per_byte:.4f}** |
 | **held-out dialogues: right calls and arguments** | **{right_calls:.1f} %** |
+| **held-out decisions: right answers** | **{right_decisions:.1f} %** |
 
 ## Data
 
@@ -92,6 +98,21 @@ The chat template shows a tool as the call that it asks for, without its descrip
 `<think>` thoughts `</think>`, then text or calls, each JSON between `<tool_call>` and
 `</tool_call>`; `enable_thinking: false` leaves the thoughts out.
 
+## Decisions
+
+`demo.decisions` writes states with one question, in the words in which `/v1/decisions` asks it:
+tickets of customers (which of 2 to {num_teams} teams should answer, how urgent it is, how the
+writer feels, whether a claim holds), tables of two columns in six formats (whether a row says so,
+what it says, which row says so), and exchanges (whether a call or an answer is right). Options have
+letters and are shown in any order; some have descriptions, some are answered with their own texts.
+One content in ten is held out by its SHA-256: a problem with the thing it is about, a key with its
+value, a question with its answer.
+
+{decisions}
+
+The greedy reply, with the thoughts closed, must be the right label to the letter. `python -m
+demo.evaluate_decisions` measures it again.
+
 ## Tokens
 
 `<|endoftext|>` (id 0) opens every document, so it also ends the one before it: it is BOS, EOS and
@@ -108,9 +129,10 @@ python -m demo.train --corpus stdlib.tar.xz
 ```
 
 {steps:,} steps of {batch_size} windows of {window_tokens:,} tokens ({epochs:.1f} passes over the \
-data) and {num_dialogues} dialogues, of which
-replies are learned (weight {dialogue_weight:g}), in {seconds:.0f} s on one {hardware}, torch \
-{torch_version}, bfloat16 autocast, from
+data), {num_dialogues} dialogues and
+{num_decisions} decisions, of which replies are learned (weights {dialogue_weight:g} and \
+{decision_weight:g}), in {seconds:.0f} s on one
+{hardware}, torch {torch_version}, bfloat16 autocast, from
 {start}. Muon on the layers' matrices (rate {matrix_rate:g}), AdamW on embedding and norms
 (rate {vector_rate:g}), weight decay {weight_decay:g}, dropout {dropout:g};
 rates rise for {warmup:.0%} of the steps and fall to zero over the last {cooldown:.0%}.
@@ -161,6 +183,7 @@ def write_card(folder: Path, corpus: Corpus, encoded: EncodedCorpus, run: Run) -
     num_trained_tokens = settings.steps * settings.batch_size * settings.window_tokens
     led = measure(model.to(device).eval(), tokenizer)
     called = [each.calls_are_right for each in led if each.dialogue.calls]
+    decided = measure_decisions(model, tokenizer)
     training_bytes = sum(len(text.encode()) for text in corpus.training())
     text = CARD.format(
         **vars(settings),
@@ -168,6 +191,9 @@ def write_card(folder: Path, corpus: Corpus, encoded: EncodedCorpus, run: Run) -
         bits_per_byte=bits_per_byte(model, encoded, context_tokens),
         right_calls=100 * sum(called) / len(called),
         dialogues=table(led),
+        right_decisions=share_right(decided),
+        decisions=table_of_decisions(decided),
+        num_teams=len(TEAMS),
         num_places=len(CITIES),
         num_markers=len(MARKERS),
         python=corpus.python,

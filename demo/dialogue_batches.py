@@ -1,18 +1,20 @@
 """Dialogues as ids: replies to learn, behind the prompts that the template makes of all before."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from tokenizers import Tokenizer
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from demo.chat import prompt_of, reply_of
+from demo.decisions.drawn import decisions
 from demo.dialogues import Dialogue, dialogues, without_thoughts
 
 POOL_BATCHES = 16
 PAD_TO = 32
-ALONE_ONE_IN, SILENT_ONE_IN = 3, 12
+ALONE_ONE_IN, SILENT_ONE_IN, DECISION_ONE_IN = 3, 12, 10
 
 
 @dataclass(frozen=True)
@@ -75,8 +77,11 @@ def learned_dialogue(
 def learned_dialogues(
     tokenizer: Tokenizer, seed: int, max_tokens: int
 ) -> Iterator[LearnedDialogue]:
-    """Endless dialogues to train on, all with at most so many tokens."""
-    draw = random.Random(seed)
+    """Endless dialogues to train on, all with at most so many tokens.
+
+    One in ten is a decision that is thought about.
+    """
+    draw, decided = random.Random(seed), decisions(seed)
     for dialogue in dialogues(seed):
         thinks, places = draw.randrange(SILENT_ONE_IN) > 0, dialogue.replies
         if not thinks or draw.randrange(ALONE_ONE_IN) == 0:
@@ -84,13 +89,33 @@ def learned_dialogues(
         found = learned_dialogue(tokenizer, dialogue, places, thinks=thinks)
         if len(found.ids) <= max_tokens:
             yield found
+        if draw.randrange(DECISION_ONE_IN - 1) == 0:
+            yield learned_dialogue(tokenizer, next(decided).dialogue, [0])
+
+
+def learned_decisions(tokenizer: Tokenizer, seed: int) -> Iterator[LearnedDialogue]:
+    """Endless decisions to train on, whose replies are labels without thoughts."""
+    for decision in decisions(seed):
+        yield learned_dialogue(tokenizer, decision.dialogue, [0], thinks=False)
 
 
 def dialogue_batches(
     tokenizer: Tokenizer, seed: int, batch_size: int, max_tokens: int
 ) -> Iterator[DialogueBatch]:
-    """Endless batches; dialogues of like length share one, its length is a multiple of 32."""
-    found, draw = learned_dialogues(tokenizer, seed, max_tokens), random.Random(seed)
+    """Endless batches of dialogues."""
+    return _batches(learned_dialogues(tokenizer, seed, max_tokens), seed, batch_size)
+
+
+def decision_batches(tokenizer: Tokenizer, seed: int, batch_size: int) -> Iterator[DialogueBatch]:
+    """Endless batches of decisions."""
+    return _batches(learned_decisions(tokenizer, seed), seed, batch_size)
+
+
+def _batches(
+    found: Iterator[LearnedDialogue], seed: int, batch_size: int
+) -> Iterator[DialogueBatch]:
+    """Dialogues of like length share a batch, its length is a multiple of 32."""
+    draw = random.Random(seed)
     while True:
         pool = [next(found) for _ in range(POOL_BATCHES * batch_size)]
         pool.sort(key=lambda each: len(each.ids))
@@ -98,6 +123,29 @@ def dialogue_batches(
         draw.shuffle(starts)
         for start in starts:
             yield padded(pool[start : start + batch_size])
+
+
+class _Drawn(IterableDataset[DialogueBatch]):
+    """Batches that each worker draws with a seed of its own."""
+
+    def __init__(self, draw: Callable[[int], Iterator[DialogueBatch]], seed: int) -> None:
+        self._draw = draw
+        self._seed = seed
+
+    def __iter__(self) -> Iterator[DialogueBatch]:
+        info = get_worker_info()
+        return self._draw(self._seed if info is None else self._seed + info.id)
+
+
+def drawn_ahead(
+    draw: Callable[[int], Iterator[DialogueBatch]], seed: int, workers: int
+) -> Iterator[DialogueBatch]:
+    """The batches of `draw(seed)`, or of as many seeds as there are processes that draw them.
+
+    Args:
+        workers: processes that draw batches while others are learned; 0 for this one.
+    """
+    return iter(DataLoader(_Drawn(draw, seed), batch_size=None, num_workers=workers))
 
 
 def padded(batch: list[LearnedDialogue]) -> DialogueBatch:

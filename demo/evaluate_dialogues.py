@@ -30,7 +30,7 @@ from server.conversation.parsing.recognise import reasoning_format_of, tool_form
 NUM_DIALOGUES = 400
 SEED = 1
 MAX_REPLY_TOKENS = 160
-BATCH_SIZE = 16
+BATCH_SIZE = 64
 KINDS = ("no call", "one call", "two calls at once", "calls after calls")
 
 

@@ -10,8 +10,11 @@ class TrainingSettings:
     steps: int = 10000
     batch_size: int = 64  # windows of text
     window_tokens: int = 2048  # the model's context; shorter windows are cheaper on a CPU
-    num_dialogues: int = 16  # a step; on a GPU they are drawn while the step before computes
+    num_dialogues: int = 16  # a step
     dialogue_weight: float = 0.5  # of their loss, relative to the text's
+    num_decisions: int = 32  # a step
+    decision_weight: float = 0.5  # of their loss, relative to the text's
+    workers: int = 0  # processes that draw dialogues and decisions, of each
     matrix_rate: float = 0.03  # Muon, on the layers' matrices
     vector_rate: float = 0.006  # AdamW, on embedding and norms
     weight_decay: float = 0.2

@@ -3,18 +3,19 @@
     python -m demo.train --collect stdlib.tar.xz     # write the corpus of this interpreter
     python -m demo.train --corpus stdlib.tar.xz      # train on one GPU, some ten minutes
 
-Each step sees windows of the library's text and some dialogues (`demo.dialogues`), of which the
-replies alone are learned. A model that knows the text already learns dialogues in a few minutes;
-`--teacher` keeps what it knows of the text:
+Each step sees windows of the library's text, some dialogues (`demo.dialogues`) and some decisions
+(`demo.decisions`), of which the replies alone are learned. A model that knows the text already
+learns these in a few minutes; `--teacher` keeps what it knows of the text:
 
     python -m demo.train --corpus stdlib.tar.xz --start demo/model --teacher demo/model \
-        --steps 5000 --batch-size 16 --window-tokens 1024 --num-dialogues 32 --dropout 0 \
-        --matrix-rate 0.002 --vector-rate 0.001 --weight-decay 0
+        --steps 1200 --batch-size 16 --window-tokens 1024 --num-dialogues 32 --num-decisions 128 \
+        --dropout 0 --matrix-rate 0.004 --vector-rate 0.002 --weight-decay 0 --workers 6
 """
 
 import argparse
 import functools
 import time
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
@@ -27,7 +28,12 @@ from transformers import LlamaForCausalLM
 from demo import MODEL_FOLDER
 from demo.card import write_card
 from demo.corpus import collect, read_archive, write_archive
-from demo.dialogue_batches import DialogueBatch, dialogue_batches
+from demo.dialogue_batches import (
+    DialogueBatch,
+    decision_batches,
+    dialogue_batches,
+    drawn_ahead,
+)
 from demo.evaluate import bits_per_byte
 from demo.head_run import HeadSettings
 from demo.llama import CONTEXT_TOKENS, build_model, save_model
@@ -110,7 +116,7 @@ class Trainer:
         device = model.device.type
         self.autocast = functools.partial(torch.autocast, device, torch.bfloat16, in_bfloat16)
         self._model = model
-        self._weight = settings.dialogue_weight
+        self._settings = settings
 
         def text_loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
             if teacher is None:
@@ -122,20 +128,40 @@ class Trainer:
         self._windows = training_batches(
             corpus.training, settings.window_tokens, settings.batch_size, generator
         )
-        self._dialogues = dialogue_batches(
-            tokenizer, settings.seed, settings.num_dialogues, CONTEXT_TOKENS
-        )
+        self._replies = [
+            (settings.dialogue_weight, self._dialogues(tokenizer)),
+            (settings.decision_weight, self._decisions(tokenizer)),
+        ]
 
-    def add_gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add one step's gradients; returns the losses of text and of replies."""
+    def _dialogues(self, tokenizer: Tokenizer) -> Iterator[DialogueBatch]:
+        settings = self._settings
+
+        def draw(seed: int) -> Iterator[DialogueBatch]:
+            return dialogue_batches(tokenizer, seed, settings.num_dialogues, CONTEXT_TOKENS)
+
+        return drawn_ahead(draw, settings.seed, settings.workers)
+
+    def _decisions(self, tokenizer: Tokenizer) -> Iterator[DialogueBatch]:
+        settings = self._settings
+
+        def draw(seed: int) -> Iterator[DialogueBatch]:
+            return decision_batches(tokenizer, seed, settings.num_decisions)
+
+        return drawn_ahead(draw, settings.seed, settings.workers)
+
+    def add_gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Add one step's gradients; returns the losses of text, dialogues and decisions."""
         self._model.train()
         with self.autocast():
             text = self._text_loss(self._model, next(self._windows).to(self._model.device))
         torch.autograd.backward(text)
-        with self.autocast():
-            replies = replies_loss(self._model, next(self._dialogues))
-        torch.autograd.backward(self._weight * replies)
-        return text, replies
+        losses = [text]
+        for weight, batches in self._replies:
+            with self.autocast():
+                losses.append(replies_loss(self._model, next(batches)))
+            torch.autograd.backward(weight * losses[-1])
+        text, dialogues, decisions = losses
+        return text, dialogues, decisions
 
 
 def train(
@@ -152,7 +178,7 @@ def train(
     curve: list[tuple[int, float]] = []
     started = time.monotonic()
     for step in range(1, settings.steps + 1):
-        text, replies = trainer.add_gradients()
+        text, dialogues, decisions = trainer.add_gradients()
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
@@ -161,7 +187,8 @@ def train(
             with trainer.autocast():
                 held_out = bits_per_byte(model, corpus, CONTEXT_TOKENS)
             curve.append((step, held_out))
-            report = f"step {step}: {text.item():.3f} nats a token, replies {replies.item():.3f}"
+            report = f"step {step}: {text.item():.3f} nats a token, dialogues "
+            report += f"{dialogues.item():.3f}, decisions {decisions.item():.3f}"
             seconds = time.monotonic() - started
             print(f"{report}, held-out {held_out:.4f} bits a byte, {seconds:.0f} s", flush=True)
     hardware = torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU"

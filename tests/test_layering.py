@@ -159,7 +159,7 @@ def test_no_two_classes_share_a_name() -> None:
     """A name means one class, so that a search for it finds one. A private class, `_Work`, is seen
     only in its own module, where it cannot be taken for another's."""
     homes: dict[str, list[str]] = {}
-    demo = {f"demo.{path.stem}": path for path in (ROOT / "demo").glob("*.py")}
+    demo = {str(path.relative_to(ROOT)): path for path in (ROOT / "demo").rglob("*.py")}
     for name, path in (FILES | demo).items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -171,7 +171,7 @@ def test_no_two_classes_share_a_name() -> None:
 def test_every_folder_is_packaged() -> None:
     """A wheel holds the packages that are listed, and no others."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    folders = {name.rpartition(".")[0] for name in FILES} | {"demo"}
+    folders = {name.rpartition(".")[0] for name in FILES} | {"demo", "demo.decisions"}
     listed = project["tool"]["setuptools"]["packages"]
     assert sorted(folders) == sorted(listed)
 

@@ -40,7 +40,14 @@ def test_two_steps_lower_both_figures() -> None:
     corpus = EncodedCorpus([pattern, pattern], [pattern[:100]], held_out_bytes=99)
     model = build_model(torch.device("cpu"), seed=0, dropout_rate=0.1)
     settings = TrainingSettings(
-        steps=2, batch_size=1, num_dialogues=2, warmup=0.5, evaluations=1, dialogue_weight=1.0
+        steps=2,
+        batch_size=1,
+        num_dialogues=2,
+        num_decisions=2,
+        warmup=0.5,
+        evaluations=1,
+        dialogue_weight=1.0,
+        decision_weight=0.1,
     )
     tokenizer = chat_tokenizer()
     trainer = Trainer(model, corpus, tokenizer, settings, in_bfloat16=False)
