@@ -17,6 +17,7 @@ import torch
 from engine.arrays import Int32Array
 from engine.contracts.attention import AttentionInputs
 from engine.memory.blocks import NULL_BLOCK
+from engine.memory.recent_outputs import RecentOutputs
 from engine.plan import Admission, BlockGrant, StepPlan
 from sampling.batch import Drafts, SamplingBatch
 from sampling.device.mirror import ALIGNMENT, Writes, publish, span_writes
@@ -43,6 +44,7 @@ class RequestRows:
         drafts: int32 [max_rows + 1, k], of each row's next step; -1 where there is none.
         block_tables: int32 [max_rows + 1, max_blocks], unused entries `NULL_BLOCK`.
         block_tables_np: the same on the host, as of the last plan.
+        recent: outputs of choices that ended, for drafters that read them; else None.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class RequestRows:
         block_size: int,
         device: torch.device,
         num_drafts: int = 0,
+        recent: RecentOutputs | None = None,
     ) -> None:
         self.device = device
+        self.recent = recent
         self.block_size = block_size
         self.scratch_row = max_rows
         num_rows = max_rows + 1
@@ -79,6 +83,8 @@ class RequestRows:
         ]
         if plan.undrafted:
             writes.append(Writes(self.drafts, np.array(plan.undrafted, dtype=np.int64), -1))
+        if self.recent is not None:
+            writes += self.recent.take(plan.outputs, plan.admissions)
         return writes
 
     def _admit(self, admissions: list[Admission]) -> list[Writes]:

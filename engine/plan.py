@@ -23,6 +23,7 @@ class Admission:
         num_computed: tokens whose KV its first blocks hold.
         limit: prompt and generated tokens together at most; no token gets this position.
         snapshot: the state after these tokens, where layers keep one.
+        reads_outputs: the row's drafts may follow recent outputs of other requests.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Admission:
     num_computed: int
     limit: int
     snapshot: int = NO_SNAPSHOT
+    reads_outputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class StepPlan:
         admissions, grants: rows and blocks given since the last plan, in order.
         snapshots: wanted from this step on, at most one a row.
         released: rows vacated since the last plan; apply before admissions.
+        outputs: tokens of choices that ended since, for drafts of others to follow.
         undrafted: decoding rows of this step that bring no drafts of their own.
         spans: prompt positions whose next tokens' logprobs are wanted.
     """
@@ -110,6 +113,7 @@ class StepPlan:
     grants: list[BlockGrant] = field(default_factory=list)
     snapshots: list[SnapshotGrant] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
+    outputs: list[Int32Array] = field(default_factory=list)
     undrafted: list[int] = field(default_factory=list)
     spans: list[PromptSpan] = field(default_factory=list)
 

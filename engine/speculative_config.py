@@ -6,7 +6,7 @@ import difflib
 import itertools
 import json
 import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -14,13 +14,24 @@ from engine.errors import ConfigError
 
 MAX_DRAFTS = 16
 MAX_MTP_DRAFTS = 8
+MAX_MATCH = 32
+"""The longest match of "suffix", `engine.kernels.suffix.MAX_DEPTH`."""
+TEXTUAL = ("ngram", "suffix")
+"""Methods that draft from text alone."""
+SUFFIX_LIMITS = {
+    "suffix_decoding_max_tree_depth": (1, MAX_MATCH),
+    "suffix_decoding_max_spec_factor": (1 / MAX_MATCH, MAX_DRAFTS),
+    "suffix_decoding_min_token_prob": (0, 1),
+    "suffix_decoding_max_cached_requests": (0, 10_000),
+}
+"""Fields of "suffix" alone: the least and the greatest value."""
 RENAMED = {
     "strict": '"rejection_sample_method": "standard" with "draft_sample_method": "greedy"',
     "probabilistic": '"rejection_sample_method": "standard" with "draft_sample_method": "gumbel"',
 }
 """Removed spellings, and their replacements."""
 
-Method = Literal["eagle", "eagle3", "mtp", "draft_model", "ngram"]
+Method = Literal["eagle", "eagle3", "mtp", "draft_model", "ngram", "suffix"]
 DraftSampleMethod = Literal["greedy", "gumbel"]
 RejectionSampleMethod = Literal["standard", "synthetic", "coupled"]
 DraftSource = Literal["greedy", "gumbel", "coupled"]
@@ -31,6 +42,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+class SuffixRules(NamedTuple):
+    """How the method "suffix" chooses drafts.
+
+    Attributes:
+        depth: the longest match, in tokens.
+        factor: most drafts for each token that matches.
+        least: the least probability of a draft, by counts of what followed.
+    """
+
+    depth: int = 24
+    factor: float = 1.0
+    least: float = 0.1
+
+
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How tokens are drafted and verified; field names are vLLM's.
 
@@ -38,7 +63,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         method: the kind of drafter.
         num_speculative_tokens: k, drafts per step, 1 to `MAX_DRAFTS`.
         model: folder or hub id of the head or draft model; none for "mtp", whose head is the
-            target's own, and "ngram".
+            target's own, "ngram" and "suffix".
         revision: branch, tag or commit of a hub id.
         draft_sample_method: "greedy" takes the draft's highest token, "gumbel" draws from the
             draft's distribution. None is "gumbel" with "coupled", otherwise "greedy".
@@ -49,6 +74,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         synthetic_acceptance_length: mean tokens per step, the target's own included, 1 to k + 1.
         prompt_lookup_min, prompt_lookup_max: shortest and longest n-gram looked up, in tokens; one
             that is missing equals the other, and without both they are 5.
+        suffix_decoding_max_tree_depth, suffix_decoding_max_spec_factor,
+        suffix_decoding_min_token_prob: `SuffixRules.depth`, `factor` and `least`; None leaves the
+            defaults.
+        suffix_decoding_max_cached_requests: recent outputs of other requests that drafts may
+            follow; None or 0 reads a row's own text alone.
         disable_by_batch_size: choices decoding at once from which on nothing is drafted; None
             leaves it to the engine.
     """
@@ -63,6 +93,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     synthetic_acceptance_length: float | None = None
     prompt_lookup_min: int | None = None
     prompt_lookup_max: int | None = None
+    suffix_decoding_max_tree_depth: int | None = None
+    suffix_decoding_max_spec_factor: float | None = None
+    suffix_decoding_min_token_prob: float | None = None
+    suffix_decoding_max_cached_requests: int | None = None
     disable_by_batch_size: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,6 +104,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         if self.disable_by_batch_size is not None:
             _in_range("disable_by_batch_size", self.disable_by_batch_size, 1, math.inf)
         _check_method(self)
+        _check_suffix(self)
         _check_synthetic(self)
 
     @property
@@ -85,6 +120,16 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """The lengths of the shortest and the longest n-gram looked up."""
         given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None]
         return (given[0], given[-1]) if given else (5, 5)
+
+    @property
+    def suffix_rules(self) -> SuffixRules:
+        """The rules of "suffix", the defaults where nothing is given."""
+        given: dict[str, Any] = {
+            "depth": self.suffix_decoding_max_tree_depth,
+            "factor": self.suffix_decoding_max_spec_factor,
+            "least": self.suffix_decoding_min_token_prob,
+        }
+        return SuffixRules(**{name: each for name, each in given.items() if each is not None})
 
     @property
     def acceptance_rates(self) -> tuple[float, ...] | None:
@@ -124,6 +169,8 @@ def parse_speculative_config(text: str, *, own_head: str | None = None) -> Specu
     if not isinstance(fields, dict):
         raise _error(f"must be a JSON object or null, got {text.strip()[:60]}")
     _check_names(fields)
+    if fields["method"] == "suffix":
+        fields.setdefault("num_speculative_tokens", MAX_DRAFTS)
     if own_head is not None and fields["method"] == "eagle":
         fields.setdefault("model", own_head)
     try:
@@ -149,30 +196,42 @@ def _check_names(fields: dict[str, Any]) -> None:
         if value not in choices and not (value is None and name == "draft_sample_method"):
             raise _error(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     for name in ("method", "num_speculative_tokens"):
-        if name not in fields:
+        if name not in fields and not (name != "method" and fields["method"] == "suffix"):
             raise _error(f"{name} is missing")
 
 
 def _check_method(config: SpeculativeConfig) -> None:
     lookup = config.prompt_lookup_min, config.prompt_lookup_max
-    has_model = config.method not in ("mtp", "ngram")
+    has_model = config.method not in ("mtp", *TEXTUAL)
     if has_model and not config.model:
         raise _error(f"method {config.method!r} needs a model (folder or hub id)")
     if not has_model and (config.model is not None or config.revision is not None):
         raise _error(f"method {config.method!r} takes no model")
     if config.method == "mtp":
         _in_range("num_speculative_tokens", config.num_speculative_tokens, 1, MAX_MTP_DRAFTS)
+    if config.method in TEXTUAL and config.draft_sample_method == "gumbel":
+        raise _error(
+            f"method {config.method!r} has no draft logits: draft_sample_method must be greedy"
+        )
     if config.method != "ngram":
         if lookup != (None, None):
             raise _error(f"prompt_lookup_min and _max are for ngram, not {config.method}")
         return
-    if config.draft_sample_method == "gumbel":
-        raise _error("method 'ngram' has no draft logits: draft_sample_method must be greedy")
     low, high = config.lookup_lengths
     if not 1 <= low <= high:
         raise _error(
             f"prompt_lookup_min must be at least 1 and at most prompt_lookup_max, got {low}, {high}"
         )
+
+
+def _check_suffix(config: SpeculativeConfig) -> None:
+    for name, (low, high) in SUFFIX_LIMITS.items():
+        value = getattr(config, name)
+        if value is None:
+            continue
+        if config.method != "suffix":
+            raise _error(f"{name} is for suffix, not {config.method}")
+        _in_range(name, value, low, high)
 
 
 def _check_synthetic(config: SpeculativeConfig) -> None:

@@ -62,6 +62,7 @@ class RowAdmission(msgspec.Struct, frozen=True):
     num_computed: int
     limit: int
     snapshot: int
+    reads_outputs: bool
     request: Request
     index: int
     seed: int
@@ -93,6 +94,7 @@ class Launch(msgspec.Struct, tag="launch", frozen=True):
     grants: list[BlockGrant]
     snapshots: list[SnapshotGrant]
     released: list[int]
+    outputs: list[Int32Array]
     undrafted: list[int]
     admissions: list[RowAdmission]
     spans: list[RowSpan]
@@ -122,7 +124,7 @@ Message = Setup | Launch | DrawStep | Score | Forget
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),
     *("decodes", "runs_drafter", "proposes", "constrained", "grants", "snapshots", "released"),
-    "undrafted",
+    *("outputs", "undrafted"),
 )
 """What a plan and its message have alike."""
 
@@ -157,6 +159,7 @@ def launch_of(plan: StepPlan) -> Launch:
                 admission.num_computed,
                 admission.limit,
                 admission.snapshot,
+                admission.reads_outputs,
                 admission.choice.request,
                 admission.choice.index,
                 admission.choice.seed,
@@ -204,5 +207,10 @@ class PlanReader:
         )
         self._choices[admission.row] = choice
         return Admission(
-            admission.row, choice, admission.num_computed, admission.limit, admission.snapshot
+            admission.row,
+            choice,
+            admission.num_computed,
+            admission.limit,
+            admission.snapshot,
+            admission.reads_outputs,
         )

@@ -33,6 +33,7 @@ class DraftRules:
         looks_ahead: the drafter's entry at a position depends on the next token, so that the last
             block of a shared prefix cannot be shared.
         draws_differ: the tokens of a seeded row depend on its drafts.
+        shares_outputs: drafts follow recent outputs of other requests too.
     """
 
     num_tokens: int = 0
@@ -40,6 +41,7 @@ class DraftRules:
     has_cache: bool = False
     looks_ahead: bool = False
     draws_differ: bool = False
+    shares_outputs: bool = False
 
     @property
     def lookahead(self) -> int:
@@ -50,6 +52,17 @@ class DraftRules:
         """Whether the request's rows must draft whatever the load."""
         params = request.params
         return self.draws_differ and params.seed is not None and not params.greedy
+
+    def shares(self, request: Request) -> bool:
+        """Whether others may draft from the request's outputs; salts keep theirs to themselves."""
+        return self.shares_outputs and not request.cache_salt
+
+    def reads_outputs(self, request: Request) -> bool:
+        """Whether the request's rows may draft from outputs of others.
+
+        The tokens of a pinned row depend on that row alone.
+        """
+        return self.shares(request) and not self.pins(request)
 
     def is_on(self, table: RowTable) -> bool:
         """Whether the running rows may draft."""
@@ -77,9 +90,10 @@ def draft_rules(config: SpeculativeConfig | None) -> DraftRules:
     return DraftRules(
         num_tokens=config.num_speculative_tokens,
         max_rows=off_from - 1,
-        has_cache=config.method != "ngram",
+        has_cache=config.method not in ("ngram", "suffix"),
         looks_ahead=config.method in ("eagle", "eagle3", "mtp"),
         draws_differ=config.rejection_sample_method != "coupled",
+        shares_outputs=bool(config.suffix_decoding_max_cached_requests),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.arrays import Int64Array
+from engine.arrays import Int32Array, Int64Array
 from engine.config import SchedulerConfig
 from engine.memory.blocks import BlockPool
 from engine.plan import Admission, BlockGrant, SnapshotGrant, StepPlan, prompt_spans
@@ -68,6 +68,7 @@ class Scheduler:
         self._admissions: list[Admission] = []
         self._grants: list[BlockGrant] = []
         self._released: list[int] = []
+        self._outputs: list[Int32Array] = []
         self._repeats = Repeats(table, block_size, snapshots)
         self.num_preemptions = 0
         self.prefix_queries = 0
@@ -85,6 +86,14 @@ class Scheduler:
         return (priority, choice.turn, choice.arrival, choice.index)
 
     def release(self, row: int) -> None:
+        """Take row and blocks from a choice that ended."""
+        table = self._table
+        if self._drafting.shares(table.choice(row).request):
+            output = table.token_ids[row, table.prompt_len[row] : table.num_known[row]]
+            self._outputs.append(output.copy())
+        self._release(row)
+
+    def _release(self, row: int) -> None:
         """Take row and blocks from a choice that ended or is preempted."""
         self._pool.release(self._table.blocks[row])
         if self._snapshots is not None:
@@ -198,7 +207,7 @@ class Scheduler:
             choice.prompt_parts = []
         self._grants = [g for g in self._grants if g.row != row]
         self._on_preempt(row)
-        self.release(row)
+        self._release(row)
         self.enqueue(choice)
         self.num_preemptions += 1
 
@@ -253,7 +262,8 @@ class Scheduler:
         if shared:
             self._append_blocks(row, shared)
         self._table.parent_hash[row] = self._prefixes.last_hash(choice, len(shared))
-        self._admissions.append(Admission(row, choice, num_cached, limit, snapshot))
+        reads = self._drafting.reads_outputs(choice.request)
+        self._admissions.append(Admission(row, choice, num_cached, limit, snapshot, reads))
         if choice.num_cached is None:
             choice.num_cached = min(num_cached, choice.prompt_len)
             self.prefix_queries += choice.prompt_len
@@ -328,10 +338,11 @@ class Scheduler:
             grants=self._grants,
             snapshots=self._snapshot_grants(rows, ends, decodes),
             released=self._released,
+            outputs=self._outputs,
             undrafted=undrafted.tolist(),
         )
         plan.spans = prompt_spans(plan, (starts < prompt_lens).nonzero()[0])
-        self._admissions, self._grants, self._released = [], [], []
+        self._admissions, self._grants, self._released, self._outputs = [], [], [], []
         if not self._drafting.num_tokens:
             self._repeats.note(plan)
         return plan

@@ -18,6 +18,7 @@ from engine.speculation.eagle import EagleDrafter
 from engine.speculation.eagle_loader import load_eagle_head
 from engine.speculation.mtp_loader import load_mtp_head
 from engine.speculation.ngram import NgramDrafter
+from engine.speculation.suffix import SuffixDrafter
 from engine.speculative_config import SpeculativeConfig
 from sampling.rows import SamplingRows
 
@@ -43,6 +44,8 @@ def make_drafter(
     num_tokens, max_len = config.num_speculative_tokens, rows.token_ids.shape[1]
     if config.method == "ngram":
         return NgramDrafter(num_tokens, config.lookup_lengths, rows.token_ids)
+    if config.method == "suffix":
+        return SuffixDrafter(num_tokens, config.suffix_rules, rows.token_ids, rows.recent)
     cache_shape = CacheShape(rows.block_size, target.dtype, rows.device, make_attention)
     if config.method == "draft_model":
         model = _load_draft_model(config, target_config, target, rows.device)

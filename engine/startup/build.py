@@ -23,6 +23,7 @@ from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.errors import first_line
 from engine.kernels.invariant.product import use_uncut_products
+from engine.memory.recent_outputs import RecentOutputs
 from engine.memory.states import snapshot_multiple
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
@@ -300,7 +301,7 @@ def _assembly(
 ) -> Assembly:
     """Make rows, sampler, drafter and buffers, and compile what the sampler may need."""
     max_rows, num_drafts = config.scheduler.max_rows, draft_rules(config.speculation).num_tokens
-    rows = RequestRows(max_rows, max_model_len + 1, config.cache.block_size, device, num_drafts)
+    rows = _request_rows(config, device, max_model_len)
     max_masks = 0 if config.structured is None else max_rows * (1 + num_drafts)
     # One row more than choices may hold: the one that pads a graph's batch.
     sampling_rows = SamplingRows(
@@ -342,6 +343,17 @@ def _assembly(
         scales,
         config.model.batch_invariant,
     )
+
+
+def _request_rows(config: EngineConfig, device: torch.device, max_model_len: int) -> RequestRows:
+    max_rows, num_drafts = config.scheduler.max_rows, draft_rules(config.speculation).num_tokens
+    recent = None
+    if config.speculation is not None and (
+        kept := config.speculation.suffix_decoding_max_cached_requests
+    ):
+        recent = RecentOutputs(kept, max_rows, device)
+    size = config.cache.block_size
+    return RequestRows(max_rows, max_model_len + 1, size, device, num_drafts, recent)
 
 
 def make_speculation(

@@ -11,6 +11,7 @@ from engine.speculative_config import SpeculativeConfig, parse_speculative_confi
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 EAGLE = {"method": "eagle", "model": "head", "num_speculative_tokens": 4}
+SUFFIX = {"method": "suffix"}
 SYNTHETIC = NGRAM | {"rejection_sample_method": "synthetic"}
 
 
@@ -23,7 +24,10 @@ def parse(fields: dict[str, object]) -> SpeculativeConfig:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"method": "medusa"}, "method must be one of eagle, eagle3, mtp, draft_model, ngram, got"),
+        (
+            {"method": "medusa"},
+            "method must be one of eagle, eagle3, mtp, draft_model, ngram, suffix",
+        ),
         ({"num_speculative_tokens": 4}, "method is missing"),
         ({"method": "ngram"}, "num_speculative_tokens is missing"),
         (NGRAM | {"num_speculative_tokens": 0}, "must be from 1 to 16, got 0"),
@@ -43,6 +47,13 @@ def parse(fields: dict[str, object]) -> SpeculativeConfig:
         (NGRAM | {"draft_sample_method": "gumbel"}, "no draft logits"),
         (NGRAM | {"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "got 4, 3"),
         (NGRAM | {"prompt_lookup_min": 0}, "at least 1"),
+        (SUFFIX | {"draft_sample_method": "gumbel"}, "'suffix' has no draft logits"),
+        (SUFFIX | {"model": "x"}, "takes no model"),
+        (SUFFIX | {"suffix_decoding_max_tree_depth": 33}, "max_tree_depth must be from 1 to 32"),
+        (SUFFIX | {"suffix_decoding_min_token_prob": 1.5}, "min_token_prob must be from 0 to 1"),
+        (SUFFIX | {"suffix_decoding_max_spec_factor": 0}, "max_spec_factor must be from 0.03"),
+        (SUFFIX | {"suffix_decoding_max_cached_requests": -1}, "must be from 0 to 10000, got -1"),
+        (NGRAM | {"suffix_decoding_min_token_prob": 0.1}, "is for suffix, not ngram"),
         (NGRAM | {"disable_by_batch_size": 0}, "must be at least 1, got 0"),
         (SYNTHETIC, "with neither"),
         (NGRAM | {"synthetic_acceptance_length": 2.0}, "got 'standard' with one"),

@@ -210,6 +210,7 @@ STARTS: dict[str, Start] = {
     "eagle, coupled": Start(None, {}, EAGLE(rejection_sample_method="coupled")),
     "draft model": Start(None, {}, _drafts("draft_model", model=str(MODEL_FOLDER))),
     "n-grams": Start(None, {}, _drafts("ngram")),
+    "suffixes": Start(None, {}, _drafts("suffix", suffix_decoding_max_cached_requests=8)),
     "synthetic": Start(None, {}, _drafts("ngram", **LENGTH) | {"structured": None}),
     "2 ranks": Start(None, {}, RANKS | EAGLE()),
     "2 ranks, experts": Start(_config(QWEN3_MOE), {}, RANKS),

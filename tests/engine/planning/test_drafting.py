@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -252,6 +253,12 @@ def test_what_a_row_shares_of_a_prefix_ends_a_block_before_the_drafter_looks() -
         ),
         (
             SpeculativeConfig(
+                method="suffix", num_speculative_tokens=3, suffix_decoding_max_cached_requests=5
+            ),
+            DraftRules(3, DRAFTS_OFF_FROM - 1, draws_differ=True, shares_outputs=True),
+        ),
+        (
+            SpeculativeConfig(
                 method="draft_model",
                 model="small",
                 num_speculative_tokens=2,
@@ -279,6 +286,43 @@ def test_whose_tokens_need_the_same_drafts(
 ) -> None:
     asked = request(1, [1], params=params)
     assert rules(draws_differ=draws_differ).pins(asked) == pinned
+
+
+@pytest.mark.parametrize(
+    ("wishes", "shared", "read"),
+    [
+        ({}, True, True),
+        ({"params": SamplingParams(seed=1)}, True, False),  # its tokens depend on its row alone
+        ({"params": SamplingParams(seed=1, temperature=0.0)}, True, True),
+        ({"cache_salt": "own"}, False, False),
+    ],
+)
+def test_outputs_are_kept_once_choices_end(
+    monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any], shared: bool, read: bool
+) -> None:
+    drafting = rules(draws_differ=True, shares_outputs=True)
+    engine, runner = make_engine(num_blocks=18, budget=20, drafting=drafting)
+    plans: list[StepPlan] = []
+    launch = runner.launch
+
+    def launch_and_note(plan: StepPlan) -> StepHandle:
+        plans.append(plan)
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", launch_and_note)
+    inbox, prompt_of = Inbox(), {handle: [1 + handle, 2, 3] * 6 for handle in range(6)}
+    for handle, prompt in prompt_of.items():
+        engine.submit(FRONTEND, request(handle, prompt, max_tokens=20, **wishes))
+    run(engine, inbox)
+    engine.submit(FRONTEND, request(9, [1], max_tokens=1))  # its plan has what ended before it
+    run(engine, inbox)
+    kept = [output.tolist() for plan in plans for output in plan.outputs]
+    own = [tokens for (handle, _), tokens in inbox.tokens.items() if handle != 9]
+    assert sorted(kept) == (sorted(own) if shared else [])
+    admissions = [each for plan in plans for each in plan.admissions]
+    flags = {each.reads_outputs for each in admissions if each.choice.request.handle != 9}
+    assert flags == {read}
+    assert engine.stats().num_preemptions > 0
 
 
 def test_drafts_are_on_up_to_the_number_of_rows_or_while_one_is_pinned() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -82,10 +82,19 @@ def test_origins_are_what_was_counted(
     assert (engine.stats().num_preemptions > 0) == (num_blocks == 22)
 
 
-def test_n_grams(folder: Path) -> None:
+WHOLE = {"suffix_decoding_max_spec_factor": 4.0, "suffix_decoding_min_token_prob": 0.0}
+"""Wherever a token matches k are drafted."""
+
+
+@pytest.mark.parametrize(("method", "fields"), [("ngram", {}), ("suffix", WHOLE)])
+def test_drafts_of_text(
+    folder: Path, method: Literal["ngram", "suffix"], fields: dict[str, Any]
+) -> None:
     """Rows without a match draw plainly beside rows that verify drafts."""
-    ngrams = SpeculativeConfig(method="ngram", num_speculative_tokens=K)
-    inbox = read(make(folder, ngrams), requests([GREEDY], report_origins=True, n=2, max_tokens=60))
+    drafting = SpeculativeConfig(method=method, num_speculative_tokens=K, **fields)
+    inbox = read(
+        make(folder, drafting), requests([GREEDY], report_origins=True, n=2, max_tokens=60)
+    )
     assert check(inbox) == set(Origin)
     plain = [origins.count(Origin.DRAWN) for origins in inbox.origins.values()]
     assert max(plain) > 1
