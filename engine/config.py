@@ -51,6 +51,27 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_invariant: bool = False
 
 
+MAX_ADAPTER_RANK = 256
+"""The largest rank of an adapter that kernels multiply."""
+
+
+class AdaptersConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """LoRA adapters that are served beside the model.
+
+    Attributes:
+        max_loras: adapters that rows of one step can have, which are on the device at once.
+        max_rank: the largest rank of one.
+        max_cpu_loras: adapters on the host at most; others are read again when they are asked for.
+            None keeps all.
+        modules: names and folders of those that are there from the start.
+    """
+
+    max_loras: int = 1
+    max_rank: int = 16
+    max_cpu_loras: int | None = None
+    modules: tuple[tuple[str, str], ...] = ()
+
+
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The paged KV cache.
 
@@ -188,6 +209,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         structured: generation under grammars; None serves none.
+        adapters: LoRA adapters (`--enable-lora`); None serves none.
         tensor_parallel_size: ranks that compute each step together, a process each.
         cuda_graphs: replay decode steps from CUDA graphs (`--enforce-eager` turns them off).
         wait_for_kernels: serve only when FlashInfer's modules are built, so that no step's bits
@@ -205,6 +227,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingConfig = SamplingConfig()
     speculation: SpeculativeConfig | None = None
     structured: StructuredConfig | None = None
+    adapters: AdaptersConfig | None = None
     tensor_parallel_size: int = 1
     cuda_graphs: bool = True
     wait_for_kernels: bool = False
@@ -232,6 +255,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"--max-gap-ms {gap_ms:g} cuts prompts into chunks: leave out "
                 "--no-enable-chunked-prefill"
             )
+        if self.adapters is not None:
+            _check_adapters(self.adapters)
         if self.cache.num_blocks is not None:
             _at_least("--num-gpu-blocks-override", self.cache.num_blocks, 2)
         if self.tensor_parallel_size not in TENSOR_PARALLEL_SIZES:
@@ -264,6 +289,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 def _at_least(flag: str, value: int, low: int) -> None:
     if value < low:
         raise ConfigError(f"{flag} must be at least {low}, got {value}")
+
+
+def _check_adapters(adapters: AdaptersConfig) -> None:
+    _at_least("--max-loras", adapters.max_loras, 1)
+    if not 1 <= adapters.max_rank <= MAX_ADAPTER_RANK:
+        raise ConfigError(
+            f"--max-lora-rank must be from 1 to {MAX_ADAPTER_RANK}, got {adapters.max_rank}"
+        )
+    if adapters.max_cpu_loras is not None and adapters.max_cpu_loras < adapters.max_loras:
+        raise ConfigError(
+            f"--max-cpu-loras ({adapters.max_cpu_loras}) must be at least --max-loras "
+            f"({adapters.max_loras})"
+        )
 
 
 class ErrorStatement(msgspec.Struct, frozen=True, kw_only=True):

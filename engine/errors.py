@@ -12,6 +12,10 @@ class ModelError(ConfigError):
     """A model folder that cannot be served; the message names the file, field or feature."""
 
 
+class AdapterError(ValueError):
+    """An adapter that cannot be served; the message names the file, tensor or field."""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; the name of its class where it has no message.
 

@@ -37,7 +37,8 @@ ROOMS = {
         "selftest",
     ),
     "engine": (
-        *("kernels", "parallel", "attention", "models.weights", "models.formats"),
+        *("kernels", "parallel", "attention", "models.weights", "adapters"),
+        "models.formats",
         *("models.layers", "models.families", "models.fallback"),
         *("models", "speculation", "runner", "scoring", "planning", "structured"),
         *("step_pipeline", "engine"),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from engine.adapters.stacks import AdapterStacks
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.model import CausalLM
@@ -43,12 +44,14 @@ def load_model(
     device: torch.device,
     exchange: RankExchange | None = None,
     reference: Reference | None = None,
+    adapters: AdapterStacks | None = None,
 ) -> CausalLM:
     """Load the model of a folder or hub id, its weights on `device`.
 
     Args:
         exchange: the ranks of which this loads its part; None is one rank, with all of it.
         reference: is filled in where the model's weights are quantised.
+        adapters: gets room beside the model's products; None where none are served.
 
     Raises:
         ModelError: it cannot be served; the message names the file, field or feature.
@@ -73,7 +76,7 @@ def load_model(
         if reference is not None and not reference.scheme:
             reference = None
         return _fused_decoder(
-            config, hf_config, folder, dtype, device, quantization, exchange, reference
+            config, hf_config, folder, dtype, device, quantization, exchange, reference, adapters
         )
     if quantization is not None:
         why = reason or "--model-impl transformers was asked for"
@@ -92,6 +95,12 @@ def load_model(
         raise ModelError(
             f"--batch-invariant: only the fused decoder promises bits, and it does not run "
             f"{config.model!r} here: {why}; leave --batch-invariant out"
+        )
+    if adapters is not None:
+        why = reason or "--model-impl transformers was asked for"
+        raise ModelError(
+            f"--enable-lora: only the fused decoder serves adapters, and it does not run "
+            f"{config.model!r} here: {why}; leave --enable-lora out"
         )
     from engine.models.fallback.model import load_fallback_model  # seconds to import
 
@@ -201,6 +210,7 @@ def _fused_decoder(
     quantization: Quantization | None,
     exchange: RankExchange | None,
     reference: Reference | None,
+    adapters: AdapterStacks | None,
 ) -> CausalLM:
     limit = position_limit(hf_config, config.max_model_len)
     if hf_config.get_text_config(decoder=True) is not hf_config:
@@ -230,6 +240,7 @@ def _fused_decoder(
         exchange=exchange,
         reads_twice=reference is not None,
         invariant=config.batch_invariant,
+        adapters=adapters,
     )
     num_positions = min(limit, config.max_model_len or limit) + SPARE_POSITIONS
     with torch.no_grad():

@@ -52,6 +52,10 @@ class WeightProduct(ABC):
             rounded: the next product takes rows that are rounded, and they may be.
         """
 
+    def takes_lone(self, x: torch.Tensor) -> bool:
+        """Whether the kernel that takes the norm and the gate along multiplies x [T, in]."""
+        return False
+
     @abstractmethod
     def part(self) -> Part:
         """The weight: the tensors that the product reads, or copies of those laid out for it."""
@@ -77,6 +81,9 @@ class LoneProduct(WeightProduct):
 
     def gated(self, norm: torch.Tensor, eps: float, *, rounded: bool) -> Normed:
         return NormedLinear(norm, eps, self._linear, gated=True)
+
+    def takes_lone(self, x: torch.Tensor) -> bool:
+        return self._linear.takes_lone(x)
 
     def part(self) -> Part:
         return self._part

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+from engine.adapters.stacks import AdapterStacks
 from engine.kernels.linear import Linear
+from engine.models.formats.adapted import AdaptedProduct
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
 from engine.models.formats.part import WeightProduct
@@ -49,13 +51,21 @@ class WeightReader:
     Args:
         source: of tensors that are no module's weight.
         modules: how modules' weights are stored.
+        adapters: gets room beside each product that is read; None where none are served.
 
     Attributes:
         num_in_layers: number of weights in the products read so far.
     """
 
-    def __init__(self, source: WeightSource, modules: PlainModules, ranks: RankShares) -> None:
+    def __init__(
+        self,
+        source: WeightSource,
+        modules: PlainModules,
+        ranks: RankShares,
+        adapters: AdapterStacks | None = None,
+    ) -> None:
         self._source, self.modules, self.ranks = source, modules, ranks
+        self._adapters = adapters
         self.dtype, self.device = modules.dtype, modules.device
         self.num_in_layers = 0
 
@@ -71,6 +81,7 @@ class WeightReader:
         exchange: RankExchange | None = None,
         reads_twice: bool = False,
         invariant: bool = False,
+        adapters: AdapterStacks | None = None,
     ) -> WeightReader:
         """Make the reader of a source.
 
@@ -83,6 +94,7 @@ class WeightReader:
             reads_twice: `as_unquantized` will be called.
             invariant: a row's products may not depend on the number of rows; of weights that are
                 not quantized.
+            adapters: as of the class.
         """
         exchange, group = exchange or LoneRank(), 1
         tensors = ReadTwice(source) if reads_twice else source
@@ -94,7 +106,7 @@ class WeightReader:
         else:
             kind = RoundedModules if fp8 else PlainModules
             modules = kind(tensors, dtype, device, invariant=invariant)
-        return cls(tensors, modules, RankShares(exchange, group))
+        return cls(tensors, modules, RankShares(exchange, group), adapters)
 
     def as_unquantized(self) -> WeightReader:
         """Make the reader of what this one reads from now on, without its quantization."""
@@ -105,6 +117,8 @@ class WeightReader:
     def finish(self) -> None:
         """End the reading: all tensors were read."""
         self._source.finish()
+        if self._adapters is not None:
+            self._adapters.allocate(self.dtype, self.device)
 
     def tensor(
         self, name: str, share: RankShare, *, dtype: torch.dtype | None = None
@@ -140,7 +154,11 @@ class WeightReader:
         if any(projection.order is not None for projection in projections):
             order = self._order(projections)
             part, bias = part.channels(order), None if bias is None else bias[order]
-        return part.product(bias, self.dtype)
+        product = part.product(bias, self.dtype)
+        if self._adapters is None:
+            return product
+        stacks = self._adapters.add(projections, inputs)
+        return AdaptedProduct(product, stacks, self._adapters.active)
 
     def linear(self, projections: Sequence[Projection], inputs: RankShare) -> Linear:
         """Read a product as the function that multiplies, summed over ranks that divide inputs."""
