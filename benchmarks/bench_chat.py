@@ -28,6 +28,7 @@ from starlette.types import Message
 
 from demo import MODEL_FOLDER
 from engine.config import EngineInfo
+from engine.contracts.control import AnyCommand, ControlReply, EngineState
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Submission, deliver_output
@@ -49,6 +50,7 @@ class InstantEngine:
 
     def __init__(self, vocab_size: int) -> None:
         self.stats: EngineStats | None = None
+        self.state = EngineState()
         self.info = EngineInfo(
             vocab_size=vocab_size,
             max_model_len=2048,
@@ -65,6 +67,10 @@ class InstantEngine:
         """See `EngineHandle`, as for what follows."""
         self._last_handle += 1
         return self._last_handle
+
+    async def control(self, command: AnyCommand) -> ControlReply:
+        """Follow no command."""
+        return ControlReply(handle=0, state=self.state)
 
     def submit(self, request: Request) -> Submission:
         """Answer in the next turn."""

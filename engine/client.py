@@ -18,6 +18,13 @@ import zmq.asyncio
 from engine.awake import LATE_S, AwakeClock
 from engine.codec import decode_output, encode
 from engine.config import EngineConfig, EngineInfo
+from engine.contracts.control import (
+    AnyCommand,
+    ControlError,
+    ControlReply,
+    ControlRequest,
+    EngineState,
+)
 from engine.parent import EngineProcess
 from engine.progress import Listener
 from engine.request import FrontendMessage, Request, ScoringRequest
@@ -49,10 +56,12 @@ class EngineHandle(Protocol):
     Attributes:
         info: the engine's description of itself.
         stats: the latest statistics that came with an output; None before the first.
+        state: what holds the engine, as it last told.
     """
 
     info: EngineInfo
     stats: EngineStats | None
+    state: EngineState
 
     def new_handle(self) -> int:
         """A request handle not in use."""
@@ -68,6 +77,15 @@ class EngineHandle(Protocol):
 
     def abort(self, handle: int, choice: int = -1) -> None:
         """End one choice, or all with -1. The submission still sees each choice's end."""
+        ...
+
+    async def control(self, command: AnyCommand) -> ControlReply:
+        """Send a command and wait for its end.
+
+        Raises:
+            ControlError: it was not followed.
+            EngineDeadError: the engine is gone.
+        """
         ...
 
     def failure(self) -> str | None:
@@ -109,7 +127,9 @@ class EngineClient:
     def __init__(self, link: EngineLink) -> None:
         self.info = link.info
         self.stats: EngineStats | None = None
+        self.state = EngineState()
         self._link = link
+        self._commands: dict[int, asyncio.Future[ControlReply]] = {}
         self._submissions: dict[int, Submission] = {}
         self._handles = itertools.count(1)
         self._message = FrontendMessage()
@@ -156,6 +176,21 @@ class EngineClient:
         if handle in self._submissions and not self._link.ended.done():
             self._outgoing().abort.append((handle, choice))
 
+    async def control(self, command: AnyCommand) -> ControlReply:
+        """Send a command and wait for its end; raises as `EngineHandle.control`."""
+        self._check_link()
+        handle = self.new_handle()
+        ended: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
+        self._commands[handle] = ended
+        self._outgoing().control.append(ControlRequest(handle, command))
+        try:
+            reply = await ended
+        finally:
+            self._commands.pop(handle, None)
+        if reply.error is not None:
+            raise ControlError(reply.error, reply.code or "refused")
+        return reply
+
     def failure(self) -> str | None:
         """Why the engine cannot serve (dead, or no heartbeat); None while it can."""
         return self._link.failure()
@@ -176,10 +211,13 @@ class EngineClient:
     # -- messages ---------------------------------------------------------------------------
 
     def _new_submission(self, handle: int, num_choices: int) -> Submission:
-        if self._link.ended.done():
-            raise EngineDeadError(self._link.ended.result())
+        self._check_link()
         submission = self._submissions[handle] = Submission(handle, num_choices)
         return submission
+
+    def _check_link(self) -> None:
+        if self._link.ended.done():
+            raise EngineDeadError(self._link.ended.result())
 
     def _outgoing(self) -> FrontendMessage:
         """The message of this turn of the event loop; its first use schedules the sending."""
@@ -198,8 +236,17 @@ class EngineClient:
             output = decode_output(await self._socket.recv())
             if output.stats is not None:
                 self.stats = output.stats
+            if output.state is not None:
+                self.state = output.state
+            for reply in output.control:
+                self._end_command(reply)
             for handle in deliver_output(output, self._submissions):
                 del self._submissions[handle]
+
+    def _end_command(self, reply: ControlReply) -> None:
+        ended = self._commands.get(reply.handle)
+        if ended is not None and not ended.done():  # whoever waits may have been cancelled
+            ended.set_result(reply)
 
     async def _beat(self) -> None:
         """Tell the engine that somebody reads what it sends; it tells how it stands."""
@@ -215,7 +262,10 @@ class EngineClient:
         for submission in self._submissions.values():
             submission.fail(EngineDeadError(reason))
         self._submissions.clear()
+        for ended in self._commands.values():
+            if not ended.done():
+                ended.set_exception(EngineDeadError(reason))
 
 
 def _has_content(message: FrontendMessage) -> bool:
-    return bool(message.submit or message.score or message.abort)
+    return bool(message.submit or message.score or message.abort or message.control)

@@ -341,6 +341,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         sampler: which path draws rows, in words.
         grammar_error: why no request may have a grammar; None where they may.
         quantization: the statement of error; None where nothing is quantised.
+        num_ranks: processes that hold a part of the model each.
         fingerprint: a hash of what decides bits (`engine.startup.fingerprint`); empty where an
             engine was assembled around a model that no folder holds.
     """
@@ -359,4 +360,5 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     sampler: str = "native"
     grammar_error: str | None = None
     quantization: ErrorStatement | None = None
+    num_ranks: int = 1
     fingerprint: str = ""

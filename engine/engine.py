@@ -10,6 +10,7 @@ import numpy as np
 from engine.config import EngineConfig, EngineInfo
 from engine.memory.blocks import BlockPool
 from engine.plan import Runner, StepPlan
+from engine.planning.arrivals import Arrivals
 from engine.planning.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.planning.outputs import OutputRing
 from engine.planning.pace import Pace
@@ -17,7 +18,6 @@ from engine.planning.prefixes import PrefixIndex
 from engine.planning.prompt_parts import join_prompt_parts
 from engine.planning.row_snapshots import row_snapshots
 from engine.planning.scheduler import Scheduler
-from engine.planning.seeds import Seeds
 from engine.planning.settle import Settled
 from engine.planning.step_counts import StepCounts
 from engine.planning.timings import Timings
@@ -79,14 +79,16 @@ class Engine:
             snapshots=None if self._snapshots is None else self._snapshots.pool,
         )
         self._timings = Timings()
-        self._seeds = Seeds(config.sampling.seed)
+        self._arrivals = Arrivals(config.sampling.seed, self._begin)
         self._pipeline = StepPipeline(runner, self._table, pace, grammars, self._fail)
         self._unfinished = UnfinishedChoices(self._scheduler.enqueue)
-        self._num_arrivals, self._num_bodies, self._counts = 0, 0, StepCounts()
+        self._counts, self._is_held = StepCounts(), False
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do; nothing where choices only wait for their grammars."""
+        if self._is_held:
+            return not self.is_quiet
         num_compiling = 0
         if self._grammars is not None and not self._grammars.has_compiled:
             num_compiling = self._grammars.num_waiting
@@ -100,26 +102,20 @@ class Engine:
 
     def submit(self, frontend: bytes, request: Request) -> None:
         """Queue a request's choices; those after the first wait for its prompt to be computed."""
-        self._num_arrivals += 1
-        self._num_bodies += request.num_before == 0
-        turn = self._num_bodies + request.num_before
-        prompt = np.array(request.prompt_token_ids, dtype=np.int32)
-        request, seed = self._seeds.settle(request)
-        choices = [
-            Choice(frontend, request, i, seed, self._num_arrivals, prompt, turn + i)
-            for i in range(request.n)
-        ]
+        choices = self._arrivals.choices(frontend, request)
         self._timings.queued(choices)
-        if request.prompt_logprobs is not None:
-            choices[0].prompt_parts = []
         self._unfinished.add(choices)
         if refusal := self._refusal(request):
             self._end(choices, Finish.ERROR, refusal)
-        elif not request.is_constrained:
-            self._unfinished.start(choices)
-        elif self._grammars is None:
+        elif request.is_constrained and self._grammars is None:
             self._end(choices, Finish.GRAMMAR, self.info.grammar_error or "no grammars")
-        elif not self._grammars.hold(choices):
+        else:
+            self._arrivals.begin(choices)
+
+    def _begin(self, choices: list[Choice]) -> None:
+        """Let choices wait for a row, or before that for their grammar."""
+        is_constrained = choices[0].request.is_constrained
+        if not (is_constrained and self._grammars and self._grammars.hold(choices)):
             self._unfinished.start(choices)
 
     def _enqueue_compiled(self) -> None:
@@ -133,8 +129,7 @@ class Engine:
 
     def score(self, frontend: bytes, request: ScoringRequest) -> None:
         """Queue a scoring request. Frontends have checked that it fits the context."""
-        self._num_arrivals += 1
-        self._scoring.submit(frontend, request, self._num_arrivals)
+        self._scoring.submit(frontend, request, self._arrivals.number())
 
     def _refusal(self, request: Request) -> str | None:
         """Why a request can never run, if so. Frontends check too; this keeps the loop alive."""
@@ -152,6 +147,59 @@ class Engine:
         self._scoring.abort_all(frontend)
         self._end(self._unfinished.of_frontend(frontend), Finish.ABORT)
 
+    def abort_named(self, names: tuple[str, ...] | None) -> int:
+        """End requests of all frontends by `Request.name`, all with None; returns their number."""
+        choices = self._unfinished.named(names)
+        num_scoring = self._scoring.cancel_all() if names is None else 0
+        self._end(choices, Finish.CANCELED)
+        return num_scoring + len({(c.frontend, c.request.handle) for c in choices})
+
+    # -- between steps ----------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Plan no more steps; those launched are still read back."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Plan steps again, of the requests that came meanwhile too."""
+        self._is_held = False
+        self._arrivals.unpark()
+        self._scoring.unpark()
+
+    def park(self) -> None:
+        """Let requests that come from now on wait for `release`, while the others end."""
+        self._arrivals.park()
+        self._scoring.park()
+
+    @property
+    def num_ending(self) -> int:
+        """Choices and scoring requests that have not ended, but for those that are parked."""
+        return self._unfinished.count - self._arrivals.num_parked + self._scoring.num_unparked
+
+    @property
+    def num_holding(self) -> int:
+        """Choices and scoring requests that hold blocks."""
+        return len(self._table.running) + self._scoring.num_active
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no step was launched that was not read back, and all outputs are collected."""
+        is_empty = self._pipeline.is_empty and not self._scoring.is_launched
+        return is_empty and not self._ring.has_output
+
+    def forget_prefixes(self, *, restarts: bool) -> None:
+        """Forget what computed blocks and states can be found by.
+
+        Args:
+            restarts: running choices and scoring requests compute their keys again.
+        """
+        if restarts:
+            self._scheduler.preempt_all()
+            self._scoring.restart()
+        self._pool.forget_all()
+        if self._snapshots is not None:
+            self._snapshots.pool.forget_all()
+
     def step(self) -> list[tuple[bytes, StepOutput]]:
         """Launch the next step, then read back the one before it; returns outputs by frontend.
 
@@ -163,15 +211,20 @@ class Engine:
         """
         self._enqueue_compiled()
         if not self._pipeline.is_ahead:
-            self._launch(self._scheduler.plan())
+            self._launch(self._plan())
         if (awaiting := self._pipeline.awaiting_draw) is not None:
             self._draw(awaiting)
         else:
-            self._scoring.launch()
+            self._scoring.launch(held=self._is_held)
             self._keep(self._enter())
         self._pipeline.advance()
         self._scoring.read_back()
+        if self._is_held and self._pipeline.is_empty:
+            self._ring.flush(self._table.running)
         return self._ring.collect() if self._ring.has_output else []
+
+    def _plan(self) -> StepPlan | None:
+        return None if self._is_held else self._scheduler.plan()
 
     def _launch(self, plan: StepPlan | None) -> None:
         if plan is None:
@@ -189,16 +242,16 @@ class Engine:
         entered = self._enter()
         filling = self._grammars.fill(plan)
         self._keep(entered)
-        following = self._scheduler.plan()
+        following = self._plan()
         masks, failures = self._grammars.filled(filling)
         self._pipeline.draw(masks)
-        self._scoring.launch()
+        self._scoring.launch(held=self._is_held)
         self._launch(following)
         self._end_failed(failures)
 
     def _save(self, row: int) -> None:
         """Save what a row holds, because its choice is about to be preempted."""
-        self._ring.flush(row)
+        self._ring.flush([row])
         self._table.choice(row).keep_drafts()
 
     def _enter(self) -> EnteredStep | None:

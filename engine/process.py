@@ -30,10 +30,12 @@ import zmq
 from engine.awake import LATE_S, AwakeClock
 from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, EngineInfo
+from engine.contracts.control import ControlReply
 from engine.errors import kind_and_line
 from engine.frontends import SILENCE_S, Frontends
 from engine.logs import adopt_library_lines, configure_logging
 from engine.parallel.processes import end_ranks
+from engine.planning.commands import CommandQueue
 from engine.planning.outputs import empty_output
 from engine.progress import on_progress, phase
 from engine.request import StepOutput
@@ -168,6 +170,9 @@ class EngineLoop:
         self._awake = AwakeClock()
         self._busy_since = math.inf
         self._frontends = Frontends()
+        self._replies: list[tuple[bytes, ControlReply]] = []
+        self._commands = CommandQueue(engine, lambda *reply: self._replies.append(reply))
+        self._sent_state = self._commands.state
 
     def look(self) -> bool:
         """Whether the current round of the loop has taken longer than a step may.
@@ -181,16 +186,29 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until the process ends."""
         while True:
-            if not self._engine.has_work:
+            if not (self._engine.has_work or self._commands.is_due):
                 self._wait()
             self._busy_since = self._awake.seconds
             self._receive()
             self._abort_silent()
+            self._follow_commands()
             outputs = self._engine.step()
             for frontend, output in outputs:
                 self._send(frontend, output)
             self._send_stats({frontend for frontend, _ in outputs})
             self._busy_since = math.inf
+
+    def _follow_commands(self) -> None:
+        """Run what commands are due; all frontends hear of a new state before any reply."""
+        self._commands.run_due()
+        if self._commands.state != self._sent_state:
+            self._sent_state = self._commands.state
+            for frontend in set(self._frontends.known):
+                self._send(frontend, empty_output(self._engine.stats()))
+        replies, self._replies = self._replies, []
+        for frontend, reply in replies:
+            output = empty_output(self._engine.stats())
+            self._send(frontend, msgspec.structs.replace(output, control=[reply]))
 
     def _wait(self) -> None:
         self._poller.poll()
@@ -201,6 +219,8 @@ class EngineLoop:
         ends = np.count_nonzero(output.finish) or output.item_scores
         if output.stats is None and (ends or not self._frontends.has_fresh_stats(frontend)):
             output = msgspec.structs.replace(output, stats=self._engine.stats())
+        if output.stats is not None:
+            output = msgspec.structs.replace(output, state=self._commands.state)
         self._frontends.sent(frontend, with_stats=output.stats is not None)
         try:
             self._socket.send(frontend, zmq.SNDMORE)
@@ -249,6 +269,8 @@ class EngineLoop:
                 self._engine.score(frontend, scoring)
             for handle, choice in message.abort:
                 self._engine.abort(frontend, handle, choice)
+            for command in message.control:
+                self._commands.submit(frontend, command)
 
 
 def _watch(loop: EngineLoop, status: StatusPipe, limit_s: float) -> None:

@@ -17,6 +17,7 @@ from engine.arrays import (
     LogprobArrays,
     UInt8Array,
 )
+from engine.contracts.control import ControlReply, ControlRequest, EngineState
 from engine.stats import EngineStats
 from sampling.params import LogprobsMode, SamplingParams
 
@@ -41,6 +42,8 @@ class Finish(enum.IntEnum):
     """The grammar could not be compiled or followed; `StepOutput.errors` says why."""
     TOO_COMPLEX = 8
     """The grammar went over its limits at one token; `StepOutput.errors` says over which."""
+    CANCELED = 9
+    """A command ended it, for whoever sent it: it has what it had drawn."""
 
 
 class Origin(enum.IntEnum):
@@ -111,7 +114,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         handle: the frontend's number for it; unique among the frontend's unfinished requests.
-            Client-given request ids never reach the engine.
         prompt_token_ids: int32 [prompt_len], not empty.
         params: how tokens are drawn; the same for every choice.
         n: number of choices; each becomes a row.
@@ -122,6 +124,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt_logprobs: which logprobs of the prompt's own tokens are reported, once, by choice 0.
         report_origins: the output tells each token's `Origin`.
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
+        name: by which the request can be aborted from any frontend; need not be unique.
         grammar: restricts each choice's tokens.
         thinking_budget: bounds each choice's thoughts.
     """
@@ -137,6 +140,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: PromptLogprobsParams | None = None
     report_origins: bool = False
     cache_salt: str = ""
+    name: str = ""
     grammar: Grammar | None = None
     thinking_budget: ThinkingBudget | None = None
 
@@ -201,11 +205,13 @@ class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):
         submit: new requests, in order.
         score: new scoring requests, in order.
         abort: (handle, choice) pairs; choice -1 means all of the request's.
+        control: commands, in order.
     """
 
     submit: list[Request] = []
     score: list[ScoringRequest] = []
     abort: list[tuple[int, int]] = []
+    control: list[ControlRequest] = []
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,6 +273,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
             first token, on the monotonic clock in seconds; 0 before. None unless the engine is
             configured to report them.
         stats: the engine's gauges and counters; None where the ones before are fresh enough.
+        state: what holds the engine, with each `stats`.
+        control: ends of commands.
     """
 
     handles: Int64Array
@@ -283,3 +291,5 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     drafts: Int64Array | None = None
     times: Float64Array | None = None
     stats: EngineStats | None = None
+    state: EngineState | None = None
+    control: list[ControlReply] = []

@@ -28,7 +28,9 @@ from server.endpoints.messages import route as messages
 from server.endpoints.models import route as models
 from server.endpoints.rerank import route as rerank
 from server.endpoints.responses import route as responses
+from server.endpoints.rollout import route as rollout
 from server.endpoints.scoring import route as scoring
+from server.endpoints.sglang import route as sglang
 from server.endpoints.systemone import route as systemone
 from server.endpoints.tokens import route as tokens
 from server.errors import ApiError, bad_request
@@ -113,6 +115,7 @@ def create_app(
             health,
         ),
         *(server_info, verify, docs, page),
+        *((rollout, sglang) if config.weight_updates else ()),
     )
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]
     _add_error_replies(app)

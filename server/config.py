@@ -76,6 +76,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         log_requests: the prompt and parameters of each request are logged.
         max_log_len: characters of the prompt in that line.
         defaults: values of sampling fields that a request leaves out.
+        weight_updates: routes by which trainers steer the engine are served.
         page: `/` shows the page.
         verify_command: the program, with arguments, that `/verify` runs; none where it may not.
         flags: the settings that were given, as they are typed, keys left out.
@@ -123,6 +124,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     log_requests: bool = False
     max_log_len: int | None = None
     defaults: SamplingDefaults = SamplingDefaults()
+    weight_updates: bool = False
     page: bool = True
     verify_command: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()

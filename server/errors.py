@@ -151,6 +151,16 @@ def engine_dead(reason: str) -> ApiError:
     return ApiError(500, f"the engine is dead: {reason}", code="engine_dead")
 
 
+def held(reason: str, code: str) -> ApiError:
+    """A 503 of a server whose engine is paused or asleep."""
+    return ApiError(503, reason, code=code, headers={"retry-after": str(RETRY_AFTER_S)})
+
+
+def aborted() -> ApiError:
+    """A 503 of a request that a command ended, and that has nothing to show."""
+    return held("the request was aborted by a command to the server", "aborted")
+
+
 def replica_lost(reason: str) -> ApiError:
     """A 503 of a request whose replica is gone: another may take it."""
     headers = {"retry-after": str(RETRY_AFTER_S)}

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.arrays import LogprobArrays
 from engine.config import EngineInfo
+from engine.contracts.control import AnyCommand, ControlError, ControlReply, EngineState
 from engine.planning.timings import Timings
 from engine.request import Finish, Origin, PromptLogprobs, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
@@ -92,6 +93,8 @@ class FakeEngine:
         speculates: tokens have the origins of `origin_at`, else all are drawn.
         requests: everything submitted.
         aborted: (handle, choice) pairs that were aborted while unfinished.
+        commands: commands that were sent. refusal: raised by all of them, if any.
+        state: what holds the engine, as the server is told.
         scored: scoring requests submitted. scoring_finish: how they end.
     """
 
@@ -114,6 +117,9 @@ class FakeEngine:
             device="cpu",
         )
         self.stats: EngineStats | None = None
+        self.state = EngineState()
+        self.commands: list[AnyCommand] = []
+        self.refusal: ControlError | None = None
         self.script = script
         self.step_s = step_s
         self.reports_times = self.speculates = False
@@ -168,6 +174,15 @@ class FakeEngine:
             if row.request.handle == handle and choice in (-1, row.choice) and not row.aborted:
                 row.aborted = True
                 self.aborted.append((handle, row.choice))
+
+    async def control(self, command: AnyCommand) -> ControlReply:
+        """Notes a command, which does nothing; or raises `refusal`."""
+        if self._failure is not None:
+            raise EngineDeadError(self._failure)
+        self.commands.append(command)
+        if self.refusal is not None:
+            raise self.refusal
+        return ControlReply(handle=0, state=self.state, count=3)
 
     @property
     def has_ended(self) -> bool:

@@ -68,6 +68,7 @@ NO_TORCH = [
         "engine/config.py",
     ),
     *("engine/frontends.py", "engine/parent.py"),
+    "engine/contracts/control.py",
     "engine/contracts/scoring.py",
     "engine/audit/drawn.py",
     *(

@@ -127,6 +127,11 @@ class BlockPool:
         if not drafted:
             self._undrafted.add(block)
 
+    def forget_all(self) -> None:
+        """Let no block be found any more; those that are held stay so."""
+        for block in list(self._hash_of):
+            self._forget(block)
+
     def _forget(self, block: int) -> None:
         self._undrafted.discard(block)
         if block_hash := self._hash_of.pop(block, None):

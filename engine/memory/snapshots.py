@@ -87,6 +87,11 @@ class SnapshotPool:
         """Give up a reserved snapshot."""
         self._free.append(snapshot)
 
+    def forget_all(self) -> None:
+        """Let no snapshot be found any more. No step is planned that reads one."""
+        self._free += self._by_hash.values()
+        self._by_hash.clear()
+
     def check(self, reserved: Iterable[int]) -> None:
         """Assert that each snapshot is free, reserved or findable; for tests and idle moments."""
         known = sorted([*self._free, *self._by_hash.values(), *reserved])

@@ -183,11 +183,12 @@ class OutputRing:
         for frontend, mine in _by_frontend(emission).items():
             self._outbox(frontend).emissions.append(mine)
 
-    def flush(self, row: int) -> None:
-        """Emit what a row holds, if anything, because its choice is losing the row."""
-        if self._held[row]:
-            running = np.array([Finish.RUNNING], dtype=np.uint8)
-            self.emit(np.array([row], dtype=np.int64), running)
+    def flush(self, rows: list[int]) -> None:
+        """Emit what rows hold, if anything, because their choices are losing or resting them."""
+        holding = np.array(rows, dtype=np.int64)
+        holding = holding[self._held[holding] > 0]
+        if len(holding):
+            self.emit(holding, np.full(len(holding), Finish.RUNNING, dtype=np.uint8))
 
     def end_waiting(self, choices: list[Choice], finish: Finish, error: str | None = None) -> None:
         """Emit the ends of choices that hold no row."""

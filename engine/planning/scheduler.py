@@ -195,6 +195,11 @@ class Scheduler:
         held.extend(blocks)
         self._table.num_granted[row] = len(held)
 
+    def preempt_all(self) -> None:
+        """Let every running choice wait again, so that it computes all its keys anew."""
+        for row in list(self._table.running):
+            self._preempt(row)
+
     def _preempt(self, row: int) -> None:
         """Let a running choice wait again with the tokens read back.
 

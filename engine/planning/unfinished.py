@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.contracts.control import is_named
 from engine.rows import Choice, RowTable
 
 
@@ -41,6 +42,11 @@ class UnfinishedChoices:
         """All choices of a frontend that have not ended."""
         of = [choices for key, choices in self._by_request.items() if key[0] == frontend]
         return [choice for choices in of for choice in choices]
+
+    def named(self, names: tuple[str, ...] | None) -> list[Choice]:
+        """All choices of requests with one of these names, all with None, that have not ended."""
+        of = self._by_request.values()
+        return [c for cs in of for c in cs if names is None or is_named(c.request.name, names)]
 
     def start(self, choices: list[Choice]) -> None:
         """Let a request's first choice wait for a row, and the others for its prompt."""

@@ -84,6 +84,7 @@ class ScoringQueue:
         self._active: list[ScoringProgress] = []
         self._in_flight: _Step | None = None
         self._launched: _Step | None = None
+        self._parked: list[tuple[tuple[int, int], ScoringProgress]] | None = None
         self._turn = 0
         self.num_bad = 0
         self.num_failed = 0
@@ -127,8 +128,16 @@ class ScoringQueue:
         if self._snapshots is not None and self._snapshots.num_snapshots < SNAPSHOTS_EACH:
             self._end(progress, Finish.ERROR, "there is no memory for snapshots of states")
             return
-        priority = request.priority if self._by_priority else 0
-        heapq.heappush(self._waiting, ((priority, arrival), progress))
+        self._wait(progress)
+
+    def _wait(self, progress: ScoringProgress) -> None:
+        """Let a request wait for blocks, or park it."""
+        priority = progress.request.priority if self._by_priority else 0
+        entry = (priority, progress.arrival), progress
+        if self._parked is None:
+            heapq.heappush(self._waiting, entry)
+        else:
+            self._parked.append(entry)
 
     def abort(self, frontend: bytes, handle: int) -> None:
         """End a request; one that ended or is unknown is left alone."""
@@ -140,12 +149,56 @@ class ScoringQueue:
         for _, handle in [key for key in self._unfinished if key[0] == frontend]:
             self.abort(frontend, handle)
 
+    def cancel_all(self) -> int:
+        """End every request by a command; returns their number."""
+        found = list(self._unfinished.values())
+        for progress in found:
+            self._end(progress, Finish.CANCELED)
+        return len(found)
+
+    # -- rests ------------------------------------------------------------------------------
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a step was launched that was not read back."""
+        return self._in_flight is not None
+
+    @property
+    def num_unparked(self) -> int:
+        """Requests that have not ended, but for those that are parked."""
+        return len(self._unfinished) - sum(not each.ended for _, each in self._parked or ())
+
+    def park(self) -> None:
+        """Let requests that come from now on wait for `unpark`."""
+        self._parked = self._parked or []
+
+    def unpark(self) -> None:
+        """Let the parked requests wait for blocks."""
+        parked, self._parked = self._parked or [], None
+        for entry in parked:
+            heapq.heappush(self._waiting, entry)
+
+    def restart(self) -> None:
+        """Let active requests begin again, with nothing computed; no step is in flight."""
+        for old in list(self._active):
+            self._let_go(old, query_hash=None)
+            old.ended = True
+            fresh = ScoringProgress.of(
+                old.frontend,
+                old.request,
+                old.arrival,
+                self._block_size,
+                keeps_states=self._snapshots is not None,
+            )
+            self._unfinished[old.frontend, old.request.handle] = fresh
+            self._wait(fresh)
+
     # -- a turn -----------------------------------------------------------------------------
 
-    def launch(self) -> None:
-        """Launch a step of the items and parts of queries that fit into its budget."""
+    def launch(self, *, held: bool = False) -> None:
+        """Launch a step of the items and parts of queries that fit its budget; none if `held`."""
         self._launched = None
-        if not self._unfinished:
+        if held or not self._unfinished:
             return
         promised = self._num_promised()
         self._admit(promised)
@@ -234,13 +287,8 @@ class ScoringQueue:
         progress.ended = True
         del self._unfinished[progress.frontend, progress.request.handle]
         if progress in self._active:
-            self._active.remove(progress)
-            self._pool.release(progress.spare)
-            self._pool.release(progress.blocks)
-            if self._snapshots is not None and progress.states is not None:
-                is_clean = finish == Finish.LENGTH and self._prefix_caching and progress.hashes
-                query_hash = progress.hashes[-1] if is_clean else None
-                progress.states.release(self._snapshots, query_hash)
+            is_clean = finish == Finish.LENGTH and self._prefix_caching and progress.hashes
+            self._let_go(progress, progress.hashes[-1] if is_clean else None)
         num_read = len(progress.others) if finish == Finish.LENGTH else 0
         scores = ItemScores(
             handle=progress.request.handle,
@@ -255,6 +303,14 @@ class ScoringQueue:
             error=error,
         )
         self._report(progress.frontend, scores)
+
+    def _let_go(self, progress: ScoringProgress, query_hash: bytes | None) -> None:
+        """Take blocks and snapshots from an active request; `query_hash` as in `ScoringStates`."""
+        self._active.remove(progress)
+        self._pool.release(progress.spare)
+        self._pool.release(progress.blocks)
+        if self._snapshots is not None and progress.states is not None:
+            progress.states.release(self._snapshots, query_hash)
 
     # -- admission --------------------------------------------------------------------------
 

@@ -210,6 +210,7 @@ def assemble(
         sampler=built.sampler,
         grammar_error=grammar_error,
         quantization=built.statement,
+        num_ranks=config.tensor_parallel_size,
         fingerprint="" if fingerprint is None else fingerprint.result(),
     )
     serving, drafting = wrap(runner), draft_rules(config.speculation)

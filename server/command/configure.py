@@ -140,6 +140,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         log_requests=settings.enable_log_requests,
         max_log_len=settings.max_log_len,
         defaults=_sampling_defaults(settings, model),
+        weight_updates=settings.enable_weight_updates,
         page=settings.page,
         verify_command=_verify_command(settings, config) if settings.page_verify else (),
         flags=_flags(settings),

@@ -145,6 +145,11 @@ def _check(settings: Settings, options: FleetOptions) -> None:
                 f"{flag_of(name)} means nothing for a fleet, which listens by Ray Serve's proxy: "
                 "leave it out, or use `tailrace serve`"
             )
+    if settings.enable_weight_updates:
+        raise ConfigError(
+            "--enable-weight-updates steers one engine, and a fleet has several: "
+            "use `tailrace serve` for each"
+        )
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         raise ConfigError(
             f"--max-replicas must be at least --replicas ({options.replicas}), "

@@ -179,6 +179,18 @@ class SecuritySettings(BaseModel):
     )
 
 
+class RolloutSettings(BaseModel):
+    """What trainers may do to a running server."""
+
+    TITLE: ClassVar = "rollouts"
+
+    enable_weight_updates: bool = Field(
+        False,
+        description="Serve the routes by which trainers pause the engine and change its weights. "
+        "They need a key where there are keys.",
+    )
+
+
 class LogSettings(BaseModel):
     """What is logged, to standard error."""
 

@@ -29,6 +29,7 @@ from server.command.http_settings import (
     HttpSettings,
     LimitSettings,
     LogSettings,
+    RolloutSettings,
     SecuritySettings,
     TraceSettings,
 )
@@ -46,6 +47,7 @@ class Settings(
     ChatSettings,
     LimitSettings,
     SecuritySettings,
+    RolloutSettings,
     LogSettings,
     TraceSettings,
     FileSettings,
@@ -83,7 +85,7 @@ class Settings(
 
 GROUPS: tuple[type[BaseModel], ...] = (
     *(ModelSettings, CacheSettings, SchedulingSettings, SamplingSettings, SpeculationSettings),
-    *(HttpSettings, ChatSettings, LimitSettings, SecuritySettings, LogSettings),
+    *(HttpSettings, ChatSettings, LimitSettings, SecuritySettings, RolloutSettings, LogSettings),
     *(TraceSettings, FileSettings),
 )
 """Groups of settings in the order of the help."""

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from server.context import context_of
 from server.endpoints.plain import PlainRoute
 from server.errors import ApiError, json_response, shutting_down
+from server.http.admission import check_not_refusing
 from server.schema.openapi import replies
 from server.version import VERSION
 
@@ -49,6 +50,7 @@ async def ready(request: Request) -> Response:
     """Say whether the server can serve and takes new requests. Open without a key."""
     if context_of(request).lifecycle.draining:
         raise shutting_down()
+    check_not_refusing(context_of(request).engine.state)
     return await health(request)
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from engine.arrays import Int32Array
+from engine.contracts.control import AnyCommand, ControlError, ControlReply, EngineState
 from engine.errors import kind_and_line
 from engine.planning.seeds import Seeds
 from engine.request import Finish, Request, ScoringRequest, StepOutput
@@ -99,6 +100,7 @@ class FleetEngine:
         self.model = reports[0].model
         self.info = reports[0].info
         self.stats: EngineStats | None = None
+        self.state = EngineState()
         self._replicas = replicas
         # A call that was made in the context of an HTTP request may be cancelled with it, before
         # the server has said what it wants to end.
@@ -144,6 +146,10 @@ class FleetEngine:
         call = self._new_call(request.handle, 1)
         message = FleetRequest(key=call.key, model=self.model, score=request)
         return self._send(call, message, request.query_token_ids, request.cache_salt)
+
+    async def control(self, command: AnyCommand) -> ControlReply:
+        """Refuse a command: each replica is an engine of its own."""
+        raise ControlError("a fleet takes no commands: its replicas do", "fleet")
 
     def abort(self, handle: int, choice: int = -1) -> None:
         """End one choice, or all with -1. The submission still sees each choice's end."""

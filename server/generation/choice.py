@@ -20,7 +20,7 @@ from server.generation.logprob_queue import LogprobQueue
 from server.text.detokenize import Detokenizer
 from server.text.stop import StopMatcher
 
-_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length"}
+_REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELED: "abort"}
 
 
 class Piece(msgspec.Struct, frozen=True):

@@ -119,6 +119,7 @@ class Generation:
             prompt_logprobs=_prompt_logprobs(spec.form.prompt_logprobs, prompt),
             report_origins=spec.form.origins,
             cache_salt=spec.cache_salt,
+            name=spec.reply_id,
             grammar=prepared.grammar,
             thinking_budget=spec.constraints.budget,
         )

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from engine.client import EngineHandle
+from engine.contracts.control import EngineState
 from engine.submission import EngineDeadError, Submission
-from server.errors import overloaded
+from server.errors import held, overloaded
 from server.fronts import FrontTable
 
 
 class ShutdownError(EngineDeadError):
     """The engine lives, but the server does not wait for it any longer."""
+
+
+def check_not_refusing(state: EngineState) -> None:
+    """Raise a 503 where requests that come now are not to wait for the engine."""
+    if not (state.refuses and state.is_held):
+        return
+    if state.asleep:
+        raise held(f"the engine sleeps ({', '.join(state.asleep)}): POST /wake_up", "asleep")
+    if state.lacks_weights:
+        words = "the engine let its weights go, and waits for all of them to be written again"
+        raise held(words, "no_weights")
+    raise held("the engine is paused: POST /resume", "paused")
 
 
 class AdmissionControl:
@@ -32,7 +45,11 @@ class AdmissionControl:
         return self._fronts.num_in_flight
 
     def admit(self, num_choices: int) -> None:
-        """Count so many more choices; raises a 429 where they are too many."""
+        """Count so many more choices; raises a 429 where they are too many.
+
+        A 503 where the engine is held and requests are not to wait for it.
+        """
+        check_not_refusing(self._engine.state)
         stats = self._engine.stats
         # Entered before it is looked at: of two fronts that do so at once, at least one sees both.
         self._fronts.add_in_flight(num_choices)

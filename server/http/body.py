@@ -75,6 +75,13 @@ class BodyReader:
         account_of(request.scope).without_effect = without_effect
         return body
 
+    async def read_optional(self, request: Request, kind: type[Body]) -> Body:
+        """The same where the body may be left out: all its fields then have their defaults."""
+        headers = request.headers
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            return kind()
+        return await self.read(request, kind)
+
     async def _receive(self, scope: Scope, receive: Receive, is_compressed: bool) -> bytes:
         declared = header(scope, b"content-length")
         size = int(declared) if declared and declared.isdigit() else 0

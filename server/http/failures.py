@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.request import Finish
 from engine.submission import EngineDeadError
-from server.errors import ApiError, engine_dead, replica_lost, shutting_down
+from server.errors import ApiError, aborted, engine_dead, replica_lost, shutting_down
 from server.http.admission import ShutdownError
 
 
@@ -37,4 +37,6 @@ def failed_request(finish: Finish, message: str | None) -> ApiError:
         return ApiError(500, words, code="grammar_failed")
     if finish == Finish.ERROR:
         return ApiError(500, message or "the engine's step failed", code="engine_error")
+    if finish == Finish.CANCELED:
+        return aborted()
     return ApiError(500, "the engine ended the request", code="aborted")

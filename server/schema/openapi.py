@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from server.schema.base import BodyModel
 from server.schema.ids import TOKEN_ID_TITLE
+from server.schema.query import QueryModel
 from server.schema.replies import ErrorReply
 
 _REF = "#/components/schemas/{model}"
@@ -19,6 +20,7 @@ _ERRORS = {
     400: "The request breaks a rule; `param` names the field.",
     401: "No valid API key.",
     404: "No such model or route.",
+    409: "The engine is in another state; `code` names it.",
     413: "The body is over --max-body-bytes.",
     415: "The body is not application/json.",
     429: "Too many prompts wait; see Retry-After.",
@@ -47,7 +49,7 @@ NAMED_EVENTS = "With `stream`: events named by their types."
 
 def describes(
     kind: type[BodyModel],
-    success: type[BaseModel],
+    success: type[BaseModel] | None,
     *,
     stream: str | None = None,
     error: type[BaseModel] = ErrorReply,
@@ -64,6 +66,23 @@ def describes(
         responses[200]["content"] = {"text/event-stream": {"schema": {"description": stream}}}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"responses": responses, "openapi_extra": {"requestBody": body}}
+
+
+def queries(kind: type[QueryModel], success: type[BaseModel] | None) -> dict[str, Any]:
+    """Describe a route with parameters in its query: arguments of FastAPI's decorators."""
+    fields = kind.model_json_schema()["properties"]
+    parameters = [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": schema.pop("description", ""),
+            "schema": schema,
+        }
+        for name, schema in fields.items()
+    ]
+    responses = replies(success, 400, 409, 500)
+    return {"responses": responses, "openapi_extra": {"parameters": parameters}}
 
 
 def path_parameter(name: str, words: str) -> dict[str, Any]:

@@ -112,8 +112,9 @@ class GeneratedChoice(BaseModel):
     """What choices of completions and of chats have in common."""
 
     index: int
-    finish_reason: Literal["stop", "length", "tool_calls"] | None = Field(
-        description="`tool_calls` is a chat's alone."
+    finish_reason: Literal["stop", "length", "tool_calls", "abort"] | None = Field(
+        description="`tool_calls` is a chat's alone; `abort` is of a choice that a command to the "
+        "server ended."
     )
     stop_reason: str | int | None = Field(
         description="The stop string or stop id that ended the choice; null for the end of text."

@@ -109,7 +109,7 @@ class MessageShape:
 
     def finish(self, finish_reason: str, stop_reason: str | int | None) -> list[Json]:
         """End what is open, once the choice has ended."""
-        if finish_reason == "length":
+        if finish_reason in ("length", "abort"):
             self._end["stop_reason"] = self._length_reason
         elif isinstance(stop_reason, str):
             self._end = {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}

@@ -47,7 +47,7 @@ class ResponseShape:
 
     def finish(self, finish_reason: str, stop_reason: str | int | None) -> list[Json]:
         """End what is open, once the choice has ended."""
-        self._is_incomplete = finish_reason == "length"
+        self._is_incomplete = finish_reason in ("length", "abort")
         return self._numbered(self._items.finish(self._status))
 
     def end(self, usage: Json, extras: Json) -> list[Json]:

@@ -175,11 +175,11 @@ def test_flush_hands_over_what_a_falling_row_holds() -> None:
     ring = OutputRing(2)
     ring.open(0, choice(1, interval=9))
     ring.add(settled([0], [5]), None)
-    ring.flush(0)
+    ring.flush([0])
     [(_, output)] = ring.collect()
     assert output.token_ids.tolist() == [5]
     assert output.finish.tolist() == [Finish.RUNNING]
-    ring.flush(0)
+    ring.flush([0])
     assert ring.collect() == [], "a row that holds nothing says nothing"
 
 
@@ -332,7 +332,7 @@ def test_a_step_passed_on_says_what_it_would_through_the_ring(
         row = turn if turn < 4 else rng.randrange(4)
         frontend, interval, params, tells_origins = asked[row] = _wishes(rng)
         for ring in rings:
-            ring.flush(row)
+            ring.flush([row])
             ring.collect()
             ring.open(row, choice(row, frontend, interval, params, tells_origins))
         rows = rng.sample(range(4), rng.randrange(5)) if turn >= 4 else []

@@ -1,0 +1,150 @@
+"""Commands to a running engine, and its answers. No torch.
+
+A command comes from one frontend and concerns the requests of all of them. It runs between two
+steps. `EngineState` tells every frontend what holds the engine, with each of its statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, TypeAlias
+
+import msgspec
+
+PauseMode = Literal["abort", "wait", "keep"]
+MemoryPart = Literal["weights", "kv_cache"]
+
+MEMORY_PARTS: tuple[MemoryPart, ...] = ("weights", "kv_cache")
+"""What sleep gives back, in the order in which it is taken again."""
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """What keeps an engine from planning steps.
+
+    Attributes:
+        is_paused: no step is planned until a `Resume`, or it waits for the last requests to end.
+        refuses: requests that come now are not to wait until it goes on.
+        asleep: parts of the memory that were given back, in the order of `MEMORY_PARTS`.
+        lacks_weights: weights were let go, and not all of them were written again.
+    """
+
+    is_paused: bool = False
+    refuses: bool = False
+    asleep: tuple[MemoryPart, ...] = ()
+    lacks_weights: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether requests have to wait for a command."""
+        return self.is_paused or bool(self.asleep) or self.lacks_weights
+
+
+class ControlError(Exception):
+    """A command that cannot be followed now; nothing changed.
+
+    Attributes:
+        code: a word for programs.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"):
+    """A command; each runs when those before it are done."""
+
+
+class Pause(Command, tag="pause", frozen=True, kw_only=True):
+    """Plan no more steps.
+
+    Attributes:
+        mode: "abort" ends what runs and waits, with what it has; "wait" lets it end; "keep" stops
+            it between two steps, to go on later with its seed, its grammar and its logprobs.
+        forgets: forget all prefixes, and let choices that go on compute their keys again.
+        refuses: as in `EngineState`.
+    """
+
+    mode: PauseMode = "abort"
+    forgets: bool = True
+    refuses: bool = True
+
+
+class Resume(Command, tag="resume", frozen=True, kw_only=True):
+    """Go on after a `Pause`."""
+
+
+class FlushPrefixes(Command, tag="flush", frozen=True, kw_only=True):
+    """Forget all prefixes, so that no later request finds any.
+
+    Attributes:
+        restarts: choices that run compute their keys again; else the command is refused while any
+            do.
+    """
+
+    restarts: bool = False
+
+
+class AbortRequests(Command, tag="abort", frozen=True, kw_only=True):
+    """End requests of all frontends, with what they have.
+
+    Attributes:
+        names: those whose `Request.name` is one of these; None for all.
+    """
+
+    names: tuple[str, ...] | None = None
+
+
+class Sleep(Command, tag="sleep", frozen=True, kw_only=True):
+    """Give memory back, after a pause.
+
+    Attributes:
+        parts: of the memory.
+        keeps_weights: weights are kept on the host; else they are let go.
+    """
+
+    parts: tuple[MemoryPart, ...] = MEMORY_PARTS
+    keeps_weights: bool = True
+
+
+class WakeUp(Command, tag="wake", frozen=True, kw_only=True):
+    """Take parts of the memory again.
+
+    Attributes:
+        parts: of those that are asleep.
+        resumes: go on once none is.
+    """
+
+    parts: tuple[MemoryPart, ...] = MEMORY_PARTS
+    resumes: bool = True
+
+
+AnyCommand: TypeAlias = Pause | Resume | FlushPrefixes | AbortRequests | Sleep | WakeUp
+
+
+class ControlRequest(msgspec.Struct, frozen=True):
+    """A command on its way to the engine; `handle` is as `Request.handle`."""
+
+    handle: int
+    command: AnyCommand
+
+
+def is_named(name: str, names: Collection[str]) -> bool:
+    """Whether a request's name is one of these, whole or without its kind (`cmpl-`)."""
+    return name in names or name.partition("-")[2] in names
+
+
+class ControlReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a command.
+
+    Attributes:
+        state: of the engine afterwards.
+        error, code: why it was not followed; None where it was.
+        count: requests that `AbortRequests` ended, or that a pause keeps.
+    """
+
+    handle: int
+    state: EngineState
+    error: str | None = None
+    code: str | None = None
+    count: int = 0

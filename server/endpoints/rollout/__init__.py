@@ -1,0 +1,1 @@
+"""Routes by which trainers steer a server, as vLLM has them."""

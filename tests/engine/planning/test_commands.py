@@ -1,0 +1,255 @@
+"""Commands over an engine whose draws depend on every page it reads."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.contracts.control import (
+    AbortRequests,
+    AnyCommand,
+    ControlReply,
+    ControlRequest,
+    FlushPrefixes,
+    Pause,
+    PauseMode,
+    Resume,
+)
+from engine.planning.commands import CommandQueue
+from engine.request import Finish, ScoringRequest
+from sampling.params import SamplingParams
+from tests.engine.paged_fake import reference
+from tests.engine.scoring.scoring_fake import make_engine
+from tests.engine.traffic import FRONTEND, Inbox, prompts, request
+
+LONG = {"params": SamplingParams(), "max_tokens": 8}
+
+
+class Loop:
+    """The rounds of the engine process: commands, then a step."""
+
+    def __init__(self, **engine: Any) -> None:
+        self.engine, self.runner = make_engine(**engine)
+        self.inbox = Inbox()
+        self.replies: list[ControlReply] = []
+        self.commands = CommandQueue(self.engine, lambda _, reply: self.replies.append(reply))
+        self.scores: list[Finish] = []
+
+    def send(self, command: AnyCommand) -> None:
+        self.commands.submit(FRONTEND, ControlRequest(len(self.replies), command))
+
+    def submit(self, handle: int, prompt: list[int], **fields: Any) -> None:
+        self.engine.submit(FRONTEND, request(handle, prompt, **fields))
+
+    def score(self, handle: int, query_len: int) -> None:
+        query = np.arange(1, 1 + query_len, dtype=np.int32)
+        one = np.array([1], dtype=np.int32)
+        asked = ScoringRequest(
+            handle=handle,
+            query_token_ids=query,
+            item_token_ids=one,
+            item_lens=one,
+            num_read=one,
+            id_lists=np.array([[3]], dtype=np.int32),
+        )
+        self.engine.score(FRONTEND, asked)
+
+    def round(self) -> None:
+        self.commands.run_due()
+        for _, output in self.engine.step():
+            self.inbox.read(output)
+            self.scores += [scores.finish for scores in output.item_scores]
+        self.engine.check()
+
+    def rounds(self, count: int) -> None:
+        for _ in range(count):
+            self.round()
+
+    def settle(self) -> None:
+        """Go on until there is nothing to do, as the process does before it waits."""
+        for _ in range(5000):
+            if not (self.engine.has_work or self.commands.is_due):
+                return
+            self.round()
+        raise AssertionError("the engine does not come to rest")
+
+    def last(self) -> ControlReply:
+        self.settle()
+        return self.replies[-1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_a_pause_keeps_draws_the_same_tokens(seed: int) -> None:
+    """Whatever is paused, forgotten and flushed while rows come and go, in memory that is short."""
+    rng = random.Random(seed)
+    loop, wanted = Loop(num_blocks=rng.choice([18, 200]), budget=rng.choice([4, 16])), {}
+    for handle, prompt in enumerate(prompts(rng, 25, 40)):
+        n, max_tokens = rng.choice([1, 1, 3]), rng.randrange(1, 20)
+        loop.submit(handle, prompt, n=n, max_tokens=max_tokens, emit_interval=rng.choice([1, 5]))
+        for choice in range(n):
+            wanted[handle, choice] = reference(prompt, max_tokens, (0,), choice)
+        loop.rounds(rng.randrange(4))
+        if rng.random() < 0.4:
+            loop.send(Pause(mode="keep", forgets=rng.random() < 0.5, refuses=False))
+            loop.rounds(rng.randrange(5))
+            if rng.random() < 0.5:
+                loop.send(FlushPrefixes(restarts=True))
+            loop.send(Resume())
+    loop.settle()
+    assert loop.inbox.tokens == wanted
+    assert all(reply.error is None for reply in loop.replies)
+    assert not loop.commands.state.is_held
+
+
+@pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
+def test_no_step_is_planned_while_the_engine_is_paused(mode: PauseMode) -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    loop.send(Pause(mode=mode))
+    assert loop.last().state.is_paused
+    assert loop.commands.state.is_paused
+    steps = loop.engine.stats().num_steps
+    loop.submit(2, [5, 6], **LONG)
+    loop.settle()
+    assert loop.engine.stats().num_steps == steps
+    drawn = len(loop.inbox.tokens[1, 0])
+    if mode == "wait":
+        assert (drawn, loop.inbox.finish[1, 0]) == (8, Finish.LENGTH)
+    elif mode == "abort":
+        assert 0 < drawn < 8
+        assert loop.inbox.finish[1, 0] == Finish.CANCELED
+    else:
+        assert 0 < drawn < 8
+        assert (1, 0) not in loop.inbox.finish
+    assert loop.replies[-1].count == (mode == "keep")
+    loop.send(Resume())
+    loop.settle()
+    assert loop.inbox.tokens[2, 0] == reference([5, 6], 8, (), 0)
+    if mode != "abort":
+        assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+
+
+def test_requests_that_come_while_others_end_wait_for_the_resume() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.round()
+    loop.send(Pause(mode="wait", refuses=False))
+    loop.round()
+    loop.submit(2, [5, 6], n=2, **LONG)
+    loop.score(3, query_len=6)
+    loop.submit(4, [9], **LONG)
+    loop.engine.abort(FRONTEND, 4)
+    loop.engine.abort(FRONTEND, 2, 0)
+    assert loop.last().error is None
+    assert set(loop.inbox.finish) == {(1, 0), (4, 0), (2, 0)}
+    assert not loop.scores
+    loop.send(Resume())
+    loop.settle()
+    assert loop.inbox.tokens[2, 1] == reference([5, 6], 8, (), 1)
+    assert loop.scores == [Finish.LENGTH]
+
+
+def test_a_resume_ends_a_pause_that_waits() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.round()
+    loop.send(Pause(mode="wait"))
+    loop.round()
+    loop.submit(2, [5, 6], **LONG)
+    loop.send(Resume())
+    assert [reply.code for reply in loop.replies] == ["resumed", None]
+    loop.settle()
+    assert len(loop.inbox.tokens[1, 0]) == len(loop.inbox.tokens[2, 0]) == 8
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_keys_are_kept_or_computed_again_as_asked(forgets: bool) -> None:
+    prompt = list(range(1, 13))
+    loop = Loop(budget=64)
+    loop.submit(1, prompt, **LONG)
+    loop.rounds(3)
+    loop.send(Pause(mode="keep", forgets=forgets))
+    assert loop.last().count == 1
+    assert len(loop.inbox.tokens[1, 0]) >= 1
+    loop.send(Resume())
+    loop.settle()
+    assert loop.inbox.tokens[1, 0] == reference(prompt, 8, (), 0)
+    computed = len(prompt) * (1 + forgets)
+    assert loop.engine.stats().prompt_tokens_computed == computed
+
+
+def test_a_flush_lets_no_later_request_find_a_prefix() -> None:
+    prompt = list(range(1, 13))
+    loop = Loop(budget=64)
+    loop.submit(1, prompt, max_tokens=1, params=SamplingParams())
+    loop.settle()
+    loop.submit(2, prompt, max_tokens=1, params=SamplingParams())
+    loop.settle()
+    assert loop.inbox.cached[2] > 0
+    loop.send(FlushPrefixes())
+    assert loop.last().error is None
+    loop.submit(3, prompt, max_tokens=1, params=SamplingParams())
+    loop.settle()
+    assert loop.inbox.cached[3] == 0
+
+
+def test_a_flush_is_refused_while_choices_hold_blocks() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.round()
+    loop.send(FlushPrefixes())
+    assert loop.last().code == "busy"
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0), "it goes on by itself"
+
+
+def test_a_resume_without_a_pause_is_refused() -> None:
+    loop = Loop()
+    loop.send(Resume())
+    assert loop.last().code == "not_paused"
+
+
+def test_scoring_begins_again_where_keys_are_forgotten() -> None:
+    loop = Loop(budget=4)
+    loop.score(1, query_len=16)
+    loop.rounds(2)
+    assert loop.engine.num_holding == 1
+    loop.send(Pause(mode="keep"))
+    loop.settle()
+    assert loop.engine.num_holding == 0
+    assert not loop.scores
+    loop.send(Resume())
+    loop.settle()
+    assert loop.scores == [Finish.LENGTH]
+
+
+def test_requests_are_aborted_by_name_at_once() -> None:
+    loop = Loop(max_rows=1)
+    for handle, name in enumerate(("cmpl-a", "cmpl-b", "c-1")):
+        loop.submit(handle, [5, 6], name=name, **LONG)
+    loop.score(7, query_len=4)
+    loop.rounds(2)
+    loop.send(AbortRequests(names=("a", "c-1", "unknown")))
+    assert loop.replies[-1].count == 2
+    loop.settle()
+    assert loop.inbox.finish[0, 0] == loop.inbox.finish[2, 0] == Finish.CANCELED
+    assert loop.inbox.finish[1, 0] == Finish.LENGTH
+    assert loop.scores == [Finish.LENGTH]
+
+
+def test_all_requests_are_aborted_also_behind_a_pause_that_waits() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6], **LONG)
+    loop.score(2, query_len=4)
+    loop.round()
+    loop.send(Pause(mode="wait"))
+    loop.round()
+    loop.send(AbortRequests())
+    loop.settle()
+    assert [reply.error for reply in loop.replies] == [None, None]
+    assert loop.replies[0].count >= 1
+    assert loop.inbox.finish[1, 0] == Finish.CANCELED
+    assert loop.commands.state.is_paused
