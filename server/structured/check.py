@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.config import GrammarLimits
-from engine.structured.limits import parser_limits
-from server.errors import bad_request
+from engine.structured.limits import is_over_limit, parser_limits
+from server.errors import ApiError, bad_request
 from server.structured.endless import endless_reference
 from server.structured.json_schema import Node, path_in
 from server.structured.refusals import (
@@ -105,10 +105,19 @@ class GrammarCheck:
         if message and not message.startswith(
             _NO_TEXT
         ):  # over a limit, which says nothing of texts
-            raise bad_request(param, f"{param} is refused: {shortened(message)}", "grammar_refused")
+            raise _stopped(param, message)
         if message or (matcher.is_stopped() and not matcher.is_accepting()):
             raise bad_request(param, f"{param} matches no text", "grammar_refused")
         return mask
+
+
+def _stopped(param: str, message: str) -> ApiError:
+    """The error for a grammar that is well formed, and whose first token cannot be found."""
+    words = shortened(message.removesuffix("<non-verbose/>"))
+    if is_over_limit(message):
+        words = f"{param} is too large to follow ({words}): let it repeat less, or nest less"
+        return bad_request(param, words, "grammar_too_large")
+    return bad_request(param, f"{param} is refused: {words}", "grammar_refused")
 
 
 def _check_ends(schema: Node | bool, param: str) -> None:

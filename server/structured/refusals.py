@@ -114,18 +114,35 @@ def without_refused(
     droppable = _NOT_ENFORCED if lenient else (_ANNOTATION,)
     dropped: list[str] = []
     while (message := refused(schema)) is not None:
-        place = find_place(schema, message, refused)
-        is_limit = message.startswith(droppable)
-        keyword = None if place is None else place.keyword
-        may_drop = is_limit and len(dropped) < MAX_DROPPED and keyword not in (None, *_STRUCTURE)
-        if place is None or keyword is None or not may_drop:
-            raise refusal(param, message, place, can_be_dropped=not lenient)
-        everywhere = message.startswith(_UNKNOWN)
-        for path, node in list(all_schemas(schema)):
-            if keyword in node and (everywhere or path == place.path):
-                schema = _without(schema, path, keyword)
-                dropped.append(path_in(param, (*path, keyword)))
+        may_drop = message.startswith(droppable) and len(dropped) < MAX_DROPPED
+        found = _named(schema, message) if may_drop else []
+        if not found:
+            place = find_place(schema, message, refused)
+            if place is None or place.keyword in (None, *_STRUCTURE) or not may_drop:
+                raise refusal(param, message, place, can_be_dropped=not lenient)
+            found = [(place.path, str(place.keyword))]
+        for path, keyword in found:
+            schema = _without(schema, path, keyword)
+            dropped.append(path_in(param, (*path, keyword)))
     return schema, dropped
+
+
+def _named(schema: Node, message: str) -> list[tuple[Path, str]]:
+    """Where a schema has the keywords, or the format, that a message names; inner ones first.
+
+    Messages that name them say nothing of where, and are of all that have them.
+    """
+    if message.startswith(_ANNOTATION):
+        name = message.removeprefix(_ANNOTATION)
+        found = [(path, "format") for path, n in all_schemas(schema) if n.get("format") == name]
+    elif message.startswith(_UNKNOWN):
+        keywords = re.findall(r'"([^"]+)"', message)
+        found = [
+            (path, key) for path, node in all_schemas(schema) for key in keywords if key in node
+        ]
+    else:
+        found = []
+    return sorted(found, key=lambda place: -len(place[0]))
 
 
 def _without(schema: Node, path: Path, keyword: str) -> Node:

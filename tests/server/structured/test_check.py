@@ -175,7 +175,10 @@ def test_an_expression_over_a_limit_is_not_said_to_match_nothing() -> None:
     tokens = [*TOKENS.tokens, *(b"a" * n for n in range(2, 40))]
     table = TokenTable(tokens=tokens, special_ids=TOKENS.special_ids, eos_ids=TOKENS.eos_ids)
     spec = GrammarSpec("regex", "((((a{1,9}){1,9}){1,9}){1,9}){1,99}", "here")
-    with pytest.raises(ApiError, match="lexer error: too many"):
+    with pytest.raises(
+        ApiError, match=r"here is too large to follow .lexer error: too many"
+    ) as raised:
         GrammarCheck(table).check(spec)
+    assert raised.value.code == "grammar_too_large"
     with pytest.raises(ApiError, match="matches no text"):
         GrammarCheck(table).check(GrammarSpec("regex", r"[^\s\S]", "here"))

@@ -137,3 +137,21 @@ def test_a_wide_schema_is_searched_for_a_while_only() -> None:
     error = refused({"type": "object", "properties": {**members, "last": {"not": {}}}})
     assert error.param in ("here", "here.properties.last.not")
     assert "not" in error.message
+
+
+def test_lenient_drops_a_keyword_within_itself() -> None:
+    schema = {"type": "object", "not": {"properties": {"a": {"not": {"type": "null"}}}}}
+    grammar = checked("json", schema, lenient=True)
+    assert grammar.ignored == ["here.not.properties.a.not", "here.not"]
+    assert matches(grammar, "{}")
+
+
+def test_a_format_that_nobody_knows_is_dropped_behind_a_reference() -> None:
+    schema = {
+        "anyOf": [{"$ref": "#/$defs/raw"}, {"type": "null"}],
+        "$defs": {"raw": {"type": "string", "format": "byte", "maxLength": 2}},
+    }
+    grammar = checked("json", schema)
+    assert grammar.ignored == ["here.$defs.raw.format"]
+    assert matches(grammar, '"ab"')
+    assert not matches(grammar, '"abc"')
