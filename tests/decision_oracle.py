@@ -70,7 +70,7 @@ class Oracle:
                 for name, text, option in zip(names, _texts(question), options, strict=True)
             ]
             closing = _CLOSING["options" if labels == "options" else kind]
-        words = [state, "", f"Question: {question['instructions']}", *lines, closing]
+        words = [state, "", closing, *lines, f"Question: {question['instructions']}"]
         messages = [{"role": "user", "content": "\n".join(words)}]
         text: str = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True, enable_thinking=False

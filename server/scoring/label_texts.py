@@ -38,6 +38,21 @@ class LabelTexts:
         self._tokenizer = tokenizer
         self._known: dict[tuple[str, str], Label] = {}
         self._codes: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._specials = {tokenizer.texts[token_id] for token_id in tokenizer.special_ids} - {""}
+
+    def end(self, content: str, tail: str) -> str:
+        """The end of a prompt that labels are tokenized with.
+
+        It begins with the last special token of the tail, where texts are cut before anything else,
+        or with the last line that is not blank.
+
+        Args:
+            content, tail: the prompt's last message and what the template writes behind it.
+        """
+        if (cut := max((tail.rfind(text) for text in self._specials), default=-1)) >= 0:
+            return tail[cut:]
+        text = content + tail
+        return text[text.rfind("\n", 0, len(text.rstrip())) + 1 :]
 
     def ids(self, prompt_end: str, labels: Sequence[str]) -> list[Label]:
         """The tokens of each label behind a prompt.

@@ -167,7 +167,7 @@ class DecisionReader:
         kind: Labels,
     ) -> LabelTree:
         """The tree of the labels behind a prompt; raises `ApiError`."""
-        end = content[content.rfind("\n") + 1 :] + frame.tail
+        end = self.readers.labels.end(content, frame.tail)
         try:
             ids = self.readers.labels.ids(end, [frame.space + name for name in names])
             if kind == "options":

@@ -15,12 +15,6 @@ WORDING = """\
 {{ state }}
 
 {% endif %}
-Question: {{ question }}
-{% for option in options %}
-{{ option.label ~ ": " if option.label else "" }}{{ option.text }}
-{%- if option.description %} - {{ option.description }}{% endif %}
-
-{% endfor %}
 {% if kind == "predicate" %}
 Answer with {{ answers | join(" or ") }} only.
 {% elif labels == "options" %}
@@ -30,6 +24,12 @@ Answer with the number of one level only.
 {% else %}
 Answer with the letters of one option only.
 {% endif %}
+{% for option in options %}
+{{ option.label ~ ": " if option.label else "" }}{{ option.text }}
+{%- if option.description %} - {{ option.description }}{% endif %}
+
+{% endfor %}
+Question: {{ question }}
 """
 """What a model is asked, unless `--decision-template` gives another template.
 
@@ -37,6 +37,9 @@ Variables: `state`, a text, empty where the model is asked without one; `kind`, 
 "choice" or "score"; `question`, its instructions; `options`, those that are shown, each with
 `label`, `text` and `description`; `answers`, the labels in the order shown; `labels`, "letters" or
 "options".
+
+What questions are likely to share comes first: a state is computed once for all questions, and so
+are options that all of them have.
 """
 
 

@@ -33,6 +33,27 @@ def test_a_label_that_changes_the_prompt_s_end_cannot_be_read(texts: LabelTexts)
         texts.ids(END, [""])
 
 
+@pytest.mark.parametrize(
+    ("tail", "end"),
+    [
+        ("<|im_end|>\n<|im_start|>assistant\n\n", "<|im_start|>assistant\n\n"),
+        ("\nassistant:", "assistant:"),
+        ("\nassistant\n\n", "assistant\n\n"),
+        ("[/INST]", "Question: Is it late?[/INST]"),
+    ],
+)
+def test_labels_are_tokenized_with_the_end_that_prompts_share(
+    texts: LabelTexts, tail: str, end: str
+) -> None:
+    content = "A state.\nQuestion: Is it late?"
+    assert texts.end(content, tail) == end
+    tokenizer = load_tokenizer(str(MODEL_FOLDER))
+    before = tokenizer.encode(content + tail, add_special_tokens=False)
+    for label in ("yes", "A", "17"):
+        whole = tokenizer.encode(content + tail + label, add_special_tokens=False)
+        assert texts.ids(end, [label]) == [tuple(whole[len(before) :])]
+
+
 def test_codes_are_letters_and_then_pairs(texts: LabelTexts) -> None:
     assert texts.codes(END, "", 3) == ("A", "B", "C")
     assert texts.codes(END, "", 26)[-1] == "Z"

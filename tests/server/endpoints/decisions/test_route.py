@@ -99,11 +99,13 @@ async def test_every_question_is_a_prompt_behind_the_shared_state(chat: Site) ->
     first, second, third = prompts_of(chat)
     state = "<user>" + "It is late.\n" * 40
     assert first == (
-        f'{state}\n\nQuestion: Which team?\nA: "billing" - payments\nB: true\n'
-        "Answer with the letters of one option only.\n<assistant>"
+        f"{state}\n\nAnswer with the letters of one option only.\n"
+        'A: "billing" - payments\nB: true\nQuestion: Which team?\n<assistant>'
     )
-    assert second.startswith(f"{state}\n\nQuestion: They are angry.\nAnswer with yes")
-    assert third.startswith(f"{state}\n\nQuestion: How urgent?\n0: low\n1: high - today\n")
+    assert second.startswith(f"{state}\n\nAnswer with yes or no only.\nQuestion: They are angry.")
+    assert third.startswith(
+        f"{state}\n\nAnswer with the number of one level only.\n0: low\n1: high"
+    )
     asked = chat.engine.scored[-1]
     assert len(asked.query_token_ids) >= len(state)
     usage = reply["usage"]
@@ -127,7 +129,7 @@ async def test_a_conversation_is_shown_as_what_was_said(chat: Site) -> None:
     assert prompts_of(chat)[0].startswith(
         "<system>Be fair.\n<user>user: Where is it?\nassistant: I look.\n"
         'assistant calls find: {"id": 7}\nfind returns: in Rome\n'
-        'assistant calls sh: ls\nsh returns: a b\nuser: {"n":[1,2]}\n\nQuestion: They'
+        'assistant calls sh: ls\nsh returns: a b\nuser: {"n":[1,2]}\n\nAnswer with'
     )
 
 
@@ -152,8 +154,8 @@ async def test_a_prior_asks_without_the_state(chat: Site) -> None:
         bytes([*each.query_token_ids, *each.item_token_ids]) for each in chat.engine.scored[-2:]
     }
     assert len(query) + len(items)
-    assert any(prompt.startswith(b"<user>Question: They") for prompt in prompts)
-    assert any(prompt.startswith(b"<user>It is late.\n\nQuestion: They") for prompt in prompts)
+    assert any(prompt.startswith(b"<user>Answer with") for prompt in prompts)
+    assert any(prompt.startswith(b"<user>It is late.\n\nAnswer with") for prompt in prompts)
 
 
 async def test_options_themselves_as_labels(chat: Site) -> None:
@@ -186,7 +188,7 @@ async def test_a_model_without_a_template_is_asked_in_plain_words(site: Site) ->
         reply = await post(plain, questions=[PREDICATE])
         assert reply["wording"] == "plain"
         assert prompts_of(plain) == [
-            "It is late.\n\nQuestion: They are angry.\nAnswer with yes or no only.\nAnswer:"
+            "It is late.\n\nAnswer with yes or no only.\nQuestion: They are angry.\nAnswer:"
         ]
         assert engine.scored[-1].id_lists.tolist()[0][0] == ord(" ")
 

@@ -24,45 +24,45 @@ def content(
 
 def test_a_choice() -> None:
     assert content(question("choice", *TEAMS), ["A", "B"]) == (
-        "It is late.\n\nQuestion: Which team?\nA: support\nB: billing - payments\n"
-        "Answer with the letters of one option only."
+        "It is late.\n\nAnswer with the letters of one option only.\n"
+        "A: support\nB: billing - payments\nQuestion: Which team?"
     )
 
 
 def test_a_choice_by_its_options() -> None:
     asked = question("choice", *TEAMS)
     assert content(asked, ["support", "billing"], "options") == (
-        "It is late.\n\nQuestion: Which team?\nsupport\nbilling - payments\n"
-        "Answer with one of the options only."
+        "It is late.\n\nAnswer with one of the options only.\n"
+        "support\nbilling - payments\nQuestion: Which team?"
     )
 
 
 def test_a_score() -> None:
     assert content(question("score", Option("low"), Option("high")), ["1", "0"]) == (
-        "It is late.\n\nQuestion: Which team?\n1: high\n0: low\n"
-        "Answer with the number of one level only."
+        "It is late.\n\nAnswer with the number of one level only.\n"
+        "1: high\n0: low\nQuestion: Which team?"
     )
 
 
 def test_a_score_by_its_levels_asks_for_no_number() -> None:
     asked = question("score", Option("low"), Option("high"))
     assert content(asked, ["high", "low"], "options") == (
-        "It is late.\n\nQuestion: Which team?\nhigh\nlow\nAnswer with one of the options only."
+        "It is late.\n\nAnswer with one of the options only.\nhigh\nlow\nQuestion: Which team?"
     )
 
 
 def test_a_predicate_shows_its_options_where_they_are_described() -> None:
     bare = question("predicate", Option("yes"), Option("no"))
     assert content(bare, ["no", "yes"]) == (
-        "It is late.\n\nQuestion: Which team?\nAnswer with no or yes only."
+        "It is late.\n\nAnswer with no or yes only.\nQuestion: Which team?"
     )
     described = question("predicate", Option("yes", "so it is"), Option("no"))
-    assert "\nno\nyes - so it is\nAnswer" in content(described, ["no", "yes"])
+    assert "\nno\nyes - so it is\nQuestion" in content(described, ["no", "yes"])
 
 
 def test_without_a_state_the_question_stands_alone() -> None:
     found = content(question("choice", *TEAMS), ["A", "B"], state="")
-    assert found.startswith("Question: Which team?\n")
+    assert found.startswith("Answer with the letters of one option only.\nA: support\n")
 
 
 def test_what_a_template_refuses_is_the_client_s_to_know() -> None:

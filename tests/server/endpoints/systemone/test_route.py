@@ -60,12 +60,14 @@ async def test_answers_by_name(chat: Site) -> None:
 async def test_prompts(chat: Site) -> None:
     await send(chat, instructions="Be fair.", state={"a": [1, "é"]})
     spam, team, mood = prompts_of(chat)
-    state = '<system>Be fair.\n<user>{"a":[1,"é"]}\n\nQuestion: '
-    assert (
-        spam == f"{state}Is it spam?\nyes - it sells\nno\nAnswer with yes or no only.\n<assistant>"
+    state = '<system>Be fair.\n<user>{"a":[1,"é"]}\n\nAnswer with '
+    assert spam == (
+        f"{state}yes or no only.\nyes - it sells\nno\nQuestion: Is it spam?\n<assistant>"
     )
-    assert team.startswith(f"{state}Which one is it?\nA: billing - payments\nB: sales\nAnswer")
-    assert mood.startswith(f"{state}Which level is it?\n0: bad\n1: fine\n2: good\nAnswer")
+    assert "only.\nA: billing - payments\nB: sales\nQuestion: Which one is it?\n" in team
+    assert "only.\n0: bad\n1: fine\n2: good\nQuestion: Which level is it?\n" in mood
+    assert team.startswith(state)
+    assert mood.startswith(state)
 
 
 async def test_both_endpoints_ask_in_the_same_words(chat: Site) -> None:
