@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.experts.gates import join
+from engine.kernels.experts.gates import join, num_products
 from engine.kernels.experts.routing import Routing
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
@@ -31,6 +31,7 @@ def _gate_up_kernel(
     inner: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
+    products: tl.constexpr,
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
@@ -42,17 +43,20 @@ def _gate_up_kernel(
     here, inside = n < inner, k < features
     both = here[:, None] & inside[None, :]
     wait_for_last(overlap)
-    channel = tl.load(ids + pair).to(tl.int64) * 2 * inner + n
+    channel = tl.load(ids + pair).to(tl.int64) * products * inner + n
     tile_ptr = weight + channel[:, None] * features + k[None, :]
     gate_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
-    tile_ptr += inner * features
-    up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    up_tile = gate_tile
+    if products == 2:
+        tile_ptr += inner * features
+        up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
     value = tl.load(x + pair // top_k * features + k, mask=inside, other=0.0).to(tl.float32)
     gates = tl.sum(gate_tile.to(tl.float32) * value[None, :], 1)
     ups = tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
     if bias is not None:
         gates += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
-        ups += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
+        if products == 2:
+            ups += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
     joined = join(gates, ups, gate)
     tl.store(out + pair * inner + n, joined.to(out.dtype.element_ty), mask=here)
 
@@ -69,10 +73,11 @@ def gate_up_few(
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
     Args:
-        weight: [experts, 2 * inner, hidden], gate rows, then up rows. bias: [experts, 2 * inner].
+        weight: [experts, products * inner, hidden], gate rows, then up rows if the gate joins two
+            products. bias: [experts, products * inner].
     """
-    (num_tokens, top_k), (_, two_inner, features) = ids.shape, weight.shape
-    inner = two_inner // 2
+    (num_tokens, top_k), (_, channels, features) = ids.shape, weight.shape
+    inner = channels // num_products(gate)
     out = torch.empty((num_tokens * top_k, inner), dtype=x.dtype, device=x.device)
     _gate_up_kernel[(triton.cdiv(inner, rows), num_tokens * top_k)](
         x,
@@ -84,6 +89,7 @@ def gate_up_few(
         inner=inner,
         top_k=top_k,
         gate=gate,
+        products=num_products(gate),
         ROWS=rows,
         BLOCK=triton.next_power_of_2(features),
         num_warps=warps,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.experts.gates import join
+from engine.kernels.experts.gates import join, num_products
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.weights import Fp8Experts
 from engine.kernels.fp8 import Fp8Rows, quantized, quantized_spans
@@ -83,6 +83,7 @@ def _gate_up_kernel(
     num_spans: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
+    products: tl.constexpr,
     ROWS: tl.constexpr,  # noqa: N803
     block: tl.constexpr,
     overlap: tl.constexpr,
@@ -97,13 +98,15 @@ def _gate_up_kernel(
     here, inside = n < inner, k < features
     both = here[:, None, None] & inside[None]
     wait_for_last(overlap)
-    channel = tl.load(ids + pair).to(tl.int64) * 2 * inner + n
+    channel = tl.load(ids + pair).to(tl.int64) * products * inner + n
     tile_ptr = weight + channel[:, None, None] * features + k[None]
     gate_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
-    tile_ptr += inner * features
-    up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
     gate_scales = _scales_of(weight_scales, channel, here, span, num_spans)
-    up_scales = _scales_of(weight_scales, channel + inner, here, span, num_spans)
+    up_tile, up_scales = gate_tile, gate_scales
+    if products == 2:
+        tile_ptr += inner * features
+        up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+        up_scales = _scales_of(weight_scales, channel + inner, here, span, num_spans)
     token = pair // top_k
     value = tl.load(x + token * features + k, mask=inside, other=0.0).to(tl.float32)
     own = _own_scales(x_scales, token, span, num_spans)[None, :]
@@ -111,7 +114,8 @@ def _gate_up_kernel(
     ups = tl.sum(tl.sum(up_tile.to(tl.float32) * value[None], 2) * (up_scales * own), 1)
     if bias is not None:
         gates += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
-        ups += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
+        if products == 2:
+            ups += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
     joined = join(gates, ups, gate)
     tl.store(out + pair * inner + n, joined.to(out.dtype.element_ty), mask=here)
 
@@ -150,13 +154,12 @@ def gate_up_few_fp8(
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
     Args:
-        x: rounded as `weights` asks. weights: [experts, 2 * inner, hidden], gate rows, then up
-            rows. bias: [experts, 2 * inner].
+        x: rounded as `weights` asks. weights, bias: as of `gate_up_few`.
         dtype: of the result.
         shape: shape of the launch; None takes a fast one.
     """
-    (num_tokens, top_k), (_, two_inner, features) = ids.shape, weights.shape
-    inner = two_inner // 2
+    (num_tokens, top_k), (_, channels, features) = ids.shape, weights.shape
+    inner = channels // num_products(gate)
     block = _block(weights)
     shape = shape or _launch(block, gated=True)
     out = torch.empty((num_tokens * top_k, inner), dtype=dtype, device=ids.device)
@@ -172,6 +175,7 @@ def gate_up_few_fp8(
         num_spans=weights.num_spans,
         top_k=top_k,
         gate=gate,
+        products=num_products(gate),
         ROWS=shape.rows,
         block=block,
         num_warps=shape.warps,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.experts.gates import join
+from engine.kernels.experts.gates import join, num_products
 from engine.kernels.experts.nibbles import value_of
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.weights import Int4Experts
@@ -76,6 +76,7 @@ def _gate_up_kernel(
     inner: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
+    products: tl.constexpr,
     ROWS: tl.constexpr,  # noqa: N803
     SPANS: tl.constexpr,  # noqa: N803
     packing: tl.constexpr,
@@ -88,9 +89,11 @@ def _gate_up_kernel(
     here = n < inner
     first = tl.arange(0, SPANS)[:, None] * _SPAN + tl.arange(0, _RUN)[None, :]
     wait_for_last(overlap)
-    channel = tl.load(ids + pair).to(tl.int64) * 2 * inner + n
+    channel = tl.load(ids + pair).to(tl.int64) * products * inner + n
     gate_words = _words(words, channel, here, SPANS, packing)
-    up_words = _words(words, channel + inner, here, SPANS, packing)
+    up_words = gate_words
+    if products == 2:
+        up_words = _words(words, channel + inner, here, SPANS, packing)
     x_ptr = x + pair // top_k * features
     gates = tl.zeros((ROWS, SPANS, _RUN), tl.float32)
     ups = gates
@@ -98,11 +101,13 @@ def _gate_up_kernel(
         k = first + index * _RUN
         value = tl.load(x_ptr + k, mask=k < features, other=0.0).to(tl.float32)[None]
         gates += _run(gate_words, scales, zeros, channel, here, index, packing) * value
-        ups += _run(up_words, scales, zeros, channel + inner, here, index, packing) * value
+        if products == 2:
+            ups += _run(up_words, scales, zeros, channel + inner, here, index, packing) * value
     gate_sums, up_sums = tl.sum(tl.sum(gates, 2), 1), tl.sum(tl.sum(ups, 2), 1)
     if bias is not None:
         gate_sums += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
-        up_sums += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
+        if products == 2:
+            up_sums += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
     joined = join(gate_sums, up_sums, gate)
     tl.store(out + pair * inner + n, joined.to(out.dtype.element_ty), mask=here)
 
@@ -124,10 +129,10 @@ def gate_up_few_int4(
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
     Args:
-        weights: [experts, 2 * inner, hidden], gate rows, then up rows. bias: [experts, 2 * inner].
+        weights, bias: as of `gate_up_few`.
     """
-    (num_tokens, top_k), (_, two_inner, features) = ids.shape, weights.shape
-    inner, packing = two_inner // 2, Packing.of(weights)
+    (num_tokens, top_k), (_, channels, features) = ids.shape, weights.shape
+    inner, packing = channels // num_products(gate), Packing.of(weights)
     shape = _launch(packing)
     out = torch.empty((num_tokens * top_k, inner), dtype=x.dtype, device=x.device)
     _gate_up_kernel[(triton.cdiv(inner, shape.rows), num_tokens * top_k)](
@@ -142,6 +147,7 @@ def gate_up_few_int4(
         inner=inner,
         top_k=top_k,
         gate=gate,
+        products=num_products(gate),
         ROWS=shape.rows,
         SPANS=triton.next_power_of_2(packing.spans),
         packing=packing,

@@ -3,6 +3,7 @@
 
 silu     silu(gate) * up
 gpt-oss  (up + 1) * gate * sigmoid(1.702 gate), gate at most 7, up from -7 to 7
+relu2    max(gate, 0)², of experts that have no up product
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ import torch.nn.functional as F  # noqa: N812
 
 from sampling.device.triton_support import constexpr, jit, tl
 
-SILU, GPT_OSS = "silu", "gpt-oss"
+SILU, GPT_OSS, RELU2 = "silu", "gpt-oss", "relu2"
 ALPHA, LIMIT = 1.702, 7.0
 
 _ALPHA, _LIMIT = constexpr(ALPHA), constexpr(LIMIT)
 
 
-def join_torch(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
-    """Join gate and up, of one shape and dtype."""
+def num_products(kind: str | None) -> int:
+    """How many products an expert has of its input; None of the kind is the product back."""
+    return 2 if kind in (SILU, GPT_OSS) else 1
+
+
+def join_torch(products: torch.Tensor, kind: str) -> torch.Tensor:
+    """Join an expert's products [n, num_products * inner], gate before up."""
+    if kind == RELU2:
+        return F.relu(products).square()
+    gate, up = products.chunk(2, dim=-1)
     if kind == SILU:
         return F.silu(gate) * up
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
@@ -28,9 +37,12 @@ def join_torch(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
 
 @jit
 def join(gate, up, kind: tl.constexpr):
-    """Join float32 gate and up."""
+    """Join float32 gate and up; `up` is not read where experts have none."""
     if kind == "silu":
         joined = gate / (1.0 + tl.exp(-gate)) * up
+    elif kind == "relu2":
+        joined = tl.maximum(gate, 0.0, tl.PropagateNan.ALL)
+        joined *= joined
     else:
         gate = tl.minimum(gate, _LIMIT, tl.PropagateNan.ALL)
         up = tl.clamp(up, -_LIMIT, _LIMIT, tl.PropagateNan.ALL)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.kernels.experts.gates import num_products
 from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.tiles import find, lanes_of, store_products
@@ -78,6 +79,7 @@ def _grouped_kernel(
     num_experts: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
+    products: tl.constexpr,
     precision: tl.constexpr,
     EXPERTS: tl.constexpr,  # noqa: N803
     tile: tl.constexpr,
@@ -85,7 +87,7 @@ def _grouped_kernel(
 ):
     """A program computes N output features of M pairs.
 
-    With a gate, of tokens to places: two products joined. Without, of places to pairs.
+    With a gate, of tokens to places: the products that it joins. Without, of places to pairs.
     """
     begin_next(overlap)
     M: tl.constexpr = tile.pairs  # noqa: N806
@@ -97,7 +99,7 @@ def _grouped_kernel(
         return
     n = tl.program_id(0) * N + tl.arange(0, N)
     k = tl.arange(0, depth)
-    lanes = lanes_of(n, found, groups.order, channels, top_k, gate, M)
+    lanes = lanes_of(n, found, groups.order, channels, top_k, gate, products, M)
     row = lanes.row
     w_ptr = weight + row[:, None] * features + k[None, :]
     x_ptr = x + lanes.source[:, None] * features + k[None, :]
@@ -114,7 +116,7 @@ def _grouped_kernel(
         x_tile = tl.load(x_ptr, mask=lanes.real[:, None] & (even | inside), other=0.0)
         own = tl.load(x_scales + lanes.source * num_spans + step) if num_spans > 0 else None
         total = _add(total, w_ptr, x_tile, inside, scales, own, even, precision)
-        if gate is not None:
+        if products == 2:
             u_ptr = w_ptr + channels * features
             ups = _add(ups, u_ptr, x_tile, inside, up_scales, own, even, precision)
         if num_spans > 0:
@@ -125,9 +127,9 @@ def _grouped_kernel(
     if weight_scales is not None and num_spans == 0:
         row_scales = tl.load(x_scales + lanes.source)[None, :]
         total *= tl.load(weight_scales + row)[:, None] * row_scales
-        if gate is not None:
+        if products == 2:
             ups *= tl.load(weight_scales + row + channels)[:, None] * row_scales
-    store_products(total, ups, bias, out, lanes, channels, gate)
+    store_products(total, ups, bias, out, lanes, channels, gate, products)
 
 
 def grouped_linear(
@@ -147,15 +149,15 @@ def grouped_linear(
 
     Args:
         x: rounded as `weight` asks, where that is in float8.
-        weight: [experts, out, in]; with a gate [experts, 2 * out, in], gate rows, then up rows.
-        bias: [experts, out], with a gate [experts, 2 * out].
+        weight: [experts, out, in]; with a gate that joins two products [experts, 2 * out, in], gate
+            rows, then up rows. bias: [experts, out or 2 * out].
         top_k: number of pairs that each row of x has, with a gate.
         tile: None takes one that was measured to be fast.
         dtype: of the result, for x that is rounded; else it is that of x.
     """
     num_pairs, (num_experts, channels, features) = len(groups.order), weight.shape
-    channels = channels // 2 if gate is not None else channels
-    tile = tile or _tile(num_pairs, weight, gated=gate is not None)
+    channels //= num_products(gate)
+    tile = tile or _tile(num_pairs, weight, gated=num_products(gate) == 2)
     # An expert's last tile may be partly empty; one with no pairs has none.
     num_tiles = min(num_pairs, num_pairs // tile.pairs + num_experts)
     values, scales = (x, None) if isinstance(x, torch.Tensor) else x
@@ -175,6 +177,7 @@ def grouped_linear(
         num_experts=num_experts,
         top_k=top_k,
         gate=gate,
+        products=num_products(gate),
         precision="ieee" if dtype == torch.float32 else "tf32",
         EXPERTS=padded_lanes(num_experts),
         tile=tile,

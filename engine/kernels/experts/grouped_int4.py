@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine.kernels.experts.few_int4 import Packing
+from engine.kernels.experts.gates import num_products
 from engine.kernels.experts.groups import Groups
 from engine.kernels.experts.nibbles import value_of
 from engine.kernels.experts.tiles import find, lanes_of, store_products
@@ -52,6 +53,7 @@ def _grouped_kernel(
     num_experts: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
+    products: tl.constexpr,
     precision: tl.constexpr,
     EXPERTS: tl.constexpr,  # noqa: N803
     N: tl.constexpr,  # noqa: N803
@@ -67,7 +69,7 @@ def _grouped_kernel(
         return
     n = tl.program_id(0) * N + tl.arange(0, N)
     column, k = tl.arange(0, _RUN), tl.arange(0, _SPAN)
-    lanes = lanes_of(n, found, groups.order, channels, top_k, gate, M)
+    lanes = lanes_of(n, found, groups.order, channels, top_k, gate, products, M)
     row = lanes.row
     stride: tl.constexpr = packing.spans * _RUN
     num_groups: tl.constexpr = _SPAN // packing.group
@@ -83,14 +85,14 @@ def _grouped_kernel(
         x_tile = tl.trans(tl.load(x_ptr, mask=lanes.real[:, None] & inside, other=0.0))
         tile = _unpacked(tl.load(w_ptr), scales, zeros, group_at, packing, dtype)
         total = tl.dot(tile, x_tile, total, input_precision=precision)
-        if gate is not None:
+        if products == 2:
             packed = tl.load(w_ptr + channels * stride)
             tile = _unpacked(packed, scales, zeros, group_at + to_up, packing, dtype)
             ups = tl.dot(tile, x_tile, ups, input_precision=precision)
         w_ptr += _RUN
         x_ptr += _SPAN
         group_at += num_groups
-    store_products(total, ups, bias, out, lanes, channels, gate)
+    store_products(total, ups, bias, out, lanes, channels, gate, products)
 
 
 def grouped_int4(
@@ -103,7 +105,7 @@ def grouped_int4(
 ) -> torch.Tensor:
     """Multiply each pair's input by its expert's weight; arguments as those of `grouped_linear`."""
     num_pairs, (num_experts, channels, features) = len(groups.order), weights.shape
-    channels = channels // 2 if gate is not None else channels
+    channels //= num_products(gate)
     expected = triton.next_power_of_2(2 * triton.cdiv(num_pairs, num_experts))
     is_wide = x.dtype == torch.float32
     pairs = MIN_PAIRS if is_wide else min(max(expected, MIN_PAIRS), MAX_PAIRS)
@@ -123,6 +125,7 @@ def grouped_int4(
         num_experts=num_experts,
         top_k=top_k,
         gate=gate,
+        products=num_products(gate),
         precision="ieee" if is_wide else "tf32",
         EXPERTS=padded_lanes(num_experts),
         N=rows,

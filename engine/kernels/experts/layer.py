@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.skinny import NUM_ROWS, Norm
+
+_Compute = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Maps rows and what is added to them to the experts' sums."""
 
 
 class Router(NamedTuple):
@@ -43,16 +47,28 @@ class Router(NamedTuple):
 
 
 class SharedExpert(NamedTuple):
-    """The expert that every token takes, times the sigmoid of a product [1, hidden] if any."""
+    """The expert that every token takes, times the sigmoid of a product [1, hidden] if any.
+
+    Attributes:
+        activation: of what `gate_up` makes.
+    """
 
     gate_up: Linear
     down: Linear
     scale: torch.Tensor | None
+    activation: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute its output [T, hidden] of x [T, hidden]."""
-        out = self.down(silu_and_mul(self.gate_up(x)))
+        out = self.down(self.activation(self.gate_up(x)))
         return out if self.scale is None else F.linear(x, self.scale).sigmoid() * out
+
+
+class Latent(NamedTuple):
+    """Products that compress what experts read, and widen what they make (LatentMoE)."""
+
+    compress: Linear
+    widen: Linear
 
 
 class Experts:
@@ -60,6 +76,7 @@ class Experts:
 
     Args:
         norm_weight: [hidden], of the RMSNorm in front.
+        latent: None where experts read and make the stream's width.
     """
 
     def __init__(
@@ -69,9 +86,11 @@ class Experts:
         router: Router,
         weights: ExpertWeights,
         shared: SharedExpert | None,
+        latent: Latent | None = None,
     ) -> None:
         self._norm_weight, self._eps = norm_weight, eps
         self._router, self._weights, self._shared = router, weights, shared
+        self._latent = latent
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=norm_weight.device)
 
     def __call__(
@@ -82,14 +101,12 @@ class Experts:
             return self._few(x, residual)
         x, residual = add_rms_norm(x, residual, self._norm_weight, self._eps)
         routing = self._router(x)
-        base = self._shared(x) if self._shared else None
-        if x.is_cuda:
-            return experts_triton(x, routing, self._weights, base), residual
-        return experts_torch(x, routing, self._weights, base), residual
+        compute = experts_triton if x.is_cuda else experts_torch
+        return self._sum(x, lambda x, base: compute(x, routing, self._weights, base)), residual
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights, router = self._weights, self._router
-        rounded = weights.gate_up.room(len(x))
+        rounded = None if self._latent else weights.gate_up.room(len(x))
         routing, normed, sums = route_few(
             x,
             Norm(residual, self._norm_weight, self._eps),
@@ -100,9 +117,16 @@ class Experts:
             rounded,
             router.correction,
         )
-        base = self._shared(normed) if self._shared else None
-        out = experts_few(normed, routing, weights, base, rounded)
+        out = self._sum(normed, lambda x, base: experts_few(x, routing, weights, base, rounded))
         return out, sums
+
+    def _sum(self, x: torch.Tensor, compute: _Compute) -> torch.Tensor:
+        """What the experts make of normed rows x, plus the shared expert's output."""
+        base = self._shared(x) if self._shared else None
+        if self._latent is None:
+            return compute(x, base)
+        out = self._latent.widen(compute(self._latent.compress(x), None))
+        return out if base is None else out.add_(base)
 
 
 def experts_torch(
@@ -122,8 +146,7 @@ def experts_torch(
         pairs = order[begin:end]
         own = x[pairs // routing.ids.shape[1]]
         gate_up = weights.gate_up.linear(expert, own, weights.gate_up_bias)
-        gate, up = gate_up.chunk(2, dim=-1)
-        inner = join_torch(gate, up, weights.gate).to(x.dtype)
+        inner = join_torch(gate_up, weights.gate).to(x.dtype)
         products[pairs] = weights.down.linear(expert, inner, weights.down_bias).float()
     terms = products.view(*routing.ids.shape, -1) * routing.weights[..., None]
     out = terms.sum(1)

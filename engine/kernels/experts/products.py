@@ -57,7 +57,7 @@ class ExpertProduct(Protocol):
         gate: str,
         rounded: Rounded | None,
     ) -> torch.Tensor:
-        """Join gate and up [P, out / 2] of a few tokens x [T, in] by their experts' ids [T, k].
+        """Join the products [P, inner] of a few tokens x [T, in] by their experts' ids [T, k].
 
         Args:
             rounded: x as it was written into `room`.
@@ -228,9 +228,10 @@ class ExpertWeights(NamedTuple):
     """The experts' products.
 
     Attributes:
-        gate_up: [experts, 2 * inner, hidden], gate rows, then up rows.
+        gate_up: [experts, 2 * inner, hidden], gate rows, then up rows; [experts, inner, hidden]
+            where the gate joins one product alone.
         down: [experts, hidden, inner].
-        gate_up_bias, down_bias: [experts, 2 * inner], [experts, hidden].
+        gate_up_bias, down_bias: [experts, channels of gate_up], [experts, hidden].
         gate: how gate and up are joined, see `gates`.
     """
 

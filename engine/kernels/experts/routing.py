@@ -8,7 +8,8 @@ best experts are best, and only experts of these (DeepSeek-V2, arXiv 2405.04434,
 
 By the rules of DeepSeek-V3 (arXiv 2412.19437, section 2.1.2) an expert's score is the sigmoid of
 its logit; what is compared is the score plus the expert's correction, and of a group the sum of its
-two best. Weights are scores without corrections, divided by their sum or not.
+two best. Weights are scores without corrections, divided by their sum or not. Softmax
+probabilities may be corrected in the same way (ERNIE 4.5).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def choose_experts(
     """Choose each token's experts by float32 logits [T, experts].
 
     Args:
-        correction: float32 [experts], by DeepSeek-V3's rules.
+        correction: float32 [experts], added to scores, or probabilities, that are compared.
     """
     if logits.is_cuda:
         return choose_experts_triton(logits, rules, correction)
@@ -67,7 +68,9 @@ def choose_experts_torch(
     logits: torch.Tensor, rules: RoutingRules, correction: torch.Tensor | None = None
 ) -> Routing:
     scores = logits.sigmoid() if rules.sigmoid else logits
-    free, top_k = scores if correction is None else scores + correction, rules.top_k
+    free, top_k = scores, rules.top_k
+    if correction is not None:
+        free = (scores if rules.sigmoid else logits.softmax(dim=-1)) + correction
     if rules.num_groups > 1:
         groups = free.view(len(logits), rules.num_groups, -1)
         of_group = groups.topk(2, dim=-1).values.sum(-1) if rules.sigmoid else groups.amax(-1)
@@ -75,14 +78,13 @@ def choose_experts_torch(
         is_left = torch.ones(groups.shape[:2], dtype=torch.bool, device=logits.device)
         is_left.scatter_(1, best[:, : rules.top_groups], False)
         free = groups.masked_fill(is_left[..., None], -torch.inf).flatten(1)
-    ordered, ids = free.sort(dim=-1, descending=True, stable=True)
-    ordered, ids = ordered[:, :top_k], ids[:, :top_k]
+    ids = free.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
     if rules.sigmoid:
         shares = scores.gather(1, ids)
         if rules.over_chosen:
             shares = shares / (shares.sum(-1, keepdim=True) + LEAST_SUM)
     elif rules.over_chosen:
-        shares = ordered.softmax(dim=-1)
+        shares = logits.gather(1, ids).softmax(dim=-1)
     else:
         shares = logits.softmax(dim=-1).gather(1, ids)
     return Routing(ids.int(), shares * rules.scale)
@@ -147,6 +149,8 @@ def choose(
         share = tl.exp(value - tl.max(value, 0))
         total = tl.sum(share, 0)
     if correction is not None:
+        if not rules.sigmoid:
+            value = share / total
         value += tl.load(correction + e, mask=is_free, other=0.0)
     if rules.num_groups > 1:
         is_free = _in_top_groups(value, e, is_free, num_experts, rules, EXPERTS)

@@ -62,6 +62,7 @@ def lanes_of(
     channels: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
+    products: tl.constexpr,
     M: tl.constexpr,  # noqa: N803
 ):
     """Find what lanes stand for that have the output features n [N], see `grouped_linear`."""
@@ -71,18 +72,26 @@ def lanes_of(
     pairs = tl.load(order + places)
     sources = (pairs // top_k if gate is not None else places).to(tl.int64)
     targets = places if gate is not None else pairs
-    width: tl.constexpr = 2 * channels if gate is not None else channels
-    row = found.expert.to(tl.int64) * width + tl.minimum(n, channels - 1)
+    row = found.expert.to(tl.int64) * (products * channels) + tl.minimum(n, channels - 1)
     return _Lanes(n, here, row, sources, targets, real)
 
 
 @jit
-def store_products(total, ups, bias, out, lanes, channels: tl.constexpr, gate: tl.constexpr):
+def store_products(
+    total,
+    ups,
+    bias,
+    out,
+    lanes,
+    channels: tl.constexpr,
+    gate: tl.constexpr,
+    products: tl.constexpr,
+):
     """Add biases to products [N, M], join gate and up where there is a gate, and store them."""
     if bias is not None:
         total += tl.load(bias + lanes.row).to(tl.float32)[:, None]
     if gate is not None:
-        if bias is not None:
+        if bias is not None and products == 2:
             ups += tl.load(bias + lanes.row + channels).to(tl.float32)[:, None]
         total = join(total, ups, gate)
     at = lanes.target[:, None].to(tl.int64) * channels + lanes.channel[None, :]

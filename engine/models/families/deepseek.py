@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels.experts.routing import RoutingRules
@@ -12,9 +13,11 @@ from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.latent_attention import LatentAttention
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
+from engine.models.layers.query_key import QueryGrowth
 
 GREEDY, BY_GROUP = "greedy", "group_limited_greedy"
 """V2's methods of choosing experts."""
+CORRECTION = "gate.e_score_correction_bias"
 
 
 def deepseek_v2(config: Any) -> DecoderSpec:
@@ -29,25 +32,41 @@ def deepseek_v2(config: Any) -> DecoderSpec:
     )
     if config.topk_method == BY_GROUP:
         rules = _by_group(config, rules)
-    return _decoder(config, rules)
+    return latent_decoder(config, rules, first_dense(config))
 
 
 def deepseek_v3(config: Any) -> DecoderSpec:
     """V2's layers; experts are chosen by sigmoid scores with corrections."""
+    return latent_decoder(config, by_scores(config), first_dense(config))
+
+
+def by_scores(config: Any) -> RoutingRules:
+    """V3's rules."""
     rules = RoutingRules(
         config.num_experts_per_tok or 0,
         over_chosen=config.norm_topk_prob,
         scale=config.routed_scaling_factor,
         sigmoid=True,
     )
-    return _decoder(config, _by_group(config, rules))
+    return _by_group(config, rules)
 
 
 def _by_group(config: Any, rules: RoutingRules) -> RoutingRules:
     return rules._replace(num_groups=config.n_group, top_groups=config.topk_group)
 
 
-def _decoder(config: Any, rules: RoutingRules) -> DecoderSpec:
+def latent_decoder(
+    config: Any,
+    rules: RoutingRules,
+    is_dense: Sequence[bool],
+    growth: QueryGrowth | None = None,
+    **checkpoint: Any,
+) -> DecoderSpec:
+    """Latent attention, and experts or an MLP, each after a norm.
+
+    Args:
+        is_dense: whether a layer has an MLP. checkpoint: as of `decoder`.
+    """
     eps = config.rms_norm_eps
     refuse(config, "attention_bias", "mlp_bias")
     mlp = Mlp(
@@ -56,13 +75,19 @@ def _decoder(config: Any, rules: RoutingRules) -> DecoderSpec:
         activation=silu(config),
     )
     layers = [
-        (attention, mlp if index < config.first_k_dense_replace else _experts(config, rules))
-        for index, attention in enumerate(_attentions(config))
+        (attention, mlp if dense else _experts(config, rules))
+        for attention, dense in zip(_attentions(config, growth), is_dense, strict=True)
     ]
-    return decoder(config, layers, RmsNorm("model.norm", eps))
+    return decoder(config, layers, RmsNorm("model.norm", eps), **checkpoint)
 
 
-def _attentions(config: Any) -> list[LatentAttention]:
+def first_dense(config: Any) -> list[bool]:
+    """Which layers have an MLP: the first ones."""
+    first = config.first_k_dense_replace
+    return [index < first for index in range(config.num_hidden_layers)]
+
+
+def _attentions(config: Any, growth: QueryGrowth | None) -> list[LatentAttention]:
     """The attention of each layer."""
     head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
     if config.v_head_dim > head_dim:
@@ -80,6 +105,7 @@ def _attentions(config: Any) -> list[LatentAttention]:
             rope=config.qk_rope_head_dim,
             value=config.v_head_dim,
             interleaved=getattr(config, "rope_interleave", True),
+            growth=growth,
         )
         for rotation in rotations(config, head_dim)
     ]
@@ -98,10 +124,12 @@ def _experts(config: Any, rules: RoutingRules) -> ExpertMlp:
         hidden_size=config.hidden_size,
         norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
+        packed=("experts.gate_up_proj", "experts.down_proj"),
         num_experts=config.n_routed_experts,
         rules=rules,
         inner=config.moe_intermediate_size,
         shared_inner=config.moe_intermediate_size * config.n_shared_experts,
         shared_name="shared_experts",
         shared_gate=False,
+        correction=CORRECTION if rules.sigmoid else None,
     )

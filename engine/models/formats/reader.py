@@ -126,6 +126,12 @@ class WeightReader:
         """Read a vector, or the rank's share of it, in the model's dtype or another."""
         return self.channels(name, (share,), dtype=dtype)
 
+    def scalar(self, name: str, *, dtype: torch.dtype) -> torch.Tensor:
+        """Read a tensor of one number and no dimension."""
+        target = torch.empty((), dtype=dtype, device=self.device)
+        fill(self._source, target, name, None)
+        return target
+
     def channels(
         self, name: str, shares: Sequence[RankShare], *shape: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:

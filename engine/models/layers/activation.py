@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.activation import silu_and_mul
+from engine.models.formats.reader import WeightReader
+from engine.models.weights.shares import undivided
+
+
+class LoadedActivation(Protocol):
+    """Maps what the first product makes [T, columns] to what the second multiplies."""
+
+    @property
+    def is_gated_silu(self) -> bool:
+        """Whether it is the one that kernels fuse with products."""
+        ...
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class Activation(NamedTuple):
@@ -25,6 +38,10 @@ class Activation(NamedTuple):
     def is_gated_silu(self) -> bool:
         """Whether it is the one that kernels fuse with products."""
         return self.gated and self.kind == "silu" and self.gate_scale == 1.0
+
+    def load(self, reader: WeightReader, prefix: str) -> LoadedActivation:
+        """It has no weights."""
+        return self
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute it of x [T, m], gated [T, 2 * m], the gate in the first half → [T, m]."""
@@ -46,3 +63,52 @@ class Activation(NamedTuple):
 
 
 GATED_SILU = Activation()
+
+
+class Xielu(NamedTuple):
+    """The expanded integral of the ELU with learned slopes, without a gate (arXiv 2411.13010).
+
+    Attributes:
+        name: of the module in the MLP that has the slopes.
+    """
+
+    name: str
+    gated: bool = False
+
+    def load(self, reader: WeightReader, prefix: str) -> LoadedActivation:
+        """Read the slopes, whose names begin with `prefix`, that of the MLP with a dot."""
+        one = undivided(1)
+        positive, negative = (
+            F.softplus(reader.tensor(f"{prefix}{self.name}.{slope}", one, dtype=torch.float32))
+            for slope in ("alpha_p", "alpha_n")
+        )
+        beta, eps = (
+            reader.scalar(f"{prefix}{self.name}.{name}", dtype=torch.float32)
+            for name in ("beta", "eps")
+        )
+        return LoadedXielu(positive, beta + negative, beta, eps)
+
+
+class LoadedXielu(NamedTuple):
+    """p x² + b x of positive x, n (exp(min(x, e)) - 1 - x) + b x of others.
+
+    Attributes:
+        positive, negative: p and n, float32 [1]. beta, eps: b and e, float32 of no dimension.
+    """
+
+    positive: torch.Tensor
+    negative: torch.Tensor
+    beta: torch.Tensor
+    eps: torch.Tensor
+
+    @property
+    def is_gated_silu(self) -> bool:
+        """It is another."""
+        return False
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Compute it in float32, and round once."""
+        wide = x.float()
+        above = self.positive * wide.square()
+        below = (torch.expm1(torch.minimum(wide, self.eps)) - wide) * self.negative
+        return (torch.where(wide > 0, above, below) + self.beta * wide).to(x.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -16,7 +16,7 @@ from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NO_NORM, Map, NormSpec
-from engine.models.layers.query_key import QueryKeyNorm, clip
+from engine.models.layers.query_key import ByPosition, QueryGrowth, QueryKeyNorm, clip
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
 from engine.models.layers.rotation import RotationSpeeds
 from engine.models.weights.shares import HEADS, KEYS, Division, RankShare, RankShares, undivided
@@ -33,6 +33,7 @@ class Attention(SublayerSpec):
         lane_order: see `rotation.lane_order`.
         qk_norm: of queries and keys, before they are rotated.
         clip: bound of the QKV product's numbers, before they are rotated.
+        growth: of queries with their positions.
         window, scale, softcap: as of `AttentionSpec`; None of scale is head_dim ** -0.5.
         has_sinks: each head has one more score in the softmax, without a value.
     """
@@ -54,6 +55,7 @@ class Attention(SublayerSpec):
     o_bias: bool = False
     qk_norm: QueryKeyNorm | None = None
     clip: float | None = None
+    growth: QueryGrowth | None = None
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -112,7 +114,7 @@ class Attention(SublayerSpec):
         """The rank's lanes of the heads' outputs."""
         return self._queries(ranks)
 
-    def read_heads(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> LoadedHeads:
+    def read_heads(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Between:
         """Read what is between the two products, which keeps keys and values."""
         ranks, name = reader.ranks, f"{prefix}.{self.name}"
         q_heads, kv_heads = ranks.heads(self.num_q_heads), ranks.keys(self.num_kv_heads)
@@ -126,7 +128,11 @@ class Attention(SublayerSpec):
             heads, prepare = self.qk_norm.load(reader, name, self)
         if self.clip is not None:
             prepare = partial(clip, prepare, self.clip)
-        return LoadedHeads(places.attention(spec), places.rotation(self.rotation), heads, prepare)
+        by_position = None
+        if self.growth is not None:
+            by_position = self.growth.of(q_heads.length * self.head_dim)
+        rotation = places.rotation(self.rotation)
+        return LoadedHeads(places.attention(spec), rotation, heads, prepare, by_position)
 
     def _queries(self, ranks: RankShares) -> RankShare:
         return ranks.heads(self.num_q_heads).times(self.head_dim)
@@ -143,24 +149,36 @@ class Attention(SublayerSpec):
         return torch.cat([rotated, torch.arange(num_rotated, num_rotated + num_others)])
 
 
+class Between(Protocol):
+    """What is between the two products of attention, and keeps keys and values."""
+
+    def __call__(self, qkv: torch.Tensor, inputs: LayerInputs) -> torch.Tensor:
+        """Map a product [T, (num_q + 2 * num_kv) * head_dim] to outputs [T, num_q * head_dim]."""
+        ...
+
+
 class LoadedHeads(NamedTuple):
     """Attention of the heads in a QKV product.
 
     Attributes:
         layer, rotation: places of `LayerPlaces`.
         prepare: what is done with the product before it is rotated.
+        by_position: what is done with it then and depends on positions.
     """
 
     layer: int
     rotation: int
     heads: Heads
     prepare: Map | None
+    by_position: ByPosition | None = None
 
     def __call__(self, qkv: torch.Tensor, inputs: LayerInputs) -> torch.Tensor:
         """Map a product [T, (num_q + 2 * num_kv) * head_dim] to outputs [T, num_q * head_dim]."""
         if self.prepare is not None:
             qkv = self.prepare(qkv)
         rotation = inputs.rotations[self.rotation]
+        if self.by_position is not None:
+            qkv = self.by_position(qkv, rotation.positions)
         return inputs.attention.attend_product(self.layer, qkv, self.heads, rotation).flatten(1)
 
 
@@ -168,7 +186,7 @@ class LoadedAttention(NamedTuple):
     """The `Sublayer` of attention."""
 
     qkv: Normed
-    heads: LoadedHeads
+    heads: Between
     o: Linear
     output: Map | None
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 import torch
 
 from engine.errors import ModelError
-from engine.kernels.experts.gates import SILU
-from engine.kernels.experts.layer import Experts, Router, SharedExpert
+from engine.kernels.experts.gates import SILU, num_products
+from engine.kernels.experts.layer import Experts, Latent, Router, SharedExpert
 from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape
 from engine.models.formats.reader import Projection, WeightReader
+from engine.models.layers.activation import Activation
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
@@ -41,11 +42,13 @@ class ExpertMlp(SublayerSpec):
         shared_gate: it is multiplied by a sigmoid of its own.
         shared_names: of its products; gate and up may be packed in one.
         name: of the module that holds them.
-        names: of an expert's gate, up and down products.
+        names: of an expert's gate, up and down products; of up and down where the gate is of one.
         packed: names of two tensors that hold all experts, gate rows before up rows, and down;
             they are read where a checkpoint has them. None: it never does.
+        latent: width that experts read and make, and the names of the products between it and the
+            stream; None is the stream's.
         router: name of the product that chooses, and whether it has a bias.
-        correction: name of what is added to scores by DeepSeek-V3's rules; None is nothing.
+        correction: name of what is added to scores when experts are chosen; None is nothing.
         gate: how gate and up are joined, see `gates`.
         joined: all experts are in one tensor each, gate and up rows in turn, and have biases.
     """
@@ -65,11 +68,12 @@ class ExpertMlp(SublayerSpec):
     shared_gate: bool = True
     shared_names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     name: str = "mlp"
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     packed: tuple[str, str] | None = None
+    latent: tuple[int, str, str] | None = None
     router: str = "gate"
     router_bias: bool = False
-    correction: str | None = "gate.e_score_correction_bias"
+    correction: str | None = None
     gate: str = SILU
     joined: bool = False
     output: AddedOutput = AS_IT_IS
@@ -108,10 +112,11 @@ class ExpertMlp(SublayerSpec):
             shared = self._read_shared(reader, f"{holder}.{self.shared_name}")
         weights = self._read_weights(reader, name, columns)
         # A token multiplies the router's weights and those of its experts.
-        taken = 3 * self.rules.top_k * columns.length
-        reader.num_in_layers += self.hidden_size * (taken + self.num_experts)
+        taken = (num_products(self.gate) + 1) * self.rules.top_k * columns.length
+        reader.num_in_layers += self._width * taken + self.hidden_size * self.num_experts
         exchange = None if reader.ranks.is_lone else reader.ranks.exchange
-        experts = Experts(norm, self.norm_eps, router, weights, shared)
+        latent = self._read_latent(reader, name)
+        experts = Experts(norm, self.norm_eps, router, weights, shared, latent)
         output = self.output.load(reader, self.hidden_size, f"{prefix}.")
         return LoadedExperts(experts, exchange, output)
 
@@ -124,26 +129,47 @@ class ExpertMlp(SublayerSpec):
                 return self._read_packed(reader, first, second, columns)
         return self._read_each(reader, f"{name}.experts", columns)
 
+    @property
+    def _width(self) -> int:
+        """Of what experts read and make."""
+        return self.hidden_size if self.latent is None else self.latent[0]
+
+    def _read_latent(self, reader: WeightReader, name: str) -> Latent | None:
+        if self.latent is None:
+            return None
+        width, compress, widen = self.latent
+        narrow, wide = undivided(width), undivided(self.hidden_size)
+        return Latent(
+            reader.linear([Projection(f"{name}.{compress}", (narrow,))], wide),
+            reader.product([Projection(f"{name}.{widen}", (wide,))], narrow).linear,
+        )
+
     def _read_router(self, reader: WeightReader, name: str) -> Router:
         share, router = undivided(self.num_experts), f"{name}.{self.router}"
         weight = reader.unquantized(router, share, self.hidden_size)
         bias = reader.tensor(f"{router}.bias", share) if self.router_bias else None
         correction = None
-        if self.rules.sigmoid and self.correction is not None:
-            correction = reader.tensor(f"{name}.{self.correction}", share, dtype=torch.float32)
+        if self.correction is not None:
+            place = f"{name}.{self.correction}"
+            has_rows = len(reader.modules.source.shape(place) or ()) == 2  # ERNIE's has one
+            shares, shape = ((undivided(1),), (share.length,)) if has_rows else ((share,), ())
+            correction = reader.channels(place, shares, *shape, dtype=torch.float32).flatten()
         return Router(weight, bias, self.rules, correction)
 
     def _read_shared(self, reader: WeightReader, name: str) -> SharedExpert:
         hidden, columns = undivided(self.hidden_size), reader.ranks.columns(self.shared_inner)
         *first, last = (f"{name}.{part}" for part in self.shared_names)
-        outputs = (columns, columns) if len(first) == 1 else (columns,)
+        outputs = (columns,) * (num_products(self.gate) // len(first))
         pair = [Projection(part, outputs) for part in first]
         back = [Projection(last, (hidden,))]
         scale = None
         if self.shared_gate:
             scale = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
         return SharedExpert(
-            reader.product(pair, hidden).linear, reader.product(back, columns).linear, scale
+            reader.product(pair, hidden).linear,
+            reader.product(back, columns).linear,
+            scale,
+            Activation(self.gate, num_products(self.gate) == 2).__call__,
         )
 
     def _read_each(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
@@ -153,16 +179,16 @@ class ExpertMlp(SublayerSpec):
         have their channels put into it, and nothing is left to do for a step; a rank's are whole
         groups.
         """
-        hidden, inner = self.hidden_size, columns.length
+        width, inner = self._width, columns.length
         gate_up, down = self._stacks(reader, inner)
         for expert in range(self.num_experts):
-            gate, up, own_down = (f"{name}.{expert}.{part}" for part in self.names)
-            shape = ModuleShape(own_down, hidden, inner, OwnedPart.of(1, (columns,)))
+            *first, own_down = (f"{name}.{expert}.{part}" for part in self.names)
+            shape = ModuleShape(own_down, width, inner, OwnedPart.of(1, (columns,)))
             part, order = reader.modules.part_by_groups(shape)
             down.put(expert, 0, part, own_down)
-            for start, module in ((0, gate), (inner, up)):
-                shape = ModuleShape(module, inner, hidden, OwnedPart.of(0, (columns,)))
-                gate_up.put(expert, start, reader.modules.part(shape, order), module)
+            for index, module in enumerate(first):
+                shape = ModuleShape(module, inner, width, OwnedPart.of(0, (columns,)))
+                gate_up.put(expert, index * inner, reader.modules.part(shape, order), module)
         return ExpertWeights(gate_up.product, down.product, None, None, self.gate)
 
     def _read_packed(
@@ -170,10 +196,10 @@ class ExpertMlp(SublayerSpec):
     ) -> ExpertWeights:
         """Read experts of one tensor each, gate rows before up rows."""
         gate_up, down = self._stacks(reader, columns.length)
-        hidden = undivided(self.hidden_size)
+        width, rows = undivided(self._width), (columns,) * num_products(self.gate)
         for stack, name, outputs, inputs in (
-            (gate_up, first, (columns, columns), hidden),
-            (down, second, (hidden,), columns),
+            (gate_up, first, rows, width),
+            (down, second, (width,), columns),
         ):
             parts = reader.modules.packed_parts(name, self.num_experts, outputs, inputs)
             for expert, part in enumerate(parts):
@@ -200,8 +226,8 @@ class ExpertMlp(SublayerSpec):
     def _stacks(self, reader: WeightReader, inner: int) -> tuple[ExpertStack, ExpertStack]:
         """Room for the gate-up and down weights of all experts."""
         return (
-            reader.experts(self.num_experts, 2 * inner),
-            reader.experts(self.num_experts, self.hidden_size),
+            reader.experts(self.num_experts, num_products(self.gate) * inner),
+            reader.experts(self.num_experts, self._width),
         )
 
 
@@ -220,7 +246,8 @@ class LoadedExperts(NamedTuple):
         self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run them over the stream."""
-        assert residual is not None
+        if residual is None:  # they are the first sublayer
+            x, residual = torch.zeros_like(x), x.clone()
         out, residual = self.experts(x, residual)
         if self.exchange is not None:
             out = rank_sum(out, self.exchange)

@@ -24,6 +24,7 @@ from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.attention import LoadedAttention, LoadedHeads
 from engine.models.layers.layer import LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
+from engine.models.layers.query_key import QueryGrowth
 from engine.models.layers.rotation import RotationSpeeds, lane_order
 from engine.models.weights.shares import HEADS, Division, undivided
 
@@ -41,6 +42,7 @@ class LatentAttention(SublayerSpec):
         nope, rope: lanes of queries and keys that are not rotated, and after them those that are.
         value: lanes of values, no more than `head_dim`.
         interleaved: lanes are rotated in pairs of neighbors.
+        growth: of queries with their positions.
     """
 
     varies_with_batch = "latent attention"
@@ -56,6 +58,7 @@ class LatentAttention(SublayerSpec):
     rope: int
     value: int
     interleaved: bool
+    growth: QueryGrowth | None = None
     name: str = "self_attn"
 
     @property
@@ -89,6 +92,7 @@ class LatentAttention(SublayerSpec):
             places.rotation(self.rotation),
             Heads(own.length, own.length, None, NORM_EPS),
             self._read_latent_heads(reader, name).__call__,
+            None if self.growth is None else self.growth.of(own.length * self.head_dim),
         )
         return LoadedAttention(norm.before(product), heads, o.__call__, None)
 

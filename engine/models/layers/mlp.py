@@ -11,7 +11,7 @@ import torch
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed, WeightProduct
 from engine.models.formats.reader import Projection, WeightReader
-from engine.models.layers.activation import GATED_SILU, Activation
+from engine.models.layers.activation import GATED_SILU, Activation, Xielu
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NO_NORM, Map, NormSpec
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
@@ -37,7 +37,7 @@ class Mlp(SublayerSpec):
     name: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
-    activation: Activation = GATED_SILU
+    activation: Activation | Xielu = GATED_SILU
     has_bias: bool = False
     output: AddedOutput = AS_IT_IS
 
@@ -49,8 +49,9 @@ class Mlp(SublayerSpec):
         norm = self.norm.load(reader, self.hidden_size, f"{prefix}.")
         gate_up = reader.product(self.inputs(prefix, reader.ranks), undivided(self.hidden_size))
         down = self.read_down(reader, prefix)
+        activation = self.activation.load(reader, f"{prefix}.{self.name}.")
         return LoadedMlp(
-            norm.before_activated(gate_up, self.activation, down),
+            norm.before_activated(gate_up, activation, down),
             reader.sum_of(down.linear, self._columns(reader.ranks)),
             self.output.load(reader, self.hidden_size, f"{prefix}."),
         )

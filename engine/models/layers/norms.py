@@ -15,7 +15,7 @@ from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm, rms_norm
 from engine.models.formats.part import Normed, WeightProduct
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.activation import Activation
+from engine.models.layers.activation import LoadedActivation
 from engine.models.weights.shares import undivided
 
 Map = Callable[[torch.Tensor], torch.Tensor]
@@ -41,7 +41,7 @@ class LoadedNorm(ABC):
         return _AddedProduct(self, product.linear)
 
     def before_activated(
-        self, product: WeightProduct, activation: Activation, down: WeightProduct
+        self, product: WeightProduct, activation: LoadedActivation, down: WeightProduct
     ) -> Normed:
         """What `down` multiplies: the activation of the product of the normed sum, and the sum."""
         return _ActivatedProduct(self, product.linear, activation)
@@ -61,7 +61,7 @@ class _AddedProduct(NamedTuple):
 class _ActivatedProduct(NamedTuple):
     norm: LoadedNorm
     product: Linear
-    activation: Activation
+    activation: LoadedActivation
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None
@@ -88,7 +88,7 @@ class _LoadedRmsNorm(LoadedNorm):
         return product.normed(self._weight, self._eps)
 
     def before_activated(
-        self, product: WeightProduct, activation: Activation, down: WeightProduct
+        self, product: WeightProduct, activation: LoadedActivation, down: WeightProduct
     ) -> Normed:
         if not activation.is_gated_silu:
             return super().before_activated(product, activation, down)

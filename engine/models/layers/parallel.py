@@ -13,8 +13,8 @@ from engine.contracts.attention import AttentionSpec
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.activation import Activation
-from engine.models.layers.attention import Attention, LoadedHeads
+from engine.models.layers.activation import LoadedActivation
+from engine.models.layers.attention import Attention, Between
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import Map, NormSpec
@@ -50,7 +50,7 @@ class Parallel(SublayerSpec):
             sum(projection.num_channels for projection in qkv),
             attention.read_heads(reader, prefix, places),
             reader.product([attention.back(prefix)], attention.value_lanes(ranks)).linear,
-            self.mlp.activation,
+            self.mlp.activation.load(reader, f"{prefix}.{self.mlp.name}."),
             self.mlp.read_down(reader, prefix).linear,
             None if ranks.is_lone else partial(rank_sum, exchange=ranks.exchange),
         )
@@ -67,9 +67,9 @@ class LoadedParallel(NamedTuple):
 
     product: Normed
     qkv_width: int
-    heads: LoadedHeads
+    heads: Between
     o: Linear
-    activation: Activation
+    activation: LoadedActivation
     down: Linear
     of_ranks: Map | None
 

@@ -1,8 +1,9 @@
-"""Norms of queries and keys, before they are rotated."""
+"""Norms and factors of queries and keys, before they are rotated."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -16,6 +17,9 @@ from engine.models.layers.norms import Map, WideRmsNorm
 from engine.models.weights.shares import RankShare, undivided
 from engine.parallel.collectives import rank_sum
 from sampling.device.ranks import RankExchange
+
+ByPosition = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps a QKV product [T, width] and positions int64 [T] to the product."""
 
 
 class _Attention(Protocol):
@@ -175,6 +179,28 @@ def _norm_over_ranks(
         (x.float() * factor).to(x.dtype) * weight
         for x, factor, weight in zip((q, k), factors, norms, strict=True)
     ]
+
+
+class QueryGrowth(NamedTuple):
+    """Queries that grow with the logarithm of their position, as those of Llama 4.
+
+    A query at position i is multiplied by 1 + beta * log(1 + floor(i / original)).
+    """
+
+    beta: float
+    original: int
+
+    def of(self, q_width: int) -> ByPosition:
+        """What is done with a product whose first columns are queries."""
+        return partial(grow, self, q_width)
+
+
+def grow(growth: QueryGrowth, q_width: int, qkv: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Multiply the queries of a product [T, q_width + others] at positions [T], in place."""
+    steps = torch.div(at, growth.original, rounding_mode="floor").float()
+    factors = (1.0 + growth.beta * torch.log1p(steps)).to(qkv.dtype)
+    qkv[:, :q_width] *= factors[:, None]
+    return qkv
 
 
 def clip(prepare: Map | None, bound: float, qkv: torch.Tensor) -> torch.Tensor:

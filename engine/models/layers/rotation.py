@@ -45,8 +45,10 @@ def rotation_speeds(config: Any, head_dim: int, layer_type: str | None) -> Rotat
     rope = rope_parameters(config, layer_type)
     if rope["rope_type"] == "default":
         dim = rotary_dim(config, head_dim, layer_type)
-        exponents = torch.arange(0, dim, 2, dtype=torch.float) / dim
-        inv_freq, scale = 1.0 / (rope["rope_theta"] ** exponents), 1.0
+        inv_freq, scale = _speeds(rope["rope_theta"], dim), 1.0
+    elif rope["rope_type"] == "dynamic" and rope.get("alpha"):  # HunYuan's, which is not dynamic
+        dim = rotary_dim(config, head_dim, layer_type)
+        inv_freq, scale = _speeds(rope["rope_theta"] * rope["alpha"] ** (dim / (dim - 2)), dim), 1.0
     else:
         own = {} if rope is config.rope_parameters else {"layer_type": layer_type}
         make = ROPE_INIT_FUNCTIONS[rope["rope_type"]]
@@ -54,6 +56,11 @@ def rotation_speeds(config: Any, head_dim: int, layer_type: str | None) -> Rotat
     padded = torch.zeros(head_dim // 2)
     padded[: len(inv_freq)] = inv_freq
     return RotationSpeeds(padded, float(scale))
+
+
+def _speeds(theta: float, dim: int) -> torch.Tensor:
+    """Radians that a position adds to each of dim / 2 pairs."""
+    return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
 
 
 def no_rotation(head_dim: int) -> RotationSpeeds:

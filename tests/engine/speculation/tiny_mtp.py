@@ -60,7 +60,7 @@ class PlainMtp(torch.nn.Module):
             embedded = self.pre_fc_norm_embedding(target.model.embed_tokens(tokens))
             embedded = embedded[:, : hidden.shape[1]]
             x = self.fc(torch.cat([embedded, self.pre_fc_norm_hidden(hidden)], dim=-1))
-            positions = torch.arange(x.shape[1])[None]
+            positions = torch.arange(x.shape[1]).expand(3, 1, -1)  # time, height, width
             seen = torch.full((x.shape[1],) * 2, -torch.inf).triu(1)[None, None]
             out = self.layers[0](x, rotary(x, positions), attention_mask=seen)
             hidden = torch.cat([hidden, self.norm(out)[:, -1:]], dim=1)
@@ -69,12 +69,12 @@ class PlainMtp(torch.nn.Module):
 
 
 def write_with_mtp(
-    folder: Path, layer_types: list[str], vocab_size: int = VOCAB
+    folder: Path, layer_types: list[str], vocab_size: int = VOCAB, **sizes: int
 ) -> tuple[PreTrainedModel, PlainMtp]:
     """Save a random float32 target and its head, as one checkpoint; returns both."""
     torch.manual_seed(4)
     config = Qwen3_5TextConfig(
-        **SIZES,
+        **SIZES | sizes,
         vocab_size=vocab_size,
         num_hidden_layers=len(layer_types),
         layer_types=layer_types,

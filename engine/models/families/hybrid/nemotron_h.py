@@ -1,9 +1,11 @@
-"""Nemotron-H and Nemotron 3 (arXiv 2504.03624): layers that are one mixer, or one MLP, each."""
+"""Nemotron-H and Nemotron 3 (arXiv 2504.03624): layers of one mixer, MLP or experts each."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from engine.kernels.experts.gates import RELU2
+from engine.kernels.experts.routing import RoutingRules
 from engine.models.families.config import (
     NotFusedError,
     activation_of,
@@ -15,17 +17,18 @@ from engine.models.families.config import (
 )
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.layer import SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.state_space import StateSpace
 from engine.models.layers.vocabulary import TokenEmbedding
 
-SPACE, ATTENTION, MLP = "linear_attention", "full_attention", "mlp"
+SPACE, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 
 
 def nemotron_h(config: Any) -> DecoderSpec:
-    """A state space, attention, or an MLP without a gate, each after a norm."""
+    """A state space, attention, an MLP or experts without gates, each after a norm."""
     norm = RmsNorm("norm", config.layer_norm_epsilon)
     kinds: dict[str, SublayerSpec] = {
         SPACE: _space(config, norm),
@@ -46,12 +49,44 @@ def nemotron_h(config: Any) -> DecoderSpec:
             has_bias=config.mlp_bias,
         ),
     }
+    if EXPERTS in config.layer_types:
+        kinds[EXPERTS] = _experts(config)
     return decoder(
         config,
-        [(kinds[kind],) for kind in layer_kinds(config, *kinds)],
+        [(kinds[kind],) for kind in layer_kinds(config, SPACE, ATTENTION, MLP, EXPERTS)],
         RmsNorm("backbone.norm_f", config.layer_norm_epsilon),
         embedding=TokenEmbedding(name="backbone.embeddings"),
         prefix="backbone",
+    )
+
+
+def _experts(config: Any) -> ExpertMlp:
+    if config.mlp_hidden_act != "relu2" or config.mlp_bias:
+        raise NotFusedError(f"mlp_hidden_act {config.mlp_hidden_act!r} or biases of experts")
+    latent = config.moe_latent_size
+    return ExpertMlp(
+        hidden_size=config.hidden_size,
+        norm="norm",
+        norm_eps=config.layer_norm_epsilon,
+        name="mixer",
+        names=("up_proj", "down_proj"),
+        gate=RELU2,
+        num_experts=config.n_routed_experts,
+        rules=RoutingRules(
+            config.num_experts_per_tok,
+            over_chosen=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+            sigmoid=True,
+            num_groups=config.n_group,
+            top_groups=config.topk_group,
+        ),
+        correction="gate.e_score_correction_bias",
+        inner=config.moe_intermediate_size,
+        latent=None if latent is None else (latent, "fc1_latent_proj", "fc2_latent_proj"),
+        shared_inner=config.moe_shared_expert_intermediate_size,
+        shared_name="shared_experts",
+        shared_gate=False,
+        shared_names=("up_proj", "down_proj"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.experts.gates import ALPHA, LIMIT, SILU
+from engine.kernels.experts.gates import ALPHA, LIMIT, RELU2, SILU, num_products
 from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights
 
 
@@ -23,15 +23,18 @@ def random_weights(
         return (scale * torch.randn(shape, device=device)).to(dtype)
 
     return ExpertWeights(
-        DenseExpertProduct(some(num_experts, 2 * inner, hidden)),
+        DenseExpertProduct(some(num_experts, num_products(gate) * inner, hidden)),
         DenseExpertProduct(some(num_experts, hidden, inner)),
-        some(num_experts, 2 * inner) if has_bias else None,
+        some(num_experts, num_products(gate) * inner) if has_bias else None,
         some(num_experts, hidden) if has_bias else None,
         gate,
     )
 
 
-def joined(gate: torch.Tensor, up: torch.Tensor, kind: str) -> torch.Tensor:
+def joined(products: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == RELU2:
+        return products.clamp(min=0) ** 2
+    gate, up = products.chunk(2, dim=-1)
     if kind == SILU:
         return gate * gate.sigmoid() * up
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
@@ -59,8 +62,7 @@ def experts_reference(
         gate_up = x[tokens].double() @ weights.gate_up.values[expert].double().T
         if weights.gate_up_bias is not None:
             gate_up += weights.gate_up_bias[expert].double()
-        gate, up = gate_up.chunk(2, dim=-1)
-        inner = joined(gate, up, weights.gate)
+        inner = joined(gate_up, weights.gate)
         down = weights.down.values[expert].double()
         product, terms = inner @ down.T, inner.abs() @ down.abs().T
         if weights.down_bias is not None:

@@ -12,7 +12,7 @@ import torch
 
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.few_router import route_few
-from engine.kernels.experts.gates import GPT_OSS, SILU
+from engine.kernels.experts.gates import GPT_OSS, RELU2, SILU, num_products
 from engine.kernels.experts.grouped import fp8_tile_of, grouped_linear, weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
@@ -88,16 +88,19 @@ def assert_is_joined(
     size = torch.einsum("pk,pnk->pn", x.abs(), own.abs())
     if bias is not None:
         both, size = both + bias[experts].double(), size + bias[experts].double().abs()
-    (gates, ups), sizes = both.chunk(2, 1), size.chunk(2, 1)
-    wanted = joined(gates, ups, gate)
-    # Neither gate grows faster than 1.2 times its argument, nor faster than up + 1.
-    bound = slack * (1.2 * (1 + ups.abs()) * sizes[0] + (1 + gates.abs()) * sizes[1])
+    wanted = joined(both, gate)
+    if gate == RELU2:  # grows by twice its argument
+        bound = slack * (2 * both.abs() + slack * size) * size
+    else:
+        (gates, ups), sizes = both.chunk(2, 1), size.chunk(2, 1)
+        # Neither gate grows faster than 1.2 times its argument, nor faster than up + 1.
+        bound = slack * (1.2 * (1 + ups.abs()) * sizes[0] + (1 + gates.abs()) * sizes[1])
     bound += torch.finfo(got.dtype).eps / 2 * wanted.abs() + 1e-6
     assert ((got.double() - wanted).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("gate", [SILU, GPT_OSS])
+@pytest.mark.parametrize("gate", [SILU, GPT_OSS, RELU2])
 @pytest.mark.parametrize("num_tokens", [1, 4])
 @pytest.mark.parametrize("sizes", SIZES)
 @DTYPES
@@ -112,7 +115,9 @@ def test_gate_up_of_few(
     by_spans: bool,
 ) -> None:
     num_experts, top_k, hidden, inner = sizes
-    weights = some_experts(num_experts, 2 * inner, hidden, device, by_spans=by_spans)
+    weights = some_experts(
+        num_experts, num_products(gate) * inner, hidden, device, by_spans=by_spans
+    )
     bias = some_bias(num_experts, 2 * inner, device, gate)
     x = torch.randn(num_tokens, hidden, device=device).to(dtype)
     ids = some_routing(num_tokens, num_experts, top_k, device).ids
@@ -172,7 +177,7 @@ def assert_is_sum(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("gate", [SILU, GPT_OSS])
+@pytest.mark.parametrize("gate", [SILU, GPT_OSS, RELU2])
 @pytest.mark.parametrize("num_tokens", [3, 20])
 @pytest.mark.parametrize("sizes", SIZES)
 @DTYPES
@@ -191,7 +196,9 @@ def test_many(
     routing = some_routing(num_tokens, num_experts, top_k, device)
     groups = group_pairs(routing.ids, num_experts)
     order = groups.order.long()
-    weights = some_experts(num_experts, 2 * inner, hidden, device, by_spans=by_spans)
+    weights = some_experts(
+        num_experts, num_products(gate) * inner, hidden, device, by_spans=by_spans
+    )
     bias = some_bias(num_experts, 2 * inner, device, gate)
     x = torch.randn(num_tokens, hidden, device=device).to(dtype)
     got = grouped_linear(weights.rounded(x), weights, bias, groups, top_k, gate, dtype=dtype)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.experts.gates import GPT_OSS, SILU
+from engine.kernels.experts.gates import GPT_OSS, RELU2, SILU, num_products
 from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
 from engine.kernels.experts.nibbles import INT4, MXFP4
 from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights, Int4ExpertProduct
@@ -75,12 +75,13 @@ class Case:
         device: str,
     ) -> None:
         num_experts, top_k, hidden, inner = sizes
-        gate = GPT_OSS if kind[0] == MXFP4 else SILU
-        gate_up, wide_gate_up = some_experts(num_experts, 2 * inner, hidden, kind)
+        gate = GPT_OSS if kind[0] == MXFP4 else RELU2 if kind[2] else SILU
+        channels = num_products(gate) * inner
+        gate_up, wide_gate_up = some_experts(num_experts, channels, hidden, kind)
         down, wide_down = some_experts(num_experts, hidden, inner, kind)
         first, second = (
             torch.randn(num_experts, width).to(device, dtype) if gate == GPT_OSS else None
-            for width in (2 * inner, hidden)
+            for width in (channels, hidden)
         )
         self.weights = ExpertWeights(on(gate_up, device), on(down, device), first, second, gate)
         self.wide = wide_gate_up.to(device), wide_down.to(device)

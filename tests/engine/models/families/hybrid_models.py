@@ -62,6 +62,7 @@ LFM2_LAYERS = ["conv", "conv", "full_attention", "conv"]
 FAMILIES = (
     *("qwen3_next", "qwen3_next_experts", "qwen3_5", "qwen3_5_experts", "olmo_hybrid"),
     *("lfm2", "lfm2_moe", "granite", "granite_experts", "nemotron_h"),
+    *("nemotron_h_experts", "nemotron_h_latent"),
     *("falcon_h1", "falcon_h1_normed"),
 )
 
@@ -104,11 +105,18 @@ def config_of(family: str, hidden: int = 32, vocab_size: int = VOCAB) -> PreTrai
             return GraniteMoeHybridConfig(**granite, num_local_experts=0, num_experts_per_tok=0)
         case "granite_experts":
             return GraniteMoeHybridConfig(**granite, num_local_experts=6, num_experts_per_tok=2)
-        case "nemotron_h":
+        case "nemotron_h" | "nemotron_h_experts" | "nemotron_h_latent":
             del sizes["num_hidden_layers"]
             return NemotronHConfig(
                 **sizes,
-                hybrid_override_pattern="M-M*-",
+                hybrid_override_pattern="M-M*-" if family == "nemotron_h" else "MEM*E",
+                n_routed_experts=6,
+                n_group=2,
+                topk_group=1,
+                moe_intermediate_size=16,
+                moe_shared_expert_intermediate_size=24,
+                moe_latent_size=20 if family == "nemotron_h_latent" else None,
+                routed_scaling_factor=2.5,
                 head_dim=hidden // 4,
                 mamba_num_heads=8,
                 mamba_head_dim=8,
@@ -142,7 +150,7 @@ def write_hybrid(config: PreTrainedConfig, folder: Path) -> Any:
         for name, parameter in model.named_parameters():
             parameter.add_(_change(name, parameter, config.hidden_size))
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):  # zeros in a new model
+            if name.endswith(("expert_bias", "correction_bias")):  # zeros in a new model
                 buffer.copy_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder)
     if config.model_type == "olmo_hybrid":
