@@ -10,6 +10,7 @@ from engine.models.families.config import (
     head_dim,
     lanes,
     mlp_sizes,
+    refuse,
     rotations,
     silu,
     sizes,
@@ -26,6 +27,7 @@ from engine.models.layers.vocabulary import LmHead
 
 def cohere(config: Any) -> DecoderSpec:
     """Attention and MLP side by side, after one LayerNorm without bias."""
+    refuse(config, "use_qk_norm")
     return _decoder(config, rotations(config))
 
 

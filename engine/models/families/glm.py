@@ -1,10 +1,11 @@
-"""GLM-4 (arXiv 2406.12793), as `glm`, and GLM-4-0414, as `glm4`."""
+"""GLM-4 (arXiv 2406.12793), as `glm`, GLM-4-0414, as `glm4`, and GLM-4.7-Flash."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from engine.models.families.config import decoder, lanes, mlp_sizes, rotations, silu, sizes, windows
+from engine.models.families.deepseek import by_scores, latent_decoder
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.mlp import Mlp
@@ -25,6 +26,12 @@ def glm4(config: Any) -> DecoderSpec:
         AddedOutput(RmsNorm("post_self_attn_layernorm", eps)),
         AddedOutput(RmsNorm("post_mlp_layernorm", eps)),
     )
+
+
+def glm4_moe_lite(config: Any) -> DecoderSpec:
+    """DeepSeek-V3's layers; which of them have experts is listed."""
+    is_dense = [kind == "dense" for kind in config.mlp_layer_types]
+    return latent_decoder(config, by_scores(config), is_dense)
 
 
 def _decoder(config: Any, after_attention: AddedOutput, after_mlp: AddedOutput) -> DecoderSpec:

@@ -1,4 +1,4 @@
-"""Llama (arXiv 2302.13971), Mistral (arXiv 2310.06825) and SmolLM3."""
+"""Llama (arXiv 2302.13971) and SmolLM3."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from engine.models.families.config import (
     head_dim,
     lanes,
     mlp_sizes,
-    one_window,
     rotations,
     silu,
     sizes,
@@ -27,11 +26,6 @@ from engine.models.layers.rotation import RotationSpeeds, no_rotation
 def llama(config: Any) -> DecoderSpec:
     """A norm, attention with rotated heads, a norm, and an MLP gated by SiLU."""
     return _decoder(config, whole_heads(config), windows(config))
-
-
-def mistral(config: Any) -> DecoderSpec:
-    """Llama's layers, all with one sliding window."""
-    return _decoder(config, whole_heads(config), one_window(config))
 
 
 def smollm3(config: Any) -> DecoderSpec:

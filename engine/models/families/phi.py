@@ -10,6 +10,7 @@ from engine.models.families.config import (
     lanes,
     mlp_sizes,
     one_window,
+    refuse,
     rotations,
     silu,
     sizes,
@@ -25,6 +26,7 @@ from engine.models.layers.vocabulary import LmHead
 
 def phi(config: Any) -> DecoderSpec:
     """Attention and an ungated MLP side by side, after one LayerNorm; all have biases."""
+    refuse(config, "qk_layernorm")
     eps = config.layer_norm_eps
     mlp = Mlp(
         **mlp_sizes(config) | {"has_bias": True},

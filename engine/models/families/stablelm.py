@@ -9,6 +9,7 @@ from engine.models.families.config import (
     decoder,
     lanes,
     mlp_sizes,
+    refuse,
     rotations,
     silu,
     sizes,
@@ -24,6 +25,7 @@ from engine.models.layers.parallel import Parallel
 
 def stablelm(config: Any) -> DecoderSpec:
     """LayerNorms in front of attention and MLP; some models have the two side by side."""
+    refuse(config, "qk_layernorm")
     eps = config.layer_norm_eps
     norm = LayerNorm("input_layernorm", eps, has_bias=True)
     mlp_norm = LayerNorm("post_attention_layernorm", eps, has_bias=True)

@@ -6,20 +6,25 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from engine.errors import ModelError
+from engine.models.families.apertus import apertus
 from engine.models.families.cohere import cohere, cohere2
 from engine.models.families.config import NotFusedError, check_sizes, refuse
 from engine.models.families.deepseek import deepseek_v2, deepseek_v3
+from engine.models.families.ernie import ernie4_5, ernie4_5_moe
 from engine.models.families.gemma import gemma, gemma2, gemma3_text
-from engine.models.families.glm import glm, glm4
+from engine.models.families.glm import glm, glm4, glm4_moe_lite
 from engine.models.families.gpt_oss import gpt_oss
 from engine.models.families.granite import granite
+from engine.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from engine.models.families.hybrid.falcon_h1 import falcon_h1
 from engine.models.families.hybrid.granite4 import granitemoehybrid
 from engine.models.families.hybrid.lfm2 import lfm2, lfm2_moe
 from engine.models.families.hybrid.nemotron_h import nemotron_h
 from engine.models.families.hybrid.olmo_hybrid import olmo_hybrid
 from engine.models.families.hybrid.qwen3_next import qwen3_5, qwen3_next
-from engine.models.families.llama import llama, mistral, smollm3
+from engine.models.families.llama import llama, smollm3
+from engine.models.families.minimax import minimax_m2
+from engine.models.families.mistral import ministral3, mistral, mistral3, mistral4
 from engine.models.families.mixtral import mixtral
 from engine.models.families.olmo import olmo2, olmoe
 from engine.models.families.phi import phi, phi3
@@ -37,22 +42,32 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
+    "ApertusForCausalLM": Architecture("apertus", apertus),
     "CohereForCausalLM": Architecture("cohere", cohere),
     "Cohere2ForCausalLM": Architecture("cohere2", cohere2),
     "DeepseekV2ForCausalLM": Architecture("deepseek_v2", deepseek_v2),
     "DeepseekV3ForCausalLM": Architecture("deepseek_v3", deepseek_v3),
+    "Ernie4_5ForCausalLM": Architecture("ernie4_5", ernie4_5),
+    "Ernie4_5_MoeForCausalLM": Architecture("ernie4_5_moe", ernie4_5_moe),
     "FalconH1ForCausalLM": Architecture("falcon_h1", falcon_h1),
     "GemmaForCausalLM": Architecture("gemma", gemma),
     "Gemma2ForCausalLM": Architecture("gemma2", gemma2),
     "Gemma3ForCausalLM": Architecture("gemma3_text", gemma3_text),
     "GlmForCausalLM": Architecture("glm", glm),
     "Glm4ForCausalLM": Architecture("glm4", glm4),
+    "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", glm4_moe_lite),
     "GptOssForCausalLM": Architecture("gpt_oss", gpt_oss),
     "GraniteForCausalLM": Architecture("granite", granite),
     "GraniteMoeHybridForCausalLM": Architecture("granitemoehybrid", granitemoehybrid),
+    "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", hunyuan_v1_dense),
+    "HunYuanMoEV1ForCausalLM": Architecture("hunyuan_v1_moe", hunyuan_v1_moe),
     "Lfm2ForCausalLM": Architecture("lfm2", lfm2),
     "Lfm2MoeForCausalLM": Architecture("lfm2_moe", lfm2_moe),
     "LlamaForCausalLM": Architecture("llama", llama),
+    "MiniMaxM2ForCausalLM": Architecture("minimax_m2", minimax_m2),
+    "Ministral3ForCausalLM": Architecture("ministral3", ministral3),
+    "Mistral3ForConditionalGeneration": Architecture("mistral3", mistral3),
+    "Mistral4ForCausalLM": Architecture("mistral4", mistral4),
     "MistralForCausalLM": Architecture("mistral", mistral),
     "MixtralForCausalLM": Architecture("mixtral", mixtral),
     "NemotronHForCausalLM": Architecture("nemotron_h", nemotron_h),
@@ -112,5 +127,5 @@ def decoder_spec(config: Any) -> DecoderSpec:
     """
     text = config.get_text_config(decoder=True)
     check_sizes(text)
-    refuse(config, "use_qk_norm", "qk_layernorm", "use_bidirectional_attention")
+    refuse(config, "use_bidirectional_attention")
     return DESCRIPTIONS[config.model_type](text)

@@ -114,7 +114,7 @@ class Attention(SublayerSpec):
         """The rank's lanes of the heads' outputs."""
         return self._queries(ranks)
 
-    def read_heads(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Between:
+    def read_heads(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> AttendProduct:
         """Read what is between the two products, which keeps keys and values."""
         ranks, name = reader.ranks, f"{prefix}.{self.name}"
         q_heads, kv_heads = ranks.heads(self.num_q_heads), ranks.keys(self.num_kv_heads)
@@ -149,7 +149,7 @@ class Attention(SublayerSpec):
         return torch.cat([rotated, torch.arange(num_rotated, num_rotated + num_others)])
 
 
-class Between(Protocol):
+class AttendProduct(Protocol):
     """What is between the two products of attention, and keeps keys and values."""
 
     def __call__(self, qkv: torch.Tensor, inputs: LayerInputs) -> torch.Tensor:
@@ -186,7 +186,7 @@ class LoadedAttention(NamedTuple):
     """The `Sublayer` of attention."""
 
     qkv: Normed
-    heads: Between
+    heads: AttendProduct
     o: Linear
     output: Map | None
 

@@ -11,7 +11,7 @@ import torch
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
-from engine.models.layers.attention import Attention, Between
+from engine.models.layers.attention import AttendProduct, Attention
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
 from engine.models.layers.norms import Map
 from engine.models.weights.shares import RankShares, undivided
@@ -52,7 +52,7 @@ class LoadedGatedAttention(NamedTuple):
 
     product: Normed
     q_width: int
-    heads: Between
+    heads: AttendProduct
     o: Linear
     output: Map | None
 

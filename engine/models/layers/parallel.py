@@ -14,7 +14,7 @@ from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import LoadedActivation
-from engine.models.layers.attention import Attention, Between
+from engine.models.layers.attention import AttendProduct, Attention
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import Map, NormSpec
@@ -67,7 +67,7 @@ class LoadedParallel(NamedTuple):
 
     product: Normed
     qkv_width: int
-    heads: Between
+    heads: AttendProduct
     o: Linear
     activation: LoadedActivation
     down: Linear

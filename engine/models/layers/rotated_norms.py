@@ -10,7 +10,7 @@ import torch
 from engine.kernels.norm import rms_norm
 from engine.kernels.rope import rope
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.attention import Attention, Between
+from engine.models.layers.attention import AttendProduct, Attention
 from engine.models.layers.layer import LayerInputs, LayerPlaces
 from engine.models.weights.shares import undivided
 
@@ -27,7 +27,7 @@ class RotatedNormAttention(Attention):
     q_norm: str = "query_layernorm"
     k_norm: str = "key_layernorm"
 
-    def read_heads(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Between:
+    def read_heads(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> AttendProduct:
         ranks, name = reader.ranks, f"{prefix}.{self.name}"
         q_heads, kv_heads = ranks.heads(self.num_q_heads), ranks.keys(self.num_kv_heads)
         (spec,) = self.attention_specs

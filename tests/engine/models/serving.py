@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine.attention.plain import PlainAttention
@@ -63,7 +64,7 @@ def write_tiny(config: PreTrainedConfig, folder: Path, *, spread: float = 0.25, 
         spread: standard deviation of the weights; so many sizes ** -0.5 keep numbers near 1.
     """
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model = new_model(config).float().eval()
     with torch.no_grad():  # wide enough that attention is far from uniform
         for name, parameter in model.named_parameters():
             noise = torch.randn_like(parameter)
@@ -74,6 +75,13 @@ def write_tiny(config: PreTrainedConfig, folder: Path, *, spread: float = 0.25, 
                 buffer.copy_(0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder, **save)
     return model
+
+
+def new_model(config: PreTrainedConfig) -> Any:
+    """transformers' model of a config, with new weights."""
+    if config.model_type == "mistral4":  # auto classes know it by its images alone
+        return transformers.Mistral4ForCausalLM._from_config(config, attn_implementation="eager")
+    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
 
 
 def some_ids(num_rows: int = 3) -> torch.Tensor:
@@ -169,3 +177,10 @@ def expected(reference: Any, ids: torch.Tensor) -> torch.Tensor:
 def assert_same_logits(model: CausalLM, reference: Any) -> None:
     ids = some_ids()
     torch.testing.assert_close(serve(model, ids), expected(reference, ids), rtol=0, atol=1e-4)
+
+
+def mean_kl(logits: torch.Tensor, wanted: torch.Tensor, *, share: float = 1.0) -> float:
+    """The mean of KL(wanted || logits) over positions, the lowest `share` of them."""
+    p, q = wanted.double().log_softmax(-1), logits.double().log_softmax(-1)
+    by_position = (p.exp() * (p - q)).sum(-1).sort().values
+    return float(by_position[: int(share * len(by_position))].mean())

@@ -51,7 +51,27 @@ LONG = rope(
     original_max_position_embeddings=128,
 )
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+
+
+def growth() -> dict[str, Any]:
+    """A dictionary of its own: some configs write into theirs."""
+    fields = {"llama_4_scaling_beta": 0.3, "mscale": 1.0, "mscale_all_dim": 1.0}
+    return rope("yarn", factor=4.0, original_max_position_embeddings=16, **fields)
+
+
+ERNIE_EXPERTS: dict[str, Any] = {
+    "moe_k": 3,
+    "moe_num_experts": 6,
+    "moe_intermediate_size": 16,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
 MODELS = {
+    "apertus": hf.ApertusConfig(**GROUPED, attention_bias=True),
+    "hunyuan": hf.HunYuanDenseV1Config(
+        **GROUPED, head_dim=16, **rope("dynamic", alpha=50.0, factor=1.0), attention_bias=True
+    ),
+    "hunyuan-moe": hf.HunYuanMoEV1Config(**GROUPED, head_dim=8, num_experts=6, moe_topk=[2, 3]),
     "llama": hf.LlamaConfig(**GROUPED),
     "llama-ungrouped": hf.LlamaConfig(**SIZES),
     "llama-tied": hf.LlamaConfig(**GROUPED, tie_word_embeddings=True),
@@ -62,6 +82,14 @@ MODELS = {
     "llama-yarn": hf.LlamaConfig(**GROUPED, **YARN),
     "llama-dynamic": hf.LlamaConfig(**GROUPED, **rope("dynamic", factor=2.0)),
     "mistral": hf.MistralConfig(**GROUPED, sliding_window=None),
+    "ministral3": hf.Ministral3Config(**GROUPED, **growth(), head_dim=16),
+    "minimax-m2": hf.MiniMaxM2Config(
+        **GROUPED,
+        head_dim=16,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        **rope("default", partial_rotary_factor=0.5),
+    ),
     "mistral-window": hf.MistralConfig(**GROUPED, sliding_window=11),
     "qwen2": hf.Qwen2Config(**GROUPED),
     "qwen2-window": hf.Qwen2Config(
@@ -127,6 +155,8 @@ MODELS = {
         norm_topk_prob=False,
         rope_interleave=False,
     ),
+    "ernie": hf.Ernie4_5Config(**GROUPED, head_dim=16, use_bias=True),
+    "ernie-moe": hf.Ernie4_5_MoeConfig(**GROUPED, **ERNIE_EXPERTS),
     "gemma": hf.GemmaConfig(**GROUPED, head_dim=16),
     "gemma2": hf.Gemma2Config(
         **GROUPED,
@@ -143,6 +173,13 @@ MODELS = {
         **GROUPED, head_dim=16, **rope("yarn", **YARN_FIELDS, partial_rotary_factor=0.5)
     ),
     "glm4": hf.Glm4Config(**GROUPED, head_dim=16),
+    "glm4-moe-lite": hf.Glm4MoeLiteConfig(
+        **SIZES,
+        num_key_value_heads=4,
+        **LATENT | {"q_lora_rank": 24},
+        rms_norm_eps=1e-2,
+        mlp_layer_types=["sparse", "dense"],
+    ),
     "gpt-oss": hf.GptOssConfig(
         **GROUPED,
         **WINDOW,
@@ -177,6 +214,16 @@ MODELS = {
     "starcoder2": hf.Starcoder2Config(**GROUPED, sliding_window=11),
     "starcoder2-no-biases": hf.Starcoder2Config(**GROUPED, use_bias=False, sliding_window=None),
 }
+
+if hasattr(hf, "Mistral4Config"):  # transformers 5.0 has none
+    MODELS["mistral4"] = hf.Mistral4Config(
+        **SIZES,
+        num_key_value_heads=4,
+        **LATENT | {"q_lora_rank": 24},
+        **growth(),
+        first_k_dense_replace=1,
+        routed_scaling_factor=2.0,
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)

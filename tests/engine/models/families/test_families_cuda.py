@@ -27,7 +27,7 @@ from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
-from tests.engine.models.serving import expected, load, write_tiny
+from tests.engine.models.serving import expected, load, mean_kl, write_tiny
 
 VOCAB, BLOCK_SIZE, NUM_ROWS, LENGTH, SHARED = 384, 16, 4, 176, 64
 SIZES: dict[str, Any] = {
@@ -73,7 +73,13 @@ def yarn(**fields: Any) -> dict[str, Any]:
     return {"rope_parameters": own | {"original_max_position_embeddings": 64}}
 
 
+def growing() -> dict[str, Any]:
+    """Queries that grow with their positions."""
+    return yarn(llama_4_scaling_beta=0.3, mscale=1.0, mscale_all_dim=1.0)
+
+
 FAMILIES = {
+    "apertus": hf.ApertusConfig(**SIZES),
     "cohere": hf.CohereConfig(**SIZES, logit_scale=0.7),
     "cohere2": hf.Cohere2Config(**SIZES, **WINDOW, logit_scale=1.0, head_dim=128),
     "deepseek-v2-lite": hf.DeepseekV2Config(
@@ -90,6 +96,14 @@ FAMILIES = {
         **LATENT | {"q_lora_rank": 96},
         n_group=4,
         topk_group=2,
+    ),
+    "ernie-moe": hf.Ernie4_5_MoeConfig(
+        **SIZES,
+        moe_k=3,
+        moe_num_experts=7,
+        moe_intermediate_size=64,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
     ),
     "gemma": hf.GemmaConfig(**SIZES, head_dim=256),
     "gemma2": hf.Gemma2Config(
@@ -114,6 +128,11 @@ FAMILIES = {
         attention_multiplier=0.1,
         logits_scaling=0.5,
     ),
+    "hunyuan": hf.HunYuanDenseV1Config(**SIZES, head_dim=128),
+    "minimax-m2": hf.MiniMaxM2Config(
+        **SIZES, head_dim=128, num_local_experts=7, num_experts_per_tok=3, **rope(0.5)
+    ),
+    "ministral3": hf.Ministral3Config(**SIZES, head_dim=64, **growing()),
     "olmo2": hf.Olmo2Config(**SIZES),
     "olmo3": hf.Olmo3Config(**SIZES, **WINDOW),
     "phi": hf.PhiConfig(**SIZES),
@@ -251,13 +270,6 @@ def test_float32(name: str, device: str, tmp_path: Path) -> None:
         reference.generation_config.eos_token_id = None
         text = reference.generate(prompt[None], max_new_tokens=count, do_sample=False)[0]
     assert torch.equal(continued(CudaRows(model, device), prompt, count), text)
-
-
-def mean_kl(logits: torch.Tensor, wanted: torch.Tensor, *, share: float = 1.0) -> float:
-    """The mean of KL(wanted || logits) over positions, the lowest `share` of them."""
-    p, q = wanted.double().log_softmax(-1), logits.double().log_softmax(-1)
-    by_position = (p.exp() * (p - q)).sum(-1).sort().values
-    return float(by_position[: int(share * len(by_position))].mean())
 
 
 def check_bfloat16(name: str, folder: Path, prefill: Callable[[CudaRows], bool]) -> None:
