@@ -73,7 +73,6 @@ class InvariantProduct:
 
     def __init__(self, weight: torch.Tensor) -> None:
         self._weight = weight
-        self._by_library = weight.is_cuda and weight.dtype != torch.float32 and _agrees(weight)
 
     def __call__(
         self,
@@ -90,7 +89,7 @@ class InvariantProduct:
         if not x.is_cuda:
             out = _by_blocks(x, self._weight, bias)
             return out if out_dtype is None else out.to(out_dtype)
-        if len(x) <= MOST_FEW or not self._by_library:
+        if len(x) <= MOST_FEW or not _agrees(self._weight, bias is not None):
             return few_rows_linear(x, self._weight, bias, out_dtype)
         return _library_linear(x, self._weight, bias, out_dtype)
 
@@ -105,6 +104,7 @@ class InvariantProduct:
             rows = weight.new_zeros((MOST_FEW, weight.shape[1]))
             for count in ROW_TILES:
                 few_rows_linear(rows[:count], weight, bias, out_dtype)
+            _agrees(weight, bias is not None)
         return partial(self, bias=bias, out_dtype=out_dtype)
 
 
@@ -122,14 +122,16 @@ def _library_linear(
 
 _compiled: set[tuple[object, ...]] = set()
 """The variants of the kernel that were launched."""
-_agreement: dict[tuple[torch.device, torch.dtype, torch.Size], bool] = {}
+_agreement: dict[tuple[torch.device, torch.dtype, torch.Size, bool], bool] = {}
 """Whether library and kernel agree, by what decides it: it is found once, while weights load."""
 
 
-def _agrees(weight: torch.Tensor) -> bool:
-    key = (weight.device, weight.dtype, weight.shape)
+def _agrees(weight: torch.Tensor, has_bias: bool) -> bool:
+    if weight.dtype == torch.float32:
+        return False
+    key = (weight.device, weight.dtype, weight.shape, has_bias)
     if key not in _agreement:
-        _agreement[key] = disagreement(weight) is None
+        _agreement[key] = disagreement(weight, has_bias) is None
     return _agreement[key]
 
 
@@ -252,20 +254,22 @@ def _launch_of(num_rows: int, in_features: int, dtype: torch.dtype) -> _Launch:
     return _Launch(16, 16, rows, 256, 1, 5)
 
 
-def disagreement(weight: torch.Tensor) -> int | None:
+def disagreement(weight: torch.Tensor, has_bias: bool = False) -> int | None:
     """The first number of rows at which library and kernel differ in a bit; None if at none.
 
     Args:
         weight: [out, in], on CUDA.
+        has_bias: add a bias; the library may choose another of its kernels for that.
     """
     counts = [count for count in ROW_COUNTS if count * len(weight) <= MOST_CHECKED]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((max(counts), weight.shape[1]), generator=generator)
     x = x.to(weight.dtype).to(weight.device)
+    bias = torch.randn(len(weight), generator=generator).to(x) if has_bias else None
     for out_dtype in (weight.dtype, torch.float32):
-        wanted = few_rows_linear(x, weight, out_dtype=out_dtype)
+        wanted = few_rows_linear(x, weight, bias, out_dtype)
         for count in counts:
-            some = _library_linear(x[:count], weight, out_dtype=out_dtype)
+            some = _library_linear(x[:count], weight, bias, out_dtype)
             if not torch.equal(some, wanted[:count]):
                 return count
     return None
