@@ -7,7 +7,8 @@ one bit of their mantissas after the other; and it sorts and takes exclusive-ors
 time, in Python. None of that is what kernels compute. Here it searches once a launch, makes a type
 once, looks dtypes and short floats up in tables, and leaves sorts to numpy.
 
-One thing it computes otherwise: products of tiles are summed in float64 and rounded once. On some
+One thing it computes otherwise: products of tiles are summed in float64 and rounded once, those of
+bfloat16 too, whose bits it would multiply as integers. On some
 processors numpy's library adds a row's products in an order that follows from the row's place in
 the tile; a GPU's does not, and tests compare bits.
 """
@@ -72,10 +73,18 @@ def _sum_in_double(dot: Any) -> Any:
         if d.data.dtype != np.float32:
             return dot(builder, a, b, d, *rules)
         wide = interpreter.TensorHandle(d.data.astype(np.float64), tl.float64)
-        summed = dot(builder, a, b, wide, *rules).data
+        summed = dot(builder, _readable(a), _readable(b), wide, *rules).data
         return interpreter.TensorHandle(summed.astype(np.float32), d.dtype.scalar)
 
     return dot_in_double
+
+
+def _readable(tile: Any) -> Any:
+    """A tile of bfloat16, which numpy does not have and the interpreter keeps as its bits."""
+    if tile.dtype.scalar.name != "bf16":
+        return tile
+    data = interpreter._convert_float(tile.data, tl.bfloat16, tl.float32, None)
+    return interpreter.TensorHandle(data.view(np.float32), tl.float32)
 
 
 _types: dict[tuple[Any, ...], Any] = {}

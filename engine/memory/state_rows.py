@@ -31,7 +31,7 @@ class StateRows(NamedTuple):
         replays: int32 [R]; accepted drafts before `begins` that the source's state lacks.
         snapshot_ends: int64 [R, S], ascending in a row; positions (numbers of tokens) after which
             the state is copied, if the call enters the token before; those of prefilled rows are
-            multiples of `chunked.CHUNK`, or the row's end.
+            multiples of `matrices.CHUNK`, or the row's end.
         snapshot_slots: int32 [R, S]; where to. `NULL_SLOT` where there is no snapshot.
     """
 

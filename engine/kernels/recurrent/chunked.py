@@ -1,67 +1,123 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """The recurrence by chunks of positions: prefill.
 
-A program holds some rows of a head's matrix through all chunks of a row; a chunk's equations are
-solved as `recurrence` states them. Chunks lie on a grid of the row's own positions, whatever rows
-are beside it. Products are of float32, on tensor cores by three products of TF32 parts each.
+What a chunk's equations hold that needs no state is computed for all chunks at once
+(`chunk_products`). Then a program takes some rows of a head's matrix through the chunks of a row.
+With S₀ the matrix before a chunk and X a chunk's tokens side by side,
+
+    U = (V - (S₀ Kᵀ) ∘ a) Tᵀ            (delta rule; the state space has U = V)
+    O = (S₀ Qᵀ) ∘ b + U Pᵀ
+    S = exp(decay of the chunk) S₀ + (U ∘ c) K
+
+with T, P, a, b and c of `chunk_products`. Chunks lie on a grid of the row's own positions,
+whatever rows are beside it. Products are of float32, on tensor cores by products of parts.
 """
 
 from __future__ import annotations
 
 import torch
 
+from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_products, first_chunk
 from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
+    Sizes,
+    first_snapshot,
     load_state,
     replay,
     sizes_of,
     snapshot,
     store_state,
-    unit,
 )
 from engine.memory.state_rows import NULL_SLOT, Extent, StateRows
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import constexpr, jit, padded_lanes, tl, triton
 
 VALUES = 64
-"""The most rows of a head's matrix that a program holds."""
+"""The most rows of a head's matrix that a program holds; half of the matrix, if those are fewer,
+so that two programs share a head of a lone row (measured on an H100)."""
+
+VALUES_OF_A_WARP = 16
+"""So that all of a row's products are sums of one warp, which waits for no other."""
 
 _NULL = constexpr(NULL_SLOT)
+
+STAGES = constexpr(2)
+"""Chunks whose inputs are in flight."""
+
+
+@jit
+def _parts(x):
+    """Three bfloat16 tensors that sum to x, float32, up to its last digit."""
+    high = x.to(tl.bfloat16)
+    rest = x - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
 
 
 @jit
 def _dot(a, b):
-    return tl.dot(a, b, input_precision="tf32x3")
+    """a b of float32, as b is or where b is bfloat16.
+
+    By parts of bfloat16, whose layout as a product's result is the one it needs as a factor; what
+    is small is summed first.
+    """
+    if b.dtype == tl.bfloat16:
+        high, middle, low = _parts(a)
+        product = tl.dot(high, b, tl.dot(middle, b, tl.dot(low, b)))
+    else:
+        product = tl.dot(a, b, input_precision="tf32x3")
+    return product
 
 
 @jit
-def _load(pointer, token, width, inside, lanes):
-    """Rows [C, width] of tokens, float32; 0 outside."""
-    mask = inside[:, None] & (lanes < width)
-    return tl.load(pointer + token[:, None] + lanes, mask=mask, other=0.0).to(tl.float32)
+def _dot_of_parts(a, b):
+    """a b of float32, by the six products of parts that float32 can tell from nothing."""
+    high, middle, low = _parts(a)
+    b_high, b_middle, b_low = _parts(b)
+    product = tl.dot(high, b_low, tl.dot(middle, b_middle, tl.dot(low, b_high)))
+    return tl.dot(high, b_high, tl.dot(high, b_middle, tl.dot(middle, b_high, product)))
 
 
 @jit
-def _inverse(system, CHUNK: tl.constexpr):  # noqa: N803
-    """The inverse of I + `system`, strictly lower triangular, by forward substitution."""
-    rows = tl.arange(0, CHUNK)[:, None]
-    inverse = tl.where(rows == tl.arange(0, CHUNK)[None, :], 1.0, 0.0)
-    for i in tl.static_range(1, CHUNK):
-        factors = tl.sum(tl.where(rows == i, system, 0.0), 0)
-        change = tl.sum(factors[:, None] * inverse, 0)
-        inverse -= tl.where(rows == i, change[None, :], 0.0)
-    return inverse
+def _load(inputs, strides, token, inside, key_head, head, keys, values, sizes: tl.constexpr):
+    """A chunk's q, k [C, K] and v [V, C], 0 outside. Parts can hold float16's as float32."""
+    channels = inside[:, None] & (keys < sizes.k)
+    q_ptr = inputs.q + token[:, None] * strides[0] + key_head * sizes.k + keys
+    k_ptr = inputs.k + token[:, None] * strides[1] + key_head * sizes.k + keys
+    v_ptr = inputs.v + token[None, :] * strides[2] + head * sizes.v + values
+    v = tl.load(v_ptr, mask=inside[None, :] & (values < sizes.v), other=0.0)
+    q = tl.load(q_ptr, mask=channels, other=0.0)
+    k = tl.load(k_ptr, mask=channels, other=0.0)
+    if k.dtype == tl.float16:
+        q, k = q.to(tl.float32), k.to(tl.float32)
+    return q, k, v
 
 
 @jit
-def _chunked_kernel(
+def _load_products(products, at, head, sizes: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
+    """A chunk's T, P [C, C], a, b, c [C] and the exponential of its decay."""
+    lanes = tl.arange(0, CHUNK)
+    of = at * sizes.heads + head
+    square = of * 2 * CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
+    line = of * 4 * CHUNK + lanes
+    solved = tl.load(products.squares + square)
+    seen = tl.load(products.squares + square + CHUNK * CHUNK)
+    a = tl.load(products.lines + line)
+    b = tl.load(products.lines + line + CHUNK)
+    c = tl.load(products.lines + line + 2 * CHUNK)
+    total = tl.load(products.lines + of * 4 * CHUNK + 3 * CHUNK)
+    return solved, seen, a, b, c, total
+
+
+@jit
+def _scan_kernel(
     inputs,
     strides,
+    products,
     memory,
     rows,
     skip_ptr,
     out_ptr,
-    scale,
     sizes: tl.constexpr,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
@@ -72,52 +128,60 @@ def _chunked_kernel(
     begin_next(overlap)
     row, head = tl.program_id(0), tl.program_id(1)
     keys = tl.arange(0, BLOCK_K)[None, :]
-    first_value = tl.program_id(2) * BLOCK_V
-    values = (first_value + tl.arange(0, BLOCK_V))[:, None]
-    across = (first_value + tl.arange(0, BLOCK_V))[None, :]
+    values = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V))[:, None]
     lanes = tl.arange(0, CHUNK)
-    is_before = lanes[:, None] > lanes[None, :]
     key_head = head // (sizes.heads // sizes.key_heads)
     wait_for_last(overlap)
     slot = tl.load(rows.slots + row).to(tl.int64)
+    start = tl.load(rows.starts + row).to(tl.int64)
+    finish = tl.load(rows.starts + row + 1) - start
+    begin = tl.load(rows.begins + row)
+    replays = tl.load(rows.replays + row)
+    source = tl.load(rows.sources + row).to(tl.int64)
     if slot != _NULL:
-        start = tl.load(rows.starts + row).to(tl.int64)
-        begin = tl.load(rows.begins + row)
-        finish = begin + tl.load(rows.starts + row + 1) - start
-        state = load_state(memory, rows, row, head, keys, values, sizes)
-        state, index = replay(state, memory, rows, row, head, keys, values, sizes)
-        for chunk in range(begin // CHUNK, (finish + CHUNK - 1) // CHUNK):
+        state = load_state(memory, source, begin, head, keys, values, sizes)
+        index, next_end = first_snapshot(rows, row, begin - replays, sizes)
+        state, index, next_end = replay(
+            state,
+            memory,
+            rows,
+            row,
+            source,
+            begin,
+            replays,
+            index,
+            next_end,
+            head,
+            keys,
+            values,
+            sizes,
+        )
+        finish += begin
+        first = begin // CHUNK
+        at = first_chunk(start, row, CHUNK)
+        for chunk in tl.range(first, (finish + CHUNK - 1) // CHUNK, num_stages=STAGES):
             position = chunk * CHUNK + lanes
             inside = (position >= begin) & (position < finish)
             token = start + position - begin
-            q_ptr, k_ptr = inputs.q + key_head * sizes.k, inputs.k + key_head * sizes.k
-            q = unit(_load(q_ptr, token * strides[0], sizes.k, inside, keys), sizes.delta)
-            k = unit(_load(k_ptr, token * strides[1], sizes.k, inside, keys), sizes.delta)
-            v_ptr = inputs.v + head * sizes.v
-            v = _load(v_ptr, token * strides[2], sizes.v, inside, across)
-            gate = token * sizes.heads + head
-            decay = tl.load(inputs.decay + gate, mask=inside, other=0.0)
-            beta = tl.load(inputs.beta + gate, mask=inside, other=0.0)[:, None]
-            # Summed by segment: a difference of sums loses what is small beside what is large.
-            decays = tl.exp(tl.cumsum(tl.where(is_before, decay[:, None], 0.0), 0))
-            since_begin = tl.exp(tl.cumsum(decay, 0))[:, None]
-            until_end = tl.sum(tl.where(lanes[:, None] == CHUNK - 1, decays, 0.0), 0)[:, None]
-            added = beta * v
+            q, k, v = _load(inputs, strides, token, inside, key_head, head, keys, values, sizes)
+            solved, seen, a, b, c, total = _load_products(
+                products, at + chunk - first, head, sizes, CHUNK
+            )
+            new = v.to(tl.float32)
             if sizes.delta:
-                added -= beta * _dot(k * since_begin, tl.trans(state))
-                system = tl.where(is_before, beta * _dot(k, tl.trans(k)) * decays, 0.0)
-                added = _dot(_inverse(system, CHUNK), added)
-            seen = tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
-            out = _dot(q * since_begin, tl.trans(state))
-            out = (out + _dot(_dot(q, tl.trans(k)) * seen, added)) * scale
+                new -= _dot(state, tl.trans(k)) * a[None, :]
+                new = _dot_of_parts(new, tl.trans(solved))
+            out = _dot(state, tl.trans(q)) * b[None, :] + _dot_of_parts(new, tl.trans(seen))
             if sizes.has_skip:
-                out += tl.load(skip_ptr + head) * v
-            address = out_ptr + (token[:, None] * sizes.heads + head) * sizes.v + across
-            mask = inside[:, None] & (across < sizes.v)
+                out += tl.load(skip_ptr + head) * v.to(tl.float32)
+            address = out_ptr + (token[None, :] * sizes.heads + head) * sizes.v + values
+            mask = inside[None, :] & (values < sizes.v)
             tl.store(address, out.to(out_ptr.dtype.element_ty), mask=mask)
-            state = state * tl.exp(tl.sum(decay, 0)) + _dot(tl.trans(added), k * until_end)
+            state = state * total + _dot(new * c[None, :], k)
             end = tl.minimum((chunk + 1) * CHUNK, finish)
-            index = snapshot(state, memory, rows, row, index, end, head, keys, values, sizes)
+            index, next_end = snapshot(
+                state, memory, rows, row, index, next_end, end, head, keys, values, sizes
+            )
         store_state(state, memory, slot, head, keys, values, sizes)
 
 
@@ -129,25 +193,38 @@ def recurrence_chunked(
     extent: Extent,
     skip: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute `recurrence` of rows whose tokens all stand, with a decay a head, in one kernel."""
+    """Compute `recurrence` of rows whose tokens all stand, with a decay a head, in two kernels."""
     assert extent.standing is None
     assert inputs.decay.dim() == 2
     sizes = sizes_of(inputs, rule, memory, rows.snapshot_ends.shape[1], skip is not None)
     out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
-    block_v = max(16, min(VALUES, triton.next_power_of_2(sizes.v)))
-    _chunked_kernel[(len(rows.slots), sizes.heads, triton.cdiv(sizes.v, block_v))](
+    products = chunk_products(inputs, rule, rows, sizes)
+    _scan(inputs, products, memory, rows, skip, out, sizes)
+    return out
+
+
+def _scan(
+    inputs: TokenInputs,
+    products: ChunkProducts,
+    memory: Matrices,
+    rows: StateRows,
+    skip: torch.Tensor | None,
+    out: torch.Tensor,
+    sizes: Sizes,
+) -> None:
+    block_v = max(VALUES_OF_A_WARP, min(VALUES, triton.next_power_of_2(sizes.v) // 2))
+    _scan_kernel[(len(rows.slots), sizes.heads, triton.cdiv(sizes.v, block_v))](
         inputs,
         tuple(each.stride(0) for each in inputs[:3]),
+        products,
         memory,
         rows,
         skip,
         out,
-        rule.scale,
         sizes=sizes,
         CHUNK=CHUNK,
         BLOCK_K=max(16, padded_lanes(sizes.k)),
         BLOCK_V=block_v,
-        num_warps=8,
+        num_warps=block_v // VALUES_OF_A_WARP,
         **overlap_of(out),
     )
-    return out

@@ -177,7 +177,9 @@ class Texts:
 
         def filled(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             # Whatever a slot held before must not matter.
-            return torch.full((self.num_slots, *shape), 1e30, dtype=dtype, device=self.device)
+            return torch.full(
+                (self.num_slots, *shape), torch.finfo(dtype).max, dtype=dtype, device=self.device
+            )
 
         by_channel = (self.k,) if self.kind == BY_CHANNEL else ()
         return Matrices(

@@ -51,8 +51,11 @@ def test_whole_texts(
 
 
 @pytest.mark.parametrize(("compute", "device"), PREFILLS)
-def test_inputs_of_bfloat16_are_computed_in_float32(compute: Compute, device: str) -> None:
-    texts = Texts(DELTA, [CHUNK + 4], dtype=torch.bfloat16, device=device)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_inputs_of_sixteen_bits_are_computed_in_float32(
+    dtype: torch.dtype, compute: Compute, device: str
+) -> None:
+    texts = Texts(DELTA, [CHUNK + 4], dtype=dtype, device=device)
     (out,) = texts.compute(compute, [Part(0, 0, CHUNK + 4, slot=1)])
     torch.testing.assert_close(out.double(), texts.wanted[0], **texts.tolerance(0))
     texts.check_state(1, 0, CHUNK + 4)

@@ -1,0 +1,196 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""Compute for every chunk of the recurrence at once what needs no state.
+
+Of a chunk's tokens, with D[i, j] the sum of the decays after token j up to i, norms 1 where the
+rule is not the delta rule:
+
+    P[i, j] = scale exp(D[i, j]) (q[i] · k[j]) / (|q[i]| |k[j]|)            of j ≤ i
+    A[i, j] = beta[i] exp(D[i, j]) (k[i] · k[j]) / (|k[i]| |k[j]|)          of j < i
+    T = (I + A)⁻¹ diag(beta)
+
+and, to be multiplied with products of the state, a[i] = exp(D[i]) / |k[i]|,
+b[i] = scale exp(D[i]) / |q[i]| and c[i] = exp(D[last, i]) / |k[i]|. The state space has no
+equations to solve, and beta in the columns of P and in c.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.recurrent.matrices import CHUNK, Rule, TokenInputs
+from engine.kernels.recurrent.reference import NORM_EPS
+from engine.kernels.recurrent.token_steps import Sizes
+from engine.memory.state_rows import NULL_SLOT, StateRows
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
+
+ROWS_A_LOOK = constexpr(128)
+"""Rows whose first chunks are compared with a program's at once."""
+
+_NULL = constexpr(NULL_SLOT)
+_EPS = constexpr(NORM_EPS)
+
+
+class ChunkProducts(NamedTuple):
+    """What N chunks hold, float32.
+
+    A row's chunks begin at `first_chunk`; what lies between rows is not written.
+
+    Attributes:
+        squares: [N, H, 2, C, C], T and P. lines: [N, H, 4, C]: a, b, c, and the exponential of the
+            chunk's decay.
+    """
+
+    squares: torch.Tensor
+    lines: torch.Tensor
+
+
+@jit
+def first_chunk(start, row, CHUNK: tl.constexpr):  # noqa: N803
+    """Where a row's chunks begin: a row of n tokens has at most n / CHUNK + 31 / 16 of them."""
+    return start // CHUNK + 2 * row
+
+
+@jit
+def _row_of(starts, num_rows, at, CHUNK: tl.constexpr):  # noqa: N803
+    """The row whose chunks begin last, at `at` or before."""
+    row = -1
+    for first in range(0, num_rows, ROWS_A_LOOK):
+        rows = first + tl.arange(0, ROWS_A_LOOK)
+        start = tl.load(starts + rows, mask=rows < num_rows, other=1 << 30)
+        row += tl.sum((first_chunk(start, rows, CHUNK) <= at).to(tl.int32), 0)
+    return row
+
+
+@jit
+def _inverse(system, CHUNK: tl.constexpr):  # noqa: N803
+    """The inverse of I + `system`, strictly lower triangular, by forward substitution."""
+    rows = tl.arange(0, CHUNK)[:, None]
+    inverse = tl.where(rows == tl.arange(0, CHUNK)[None, :], 1.0, 0.0)
+    for i in tl.static_range(1, CHUNK):
+        factors = tl.sum(tl.where(rows == i, system, 0.0), 0)
+        change = tl.sum(factors[:, None] * inverse, 0)
+        inverse -= tl.where(rows == i, change[None, :], 0.0)
+    return inverse
+
+
+@jit
+def _keys_products(
+    inputs,
+    strides,
+    token,
+    inside,
+    head,
+    sizes: tl.constexpr,
+    CHUNK: tl.constexpr,  # noqa: N803
+    BLOCK_K: tl.constexpr,  # noqa: N803
+):
+    """Products of a chunk's q and k with its k [C, C], and their norms' inverses [C].
+
+    Values of bfloat16 and float16 are TF32's too; float32 takes three products.
+    """
+    precision: tl.constexpr = "tf32x3" if inputs.k.dtype.element_ty == tl.float32 else "tf32"
+    pieces: tl.constexpr = 32 if BLOCK_K > 32 else BLOCK_K
+    seen = tl.zeros([CHUNK, CHUNK], tl.float32)
+    system = tl.zeros([CHUNK, CHUNK], tl.float32)
+    q_square, k_square = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
+    key_head = head // (sizes.heads // sizes.key_heads)
+    for first in range(0, sizes.k, pieces):
+        keys = first + tl.arange(0, pieces)[None, :]
+        channels = inside[:, None] & (keys < sizes.k)
+        q_ptr = inputs.q + token[:, None] * strides[0] + key_head * sizes.k + keys
+        k_ptr = inputs.k + token[:, None] * strides[1] + key_head * sizes.k + keys
+        q = tl.load(q_ptr, mask=channels, other=0.0).to(tl.float32)
+        k = tl.load(k_ptr, mask=channels, other=0.0).to(tl.float32)
+        seen = tl.dot(q, tl.trans(k), seen, input_precision=precision)
+        if sizes.delta:
+            system = tl.dot(k, tl.trans(k), system, input_precision=precision)
+            q_square += tl.sum(q * q, 1)
+            k_square += tl.sum(k * k, 1)
+    return seen, system, tl.rsqrt(q_square + _EPS), tl.rsqrt(k_square + _EPS)
+
+
+@jit
+def _products_kernel(
+    inputs,
+    strides,
+    products,
+    rows,
+    num_rows,
+    scale,
+    sizes: tl.constexpr,
+    CHUNK: tl.constexpr,  # noqa: N803
+    BLOCK_K: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """A program takes a chunk of a head."""
+    begin_next(overlap)
+    at, head = tl.program_id(0), tl.program_id(1)
+    lanes = tl.arange(0, CHUNK)
+    wait_for_last(overlap)
+    row = _row_of(rows.starts, num_rows, at, CHUNK)
+    start = tl.load(rows.starts + row).to(tl.int64)
+    begin = tl.load(rows.begins + row)
+    finish = begin + tl.load(rows.starts + row + 1) - start
+    chunk = begin // CHUNK + at - first_chunk(start, row, CHUNK)
+    is_skipped = tl.load(rows.slots + row) == _NULL
+    if (chunk * CHUNK < finish) & (not is_skipped):
+        position = chunk * CHUNK + lanes
+        inside = (position >= begin) & (position < finish)
+        token = start + position - begin
+        seen, system, q_norm, k_norm = _keys_products(
+            inputs, strides, token, inside, head, sizes, CHUNK, BLOCK_K
+        )
+        gate = token * sizes.heads + head
+        decay = tl.load(inputs.decay + gate, mask=inside, other=0.0)
+        beta = tl.load(inputs.beta + gate, mask=inside, other=0.0)
+        # Summed by segment: a difference of sums loses what is small beside what is large.
+        is_before = lanes[:, None] > lanes[None, :]
+        decays = tl.exp(tl.cumsum(tl.where(is_before, decay[:, None], 0.0), 0))
+        since_begin = tl.exp(tl.cumsum(decay, 0))
+        until_end = tl.sum(tl.where(lanes[:, None] == CHUNK - 1, decays, 0.0), 0)
+        of = at * sizes.heads + head
+        square = products.squares + of * 2 * CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
+        line = products.lines + of * 4 * CHUNK + lanes
+        seen *= scale * tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
+        if sizes.delta:
+            system *= (beta * k_norm)[:, None] * k_norm[None, :] * decays
+            solved = _inverse(tl.where(is_before, system, 0.0), CHUNK) * beta[None, :]
+            tl.store(square, solved)
+            tl.store(line, since_begin * k_norm)
+            seen *= q_norm[:, None] * k_norm[None, :]
+            since_begin *= q_norm
+            until_end *= k_norm
+        else:
+            seen *= beta[None, :]
+            until_end *= beta
+        tl.store(square + CHUNK * CHUNK, seen)
+        tl.store(line + CHUNK, since_begin * scale)
+        tl.store(line + 2 * CHUNK, until_end)
+        tl.store(line + 3 * CHUNK, tl.exp(tl.sum(decay, 0)) + 0.0 * decay)
+
+
+def chunk_products(inputs: TokenInputs, rule: Rule, rows: StateRows, sizes: Sizes) -> ChunkProducts:
+    """Compute the products of a call's chunks, in one kernel."""
+    num_rows = len(rows.slots)
+    num_chunks, heads = len(inputs.v) // CHUNK + 2 * num_rows, sizes.heads
+    products = ChunkProducts(
+        inputs.decay.new_empty(num_chunks, heads, 2, CHUNK, CHUNK),
+        inputs.decay.new_empty(num_chunks, heads, 4, CHUNK),
+    )
+    _products_kernel[(num_chunks, heads)](
+        inputs,
+        tuple(each.stride(0) for each in inputs[:3]),
+        products,
+        rows,
+        num_rows,
+        rule.scale,
+        sizes=sizes,
+        CHUNK=CHUNK,
+        BLOCK_K=max(16, padded_lanes(sizes.k)),
+        num_warps=1,
+        **overlap_of(products.lines),
+    )
+    return products
