@@ -128,8 +128,8 @@ python -m demo.train --collect stdlib.tar.xz
 python -m demo.train --corpus stdlib.tar.xz
 ```
 
-{steps:,} steps of {batch_size} windows of {window_tokens:,} tokens ({epochs:.1f} passes over the \
-data), {num_dialogues} dialogues and
+{num_steps:,} steps of {batch_size} windows of {window_tokens:,} tokens ({epochs:.1f} passes over \
+the data), {num_dialogues} dialogues and
 {num_decisions} decisions, of which replies are learned (weights {dialogue_weight:g} and \
 {decision_weight:g}), in {seconds:.0f} s on one
 {hardware}, torch {torch_version}, bfloat16 autocast, from
@@ -180,13 +180,13 @@ def write_card(folder: Path, corpus: Corpus, encoded: EncodedCorpus, run: Run) -
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     context_tokens = model.config.max_position_embeddings
     settings = run.settings
-    num_trained_tokens = settings.steps * settings.batch_size * settings.window_tokens
+    num_trained_tokens = run.num_steps * settings.batch_size * settings.window_tokens
     led = measure(model.to(device).eval(), tokenizer)
     called = [each.calls_are_right for each in led if each.dialogue.calls]
     decided = measure_decisions(model, tokenizer)
     training_bytes = sum(len(text.encode()) for text in corpus.training())
     text = CARD.format(
-        **vars(settings),
+        **vars(settings) | {"seconds": run.seconds, "num_steps": run.num_steps},
         parameters=model.num_parameters() / 1e6,
         bits_per_byte=bits_per_byte(model, encoded, context_tokens),
         right_calls=100 * sum(called) / len(called),
@@ -203,7 +203,6 @@ def write_card(folder: Path, corpus: Corpus, encoded: EncodedCorpus, run: Run) -
         num_held_out_files=len(encoded.held_out),
         held_out_megabytes=encoded.held_out_bytes / 1e6,
         epochs=num_trained_tokens / encoded.training_tokens,
-        seconds=run.seconds,
         hardware=run.hardware,
         start=run.start,
         torch_version=torch.__version__,

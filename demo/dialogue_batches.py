@@ -1,7 +1,7 @@
 """Dialogues as ids: replies to learn, behind the prompts that the template makes of all before."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from demo.chat import prompt_of, reply_of
 from demo.decisions.drawn import decisions
 from demo.dialogues import Dialogue, dialogues, without_thoughts
+from demo.run import TrainingSettings
 
-POOL_BATCHES = 16
+POOL_BATCHES, BATCHES_AHEAD = 8, 4
 PAD_TO = 32
 ALONE_ONE_IN, SILENT_ONE_IN, DECISION_ONE_IN = 3, 12, 10
 
@@ -33,15 +34,17 @@ class DialogueBatch:
         inputs: int64 [batch, length].
         places: of what predicts a reply's tokens in the flattened inputs, int64 [num_targets].
         targets: those tokens, int64 [num_targets].
+        weights: what each of them counts in the loss, float32 [num_targets].
     """
 
     inputs: torch.Tensor
     places: torch.Tensor
     targets: torch.Tensor
+    weights: torch.Tensor
 
     def to(self, device: torch.device) -> "DialogueBatch":
         """The batch on a device."""
-        parts = (self.inputs, self.places, self.targets)
+        parts = (self.inputs, self.places, self.targets, self.weights)
         return DialogueBatch(*(part.to(device, non_blocking=True) for part in parts))
 
 
@@ -99,22 +102,10 @@ def learned_decisions(tokenizer: Tokenizer, seed: int) -> Iterator[LearnedDialog
         yield learned_dialogue(tokenizer, decision.dialogue, [0], thinks=False)
 
 
-def dialogue_batches(
-    tokenizer: Tokenizer, seed: int, batch_size: int, max_tokens: int
-) -> Iterator[DialogueBatch]:
-    """Endless batches of dialogues."""
-    return _batches(learned_dialogues(tokenizer, seed, max_tokens), seed, batch_size)
-
-
-def decision_batches(tokenizer: Tokenizer, seed: int, batch_size: int) -> Iterator[DialogueBatch]:
-    """Endless batches of decisions."""
-    return _batches(learned_decisions(tokenizer, seed), seed, batch_size)
-
-
-def _batches(
+def pools(
     found: Iterator[LearnedDialogue], seed: int, batch_size: int
-) -> Iterator[DialogueBatch]:
-    """Dialogues of like length share a batch, its length is a multiple of 32."""
+) -> Iterator[list[LearnedDialogue]]:
+    """Endless lists of `batch_size`, each of dialogues of like length."""
     draw = random.Random(seed)
     while True:
         pool = [next(found) for _ in range(POOL_BATCHES * batch_size)]
@@ -122,7 +113,23 @@ def _batches(
         starts = list(range(0, len(pool), batch_size))
         draw.shuffle(starts)
         for start in starts:
-            yield padded(pool[start : start + batch_size])
+            yield pool[start : start + batch_size]
+
+
+def dialogue_batches(
+    tokenizer: Tokenizer, seed: int, settings: TrainingSettings, max_tokens: int
+) -> Iterator[DialogueBatch]:
+    """Endless batches of dialogues, then decisions; each kind's weight is shared by its tokens."""
+    dialogues = learned_dialogues(tokenizer, seed, max_tokens)
+    decisions = learned_decisions(tokenizer, seed)
+    kinds = zip(
+        pools(dialogues, seed, settings.num_dialogues),
+        pools(decisions, seed, settings.num_decisions),
+        strict=True,
+    )
+    weights = (settings.dialogue_weight, settings.decision_weight)
+    for parts in kinds:
+        yield padded(list(zip(parts, weights, strict=True)))
 
 
 class _Drawn(IterableDataset[DialogueBatch]):
@@ -145,19 +152,34 @@ def drawn_ahead(
     Args:
         workers: processes that draw batches while others are learned; 0 for this one.
     """
-    return iter(DataLoader(_Drawn(draw, seed), batch_size=None, num_workers=workers))
+    ahead = BATCHES_AHEAD if workers else None
+    drawn = _Drawn(draw, seed)
+    return iter(DataLoader(drawn, batch_size=None, num_workers=workers, prefetch_factor=ahead))
 
 
-def padded(batch: list[LearnedDialogue]) -> DialogueBatch:
-    """Dialogues as one batch."""
+def padded(parts: Sequence[tuple[list[LearnedDialogue], float]]) -> DialogueBatch:
+    """Dialogues of several kinds as one batch, whose length is a multiple of 32.
+
+    Args:
+        parts: dialogues, and the weight that the tokens learned of them have together.
+    """
+    batch = [each for kind, _ in parts for each in kind]
     longest = max(len(each.ids) for each in batch) - 1
     length = -(-longest // PAD_TO) * PAD_TO
     inputs = torch.zeros(len(batch), length, dtype=torch.long)
-    places: list[int] = []
-    targets: list[int] = []
     for row, each in enumerate(batch):
         inputs[row, : len(each.ids) - 1] = torch.tensor(each.ids[:-1])
-        learned = [i for i, is_learned in enumerate(each.learned) if is_learned]
-        places += [row * length + i - 1 for i in learned]
-        targets += [each.ids[i] for i in learned]
-    return DialogueBatch(inputs, torch.tensor(places), torch.tensor(targets))
+    places: list[int] = []
+    targets: list[int] = []
+    weights: list[torch.Tensor] = []
+    row = 0
+    for kind, weight in parts:
+        before = len(targets)
+        for each in kind:
+            learned = [i for i, is_learned in enumerate(each.learned) if is_learned]
+            places += [row * length + i - 1 for i in learned]
+            targets += [each.ids[i] for i in learned]
+            row += 1
+        count = len(targets) - before
+        weights.append(torch.full((count,), weight / max(count, 1)))
+    return DialogueBatch(inputs, torch.tensor(places), torch.tensor(targets), torch.cat(weights))

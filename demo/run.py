@@ -14,13 +14,14 @@ class TrainingSettings:
     dialogue_weight: float = 0.5  # of their loss, relative to the text's
     num_decisions: int = 32  # a step
     decision_weight: float = 0.5  # of their loss, relative to the text's
-    workers: int = 0  # processes that draw dialogues and decisions, of each
+    workers: int = 0  # processes that draw dialogues and decisions
     matrix_rate: float = 0.03  # Muon, on the layers' matrices
     vector_rate: float = 0.006  # AdamW, on embedding and norms
     weight_decay: float = 0.2
     dropout: float = 0.15  # without it the held-out figure rises after some 15 passes
     warmup: float = 0.02  # share of the steps
     cooldown: float = 0.6  # share of the steps
+    seconds: float = 0.0  # end by the clock, after as many steps as are made; 0: after `steps`
     evaluations: int = 20
     seed: int = 0
 
@@ -33,6 +34,7 @@ class Run:
     """
 
     settings: TrainingSettings
+    num_steps: int
     curve: list[tuple[int, float]]
     seconds: float
     hardware: str

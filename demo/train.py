@@ -8,8 +8,9 @@ Each step sees windows of the library's text, some dialogues (`demo.dialogues`) 
 learns these in a few minutes; `--teacher` keeps what it knows of the text:
 
     python -m demo.train --corpus stdlib.tar.xz --start demo/model --teacher demo/model \
-        --steps 1200 --batch-size 16 --window-tokens 1024 --num-dialogues 32 --num-decisions 128 \
-        --dropout 0 --matrix-rate 0.004 --vector-rate 0.002 --weight-decay 0 --workers 6
+        --seconds 85 --eager --batch-size 24 --window-tokens 1024 --num-dialogues 32 \
+        --num-decisions 192 --decision-weight 1 --dropout 0 --matrix-rate 0.003 \
+        --vector-rate 0.0015 --weight-decay 0 --workers 12
 """
 
 import argparse
@@ -28,12 +29,7 @@ from transformers import LlamaForCausalLM
 from demo import MODEL_FOLDER
 from demo.card import write_card
 from demo.corpus import collect, read_archive, write_archive
-from demo.dialogue_batches import (
-    DialogueBatch,
-    decision_batches,
-    dialogue_batches,
-    drawn_ahead,
-)
+from demo.dialogue_batches import DialogueBatch, dialogue_batches, drawn_ahead
 from demo.evaluate import bits_per_byte
 from demo.head_run import HeadSettings
 from demo.llama import CONTEXT_TOKENS, build_model, save_model
@@ -60,7 +56,7 @@ def build_optimizers(model: nn.Module, settings: TrainingSettings) -> list[torch
     ]
 
 
-def rate_factor(step: int, settings: TrainingSettings | HeadSettings) -> float:
+def rate_factor(step: float, settings: TrainingSettings | HeadSettings) -> float:
     """The rate of a step as a share of its peak: up in the warm-up, flat, down in the cool-down."""
     done = step / settings.steps
     rising = (step + 1) / (settings.warmup * settings.steps)
@@ -88,11 +84,11 @@ def taught_loss(model: nn.Module, windows: torch.Tensor, teacher: nn.Module) -> 
 
 
 def replies_loss(model: LlamaForCausalLM, batch: DialogueBatch) -> torch.Tensor:
-    """Mean nats a token of the replies in a batch of dialogues; the rest costs no logits."""
+    """Weighted nats of the replies' tokens in a batch of dialogues; the rest costs no logits."""
     batch = batch.to(model.device)
     hidden = model.model(input_ids=batch.inputs, use_cache=False).last_hidden_state
     logits = model.lm_head(hidden.flatten(0, 1)[batch.places])
-    return cross_entropy(logits.float(), batch.targets)
+    return batch.weights @ cross_entropy(logits.float(), batch.targets, reduction="none")
 
 
 class Trainer:
@@ -100,6 +96,7 @@ class Trainer:
 
     Args:
         in_bfloat16: products are made in bfloat16.
+        compiles: what text costs is compiled, which pays where there are thousands of steps.
         teacher: whose distribution of text is learned, instead of the text.
     """
 
@@ -111,57 +108,57 @@ class Trainer:
         settings: TrainingSettings,
         *,
         in_bfloat16: bool,
+        compiles: bool = False,
         teacher: nn.Module | None = None,
     ) -> None:
         device = model.device.type
         self.autocast = functools.partial(torch.autocast, device, torch.bfloat16, in_bfloat16)
         self._model = model
-        self._settings = settings
 
         def text_loss(model: nn.Module, windows: torch.Tensor) -> torch.Tensor:
             if teacher is None:
                 return window_loss(model, windows)
             return taught_loss(model, windows, teacher)
 
-        self._text_loss = torch.compile(text_loss) if device == "cuda" else text_loss
+        self._text_loss = torch.compile(text_loss) if compiles else text_loss
         generator = torch.Generator().manual_seed(settings.seed)
         self._windows = training_batches(
             corpus.training, settings.window_tokens, settings.batch_size, generator
         )
-        self._replies = [
-            (settings.dialogue_weight, self._dialogues(tokenizer)),
-            (settings.decision_weight, self._decisions(tokenizer)),
-        ]
-
-    def _dialogues(self, tokenizer: Tokenizer) -> Iterator[DialogueBatch]:
-        settings = self._settings
 
         def draw(seed: int) -> Iterator[DialogueBatch]:
-            return dialogue_batches(tokenizer, seed, settings.num_dialogues, CONTEXT_TOKENS)
+            return dialogue_batches(tokenizer, seed, settings, CONTEXT_TOKENS)
 
-        return drawn_ahead(draw, settings.seed, settings.workers)
+        self._dialogues = drawn_ahead(draw, settings.seed, settings.workers)
 
-    def _decisions(self, tokenizer: Tokenizer) -> Iterator[DialogueBatch]:
-        settings = self._settings
-
-        def draw(seed: int) -> Iterator[DialogueBatch]:
-            return decision_batches(tokenizer, seed, settings.num_decisions)
-
-        return drawn_ahead(draw, settings.seed, settings.workers)
-
-    def add_gradients(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Add one step's gradients; returns the losses of text, dialogues and decisions."""
+    def add_gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add one step's gradients; returns the losses of text and of replies."""
         self._model.train()
         with self.autocast():
             text = self._text_loss(self._model, next(self._windows).to(self._model.device))
         torch.autograd.backward(text)
-        losses = [text]
-        for weight, batches in self._replies:
-            with self.autocast():
-                losses.append(replies_loss(self._model, next(batches)))
-            torch.autograd.backward(weight * losses[-1])
-        text, dialogues, decisions = losses
-        return text, dialogues, decisions
+        with self.autocast():
+            replies = replies_loss(self._model, next(self._dialogues))
+        torch.autograd.backward(replies)
+        return text, replies
+
+
+class Clock:
+    """How far a run is, in steps of its schedule: those made, or its share of `seconds`."""
+
+    def __init__(self, settings: TrainingSettings) -> None:
+        self._settings = settings
+        self._started = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._started
+
+    def at(self, step: int) -> float:
+        """Where in the schedule the run is that has made so many steps."""
+        settings = self._settings
+        return settings.steps * self.seconds / settings.seconds if settings.seconds else step
 
 
 def train(
@@ -173,26 +170,29 @@ def train(
 ) -> Run:
     """Run all steps, changing the model in place."""
     optimizers = build_optimizers(model, settings)
-    factor = functools.partial(rate_factor, settings=settings)
+    clock, step = Clock(settings), 0
+
+    def factor(step: int) -> float:
+        return max(rate_factor(clock.at(step), settings), 0.0)
+
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, factor) for o in optimizers]
     curve: list[tuple[int, float]] = []
-    started = time.monotonic()
-    for step in range(1, settings.steps + 1):
-        text, dialogues, decisions = trainer.add_gradients()
+    while clock.at(step) < settings.steps:
+        text, replies = trainer.add_gradients()
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
         model.zero_grad()
-        if step % max(1, settings.steps // settings.evaluations) == 0:
+        step += 1
+        if clock.at(step) * settings.evaluations >= settings.steps * (len(curve) + 1):
             with trainer.autocast():
                 held_out = bits_per_byte(model, corpus, CONTEXT_TOKENS)
             curve.append((step, held_out))
-            report = f"step {step}: {text.item():.3f} nats a token, dialogues "
-            report += f"{dialogues.item():.3f}, decisions {decisions.item():.3f}"
-            seconds = time.monotonic() - started
+            report = f"step {step}: {text.item():.3f} nats a token, replies {replies.item():.3f}"
+            seconds = clock.seconds
             print(f"{report}, held-out {held_out:.4f} bits a byte, {seconds:.0f} s", flush=True)
     hardware = torch.cuda.get_device_name() if model.device.type == "cuda" else "CPU"
-    return Run(settings, curve, time.monotonic() - started, hardware, start)
+    return Run(settings, step, curve, clock.seconds, hardware, start)
 
 
 def parse_arguments() -> tuple[argparse.Namespace, TrainingSettings]:
@@ -203,6 +203,7 @@ def parse_arguments() -> tuple[argparse.Namespace, TrainingSettings]:
     parser.add_argument("--start", type=Path, help="folder of a model to go on from")
     parser.add_argument("--teacher", type=Path, help="folder of a model whose text is to be kept")
     parser.add_argument("--bfloat16", action="store_true", help="as on a GPU, on a CPU that has it")
+    parser.add_argument("--eager", action="store_true", help="compile nothing, for short runs")
     parser.add_argument("--output", type=Path, default=MODEL_FOLDER, help="folder to write")
     for field in fields(TrainingSettings):
         flag = "--" + field.name.replace("_", "-")
@@ -220,7 +221,10 @@ def main() -> None:
         print(f"{write_archive(corpus, args.collect)}  {args.collect}")
         return
     args.output.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(corpus.training())
+    if args.start:
+        tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+    else:
+        tokenizer = train_tokenizer(corpus.training())
     encoded = encode_corpus(tokenizer, corpus)
     print(f"{len(encoded.training)} documents, {encoded.training_tokens} tokens", flush=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -236,6 +240,7 @@ def main() -> None:
         tokenizer,
         settings,
         in_bfloat16=device.type == "cuda" or args.bfloat16,
+        compiles=device.type == "cuda" and not args.eager,
         teacher=teacher,
     )
     start = f"the model in `{args.start}`" if args.start else "random weights"

@@ -1,14 +1,24 @@
 """Dialogues as ids: what is learned of them, and how they are padded."""
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from demo.chat import prompt_of, reply_of
-from demo.dialogue_batches import dialogue_batches, learned_dialogue, learned_dialogues
+from demo.chat import NO_THOUGHTS, prompt_of, reply_of
+from demo.dialogue_batches import (
+    DialogueBatch,
+    dialogue_batches,
+    drawn_ahead,
+    learned_decisions,
+    learned_dialogue,
+    learned_dialogues,
+)
 from demo.dialogues import dialogues, without_thoughts
+from demo.run import TrainingSettings
+from demo.tokens import TURN_END_ID
 from tests.demo.chat_tokenizer import chat_tokenizer
 
 
@@ -57,12 +67,42 @@ def test_ids_are_those_of_the_whole_text(tokenizer: Tokenizer) -> None:
         assert tokenizer.encode(decode(tokenizer, each.ids)).ids == each.ids
 
 
+def test_decisions_are_labels_behind_closed_thoughts(tokenizer: Tokenizer) -> None:
+    for each in itertools.islice(learned_decisions(tokenizer, 1), 50):
+        first = each.learned.index(True)
+        assert decode(tokenizer, each.ids[:first]).endswith("assistant\n" + NO_THOUGHTS)
+        assert each.ids[-1] == TURN_END_ID
+        assert "<think>" not in decode(tokenizer, each.ids[first:])
+
+
 def test_batches_name_each_reply_s_tokens_at_the_places_before_them(tokenizer: Tokenizer) -> None:
-    batch = next(dialogue_batches(tokenizer, 1, 4, 512))
-    assert batch.inputs.shape[0] == 4
+    settings = TrainingSettings(num_dialogues=4, num_decisions=3, decision_weight=2.0)
+    batch = next(dialogue_batches(tokenizer, 1, settings, 512))
+    assert batch.inputs.shape[0] == 7
     assert batch.inputs.shape[1] % 32 == 0
     flat = batch.inputs.flatten()
     # Within a reply, the input behind a place is its target; its last token is in no input.
     inner = torch.nonzero(batch.places[1:] == batch.places[:-1] + 1).flatten()
     assert len(inner) > 20
     assert torch.equal(flat[batch.places[inner] + 1], batch.targets[inner])
+    # Each kind's weight is that of all its tokens.
+    is_dialogue = batch.places < 4 * batch.inputs.shape[1]
+    assert batch.weights[is_dialogue].sum().item() == pytest.approx(0.5)
+    assert batch.weights[~is_dialogue].sum().item() == pytest.approx(2.0)
+    ends = batch.targets == TURN_END_ID
+    assert int((ends & ~is_dialogue).sum()) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_drawn_ahead(tokenizer: Tokenizer, workers: int) -> None:
+    settings = TrainingSettings(num_dialogues=1, num_decisions=1)
+
+    def draw(seed: int) -> Iterator[DialogueBatch]:
+        return dialogue_batches(tokenizer, seed, settings, 512)
+
+    ahead = drawn_ahead(draw, 5, workers)
+    found = [next(ahead) for _ in range(2)]
+    seeds = [5, 6] if workers else [5]
+    own = [draw(seed) for seed in seeds]
+    for i, batch in enumerate(found):
+        assert torch.equal(batch.inputs, next(own[i % len(own)]).inputs)
