@@ -58,6 +58,7 @@ def pieces_of(text: str, count: int) -> tuple[list[str], list[Piece]]:
                 prompt_logprobs=None,
                 finish_reason=None,
                 stop_reason=None,
+                weight_versions=(),
             )
         )
     return texts, pieces

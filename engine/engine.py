@@ -154,6 +154,23 @@ class Engine:
         self._end(choices, Finish.CANCELED)
         return num_scoring + len({(c.frontend, c.request.handle) for c in choices})
 
+    def change_weights(self, version: str, num_updates: int) -> None:
+        """Note that weights were written, between two steps.
+
+        Keys that were computed before are found by no request after. Choices that have drawn keep
+        theirs; others, and scoring requests, begin again, so that no number mixes weights.
+        """
+        self._ring.weight_version = version
+        self._prefixes.num_updates = num_updates
+        self._scheduler.preempt_all(undrawn_only=True)
+        for choice in self._unfinished.waiting:
+            choice.hashes = None
+        self._scoring.restart(num_updates=num_updates)
+
+    def rename_weights(self, version: str) -> None:
+        """Call the weights by another version, between two steps."""
+        self._ring.weight_version = version
+
     # -- between steps ----------------------------------------------------------------------
 
     def hold(self) -> None:

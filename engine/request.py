@@ -17,7 +17,7 @@ from engine.arrays import (
     LogprobArrays,
     UInt8Array,
 )
-from engine.contracts.control import ControlReply, ControlRequest, EngineState
+from engine.contracts.control import FIRST_VERSION, ControlReply, ControlRequest, EngineState
 from engine.stats import EngineStats
 from sampling.params import LogprobsMode, SamplingParams
 
@@ -272,6 +272,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         times: float64 [E, 3], when each entry's choice was submitted, first got a row, and drew its
             first token, on the monotonic clock in seconds; 0 before. None unless the engine is
             configured to report them.
+        weight_version: of the weights by which the tokens were drawn.
         stats: the engine's gauges and counters; None where the ones before are fresh enough.
         state: what holds the engine, with each `stats`.
         control: ends of commands.
@@ -290,6 +291,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[int, str] = {}
     drafts: Int64Array | None = None
     times: Float64Array | None = None
+    weight_version: str = FIRST_VERSION
     stats: EngineStats | None = None
     state: EngineState | None = None
     control: list[ControlReply] = []

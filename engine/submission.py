@@ -72,6 +72,11 @@ class Entry(NamedTuple):
         return None if codes is None else codes[self.start : self.start + self.num_new]
 
     @property
+    def weight_version(self) -> str:
+        """The version of the weights by which this entry's tokens were drawn."""
+        return self.output.weight_version
+
+    @property
     def error(self) -> str | None:
         """The message of a choice ended with `Finish.ERROR`."""
         return self.output.errors.get(int(self.output.handles[self.entry_idx]))

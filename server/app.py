@@ -24,6 +24,7 @@ from server.endpoints.chat import route as chat
 from server.endpoints.completions import route as completions
 from server.endpoints.decisions import route as decisions
 from server.endpoints.embeddings import route as embeddings
+from server.endpoints.generate_tokens import route as generate_tokens
 from server.endpoints.messages import route as messages
 from server.endpoints.models import route as models
 from server.endpoints.rerank import route as rerank
@@ -31,6 +32,7 @@ from server.endpoints.responses import route as responses
 from server.endpoints.rollout import route as rollout
 from server.endpoints.scoring import route as scoring
 from server.endpoints.sglang import route as sglang
+from server.endpoints.sglang_generate import route as sglang_generate
 from server.endpoints.systemone import route as systemone
 from server.endpoints.tokens import route as tokens
 from server.errors import ApiError, bad_request
@@ -105,6 +107,8 @@ def create_app(
             chat,
             responses,
             messages,
+            generate_tokens,
+            sglang_generate,
             scoring,
             decisions,
             systemone,

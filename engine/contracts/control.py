@@ -11,6 +11,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+FIRST_VERSION = "default"
+"""The version of the weights that an engine was started with."""
+
 PauseMode = Literal["abort", "wait", "keep"]
 MemoryPart = Literal["weights", "kv_cache"]
 
@@ -19,19 +22,25 @@ MEMORY_PARTS: tuple[MemoryPart, ...] = ("weights", "kv_cache")
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps an engine from planning steps.
+    """What keeps an engine from planning steps, and which weights it has.
 
     Attributes:
         is_paused: no step is planned until a `Resume`, or it waits for the last requests to end.
         refuses: requests that come now are not to wait until it goes on.
         asleep: parts of the memory that were given back, in the order of `MEMORY_PARTS`.
         lacks_weights: weights were let go, and not all of them were written again.
+        weight_version: of the weights, as whoever updated them last calls it.
+        num_updates: how often weights were written.
+        weight_tag: drawn at random whenever weights are written; empty before that.
     """
 
     is_paused: bool = False
     refuses: bool = False
     asleep: tuple[MemoryPart, ...] = ()
     lacks_weights: bool = False
+    weight_version: str = FIRST_VERSION
+    num_updates: int = 0
+    weight_tag: str = ""
 
     @property
     def is_held(self) -> bool:

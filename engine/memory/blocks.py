@@ -33,6 +33,11 @@ def root_hash(salt: str = "") -> bytes:
     return hashlib.blake2b(salt.encode(), digest_size=16).digest()
 
 
+def versioned_salt(salt: str, num_updates: int) -> str:
+    """A salt that prefixes share which were computed after as many updates of the weights."""
+    return f"{num_updates}/{salt}" if num_updates else salt
+
+
 def chain_hash(parent: bytes, token_ids: bytes) -> bytes:
     """The hash of a full block: of its parent's hash and the bytes of its int32 ids."""
     return hashlib.blake2b(parent + token_ids, digest_size=16).digest()

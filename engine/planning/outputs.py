@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.arrays import Float64Array, Int32Array, Int64Array, LogprobArrays, UInt8Array
+from engine.contracts.control import FIRST_VERSION
 from engine.planning.settle import Settled
 from engine.request import Finish, ItemScores, PromptLogprobs, StepOutput
 from engine.rows import Choice
@@ -48,7 +49,11 @@ class _Outbox:
 
 
 class OutputRing:
-    """Holds each row's tokens and logprobs until they are due, then gives them out by frontend."""
+    """Holds each row's tokens and logprobs until they are due, then gives them out by frontend.
+
+    Attributes:
+        weight_version: of the weights by which what is held was drawn.
+    """
 
     def __init__(self, max_rows: int, max_new: int = 1, *, report_times: bool = False) -> None:
         """Make an empty ring.
@@ -69,6 +74,7 @@ class OutputRing:
         self._origins: UInt8Array = np.zeros(self._shape, dtype=np.uint8)
         self._outboxes: dict[bytes, _Outbox] = {}
         self._report_times = report_times
+        self.weight_version = FIRST_VERSION
 
     @property
     def has_output(self) -> bool:
@@ -207,8 +213,10 @@ class OutputRing:
     def collect(self) -> list[tuple[bytes, StepOutput]]:
         """Give out one output for each frontend that anything was emitted for, without `stats`."""
         outboxes, self._outboxes = self._outboxes, {}
-        reports = self._report_times
-        return [(frontend, _step_output(box, reports)) for frontend, box in outboxes.items()]
+        reports, version = self._report_times, self.weight_version
+        return [
+            (frontend, _step_output(box, reports, version)) for frontend, box in outboxes.items()
+        ]
 
     def _outbox(self, frontend: bytes) -> _Outbox:
         return self._outboxes.setdefault(frontend, _Outbox())
@@ -243,7 +251,9 @@ def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
     return emissions
 
 
-def _step_output(outbox: _Outbox, report_times: bool) -> StepOutput:
+def _step_output(
+    outbox: _Outbox, report_times: bool, weight_version: str = FIRST_VERSION
+) -> StepOutput:
     emissions = outbox.emissions
     choices = [choice for emission in emissions for choice in emission.choices]
     return StepOutput(
@@ -260,6 +270,7 @@ def _step_output(outbox: _Outbox, report_times: bool) -> StepOutput:
         errors={c.request.handle: e.error for e in emissions if e.error for c in e.choices},
         drafts=_draft_counts(choices),
         times=_times(choices) if report_times else None,
+        weight_version=weight_version,
     )
 
 

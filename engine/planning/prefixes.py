@@ -6,7 +6,13 @@ import numpy as np
 
 from engine.arrays import Int64Array
 from engine.config import CacheConfig
-from engine.memory.blocks import BlockPool, block_hashes, chain_hash, root_hash
+from engine.memory.blocks import (
+    BlockPool,
+    block_hashes,
+    chain_hash,
+    root_hash,
+    versioned_salt,
+)
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.planning.row_snapshots import RowSnapshots
 from engine.rows import Choice, RowTable
@@ -17,6 +23,9 @@ class PrefixIndex:
 
     Args:
         snapshots: where layers keep states: found and registered by the hashes of blocks.
+
+    Attributes:
+        num_updates: how often the weights were written: keys of others are never found.
     """
 
     def __init__(
@@ -31,6 +40,7 @@ class PrefixIndex:
         self._pool = pool
         self._table = table
         self._snapshots = snapshots
+        self.num_updates = 0
 
     def find(self, choice: Choice, num_reusable: int, *, drafted: bool) -> list[int]:
         """Known blocks of a choice's first `num_reusable` tokens, without holding them.
@@ -90,6 +100,5 @@ class PrefixIndex:
 
     def _salt(self, choice: Choice) -> str:
         """The salt of a choice's hashes; without prefix caching, one for each request."""
-        if self._prefix_caching:
-            return choice.request.cache_salt
-        return f"{choice.arrival}/{choice.request.cache_salt}"
+        salt = versioned_salt(choice.request.cache_salt, self.num_updates)
+        return salt if self._prefix_caching else f"{choice.arrival}/{salt}"

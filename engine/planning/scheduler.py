@@ -195,10 +195,16 @@ class Scheduler:
         held.extend(blocks)
         self._table.num_granted[row] = len(held)
 
-    def preempt_all(self) -> None:
-        """Let every running choice wait again, so that it computes all its keys anew."""
-        for row in list(self._table.running):
-            self._preempt(row)
+    def preempt_all(self, *, undrawn_only: bool = False) -> None:
+        """Let running choices wait again, so that they compute all their keys anew.
+
+        Args:
+            undrawn_only: of those alone that have drawn nothing.
+        """
+        table = self._table
+        for row in list(table.running):
+            if not undrawn_only or table.num_known[row] == table.prompt_len[row]:
+                self._preempt(row)
 
     def _preempt(self, row: int) -> None:
         """Let a running choice wait again with the tokens read back.

@@ -43,6 +43,11 @@ class UnfinishedChoices:
         of = [choices for key, choices in self._by_request.items() if key[0] == frontend]
         return [choice for choices in of for choice in choices]
 
+    @property
+    def waiting(self) -> list[Choice]:
+        """All choices without a row that have not ended."""
+        return [c for cs in self._by_request.values() for c in cs if c.row is None]
+
     def named(self, names: tuple[str, ...] | None) -> list[Choice]:
         """All choices of requests with one of these names, all with None, that have not ended."""
         of = self._by_request.values()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
-from engine.memory.blocks import NULL_BLOCK, block_hashes
+from engine.memory.blocks import NULL_BLOCK, block_hashes, versioned_salt
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.request import ScoringRequest
 from engine.scoring.layout import RowLayout, layout_of
@@ -78,11 +78,17 @@ class ScoringProgress:
         block_size: int,
         *,
         keeps_states: bool = False,
+        num_updates: int = 0,
     ) -> ScoringProgress:
-        """The progress of a request that has just arrived."""
+        """The progress of a request of which nothing is computed.
+
+        Args:
+            num_updates: how often the weights were written.
+        """
         query = request.query_token_ids
         shared_len = len(query) // block_size * block_size
         num_read = int(request.num_read.sum())
+        salt = versioned_salt(request.cache_salt, num_updates)
         return cls(
             frontend=frontend,
             request=request,
@@ -95,7 +101,7 @@ class ScoringProgress:
             best_ids=np.zeros(num_read, dtype=np.int32),
             best=np.zeros(num_read, dtype=np.float32),
             log_sums=np.zeros(num_read, dtype=np.float64),
-            hashes=block_hashes(query[:shared_len], block_size, request.cache_salt),
+            hashes=block_hashes(query[:shared_len], block_size, salt),
         )
 
     @property

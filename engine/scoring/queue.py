@@ -85,7 +85,7 @@ class ScoringQueue:
         self._in_flight: _Step | None = None
         self._launched: _Step | None = None
         self._parked: list[tuple[tuple[int, int], ScoringProgress]] | None = None
-        self._turn = 0
+        self._turn = self._num_updates = 0
         self.num_bad = 0
         self.num_failed = 0
         self.num_tokens = 0
@@ -120,10 +120,7 @@ class ScoringQueue:
 
     def submit(self, frontend: bytes, request: ScoringRequest, arrival: int) -> None:
         """Queue a request, which must fit the context."""
-        keeps_states = self._snapshots is not None
-        progress = ScoringProgress.of(
-            frontend, request, arrival, self._block_size, keeps_states=keeps_states
-        )
+        progress = self._progress(frontend, request, arrival)
         self._unfinished[frontend, request.handle] = progress
         if self._snapshots is not None and self._snapshots.num_snapshots < SNAPSHOTS_EACH:
             self._end(progress, Finish.ERROR, "there is no memory for snapshots of states")
@@ -178,20 +175,33 @@ class ScoringQueue:
         for entry in parked:
             heapq.heappush(self._waiting, entry)
 
-    def restart(self) -> None:
-        """Let active requests begin again, with nothing computed; no step is in flight."""
-        for old in list(self._active):
-            self._let_go(old, query_hash=None)
+    def restart(self, *, num_updates: int | None = None) -> None:
+        """Let all requests begin again, with nothing computed; no step is in flight.
+
+        Args:
+            num_updates: how often the weights were written, where it has changed.
+        """
+        if num_updates is not None:
+            self._num_updates = num_updates
+        self._waiting.clear()
+        self._parked = None if self._parked is None else []
+        for old in list(self._unfinished.values()):
+            if old in self._active:
+                self._let_go(old, query_hash=None)
             old.ended = True
-            fresh = ScoringProgress.of(
-                old.frontend,
-                old.request,
-                old.arrival,
-                self._block_size,
-                keeps_states=self._snapshots is not None,
-            )
+            fresh = self._progress(old.frontend, old.request, old.arrival)
             self._unfinished[old.frontend, old.request.handle] = fresh
             self._wait(fresh)
+
+    def _progress(self, frontend: bytes, request: ScoringRequest, arrival: int) -> ScoringProgress:
+        return ScoringProgress.of(
+            frontend,
+            request,
+            arrival,
+            self._block_size,
+            keeps_states=self._snapshots is not None,
+            num_updates=self._num_updates,
+        )
 
     # -- a turn -----------------------------------------------------------------------------
 

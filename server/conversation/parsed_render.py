@@ -111,7 +111,8 @@ class ParsedChatRenderer(ChatRenderer):
         choice["delta"] = deltas[0] if deltas else {}
         if len(deltas) < 2:
             return (orjson.dumps(choice),)
-        end = {name: choice[name] for name in ("finish_reason", "stop_reason")}
+        ends = "finish_reason", "stop_reason", "weight_versions"
+        end = {name: choice[name] for name in ends if name in choice}
         choice |= dict.fromkeys(end)
         *middle, last = deltas[1:]
         return [

@@ -13,6 +13,7 @@ from bisect import bisect_left
 import msgspec
 
 from engine.arrays import Int64Array, LogprobArrays
+from engine.contracts.control import FIRST_VERSION
 from engine.request import Finish, Origin, PromptLogprobs
 from engine.submission import Entry
 from server.generation.form import ReplyForm
@@ -21,6 +22,14 @@ from server.text.detokenize import Detokenizer
 from server.text.stop import StopMatcher
 
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELED: "abort"}
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """Generated tokens start .. end - 1 were drawn by the weights of this version."""
+
+    version: str
+    start: int
+    end: int
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -34,6 +43,7 @@ class Piece(msgspec.Struct, frozen=True):
         logprobs: logprobs of these tokens, or of the dropped one where nothing is generated.
         prompt_logprobs: on the first piece only, where the engine reported any.
         finish_reason: set on the last piece only.
+        weight_versions: of all the choice's tokens, on the last piece only.
     """
 
     first: bool
@@ -45,6 +55,7 @@ class Piece(msgspec.Struct, frozen=True):
     prompt_logprobs: PromptLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
+    weight_versions: tuple[WeightSpan, ...]
 
 
 class ReplyChoice:
@@ -57,6 +68,7 @@ class ReplyChoice:
         finish_reason: None while the choice goes on.
         num_generated: tokens drawn, up to the one that completed a stop string.
         drafts: counts of its drafts, as `StepOutput.drafts`; None without a drafter.
+        weight_version: of the weights that drew the last tokens.
     """
 
     def __init__(
@@ -83,6 +95,8 @@ class ReplyChoice:
         self._num_tokens_taken = 0
         self._num_kept: int | None = None
         self._first = True
+        self.weight_version = FIRST_VERSION
+        self._weight_starts: list[tuple[str, int]] = []
 
     @property
     def num_waiting(self) -> int:
@@ -94,12 +108,15 @@ class ReplyChoice:
 
         Text is made at once where the form needs it at once, else when the piece is taken.
         """
-        form = self._form
+        form, starts = self._form, self._weight_starts
         token_ids: list[int] = entry.token_ids.tolist()
         if token_ids and form.shows_logprobs:
             self._keep_logprobs(entry)
         self._finish = finish = entry.finish
+        self.weight_version = entry.weight_version
         self.drafts = entry.drafts
+        if token_ids and (not starts or starts[-1][0] != entry.weight_version):
+            starts.append((entry.weight_version, self.num_generated))
         if not form.next_token_only:
             self._waiting += token_ids
             self.num_generated += len(token_ids)
@@ -175,12 +192,22 @@ class ReplyChoice:
             prompt_logprobs=self.prompt_logprobs if self._first else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            weight_versions=self._weight_spans(upto) if finished else (),
         )
         self._first = False
         self._text = self._text[len(text) :]
         self._num_chars_taken += len(text)
         self._num_tokens_taken = upto
         return piece
+
+    def _weight_spans(self, count: int) -> tuple[WeightSpan, ...]:
+        """Which weights drew the first `count` tokens."""
+        starts = [(version, start) for version, start in self._weight_starts if start < count]
+        ends = [start for _, start in starts[1:]] + [count] * bool(starts)
+        return tuple(
+            WeightSpan(version, start, end)
+            for (version, start), end in zip(starts, ends, strict=True)
+        )
 
     def _num_releasable(self, num_chars: int, finished: bool) -> int:
         """The number of tokens that may be out once so many more characters are."""

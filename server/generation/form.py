@@ -40,6 +40,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
         usage_at_end: a stream ends with a chunk of usage.
         usage_always: every chunk of a stream carries usage.
         usage_cached: usage counts cached prompt tokens.
+        weight_versions: the weights that drew each token are reported.
     """
 
     mode: str
@@ -66,6 +67,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     usage_at_end: bool = False
     usage_always: bool = False
     usage_cached: bool = False
+    weight_versions: bool = False
 
     @property
     def eager(self) -> bool:
@@ -167,6 +169,7 @@ async def full_reply_form(
         usage_at_end=config.force_include_usage or bool(options.include_usage),
         usage_always=bool(options.continuous_usage_stats),
         usage_cached=config.prompt_tokens_details,
+        weight_versions=bool(body.return_weight_versions),
     )
 
 

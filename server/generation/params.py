@@ -16,7 +16,7 @@ from server.config import SamplingDefaults
 from server.errors import ClientNames, bad_request
 from server.generation.served import ServedModel
 from server.schema.base import BodyModel
-from server.schema.generation import GenerationFields, LogprobFields
+from server.schema.generation import LogprobFields
 from server.structured.spec import NO_CONSTRAINTS, CheckedGrammar, Constraints
 from server.text.tokenizer import Tokenizer
 
@@ -189,7 +189,7 @@ def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], 
 
 
 def prompt_logprobs_params(
-    body: GenerationFields,
+    body: LogprobFields,
     params: SamplingParams,
     num_prompt_top: int | None,
     info: EngineInfo,

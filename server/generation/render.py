@@ -89,8 +89,11 @@ class Renderer:
         if form.return_token_ids:
             choice["token_ids"] = [i for written in pieces for i in written.piece.token_ids]
         if form.origins:
-            codes = [code for written in pieces for code in written.piece.origins]
-            choice["token_origins"] = [_ORIGINS[code] for code in codes]
+            choice["token_origins"] = self._origins(pieces)
+        if form.weight_versions and last.finish_reason is not None:
+            choice["weight_versions"] = [
+                msgspec.structs.asdict(span) for span in last.weight_versions
+            ]
         if first.first:
             choice |= self._prompt_fields(prompt_idx, first.prompt_logprobs)
         return choice
@@ -122,6 +125,9 @@ class Renderer:
         values = [_NO_VALUES, *(a.explicit.reshape(-1) for a in arrays if a is not None)]
         rows = np.concatenate(values).reshape(-1, len(token_ids))
         return {"token_ids": token_ids, "logprobs": value_rows(rows, self._form.packed)}
+
+    def _origins(self, pieces: list[WrittenPiece]) -> list[str]:
+        return [_ORIGINS[code] for written in pieces for code in written.piece.origins]
 
     def _kept(self, pieces: list[WrittenPiece]) -> Any:
         arrays = [written.piece.logprobs for written in pieces]

@@ -32,7 +32,8 @@ class ServedModel:
     @property
     def fingerprint(self) -> str:
         """The `system_fingerprint`: this version and a hash of all that decides bits."""
-        return "-".join(filter(None, ("tailrace", VERSION, self.info.fingerprint)))
+        parts = "tailrace", VERSION, self.info.fingerprint, self.engine.state.weight_tag
+        return "-".join(filter(None, parts))
 
     @property
     def quantization(self) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ logger = logging.getLogger("tailrace")
 GENERATION_PATHS = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
-        *("/v1/score", "/generative_scoring"),
+        *("/inference/v1/generate", "/generate", "/v1/score", "/generative_scoring"),
     }
 )
 """Paths whose POST requests count as received and end in exactly one outcome."""

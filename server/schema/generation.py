@@ -217,6 +217,11 @@ class GenerationFields(SamplingFields, LogprobFields):
     structured_outputs: StructuredOutputs | None = Field(
         None, description="The text keeps to a grammar."
     )
+    return_weight_versions: bool | None = Field(
+        None,
+        description="The reply says which version of the weights drew which of its tokens, for "
+        "servers whose weights are updated.",
+    )
     priority: Priority = None
     request_id: RequestId = None
     cache_salt: str | None = Field(

@@ -108,6 +108,14 @@ class PromptExplicitLogprobs(ExplicitLogprobs):
     start: int
 
 
+class WeightVersionSpan(BaseModel):
+    """Generated tokens `start` to `end - 1` were drawn by the weights of this version."""
+
+    version: str
+    start: int
+    end: int
+
+
 class GeneratedChoice(BaseModel):
     """What choices of completions and of chats have in common."""
 
@@ -118,6 +126,9 @@ class GeneratedChoice(BaseModel):
     )
     stop_reason: str | int | None = Field(
         description="The stop string or stop id that ended the choice; null for the end of text."
+    )
+    weight_versions: list[WeightVersionSpan] | None = Field(
+        None, description="In order; together they cover all generated tokens."
     )
     logprob_token_ids: ExplicitLogprobs | None = None
     prompt_logprob_token_ids: PromptExplicitLogprobs | None = None

@@ -27,6 +27,7 @@ class Inbox:
         self.cached: dict[int, int] = {}
         self.drafts: dict[tuple[int, int], list[int]] = {}
         self.origins: dict[tuple[int, int], list[Origin]] = defaultdict(list)
+        self.versions: dict[tuple[int, int], list[str]] = defaultdict(list)
 
     def read(self, output: StepOutput) -> None:
         start = 0
@@ -38,6 +39,8 @@ class Inbox:
             key = (handle, int(output.choices[i]))
             assert key not in self.finish, "an entry after the end"
             count = int(output.num_new[i])
+            if count and output.weight_version not in self.versions[key]:
+                self.versions[key].append(output.weight_version)
             self.tokens[key] += output.token_ids[start : start + count].tolist()
             if output.origins is not None:
                 codes = output.origins[start : start + count]

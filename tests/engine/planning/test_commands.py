@@ -253,3 +253,49 @@ def test_all_requests_are_aborted_also_behind_a_pause_that_waits() -> None:
     assert loop.replies[0].count >= 1
     assert loop.inbox.finish[1, 0] == Finish.CANCELED
     assert loop.commands.state.is_paused
+
+
+def change(loop: Loop, version: str, num_updates: int) -> None:
+    """Change the weights between two steps, as an update of them does."""
+    loop.send(Pause(mode="keep", forgets=False))
+    loop.settle()
+    loop.engine.change_weights(version, num_updates)
+    loop.send(Resume())
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_no_prefix_of_other_weights_is_found(prefix_caching: bool) -> None:
+    """By what waited as little as by what comes after; what has drawn keeps its own keys."""
+    prompt = list(range(1, 13))
+    loop = Loop(budget=64, max_rows=2, prefix_caching=prefix_caching)
+    for handle in (1, 2, 3):
+        loop.submit(handle, prompt, n=1 + (handle == 2), **LONG)
+    loop.score(8, query_len=12)
+    loop.rounds(2)
+    change(loop, "v1", 1)
+    loop.submit(4, prompt, **LONG)
+    loop.score(9, query_len=12)
+    found = loop.engine.stats().prefix_cache_hits
+    keys_before = set(loop.runner.links)
+    assert keys_before
+    loop.settle()
+    assert loop.inbox.cached[3] == 0 or prefix_caching
+    versions = loop.inbox.versions
+    assert versions[1, 0] == ["default", "v1"]
+    assert versions[4, 0] == ["v1"]
+    hits = loop.engine.stats().prefix_cache_hits - found
+    # Of what came under v1: the first to compute the prompt finds nothing, others find its blocks.
+    assert (hits > 0) == prefix_caching
+    assert loop.scores == [Finish.LENGTH] * 2
+
+
+def test_a_prompt_is_never_computed_by_two_weights() -> None:
+    loop = Loop(budget=4)
+    prompt = list(range(1, 13))
+    loop.submit(1, prompt, **LONG)
+    loop.rounds(2)
+    assert loop.engine.num_holding == 1
+    change(loop, "v1", 1)
+    loop.settle()
+    assert loop.engine.stats().prompt_tokens_computed > len(prompt)
+    assert loop.inbox.versions[1, 0] == ["v1"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.arrays import Int32Array, LogprobArrays
+from engine.contracts.control import FIRST_VERSION
 from engine.request import Finish, StepOutput
 from engine.submission import Entry, entries_of
 from sampling.params import SamplingParams
@@ -67,6 +68,7 @@ def entry(
     logprobs: LogprobArrays | None = None,
     drafts: Sequence[int] | None = None,
     origins: Sequence[int] | None = None,
+    version: str = FIRST_VERSION,
 ) -> Entry:
     """What a step reports of choice 0."""
     output = StepOutput(
@@ -79,6 +81,7 @@ def entry(
         logprobs=logprobs,
         origins=None if origins is None else np.array(origins, dtype=np.uint8),
         drafts=None if drafts is None else np.array([drafts]),
+        weight_version=version,
         stats=NO_STATS,
     )
     return entries_of(output)[0]

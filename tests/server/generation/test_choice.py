@@ -192,3 +192,18 @@ def test_pieces_join_to_what_one_report_gives(
         want.finish_reason,
         want.stop_reason,
     )
+
+
+def test_each_version_of_the_weights_has_its_span_of_the_tokens() -> None:
+    """Ends of choices without tokens begin no span; tokens that a stop string drops are in none."""
+    choice = reply_choice(form())
+    for raw, version in ((b"ab", "default"), (b"c", "default"), (b"de", "v1")):
+        choice.feed(entry(raw, version=version))
+    choice.feed(entry(b"", Finish.LENGTH, version="v2"))
+    spans = piece_of(choice).weight_versions
+    assert [(s.version, s.start, s.end) for s in spans] == [("default", 0, 3), ("v1", 3, 5)]
+    cut = reply_choice(form(stops=["cd"]))
+    cut.feed(entry(b"abc", version="default"))
+    cut.feed(entry(b"d", version="v1"))
+    (span,) = piece_of(cut).weight_versions
+    assert (span.version, span.start, span.end) == ("default", 0, 2)

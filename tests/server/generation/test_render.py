@@ -55,6 +55,7 @@ def piece(text: str = "", **changes: Any) -> Piece:
         "prompt_logprobs": None,
         "finish_reason": "length",
         "stop_reason": None,
+        "weight_versions": (),
     }
     return Piece(text=text, **{**neutral, **changes})
 

@@ -1,0 +1,1 @@
+"""`/inference/v1/generate`: token ids in, token ids out, as vLLM has it."""

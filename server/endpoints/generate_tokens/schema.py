@@ -1,0 +1,103 @@
+"""`POST /inference/v1/generate` as clients write it. Null means the default, everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from server.schema.base import BodyModel
+from server.schema.fields import (
+    Accepted,
+    ModelName,
+    NotYet,
+    Only,
+    Priority,
+    RequestId,
+    StreamOptions,
+)
+from server.schema.generation import LogprobFields, SamplingFields
+from server.schema.ids import TokenIdArray
+from server.schema.structured import StructuredOutputs
+
+
+class TokenSamplingParams(SamplingFields, LogprobFields):
+    """How tokens are drawn, and which logprobs come back, by vLLM's names of its parameters."""
+
+    max_tokens: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="A choice has at most this many tokens; by default the rest of the context.",
+    )
+    logprobs: int | None = Field(
+        None,
+        ge=-1,
+        description="The reply shows the logprob of each generated token and of this many top "
+        "tokens beside it; -1 shows all, where the server has no cap (--max-logprobs -1).",
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="The text keeps to a grammar."
+    )
+    skip_special_tokens: bool | None = Field(
+        None, description='With `output_mode` "text": special tokens are left out; default true.'
+    )
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="As in completions; the default is true."
+    )
+    detokenize: Accepted = None
+    output_kind: Accepted = None
+    skip_clone: Accepted = None
+    flat_logprobs: Annotated[Any, Only(False)] = None
+    extra_args: NotYet = None
+    thinking_token_budget: NotYet = None
+    truncate_prompt_tokens: NotYet = None
+    repetition_detection: NotYet = None
+    routed_experts_prompt_start: NotYet = None
+
+
+class GenerateTokensRequest(BodyModel):
+    """Continue a prompt of token ids."""
+
+    token_ids: TokenIdArray = Field(description="The prompt.")
+    sampling_params: TokenSamplingParams = Field(
+        default_factory=lambda: TokenSamplingParams.model_validate({}),
+        description="How tokens are drawn, and which logprobs come back.",
+    )
+    model: ModelName | None = Field(
+        None, description="One of the names that `/v1/models` lists; the default is the first."
+    )
+    request_id: RequestId = None
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="Only requests of equal salt share cached prefixes.",
+    )
+    priority: Priority = None
+    stream: bool | None = Field(None, description="The reply is sent as server-sent events.")
+    stream_options: StreamOptions | None = Field(
+        None, description="Options of a stream; they need `stream`."
+    )
+    output_mode: Literal["tokens", "text"] = Field(
+        "tokens", description="What a choice has: token ids, or its text too."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="The reply carries the ids of the prompt."
+    )
+    return_sampling_mask: bool | None = Field(
+        None,
+        description="Each choice has `sampling_mask`: for every generated token the ids that "
+        "could have been drawn, which `top_k`, `top_p`, `min_p` and masks left. Logprobs are then "
+        "those after processing. There may be as many ids as `top_k`, or else the vocabulary: at "
+        "most --max-logprobs.",
+    )
+
+    token_offsets: Accepted = None
+    reasoning_ended: Annotated[Any, Only(False)] = None
+    reasoning_parser_kwargs: Accepted = None
+    parse_context: Accepted = None
+    features: NotYet = None
+    content_parts: NotYet = None
+    kv_transfer_params: NotYet = None
+    ec_transfer_params: NotYet = None

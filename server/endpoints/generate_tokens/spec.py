@@ -1,0 +1,87 @@
+"""A body of token ids as a `GenerationSpec`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sampling.params import SamplingParams
+from server.endpoints.generate_tokens.schema import GenerateTokensRequest
+from server.errors import ClientNames, bad_request
+from server.generation.form import ReplyForm, reply_form, stop_strings
+from server.generation.params import num_top, prompt_logprobs_params, sampling_params
+from server.generation.served import ServedModel
+from server.generation.spec import GenerationSpec
+from server.generation.support import with_support
+from server.schema.checks import check_model
+from server.schema.fields import StreamOptions
+from server.structured.spec import Constraints
+from server.structured.wanted import wanted_grammar
+
+_OF_PARAMS = (
+    *("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "ignore_eos"),
+    *("top_k", "logprobs_mode", "prompt_logprob_start"),
+)
+NAMES = ClientNames({name: f"sampling_params.{name}" for name in _OF_PARAMS}, prompts="token_ids")
+_NO_OPTIONS = StreamOptions()
+
+
+async def tokens_spec(
+    body: GenerateTokensRequest, served: ServedModel, reply_id: str
+) -> GenerationSpec:
+    """What a body asks for; raises `ApiError` for what cannot be served."""
+    model, wanted = check_model(body.model, served.config), body.sampling_params
+    if not len(body.token_ids):
+        raise NAMES.refuse("prompts", "must not be empty, got an empty list")
+    constraints = Constraints(wanted_grammar(None, wanted.structured_outputs))
+    if body.return_sampling_mask and wanted.logprobs_mode is None:
+        wanted.logprobs_mode = "processed_logprobs"
+    params = await sampling_params(
+        wanted, served, NAMES, logprobs=wanted.logprobs, constraints=constraints
+    )
+    if body.return_sampling_mask:
+        params = with_support(params, served, NAMES["logprobs_mode"], NAMES["top_k"])
+    return GenerationSpec(
+        names=NAMES,
+        reply_id=reply_id,
+        model=model,
+        prompts=[body.token_ids],
+        params=params,
+        form=await _form(body, params, served),
+        max_tokens=served.info.max_model_len if wanted.max_tokens is None else wanted.max_tokens,
+        fits_context=wanted.max_tokens is None,
+        constraints=constraints,
+        n=wanted.n or 1,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+    )
+
+
+async def _form(
+    body: GenerateTokensRequest, params: SamplingParams, served: ServedModel
+) -> ReplyForm:
+    wanted, options = body.sampling_params, body.stream_options or _NO_OPTIONS
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options", "stream_options needs stream to be true")
+    stops = await stop_strings(wanted.stop)
+    form = reply_form(params, served, stream=bool(body.stream), is_parsed=False, stops=stops)
+    num_prompt_top = num_top("prompt_logprobs", wanted.prompt_logprobs, served, NAMES)
+    return msgspec.structs.replace(
+        form,
+        silent_ends=frozenset() if wanted.ignore_eos else form.silent_ends,
+        include_stop=bool(wanted.include_stop_str_in_output),
+        num_prompt_top=num_prompt_top,
+        prompt_explicit_ids=tuple(wanted.prompt_logprob_token_ids or ()) or None,
+        prompt_logprobs=prompt_logprobs_params(
+            wanted, params, num_prompt_top, served.info, echo=False
+        ),
+        tokens_as_ids=wanted.return_tokens_as_token_ids is not False,
+        return_token_ids=True,
+        skip_special_tokens=wanted.skip_special_tokens is not False,
+        spaces_between=wanted.spaces_between_special_tokens is not False,
+        next_token_only=wanted.max_tokens == 0,
+        packed=wanted.logprobs_format == "packed",
+        origins=bool(wanted.return_token_origin),
+        usage_at_end=bool(options.include_usage),
+        usage_always=bool(options.continuous_usage_stats),
+        weight_versions=True,
+    )

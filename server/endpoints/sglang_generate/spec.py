@@ -1,0 +1,163 @@
+"""A body of SGLang's `/generate` as a `GenerationSpec`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import orjson
+
+from engine.request import PromptLogprobsParams
+from sampling.params import SamplingParams
+from server.endpoints.sglang_generate.schema import GenerateParams, GenerateRequest
+from server.errors import ClientNames, bad_request
+from server.generation.form import ReplyForm, reply_form, stop_strings
+from server.generation.params import num_top, sampling_params
+from server.generation.served import ServedModel
+from server.generation.spec import GenerationSpec, Prompts
+from server.generation.support import with_support
+from server.schema.base import validate
+from server.schema.generation import SamplingFields
+from server.schema.structured import StructuredOutputs
+from server.structured.spec import Constraints
+from server.structured.wanted import wanted_grammar
+
+DEFAULT_MAX_NEW_TOKENS = 128
+
+NAMES = ClientNames(
+    max_tokens="sampling_params.max_new_tokens",
+    min_tokens="sampling_params.min_new_tokens",
+    ignore_eos="sampling_params.ignore_eos",
+    n="sampling_params.n",
+    logprobs="top_logprobs_num",
+)
+_RENAMED = {"sampling_seed": "seed", "min_new_tokens": "min_tokens"}
+
+
+class GenerateFields(SamplingFields):
+    """What `sampling_params` says, by the names that all endpoints share."""
+
+    logprob_token_ids: list[int] | None = None
+    logprobs_mode: str | None = None
+
+
+async def generate_spec(
+    body: GenerateRequest, served: ServedModel, reply_id: str
+) -> GenerationSpec:
+    """What a body asks for; raises `ApiError` for what cannot be served."""
+    prompts, names = _prompts(body)
+    wanted = _one_for_all(body.sampling_params) or GenerateParams.model_validate({})
+    shows = _one_for_all(body.return_logprob) or False
+    constraints = Constraints(wanted_grammar(None, _grammar(wanted)))
+    fields = _fields(body, wanted, shows=bool(shows))
+    asked = (body.top_logprobs_num or 0) if shows else None
+    params = await sampling_params(fields, served, names, logprobs=asked, constraints=constraints)
+    if body.return_sampling_mask:
+        params = with_support(params, served, "logprobs_mode", "sampling_params.top_k")
+    max_tokens = wanted.max_new_tokens
+    return GenerationSpec(
+        names=names,
+        reply_id=reply_id,
+        model=served.config.model_names[0],
+        prompts=prompts,
+        params=params,
+        form=await _form(body, wanted, params, served, shows=bool(shows)),
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
+        fits_context=max_tokens is None,
+        constraints=constraints,
+        n=wanted.n or 1,
+        priority=body.priority or 0,
+        cache_salt=body.extra_key or "",
+        stream_interval=wanted.stream_interval or 1,
+    )
+
+
+def _prompts(body: GenerateRequest) -> tuple[Prompts, ClientNames]:
+    if (body.text is None) == (body.input_ids is None):
+        raise bad_request("input_ids", "one of text and input_ids must be given")
+    field = "text" if body.input_ids is None else "input_ids"
+    prompts: Prompts = body.text if body.input_ids is None else body.input_ids  # type: ignore[assignment]
+    if isinstance(prompts[0], str) != (field == "text"):
+        raise bad_request(field, f"{field} must hold {'texts' if field == 'text' else 'ids'}")
+    return prompts, ClientNames(NAMES, prompts=field)
+
+
+def _one_for_all(value: Any) -> Any:
+    """A value that a batch may have once for each prompt; all must be equal."""
+    if not isinstance(value, list):
+        return value
+    if any(each != value[0] for each in value[1:]):
+        raise bad_request(
+            "sampling_params",
+            "sampling_params and return_logprob must be equal for all prompts "
+            "of a body: send a body for each otherwise",
+        )
+    return value[0] if value else None
+
+
+def _grammar(wanted: GenerateParams) -> StructuredOutputs | None:
+    kinds = {"json": wanted.json_schema, "regex": wanted.regex, "grammar": wanted.ebnf}
+    given = {name: value for name, value in kinds.items() if value is not None}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise bad_request("sampling_params", "only one of json_schema, regex and ebnf may be given")
+    if "json" in given:
+        try:
+            given["json"] = orjson.loads(given["json"])
+        except orjson.JSONDecodeError as error:
+            words = f"sampling_params.json_schema is not valid JSON: {error}"
+            raise bad_request("sampling_params.json_schema", words) from None
+    return validate(StructuredOutputs, given)
+
+
+def _fields(body: GenerateRequest, wanted: GenerateParams, *, shows: bool) -> GenerateFields:
+    values = {
+        _RENAMED.get(name, name): value
+        for name, value in wanted
+        if value is not None and _RENAMED.get(name, name) in SamplingFields.model_fields
+    }
+    values["logprob_token_ids"] = body.token_ids_logprob if shows else None
+    mode = body.logprobs_mode
+    if body.return_sampling_mask and mode is None:
+        mode = "processed_logprobs"
+    values["logprobs_mode"] = mode
+    return GenerateFields.model_construct(**values)
+
+
+async def _form(
+    body: GenerateRequest,
+    wanted: GenerateParams,
+    params: SamplingParams,
+    served: ServedModel,
+    *,
+    shows: bool,
+) -> ReplyForm:
+    start = -1 if body.logprob_start_len is None else body.logprob_start_len
+    form = reply_form(
+        params,
+        served,
+        stream=bool(body.stream),
+        is_parsed=False,
+        stops=await stop_strings(wanted.stop),
+    )
+    prompt = None
+    if shows and start >= 0:
+        num_top("top_logprobs_num", body.top_logprobs_num, served, NAMES)
+        prompt = PromptLogprobsParams(
+            start=start + 1,
+            num_top=body.top_logprobs_num or 0,
+            token_ids=params.logprob_token_ids or (),
+            mode=params.logprobs_mode,
+        )
+    return msgspec.structs.replace(
+        form,
+        silent_ends=frozenset(),
+        include_stop=bool(wanted.no_stop_trim),
+        prompt_logprobs=prompt,
+        return_token_ids=True,
+        skip_special_tokens=wanted.skip_special_tokens is not False,
+        spaces_between=wanted.spaces_between_special_tokens is not False,
+        next_token_only=wanted.max_new_tokens == 0,
+        weight_versions=True,
+    )

@@ -1,0 +1,166 @@
+"""`/inference/v1/generate` over the fake engine, whose tokens are bytes."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.request import Finish
+from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
+from tests.fakes import BOS, EOS, FakeEngine, says
+from tests.server.conftest import Site, chunks_of, error_of, in_process
+
+PROMPT = list(b"hello")
+
+
+async def generated(site: Site, *, stream: bool = False, **fields: Any) -> Any:
+    """The reply, or the chunks of a stream, to `fields` beside a prompt."""
+    body = {"token_ids": PROMPT, "model": "fake", "stream": stream, **fields}
+    reply = await site.client.post("/inference/v1/generate", json=body)
+    assert reply.status_code == 200, reply.text
+    if stream:
+        return chunks_of(reply.text)
+    GenerateTokensReply.model_validate(reply.json())
+    return reply.json()
+
+
+async def refused(site: Site, **fields: Any) -> dict[str, Any]:
+    body = {"token_ids": PROMPT, **fields}
+    reply = await site.client.post("/inference/v1/generate", json=body)
+    assert reply.status_code == 400, reply.text
+    return error_of(reply)
+
+
+async def test_the_reply(site: Site) -> None:
+    reply = await generated(
+        site, request_id="mine", sampling_params={"max_tokens": 3}, return_token_ids=True
+    )
+    (choice,) = reply["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == (PROMPT[:3], "length")
+    assert choice["weight_versions"] == [{"version": "default", "start": 0, "end": 3}]
+    assert choice["logprobs"] is choice["sampling_mask"] is None
+    assert "text" not in choice
+    assert (reply["request_id"], reply["prompt_token_ids"]) == ("mine", PROMPT)
+    assert reply["usage"]["completion_tokens"] == 3
+
+
+async def test_logprobs_are_by_id_and_those_of_completions(site: Site) -> None:
+    wanted = {"max_tokens": 3, "logprobs": 2, "logprob_token_ids": [EOS, BOS]}
+    (choice,) = (await generated(site, sampling_params=wanted))["choices"]
+    (same,) = (await site.complete(prompt=PROMPT, **wanted))["choices"]
+    content, columns = choice["logprobs"]["content"], same["logprobs"]
+    assert [entry["token_id"] for entry in content] == columns["token_ids"]
+    assert [entry["logprob"] for entry in content] == columns["token_logprobs"]
+    assert [entry["rank"] for entry in content] == columns["ranks"]
+    for entry, top_ids in zip(content, columns["top_token_ids"], strict=True):
+        first, *others = entry["top_logprobs"]
+        assert first == {key: entry[key] for key in ("token_id", "token", "logprob", "rank")}
+        assert first["token"] == f"token_id:{first['token_id']}"
+        shown = {top["token_id"] for top in entry["top_logprobs"]}
+        assert shown == set(top_ids) - {EOS, BOS} | {first["token_id"]}
+        assert [other["rank"] for other in others] == sorted(other["rank"] for other in others)
+    assert choice["logprob_token_ids"] == same["logprob_token_ids"]
+
+
+async def test_packed_logprobs_are_those_of_completions(site: Site) -> None:
+    wanted = {"max_tokens": 3, "logprobs": 1, "logprobs_format": "packed"}
+    (choice,) = (await generated(site, sampling_params=wanted))["choices"]
+    (same,) = (await site.complete(prompt=PROMPT, **wanted))["choices"]
+    values = same["logprobs"]
+    assert choice["logprobs"]["token_logprobs"] == values["token_logprobs"]
+    assert choice["logprobs"]["top_token_ids"] == values["top_token_ids"]
+
+
+async def test_logprobs_of_the_prompt(site: Site) -> None:
+    wanted = {"max_tokens": 1, "prompt_logprobs": 1, "prompt_logprob_token_ids": [5, 6]}
+    reply = await generated(site, sampling_params=wanted)
+    (same,) = (await site.complete(prompt=PROMPT, **wanted))["choices"]
+    first, *others = reply["prompt_logprobs"]
+    assert first is None
+    assert [list(entry) for entry in others] == [
+        list(entry) for entry in same["prompt_logprobs"][1:]
+    ]
+    assert next(iter(others[0])) == str(PROMPT[1]), "the actual token comes first"
+    array = np.load(io.BytesIO(base64.b64decode(reply["prompt_token_id_logprobs"])))
+    assert array.tolist() == pytest.approx(
+        np.array(same["prompt_logprob_token_ids"]["logprobs"], dtype=np.float32)
+    )
+
+
+async def test_several_choices_and_text(site: Site) -> None:
+    wanted = {"max_tokens": 2, "n": 2, "logprobs": 0}
+    reply = await generated(site, sampling_params=wanted, output_mode="text")
+    assert [c["text"] for c in reply["choices"]] == ["he", "el"]
+    assert [c["index"] for c in reply["choices"]] == [0, 1]
+
+
+async def test_a_joined_stream_equals_the_plain_reply(site: Site) -> None:
+    wanted = {"max_tokens": 4, "n": 2, "logprobs": 1, "prompt_logprobs": 0}
+    plain = await generated(site, sampling_params=wanted, return_token_ids=True)
+    *chunks, last = await generated(
+        site,
+        stream=True,
+        sampling_params=wanted,
+        return_token_ids=True,
+        stream_options={"include_usage": True},
+    )
+    assert last["usage"] == plain["usage"]
+    for wanted_choice in plain["choices"]:
+        own = [c["choices"][0] for c in chunks]
+        own = [c for c in own if c["index"] == wanted_choice["index"]]
+        assert [i for c in own for i in c["token_ids"]] == wanted_choice["token_ids"]
+        content = [entry for c in own for entry in c["logprobs"]["content"]]
+        assert content == wanted_choice["logprobs"]["content"]
+        assert own[-1]["weight_versions"] == wanted_choice["weight_versions"]
+        assert all(c["weight_versions"] is None for c in own[:-1])
+    assert chunks[0]["prompt_token_ids"] == PROMPT
+    assert chunks[0]["prompt_logprobs"] == plain["prompt_logprobs"]
+    assert "prompt_token_ids" not in chunks[-1]
+
+
+async def test_an_aborted_choice_has_its_tokens() -> None:
+    async with in_process(FakeEngine(says("ab", then=Finish.CANCELED))) as site:
+        (choice,) = (await generated(site))["choices"]
+        assert (choice["token_ids"], choice["finish_reason"]) == (list(b"ab"), "abort")
+
+
+async def test_the_mask_has_what_could_have_been_drawn() -> None:
+    """The engine is asked for as long a top list as the filters may leave, after processing."""
+    async with in_process(max_logprobs=5) as site:
+        wanted = {"max_tokens": 2, "top_k": 4, "logprobs": 0}
+        reply = await generated(site, sampling_params=wanted, return_sampling_mask=True)
+        params = site.engine.requests[-1].params
+        assert (params.logprobs, params.logprobs_mode) == (4, "processed_logprobs")
+        (choice,) = reply["choices"]
+        assert [len(mask) for mask in choice["sampling_mask"]] == [4, 4]
+        assert [len(e["top_logprobs"]) for e in choice["logprobs"]["content"]] == [1, 1]
+        for fields, param in (
+            ({"top_k": 9}, "sampling_params.top_k"),
+            ({"top_p": 0.5}, "sampling_params.top_k"),
+            ({"top_k": 2, "logprobs_mode": "raw_logprobs"}, "sampling_params.logprobs_mode"),
+        ):
+            error = await refused(site, sampling_params=fields, return_sampling_mask=True)
+            assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [1, -2]}, "token_ids"),
+        ({"token_ids": [100000]}, "token_ids"),
+        ({"sampling_params": {"n": 0}}, "sampling_params.n"),
+        ({"sampling_params": {"max_tokens": 100000}}, "sampling_params.max_tokens"),
+        ({"sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
+        ({"sampling_params": {"temprature": 1}}, "sampling_params.temprature"),
+        ({"features": {}}, "features"),
+        ({"output_mode": "derender"}, "output_mode"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+async def test_bad_fields_are_named(site: Site, fields: dict[str, Any], param: str) -> None:
+    assert (await refused(site, **fields))["param"] == param

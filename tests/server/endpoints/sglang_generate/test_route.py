@@ -1,0 +1,135 @@
+"""SGLang's `/generate` over the fake engine, whose tokens are bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from engine.request import Finish
+from server.endpoints.sglang_generate.reply_schema import GenerateReply
+from tests.fakes import EOS, FakeEngine, says
+from tests.server.conftest import Site, chunks_of, error_of, in_process
+
+PROMPT = list(b"hello")
+
+
+async def generated(site: Site, **body: Any) -> Any:
+    reply = await site.client.post("/generate", json=body)
+    assert reply.status_code == 200, reply.text
+    parsed = reply.json()
+    for each in parsed if isinstance(parsed, list) else [parsed]:
+        GenerateReply.model_validate(each)
+    return parsed
+
+
+async def test_what_slime_reads_of_a_reply(site: Site) -> None:
+    """Ids in, and `output_token_logprobs` as triples, with the reason of the end."""
+    params = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_new_tokens": 3,
+        "stop": None,
+        "stop_token_ids": None,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }
+    reply = await generated(
+        site, input_ids=PROMPT, sampling_params=params, return_logprob=True, rid="r1"
+    )
+    meta = reply["meta_info"]
+    entries = meta["output_token_logprobs"]
+    assert [entry[1] for entry in entries] == reply["output_ids"] == PROMPT[:3]
+    assert all(isinstance(entry[0], float) and entry[2] is None for entry in entries)
+    assert meta["finish_reason"] == {"type": "length", "length": 3}
+    assert (meta["prompt_tokens"], meta["completion_tokens"]) == (5, 3)
+    assert (meta["id"], meta["weight_version"]) == ("r1", "default")
+    (same,) = (await site.complete(prompt=PROMPT, max_tokens=3, logprobs=0))["choices"]
+    assert [entry[0] for entry in entries] == same["logprobs"]["token_logprobs"]
+
+
+async def test_ends() -> None:
+    for then, wanted in (
+        (EOS, {"type": "stop", "matched": EOS}),
+        (Finish.CANCELED, "abort"),
+    ):
+        async with in_process(FakeEngine(says("ab", then=then))) as site:
+            reply = await generated(site, text="x")
+            end = reply["meta_info"]["finish_reason"]
+            assert (end if isinstance(wanted, dict) else end["type"]) == wanted
+            assert reply["output_ids"][:2] == list(b"ab")
+
+
+async def test_logprobs_of_the_prompt_begin_without_a_value(site: Site) -> None:
+    wanted = {"max_new_tokens": 0}
+    reply = await generated(
+        site,
+        input_ids=PROMPT,
+        sampling_params=wanted,
+        return_logprob=True,
+        logprob_start_len=2,
+        top_logprobs_num=1,
+        token_ids_logprob=[7],
+        return_text_in_logprobs=True,
+    )
+    meta = reply["meta_info"]
+    (same,) = (await site.complete(prompt=PROMPT, max_tokens=0, echo=True, logprobs=1))["choices"]
+    values = [None, *same["logprobs"]["token_logprobs"][3:]]
+    wanted_entries = [[v, i, chr(i)] for v, i in zip(values, PROMPT[2:], strict=True)]
+    assert meta["input_token_logprobs"] == wanted_entries
+    assert meta["input_top_logprobs"][0] is meta["input_token_ids_logprobs"][0] is None
+    assert len(meta["input_top_logprobs"]) == len(meta["input_token_ids_logprobs"]) == 3
+    assert meta["completion_tokens"] == 0
+
+
+async def test_batches_are_lists_in_order(site: Site) -> None:
+    params = {"max_new_tokens": 1}
+    batch = await generated(
+        site, input_ids=[PROMPT, [65]], sampling_params=[params, params], rid=["a", "b"]
+    )
+    assert [each["meta_info"]["id"] for each in batch] == ["a", "b"]
+    assert [each["output_ids"] for each in batch] == [PROMPT[:1], [65]]
+    several = await generated(site, text="xy", sampling_params={"max_new_tokens": 1, "n": 2})
+    assert [each["text"] for each in several] == ["x", "y"]
+
+
+async def test_a_stream_s_events_have_all_there_is_so_far(site: Site) -> None:
+    body = {"text": "hello", "sampling_params": {"max_new_tokens": 3}, "return_logprob": True}
+    plain = await generated(site, **body)
+    reply = await site.client.post("/generate", json=body | {"stream": True})
+    chunks = chunks_of(reply.text)
+    assert [chunk["text"] for chunk in chunks] == ["h", "he", "hel"]
+    for key in ("output_token_logprobs", "finish_reason", "weight_versions"):
+        assert chunks[-1]["meta_info"][key] == plain["meta_info"][key]
+
+
+async def test_parameters_have_our_names(site: Site) -> None:
+    schema = orjson.dumps({"type": "object"}).decode()
+    params = {"sampling_seed": 5, "min_new_tokens": 1, "top_k": -1, "max_new_tokens": 2}
+    await generated(site, text="x", sampling_params=params, extra_key="s")
+    request = site.engine.requests[-1]
+    assert (request.params.seed, request.params.min_tokens, request.params.top_k) == (5, 1, 0)
+    assert (request.cache_salt, request.max_tokens) == ("s", 2)
+    await generated(site, text="x", sampling_params={"json_schema": schema, "max_new_tokens": 1})
+    assert site.engine.requests[-1].grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "input_ids"),
+        ({"text": "x", "input_ids": [1]}, "input_ids"),
+        ({"text": [1, 2]}, "text"),
+        ({"text": "x", "sampling_params": {"max_tokens": 3}}, "sampling_params"),
+        ({"text": "x", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
+        ({"text": "x", "sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
+    ],
+)
+async def test_bad_fields_are_named(site: Site, body: dict[str, Any], param: str) -> None:
+    reply = await site.client.post("/generate", json=body)
+    assert reply.status_code == 400
+    assert (error_of(reply)["param"] or "").startswith(param)
