@@ -15,11 +15,13 @@ multiplies, have orders of their own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import FP8, Fp8Rows, in_whole_tiles, quantize_rows
+from engine.kernels.invariant.product import in_blocks
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
 from engine.kernels.skinny import Norm
 from sampling.device.overlap import (
@@ -53,6 +55,8 @@ class Fp8Linear:
         bias: [out].
         dtype: of the result.
         rounding: how x is quantized.
+        invariant: a row's bits may not depend on the number of rows: our kernel multiplies them
+            all.
     """
 
     def __init__(
@@ -61,7 +65,10 @@ class Fp8Linear:
         bias: torch.Tensor | None,
         dtype: torch.dtype,
         rounding: Callable[[torch.Tensor], Fp8Rows] = quantize_rows,
+        *,
+        invariant: bool = False,
     ) -> None:
+        self._invariant = invariant
         self._bias, self._dtype, self._rounding = bias, dtype, rounding
         self._is_wide = _library_can(weight.values, dtype)
         self._weight = weight
@@ -83,9 +90,9 @@ class Fp8Linear:
         rows = x if isinstance(x, Fp8Rows) else self._rounding(x)
         if rows.values.device.type == "cpu":
             out = self._on_cpu(rows)
-        elif self._is_wide and len(rows.values) > FEW:
+        elif self._is_wide and len(rows.values) > FEW and not self._invariant:
             out = self._by_library(rows)
-        elif is_skinny(rows.values):
+        elif is_skinny(rows.values) and not self._invariant:
             return fp8_skinny_linear(rows, self._weight, self._bias, self._dtype)[0]
         else:
             return fp8_linear_triton(rows, self._weight, self._arrivals, self._bias, self._dtype)
@@ -93,7 +100,7 @@ class Fp8Linear:
 
     def takes_lone(self, x: torch.Tensor) -> bool:
         """Whether `lone` multiplies x [T, in]: a lone row on a GPU, rounded as norms round."""
-        return self._rounding is quantize_rows and is_skinny(x)
+        return self._rounding is quantize_rows and is_skinny(x) and not self._invariant
 
     def lone(
         self, x: torch.Tensor, norm: Norm | None = None, *, gated: bool = False
@@ -102,7 +109,8 @@ class Fp8Linear:
         return fp8_skinny_linear(x, self._weight, self._bias, self._dtype, norm=norm, gated=gated)
 
     def _on_cpu(self, rows: Fp8Rows) -> torch.Tensor:
-        out = F.linear(rows.values.float(), self._wide_weight)
+        wide, multiply = rows.values.float(), partial(F.linear, weight=self._wide_weight)
+        out = in_blocks(wide, multiply) if self._invariant else multiply(wide)
         return (out * rows.scales[:, None] * self._weight.scales).to(self._dtype)
 
     def _by_library(self, rows: Fp8Rows) -> torch.Tensor:

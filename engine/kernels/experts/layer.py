@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,28 +17,35 @@ from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.products import ExpertWeights, Rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
+from engine.kernels.invariant.product import InvariantProduct, in_blocks
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.skinny import NUM_ROWS, Norm
 
 _Compute = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Maps rows and what is added to them to the experts' sums."""
+_Experts = Callable[[torch.Tensor, Routing, ExpertWeights, torch.Tensor | None], torch.Tensor]
 
 
 class Router(NamedTuple):
     """The product that chooses experts: weight [experts, hidden], bias [experts], and its rules.
 
-    `correction` is as of `choose_experts`.
+    Attributes:
+        correction: as of `choose_experts`.
+        invariant: the product, float32 on a CPU, where a row's may not depend on the others.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     rules: RoutingRules
     correction: torch.Tensor | None = None
+    invariant: InvariantProduct | None = None
 
     def __call__(self, x: torch.Tensor) -> Routing:
         """Choose experts for x [T, hidden], from logits that are never rounded to its dtype."""
-        if x.is_cuda and x.dtype != torch.float32:
+        if self.invariant is not None:
+            logits = self.invariant(x if x.is_cuda else x.float(), out_dtype=torch.float32)
+        elif x.is_cuda and x.dtype != torch.float32:
             logits = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         else:
             logits = F.linear(x.float(), self.weight.float())
@@ -47,21 +55,22 @@ class Router(NamedTuple):
 
 
 class SharedExpert(NamedTuple):
-    """The expert that every token takes, times the sigmoid of a product [1, hidden] if any.
+    """The expert that every token takes, times the sigmoid of a product if any.
 
     Attributes:
+        scale: the product [T, 1] whose sigmoid multiplies the output.
         activation: of what `gate_up` makes.
     """
 
     gate_up: Linear
     down: Linear
-    scale: torch.Tensor | None
+    scale: Linear | None
     activation: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute its output [T, hidden] of x [T, hidden]."""
         out = self.down(self.activation(self.gate_up(x)))
-        return out if self.scale is None else F.linear(x, self.scale).sigmoid() * out
+        return out if self.scale is None else self.scale(x).sigmoid() * out
 
 
 class Latent(NamedTuple):
@@ -76,6 +85,8 @@ class Experts:
 
     Args:
         norm_weight: [hidden], of the RMSNorm in front.
+        router, shared: they have products that do not depend on the number of rows, or not, as
+            `invariant` says of all else.
         latent: None where experts read and make the stream's width.
     """
 
@@ -87,22 +98,30 @@ class Experts:
         weights: ExpertWeights,
         shared: SharedExpert | None,
         latent: Latent | None = None,
+        *,
+        invariant: bool = False,
     ) -> None:
         self._norm_weight, self._eps = norm_weight, eps
         self._router, self._weights, self._shared = router, weights, shared
-        self._latent = latent
+        self._latent, self._invariant = latent, invariant
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=norm_weight.device)
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Add, normalize, choose, multiply; `residual` may be overwritten by the sum."""
-        if x.is_cuda and len(x) in NUM_ROWS:
+        if x.is_cuda and len(x) in NUM_ROWS and not self._invariant:
             return self._few(x, residual)
         x, residual = add_rms_norm(x, residual, self._norm_weight, self._eps)
+        if x.is_cuda:
+            return self._of_normed(x, experts_triton), residual
+        if self._invariant:  # functions too: torch computes them otherwise at a tensor's end
+            return in_blocks(x, lambda rows: self._of_normed(rows, experts_in_blocks)), residual
+        return self._of_normed(x, experts_torch), residual
+
+    def _of_normed(self, x: torch.Tensor, compute: _Experts) -> torch.Tensor:
         routing = self._router(x)
-        compute = experts_triton if x.is_cuda else experts_torch
-        return self._sum(x, lambda x, base: compute(x, routing, self._weights, base)), residual
+        return self._sum(x, lambda x, base: compute(x, routing, self._weights, base))
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         weights, router = self._weights, self._router
@@ -137,6 +156,23 @@ def experts_torch(
     Args:
         x, base: [T, hidden].
     """
+    return _experts(x, routing, weights, base, lambda rows, compute: compute(rows))
+
+
+def experts_in_blocks(
+    x: torch.Tensor, routing: Routing, weights: ExpertWeights, base: torch.Tensor | None
+) -> torch.Tensor:
+    """Compute `experts_torch`, each row's bits its own."""
+    return _experts(x, routing, weights, base, in_blocks)
+
+
+def _experts(
+    x: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    base: torch.Tensor | None,
+    by: Callable[[torch.Tensor, Linear], torch.Tensor],
+) -> torch.Tensor:
     groups = group_pairs(routing.ids, weights.gate_up.shape[0])
     starts, order = groups.starts.tolist(), groups.order.long()
     products = x.new_empty((len(order), x.shape[1]), dtype=torch.float32)
@@ -145,12 +181,17 @@ def experts_torch(
             continue
         pairs = order[begin:end]
         own = x[pairs // routing.ids.shape[1]]
-        gate_up = weights.gate_up.linear(expert, own, weights.gate_up_bias)
-        inner = join_torch(gate_up, weights.gate).to(x.dtype)
-        products[pairs] = weights.down.linear(expert, inner, weights.down_bias).float()
+        products[pairs] = by(own, partial(_of_expert, weights=weights, expert=expert))
     terms = products.view(*routing.ids.shape, -1) * routing.weights[..., None]
     out = terms.sum(1)
     return (out if base is None else out + base).to(x.dtype)
+
+
+def _of_expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
+    """What an expert makes of rows x [n, hidden], float32."""
+    gate_up = weights.gate_up.linear(expert, x, weights.gate_up_bias)
+    inner = join_torch(gate_up, weights.gate).to(x.dtype)
+    return weights.down.linear(expert, inner, weights.down_bias).float()
 
 
 def experts_few(

@@ -136,9 +136,14 @@ def _agrees(weight: torch.Tensor, has_bias: bool) -> bool:
 
 
 def _by_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return in_blocks(x, lambda block: F.linear(block, weight, bias))
+
+
+def in_blocks(x: torch.Tensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Compute rows of x [T, in] in blocks of `CPU_ROWS`, the last one padded with zeros."""
     num_rows = len(x)
     padded = F.pad(x, (0, 0, 0, -num_rows % CPU_ROWS))
-    parts = [F.linear(block, weight, bias) for block in torch.split(padded, CPU_ROWS)]
+    parts = [compute(block) for block in torch.split(padded, CPU_ROWS)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts))[:num_rows]
 
 

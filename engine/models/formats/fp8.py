@@ -30,11 +30,13 @@ class Fp8Part(Part):
     Attributes:
         input_scale: of all inputs; None makes one for each token.
         largest_input: cut inputs off there before a token's scale is made.
+        invariant: a row's product may not depend on the number of rows.
     """
 
     rows: Fp8Rows
     input_scale: float | None = None
     largest_input: float | None = None
+    invariant: bool = False
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -93,7 +95,8 @@ class Fp8Part(Part):
 
     def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
         if self.rounds_as_norms_do:
-            return _Fp8Product(self, Fp8Linear(self.rows, bias, dtype))
+            linear = Fp8Linear(self.rows, bias, dtype, invariant=self.invariant)
+            return _Fp8Product(self, linear)
         rounding = partial(quantize_rows_within, scale=self.input_scale, largest=self.largest_input)
         return LoneProduct(self, Fp8Linear(self.rows, bias, dtype, rounding))
 
@@ -122,6 +125,6 @@ def join_rows(rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.
     return values, torch.cat([scales for _, scales in rows])
 
 
-def rounded_part(weight: torch.Tensor) -> Fp8Part:
+def rounded_part(weight: torch.Tensor, *, invariant: bool = False) -> Fp8Part:
     """Round a weight [out, in], a scale a channel."""
-    return Fp8Part(quantize_rows(weight))
+    return Fp8Part(quantize_rows(weight), invariant=invariant)

@@ -146,4 +146,4 @@ class RoundedModules(PlainModules):
     """Modules that are rounded to float8 as they are read, a scale an output channel."""
 
     def _stored_as(self, weight: torch.Tensor) -> Fp8Part:
-        return rounded_part(weight)
+        return rounded_part(weight, invariant=self.invariant)

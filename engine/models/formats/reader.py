@@ -92,8 +92,8 @@ class WeightReader:
             quantization: of a checkpoint that is quantized.
             exchange: the ranks whose parts make up the model; None is one rank.
             reads_twice: `as_unquantized` will be called.
-            invariant: a row's products may not depend on the number of rows; of weights that are
-                not quantized.
+            invariant: a row's products may not depend on the number of rows; of checkpoints that
+                are not quantized.
             adapters: as of the class.
         """
         exchange, group = exchange or LoneRank(), 1

@@ -13,6 +13,8 @@ from engine.kernels.experts.gates import SILU, num_products
 from engine.kernels.experts.layer import Experts, Latent, Router, SharedExpert
 from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
+from engine.kernels.invariant.product import InvariantProduct
+from engine.kernels.linear import LaidOut
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape
 from engine.models.formats.reader import Projection, WeightReader
@@ -53,7 +55,7 @@ class ExpertMlp(SublayerSpec):
         joined: all experts are in one tensor each, gate and up rows in turn, and have biases.
     """
 
-    varies_with_batch = "a mixture of experts"
+    varies_with_batch = None
 
     hidden_size: int
     norm: str
@@ -116,7 +118,10 @@ class ExpertMlp(SublayerSpec):
         reader.num_in_layers += self._width * taken + self.hidden_size * self.num_experts
         exchange = None if reader.ranks.is_lone else reader.ranks.exchange
         latent = self._read_latent(reader, name)
-        experts = Experts(norm, self.norm_eps, router, weights, shared, latent)
+        experts = Experts(
+            *(norm, self.norm_eps, router, weights, shared, latent),
+            invariant=reader.modules.invariant,
+        )
         output = self.output.load(reader, self.hidden_size, f"{prefix}.")
         return LoadedExperts(experts, exchange, output)
 
@@ -154,7 +159,10 @@ class ExpertMlp(SublayerSpec):
             has_rows = len(reader.modules.source.shape(place) or ()) == 2  # ERNIE's has one
             shares, shape = ((undivided(1),), (share.length,)) if has_rows else ((share,), ())
             correction = reader.channels(place, shares, *shape, dtype=torch.float32).flatten()
-        return Router(weight, bias, self.rules, correction)
+        invariant = None
+        if reader.modules.invariant:
+            invariant = InvariantProduct(weight if weight.is_cuda else weight.float())
+        return Router(weight, bias, self.rules, correction, invariant)
 
     def _read_shared(self, reader: WeightReader, name: str) -> SharedExpert:
         hidden, columns = undivided(self.hidden_size), reader.ranks.columns(self.shared_inner)
@@ -164,7 +172,8 @@ class ExpertMlp(SublayerSpec):
         back = [Projection(last, (hidden,))]
         scale = None
         if self.shared_gate:
-            scale = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
+            weight = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
+            scale = LaidOut(weight, invariant=reader.modules.invariant).linear()
         return SharedExpert(
             reader.product(pair, hidden).linear,
             reader.product(back, columns).linear,

@@ -18,11 +18,20 @@ from tests.engine.tiny_models import write_model
 
 PROMPT_LENS = (1, 16, 40, 65, 90)
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "cohere")
+EXPERTS = ("mixtral", "qwen2_moe", "gpt_oss")
 
 
-def _config(folder: Path, device: Any, dtype: Any = "float32", **fields: Any) -> EngineConfig:
+def _config(
+    folder: Path, device: Any, dtype: Any = "float32", quantization: Any = None, **fields: Any
+) -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(model=str(folder), device=device, dtype=dtype, batch_invariant=True),
+        model=ModelConfig(
+            model=str(folder),
+            device=device,
+            dtype=dtype,
+            quantization=quantization,
+            batch_invariant=True,
+        ),
         cache=CacheConfig(num_blocks=400),
         scheduler=SchedulerConfig(max_rows=12),
         **fields,
@@ -35,18 +44,31 @@ def _failed(config: EngineConfig) -> list[Result]:
     return [result for result in results if not result.passed]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *EXPERTS])
 def test_bits_on_a_cpu(kind: str, tmp_path: Path) -> None:
     write_model(kind, tmp_path)
     assert not _failed(_config(tmp_path, "cpu"))
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2_moe"])
+def test_bits_of_float8_on_a_cpu(kind: str, tmp_path: Path) -> None:
+    write_model(kind, tmp_path)
+    assert not _failed(_config(tmp_path, "cpu", quantization="fp8"))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *EXPERTS])
 def test_bits_on_a_gpu(kind: str, dtype: str, tmp_path: Path) -> None:
     write_model(kind, tmp_path)
     assert not _failed(_config(tmp_path, "cuda", dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2_moe"])
+def test_bits_of_float8_on_a_gpu(kind: str, tmp_path: Path) -> None:
+    write_model(kind, tmp_path, hidden_size=256, intermediate_size=512)
+    assert not _failed(_config(tmp_path, "cuda", "bfloat16", "fp8"))
 
 
 def test_products_that_depend_on_the_batch_are_seen(
@@ -60,7 +82,7 @@ def test_products_that_depend_on_the_batch_are_seen(
     }
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "deepseek_v2", "bloom"])
+@pytest.mark.parametrize("kind", ["deepseek_v2", "bloom"])
 def test_what_cannot_promise_is_refused(kind: str, tmp_path: Path) -> None:
     write_model(kind, tmp_path)
     with pytest.raises(ModelError, match="--batch-invariant"):
@@ -71,7 +93,7 @@ def test_flags_that_cannot_go_with_it(tmp_path: Path) -> None:
     for fields in (
         {"tensor_parallel_size": 2},
         {"cache": CacheConfig(dtype="fp8")},
-        {"model": ModelConfig(model="m", batch_invariant=True, quantization="fp8")},
+        {"model": ModelConfig(model="m", batch_invariant=True, model_impl="transformers")},
     ):
         model = ModelConfig(model="m", batch_invariant=True)
         with pytest.raises(ConfigError, match="--batch-invariant cannot be promised with --"):
