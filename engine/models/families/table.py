@@ -18,6 +18,7 @@ from engine.models.families.granite import granite
 from engine.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from engine.models.families.hybrid.falcon_h1 import falcon_h1
 from engine.models.families.hybrid.granite4 import granitemoehybrid
+from engine.models.families.hybrid.kimi_linear import kimi_linear
 from engine.models.families.hybrid.lfm2 import lfm2, lfm2_moe
 from engine.models.families.hybrid.nemotron_h import nemotron_h
 from engine.models.families.hybrid.olmo_hybrid import olmo_hybrid
@@ -61,6 +62,7 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": Architecture("granitemoehybrid", granitemoehybrid),
     "HunYuanDenseV1ForCausalLM": Architecture("hunyuan_v1_dense", hunyuan_v1_dense),
     "HunYuanMoEV1ForCausalLM": Architecture("hunyuan_v1_moe", hunyuan_v1_moe),
+    "KimiLinearForCausalLM": Architecture("kimi_linear", kimi_linear),
     "Lfm2ForCausalLM": Architecture("lfm2", lfm2),
     "Lfm2MoeForCausalLM": Architecture("lfm2_moe", lfm2_moe),
     "LlamaForCausalLM": Architecture("llama", llama),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -59,11 +60,23 @@ FACTORS: dict[str, Any] = {
     "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
 }
 LFM2_LAYERS = ["conv", "conv", "full_attention", "conv"]
+KIMI_LAYERS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+KIMI: dict[str, Any] = {
+    "linear_num_heads": 4,
+    "linear_head_dim": 12,
+    "kv_lora_rank": 20,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    "rms_norm_eps": 1e-4,
+}
 FAMILIES = (
     *("qwen3_next", "qwen3_next_experts", "qwen3_5", "qwen3_5_experts", "olmo_hybrid"),
     *("lfm2", "lfm2_moe", "granite", "granite_experts", "nemotron_h"),
     *("nemotron_h_experts", "nemotron_h_latent"),
     *("falcon_h1", "falcon_h1_normed"),
+    *(("kimi_linear",) if hasattr(transformers, "KimiLinearConfig") else ()),  # not in 5.0
 )
 
 
@@ -125,6 +138,11 @@ def config_of(family: str, hidden: int = 32, vocab_size: int = VOCAB) -> PreTrai
                 chunk_size=16,
                 time_step_min=1e-30,  # transformers raises step sizes to it in its chunks alone
             )
+        case "kimi_linear":
+            latent: dict[str, Any] = {"num_key_value_heads": 4, "layer_types": KIMI_LAYERS}
+            latent |= {"qk_nope_head_dim": hidden * 3 // 16, "qk_rope_head_dim": hidden // 16}
+            latent |= {"v_head_dim": hidden // 8}
+            return transformers.KimiLinearConfig(**sizes | KIMI | latent)
         case "falcon_h1":
             return FalconH1Config(**falcon, **FACTORS)
         case _:
