@@ -9,10 +9,10 @@ from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import OwnInput, RmsNorm
+from engine.models.layers.recurrent.state_space import StateSpace
 from engine.models.layers.residual import AddedOutput
 from engine.models.layers.rotation import RotationSpeeds
 from engine.models.layers.side_by_side import SideBySide
-from engine.models.layers.state_space import StateSpace
 from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
 

@@ -19,8 +19,8 @@ from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
+from engine.models.layers.recurrent.state_space import StateSpace
 from engine.models.layers.residual import AddedOutput
-from engine.models.layers.state_space import StateSpace
 from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
 SPACE, ATTENTION = "linear_attention", "full_attention"

@@ -6,12 +6,12 @@ from typing import Any
 
 from engine.models.families.config import decoder, layer_kinds, mlp_sizes, refuse, silu
 from engine.models.families.deepseek import CORRECTION, by_scores
-from engine.models.layers.channel_delta import ChannelDelta
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.latent_attention import LatentAttention
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
+from engine.models.layers.recurrent.channel_delta import ChannelDelta
 from engine.models.layers.rotation import no_rotation
 
 DELTA, ATTENTION = "linear_attention", "full_attention"

@@ -13,7 +13,7 @@ from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.query_key import HeadNorm
-from engine.models.layers.short_convolution import ShortConvolution
+from engine.models.layers.recurrent.short_convolution import ShortConvolution
 
 
 def lfm2(config: Any) -> DecoderSpec:

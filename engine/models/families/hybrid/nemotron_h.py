@@ -21,7 +21,7 @@ from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.layer import SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
-from engine.models.layers.state_space import StateSpace
+from engine.models.layers.recurrent.state_space import StateSpace
 from engine.models.layers.vocabulary import TokenEmbedding
 
 SPACE, ATTENTION, MLP, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"

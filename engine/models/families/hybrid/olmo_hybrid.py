@@ -16,11 +16,11 @@ from engine.models.families.config import (
 )
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
-from engine.models.layers.gated_delta import GatedDelta
 from engine.models.layers.layer import SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.query_key import WholeNorm
+from engine.models.layers.recurrent.gated_delta import GatedDelta
 from engine.models.layers.residual import AddedOutput
 from engine.models.layers.rotation import RotationSpeeds
 

@@ -8,10 +8,10 @@ from engine.models.families.config import biases, decoder, lanes, layer_kinds, r
 from engine.models.families.qwen import experts_or_mlp
 from engine.models.layers.decoder_spec import DecoderSpec, DraftingSpec
 from engine.models.layers.gated_attention import GatedAttention
-from engine.models.layers.gated_delta import GatedDelta
 from engine.models.layers.layer import Layer
 from engine.models.layers.norms import RmsNormPlusOne
 from engine.models.layers.query_key import HeadNormPlusOne
+from engine.models.layers.recurrent.gated_delta import GatedDelta
 from engine.models.layers.rotation import RotationSpeeds
 
 DELTA, ATTENTION = "linear_attention", "full_attention"

@@ -19,7 +19,12 @@ from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
-from engine.models.layers.row_states import by_parts, matrix_spec, read_convolution, ring_tensor
+from engine.models.layers.recurrent.row_states import (
+    by_parts,
+    matrix_spec,
+    read_convolution,
+    ring_tensor,
+)
 from engine.models.weights.shares import HEADS, Division, RankShare, undivided
 
 
