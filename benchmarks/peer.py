@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from engine.contracts.named_weights import TensorInfo
 from engine.models.decoder import Decoder
 from engine.models.families.table import decoder_spec
 from engine.models.formats.reader import WeightReader
 from engine.models.weights.shares import OwnedPart
 from engine.models.weights.sources import Checkpoint, DummyWeights
+from engine.models.weights.stored import Asked
 from server.bench.workloads import Body
 
 
@@ -22,13 +24,16 @@ class ModuleWeights:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._parameters = dict(module.named_parameters())
+        self.asked: Asked = {}
 
     checkpoint: Checkpoint | None = None
 
     def fill(self, target: torch.Tensor, name: str) -> None:
+        self.asked[name] = TensorInfo(tuple(target.shape), target.dtype)
         target.copy_(self._parameters[name].data)
 
     def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
+        self.asked[name] = TensorInfo(part.whole_shape(target.shape), target.dtype)
         target.copy_(part.of_whole(self._parameters[name].data))
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -45,6 +50,7 @@ class _Copied:
     def __init__(self, source: DummyWeights, module: torch.nn.Module) -> None:
         self._source = source
         self._parameters = dict(module.named_parameters())
+        self.asked = source.asked
 
     checkpoint: Checkpoint | None = None
 

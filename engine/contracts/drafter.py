@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from engine.contracts.attention import AttentionInputs, AttentionSpec
+from engine.contracts.named_weights import NamedWeights
 from sampling.batch import SamplingBatch
 
 
@@ -74,6 +75,10 @@ class Drafter(Protocol):
     feature_layers: tuple[int, ...]
     draft_logits: torch.Tensor | None
     attention_specs: Sequence[AttentionSpec]
+
+    def named_weights(self) -> NamedWeights:
+        """Where its own weights are held, by their names in its checkpoint; none for n-grams."""
+        ...
 
     def allocate(self, num_blocks: int) -> None:
         """Replace its KV cache by one of `num_blocks` blocks of zeros.

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.contracts.named_weights import NamedWeights
 from engine.memory.states import StateSpec, StepStates
 
 
@@ -36,6 +37,10 @@ class CausalLM(Protocol):
     num_weights: int
     num_feature_layers: int
     is_capturable: bool
+
+    def named_weights(self) -> NamedWeights:
+        """Where every tensor of the checkpoint is held, by its name there."""
+        ...
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         """What layers keep of a row whose steps bring so many drafts; none for most models.

@@ -8,6 +8,7 @@ import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.heads import Rotation
+from engine.contracts.named_weights import NamedWeights
 from engine.kernels.rope import rope_table
 from engine.memory.states import StateSpec, StepStates
 from engine.models.formats.reader import WeightReader
@@ -52,7 +53,11 @@ class Decoder:
         self._states, self._rope_tables = places.states, self._tables(places)
         self.is_capturable = not places.states
         self.num_weights = _most(reader.num_in_layers, reader.ranks.exchange)
+        self._named = reader.named_weights()
         reader.finish()
+
+    def named_weights(self) -> NamedWeights:
+        return self._named
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         return [make(num_drafts) for make in self._states]

@@ -25,7 +25,8 @@ from engine.models.reference import Reference
 from engine.models.weights.folder import eos_token_ids as eos_token_ids_of
 from engine.models.weights.folder import model_folder, read_json
 from engine.models.weights.shares import RANKS_FLAG, check_shards
-from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
+from engine.models.weights.sources import Checkpoint, DummyWeights
+from engine.models.weights.stored import WeightSource
 from sampling.device.ranks import RankExchange
 
 logger = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ import torch
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.model import CausalLM
+from engine.contracts.named_weights import NamedWeights
 from engine.speculation.cache import CacheShape, DraftCache
 from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.drafter_inputs import single_steps, slots_at
@@ -35,6 +36,9 @@ class DraftModelDrafter:
         self._model = model
         self._draws = draws
         self._cache = DraftCache(model.attention_specs, cache_shape)
+
+    def named_weights(self) -> NamedWeights:
+        return self._model.named_weights()
 
     def allocate(self, num_blocks: int) -> None:
         self._cache.allocate(num_blocks)

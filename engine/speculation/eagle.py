@@ -6,6 +6,7 @@ import torch
 
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.heads import Rotation
+from engine.contracts.named_weights import NamedWeights
 from engine.speculation.cache import CacheShape, DraftCache
 from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.drafter_inputs import single_steps
@@ -40,6 +41,9 @@ class EagleDrafter:
         self._angles = angles
         self._draws = draws
         self._cache = DraftCache(eagle_head.attention_specs, cache_shape)
+
+    def named_weights(self) -> NamedWeights:
+        return self._eagle_head.named
 
     def allocate(self, num_blocks: int) -> None:
         self._cache.allocate(num_blocks)

@@ -28,14 +28,15 @@ from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
-from engine.kernels.linear import LaidOut, Linear, linear, logits_linear
+from engine.contracts.named_weights import NamedWeights
+from engine.kernels.linear import Linear, logits_linear
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.layer import Layer, LayerInputs, LayerPlaces, Sublayer
 from engine.models.layers.norms import LoadedNorm, OwnInput, RmsNorm
-from engine.models.weights.shares import RankShare
-from engine.models.weights.sources import WeightSource
+from engine.models.weights.shares import RankShare, undivided
+from engine.models.weights.stored import WeightSource
 from sampling.vocab_shard import VocabShard
 
 
@@ -48,12 +49,14 @@ class EagleHead(Protocol):
         columns: int32 [vocab_size], the column of `logits` of each token of the target, -1 for
             tokens never drafted; None where columns are ids of the `shard`.
         shard: the ids of `logits`; all of them, on every rank, with `columns`.
+        named: its weights.
     """
 
     attention_specs: Sequence[AttentionSpec]
     feature_layers: tuple[int, ...]
     columns: torch.Tensor | None
     shard: VocabShard
+    named: NamedWeights
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         """The EAGLE head's features [T, H] of the target's step."""
@@ -107,9 +110,13 @@ class EagleHeadSource:
         """The description of the layer's attention, as all families of `HEADS` have it."""
         return cast(Attention, self.spec.layers[0].sublayers[0])
 
-    def read(self, shape: tuple[int, ...], name: str) -> torch.Tensor:
-        """Read a tensor as it is, in the target's dtype."""
-        return self.reader.modules.read(name, shape)
+    def fuse(self, fan_in: int) -> Linear:
+        """Read the product that makes features of a width, whose bias is there or not."""
+        hidden, bias = undivided(self.spec.hidden_size), None
+        weight = self.reader.laid_out("fc", hidden, fan_in)
+        if self.tensors.shape("fc.bias"):
+            bias = self.reader.tensor("fc.bias", hidden)
+        return weight.linear(bias)
 
     def norm(self, name: str) -> LoadedNorm:
         """Read a norm of the kind that the layer has, of a name."""
@@ -120,8 +127,11 @@ class EagleHeadSource:
         """Read the rows of the EAGLE head's own LM head that make the logits of the shard."""
         shard = self.shard
         own = RankShare(shard.first, shard.width, shard.vocab_size)
-        weight = self.reader.matrix("lm_head.weight", own, self.spec.hidden_size)
-        return logits_linear(LaidOut(weight))
+        return self.lm_head(own)
+
+    def lm_head(self, own: RankShare) -> Linear:
+        """Read rows of the EAGLE head's own LM head."""
+        return logits_linear(self.reader.laid_out("lm_head", own, self.spec.hidden_size))
 
     def layer(self, name: str, fan_in: int) -> EagleLayer:
         """Read the layer of a name, over inputs of a width, which no norm is in front of."""
@@ -161,13 +171,13 @@ class Eagle1Head:
     columns: torch.Tensor | None = None
 
     def __init__(self, source: EagleHeadSource) -> None:
-        hidden, read = source.spec.hidden_size, source.read
+        hidden = source.spec.hidden_size
         self._target = source.target
         self.shard = source.shard
-        bias = read((hidden,), "fc.bias") if source.tensors.shape("fc.bias") else None
-        self._fuse = linear(read((hidden, 2 * hidden), "fc.weight"), bias)
+        self._fuse = source.fuse(2 * hidden)
         self._layer = source.layer("layers.0", hidden)
         self.attention_specs = self._layer.attention_specs
+        self.named = source.reader.named_weights()
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         return step.hidden
@@ -201,16 +211,17 @@ class Eagle3Head:
         width: int,
         columns: torch.Tensor | None,
     ) -> None:
-        spec, target, read = source.spec, source.target, source.read
+        spec, target = source.spec, source.target
         hidden = spec.hidden_size
         self.feature_layers = feature_layers
         self.columns = columns
         self._target = target
         self._embedding: torch.Tensor | None = None
         if source.tensors.shape("embed_tokens.weight"):
-            self._embedding = read((spec.vocab_size, hidden), "embed_tokens.weight")
-        fan_in = len(feature_layers) * target.hidden_size
-        self._fuse = linear(read((hidden, fan_in), "fc.weight"))
+            self._embedding = source.reader.matrix(
+                "embed_tokens.weight", undivided(spec.vocab_size), hidden
+            )
+        self._fuse = source.fuse(len(feature_layers) * target.hidden_size)
         self._token_norm = source.norm("midlayer.input_layernorm")
         self._feature_norm = source.norm("midlayer.hidden_norm")
         self._layer = source.layer("midlayer", 2 * hidden)
@@ -220,9 +231,10 @@ class Eagle3Head:
         self._lm_head: Linear = target.logits
         if columns is not None:
             self.shard = VocabShard.whole(spec.vocab_size)
-            self._lm_head = logits_linear(LaidOut(read((width, hidden), "lm_head.weight")))
+            self._lm_head = source.lm_head(undivided(width))
         elif source.tensors.shape("lm_head.weight"):
             self._lm_head = source.own_lm_head()
+        self.named = source.reader.named_weights()
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         assert step.features is not None

@@ -14,7 +14,8 @@ from engine.kernels.rope import rope_table
 from engine.models.families.table import decoder_spec, unfused_layer_reason
 from engine.models.loader import read_config
 from engine.models.weights.folder import model_folder
-from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
+from engine.models.weights.sources import Checkpoint, DummyWeights
+from engine.models.weights.stored import WeightSource
 from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
 from engine.speculative_config import SpeculativeConfig
 from sampling.vocab_shard import VocabShard
@@ -129,9 +130,7 @@ def _columns(
     vocab_size = source.spec.vocab_size
     token_ids = torch.arange(num_drafted, device=device)
     if source.tensors.shape("d2t") is not None:
-        added = torch.empty(num_drafted, dtype=torch.int64, device=device)
-        source.tensors.fill(added, "d2t")
-        token_ids = token_ids + added
+        token_ids = token_ids + source.reader.fixed("d2t", num_drafted)
     is_outside = int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size
     if is_outside or len(torch.unique(token_ids)) < num_drafted:
         raise ModelError(

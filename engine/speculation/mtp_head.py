@@ -51,6 +51,7 @@ class MtpHead:
         self._final_norm = spec.final_norm.load(reader, hidden)
         self.attention_specs: Sequence[AttentionSpec] = places.attention_specs
         self.rotation: RotationSpeeds = places.rotations[0]
+        self.named = reader.named_weights()
 
     def features(self, step: VerifiedStep) -> torch.Tensor:
         return step.hidden

@@ -13,7 +13,8 @@ from engine.models.formats.config import quantization as quantization_of
 from engine.models.formats.reader import WeightReader
 from engine.models.loader import read_config
 from engine.models.weights.folder import model_folder, read_json
-from engine.models.weights.sources import Checkpoint, DummyWeights, WeightSource
+from engine.models.weights.sources import Checkpoint, DummyWeights
+from engine.models.weights.stored import WeightSource
 from engine.speculation.mtp_head import MtpHead
 from engine.speculative_config import SpeculativeConfig
 from sampling.vocab_shard import VocabShard
@@ -60,6 +61,8 @@ def load_mtp_head(
     )
     with torch.no_grad():
         head = MtpHead(drafting, reader, target, shard)
+    if isinstance(source, Checkpoint):
+        source.close()
     speeds = head.rotation
     return head, rope_table(speeds.inv_freq.to(device), speeds.scale, num_positions)
 

@@ -13,6 +13,7 @@ import torch
 
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
+from engine.contracts.named_weights import NamedWeights
 from engine.kernels.ngram import ngram_drafts_triton
 
 
@@ -31,6 +32,9 @@ class NgramDrafter:
         self.num_tokens = num_tokens
         self._lengths = lengths
         self._history = history
+
+    def named_weights(self) -> NamedWeights:
+        return {}
 
     def allocate(self, num_blocks: int) -> None:
         pass

@@ -27,6 +27,7 @@ import torch
 
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
+from engine.contracts.named_weights import NamedWeights
 from engine.kernels.suffix import MAX_DEPTH, PLACES, suffix_drafts_triton
 from engine.memory.recent_outputs import RecentOutputs
 from engine.speculative_config import SuffixRules
@@ -55,6 +56,9 @@ class SuffixDrafter:
         self._rules = rules
         self._history = history
         self._recent = recent
+
+    def named_weights(self) -> NamedWeights:
+        return {}
 
     def allocate(self, num_blocks: int) -> None:
         pass

@@ -6,6 +6,31 @@ from tests.mutants.mutant import Mutant
 
 ENGINE = (
     Mutant(
+        "what-is-derived-from-a-weight-keeps-its-old-numbers",
+        "engine/contracts/named_weights.py",
+        "                follow()",
+        "                pass",
+        (
+            "tests/engine/models/families/test_named_weights.py::test_every_family_is_rewritten[gemma3]",
+        ),
+    ),
+    Mutant(
+        "a-written-projection-has-its-outputs-as-they-are-stored",
+        "engine/models/formats/reader.py",
+        "return part if order is None else part.channels(order)",
+        "return part",
+        (
+            "tests/engine/models/families/test_named_weights.py::test_every_family_is_rewritten[cohere]",
+        ),
+    ),
+    Mutant(
+        "copies-laid-out-for-products-keep-the-old-weight",
+        "engine/models/formats/reader.py",
+        "            product.refresh(whole)",
+        "            pass",
+        ("tests/engine/models/formats/test_notes.py::test_every_format_is_rewritten[awq]",),
+    ),
+    Mutant(
         "a-stored-zero-point-of-15-is-16",
         "engine/models/formats/unpack.py",
         "zeros = (zeros + scheme.zero_offset) & 15",

@@ -7,6 +7,7 @@ states given to it.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,13 +19,18 @@ from engine.kernels.linear import LaidOut, logits_linear
 
 
 class LMHead:
-    """Maps hidden states [N, hidden] to float32 logits [N, vocab]."""
+    """Maps hidden states [N, hidden] to float32 logits [N, vocab].
+
+    Attributes:
+        followers: what is to be computed anew after a write of the tensor at an address.
+    """
 
     def __init__(self, module: Any) -> None:
         output = module.get_output_embeddings()
         if output is None:
             raise ModelError("it has no output embedding")
         self.vocab_size = len(output.weight)
+        self.followers: dict[int, Callable[[], None]] = {}
         self._stub = _GivenHidden()
         # A shallow copy with a module table of its own; weights and everything else are shared.
         self._module = copy.copy(module)
@@ -32,7 +38,9 @@ class LMHead:
         self._module._modules[module.base_model_prefix] = self._stub
         for name, child in module._modules.items():
             if child is output and type(child) is nn.Linear:
-                self._module._modules[name] = _WideLinear(child)
+                wide = _WideLinear(child)
+                self._module._modules[name] = wide
+                self.followers[child.weight.data_ptr()] = wide.refresh
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         self._stub.hidden = hidden[None]
@@ -69,7 +77,12 @@ class _WideLinear(nn.Module):
         super().__init__()
         self.weight = linear.weight
         self.bias: torch.Tensor | None = linear.bias
-        self._product = logits_linear(LaidOut(linear.weight))
+        self._laid_out = LaidOut(linear.weight)
+        self._product = logits_linear(self._laid_out)
+
+    def refresh(self) -> None:
+        """Take over a weight that was written in place."""
+        self._laid_out.assign(self.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = self._product(x.flatten(0, -2)).view(*x.shape[:-1], -1)

@@ -9,7 +9,7 @@ Whatever keeps state between tokens that we do not know of fails that last step.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.contracts.named_weights import NamedWeights
 from engine.errors import ModelError, kind_and_line
 from engine.memory.states import StateSpec, StepStates
 from engine.models.fallback.adapters import install_adapters, serving_inputs
@@ -32,7 +33,9 @@ from engine.models.fallback.attention import (
 from engine.models.fallback.checks import position_limit, refuse_inexpressible
 from engine.models.fallback.construct import checkpoint_module, dummy_module
 from engine.models.fallback.lm_head import LMHead
+from engine.models.fallback.named import module_weights
 from engine.models.fallback.proof import proof_ids, prove_logits
+from engine.models.weights.sources import Checkpoint
 
 
 def load_fallback_model(
@@ -45,17 +48,22 @@ def load_fallback_model(
     """
     refuse_inexpressible(hf_config)
     limit = position_limit(hf_config, config.max_model_len)
+    stored = None
     if config.load_format == "dummy":
         module = dummy_module(hf_config, dtype, device, config.trust_remote_code)
     else:
         module = checkpoint_module(folder, hf_config, dtype, device, config.trust_remote_code)
+        checkpoint = Checkpoint(folder)
+        stored = checkpoint.types()
+        checkpoint.close()
     name = type(module).__name__
     with torch.no_grad():
         try:
             ids = proof_ids(hf_config.get_text_config(decoder=True).vocab_size, device)
             register()
             expected = module(input_ids=ids[None], use_cache=False).logits[0].float()
-            model = FallbackModel(module, min(limit, config.max_model_len or limit), limit, dtype)
+            positions = min(limit, config.max_model_len or limit)
+            model = FallbackModel(module, positions, limit, dtype, stored)
             prove_logits(model, ids, expected)
         except ModelError as error:
             raise ModelError(f"{name} is not supported: {error}") from error
@@ -71,13 +79,19 @@ class FallbackModel:
 
     Args:
         served_positions: positions that will be asked for; masks are judged over these.
+        stored: names and types of the checkpoint's tensors; None where there is none.
     """
 
     num_feature_layers = 0
     is_capturable = False
 
     def __init__(
-        self, module: Any, served_positions: int, max_position: int, dtype: torch.dtype
+        self,
+        module: Any,
+        served_positions: int,
+        max_position: int,
+        dtype: torch.dtype,
+        stored: Mapping[str, torch.dtype] | None = None,
     ) -> None:
         self.max_position = max_position
         self.dtype = dtype
@@ -99,8 +113,12 @@ class FallbackModel:
         self._lm_head = LMHead(module)
         self.vocab_size = self._lm_head.vocab_size
         self.hidden_size: int = module.config.get_text_config(decoder=True).hidden_size
+        self._named = module_weights(module, stored, self._lm_head.followers)
         embedding = self._base.get_input_embeddings().weight
         self.num_weights = sum(w.numel() for w in self._base.parameters() if w is not embedding)
+
+    def named_weights(self) -> NamedWeights:
+        return self._named
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         return ()

@@ -8,10 +8,11 @@ from typing import cast
 
 import torch
 
+from engine.contracts.named_weights import Portion
 from engine.kernels.experts.products import DenseExpertProduct
 from engine.kernels.linear import LaidOut
 from engine.kernels.norm_linear import NormedProduct
-from engine.models.formats.part import InputsOfExpert, Normed, Own, Part, WeightProduct
+from engine.models.formats.part import InputsOfExpert, Normed, Own, Part, PartPlaces, WeightProduct
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +47,9 @@ class DensePart(Part):
 
     def over(self, tensors: Sequence[torch.Tensor]) -> DensePart:
         return replace(self, weight=tensors[0])
+
+    def portions(self, places: PartPlaces) -> dict[str, Portion]:
+        return {"values": Portion(self.weight, places.shape, (places.outputs, places.inputs))}
 
     def dequantized(self) -> torch.Tensor:
         return self.weight.float()

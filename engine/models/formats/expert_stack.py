@@ -52,7 +52,8 @@ class ExpertStack:
         """Some channels of an expert, which share memory with all."""
         assert self._first is not None
         rows = slice(start, start + num_channels)
-        return self._first.over([tensor[expert, rows] for tensor in self._tensors])
+        part = self._first.over([tensor[expert, rows] for tensor in self._tensors])
+        return part.taking(self._inputs[expert])
 
     def _room(self, tensor: torch.Tensor) -> torch.Tensor:
         """Room for a tensor of each expert's channels."""

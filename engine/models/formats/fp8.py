@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from engine.contracts.named_weights import Portion
 from engine.kernels.experts.products import Fp8ExpertProduct
 from engine.kernels.fp8 import Fp8Rows, quantize_rows, quantize_rows_within
 from engine.kernels.fp8_linear import Fp8Linear
@@ -18,6 +19,7 @@ from engine.models.formats.part import (
     Normed,
     Own,
     Part,
+    PartPlaces,
     WeightProduct,
     as_bytes,
 )
@@ -89,6 +91,17 @@ class Fp8Part(Part):
 
     def over(self, tensors: Sequence[torch.Tensor]) -> Fp8Part:
         return replace(self, rows=Fp8Rows(*tensors))
+
+    def taking(self, inputs: InputsOfExpert) -> Fp8Part:
+        return replace(self, input_scale=inputs.scale)
+
+    def portions(self, places: PartPlaces) -> dict[str, Portion]:
+        values, scales = self.rows
+        outputs, (num_channels, _) = places.outputs, places.shape
+        return {
+            "values": Portion(values, places.shape, (outputs, places.inputs)),
+            "scales": Portion(scales, (num_channels,), (outputs,)),
+        }
 
     def dequantized(self) -> torch.Tensor:
         return self.rows.dequantized()

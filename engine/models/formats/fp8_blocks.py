@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.contracts.named_weights import Portion
 from engine.kernels.experts.products import Fp8ExpertProduct
 from engine.kernels.quantized.fp8_block_linear import Fp8BlockLinear
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
@@ -16,6 +17,7 @@ from engine.models.formats.part import (
     LoneProduct,
     Own,
     Part,
+    PartPlaces,
     WeightProduct,
     as_bytes,
     groups_of,
@@ -53,6 +55,14 @@ class BlockPart(Part):
 
     def over(self, tensors: Sequence[torch.Tensor]) -> BlockPart:
         return BlockPart(Fp8Blocks(*tensors))
+
+    def portions(self, places: PartPlaces) -> dict[str, Portion]:
+        values, scales = self.blocks
+        spans, (num_channels, width) = places.inputs[::SPAN] // SPAN, places.shape
+        return {
+            "values": Portion(values, places.shape, (places.outputs, places.inputs)),
+            "scales": Portion(scales, (num_channels, -(-width // SPAN)), (places.outputs, spans)),
+        }
 
     def dequantized(self) -> torch.Tensor:
         return self.blocks.dequantized()

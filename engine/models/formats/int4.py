@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.contracts.named_weights import Portion
 from engine.kernels.experts.nibbles import INT4, dequantized
 from engine.kernels.experts.products import Int4ExpertProduct
 from engine.kernels.quantized.int4 import MIDDLE, Int4Groups, pack
@@ -17,6 +18,7 @@ from engine.models.formats.part import (
     LoneProduct,
     Own,
     Part,
+    PartPlaces,
     WeightProduct,
     groups_of,
 )
@@ -100,6 +102,24 @@ class Int4Part(Part):
         groups = self.groups._replace(words=words, scales=scales, zeros=zeros[0] if zeros else None)
         return replace(self, groups=groups)
 
+    def taking(self, inputs: InputsOfExpert) -> Int4Part:
+        return replace(self, order=inputs.order)
+
+    def portions(self, places: PartPlaces) -> dict[str, Portion]:
+        columns, outputs = places.inputs, places.outputs
+        if self.order is not None:
+            columns = columns[self.order.cpu()]
+        own = _first_of_each(columns)  # what fills up groups comes after the input itself
+        held = places.groups[columns[:: self.groups.group]]
+        numbers = self.groups.numbers()[:, own.to(self.groups.words.device)]
+        num_channels, num_groups = places.shape[0], int(places.groups.max()) + 1
+        portions = {"numbers": Portion(numbers, places.shape, (outputs, columns[own]))}
+        for name, each in (("scales", self.groups.scales), ("zeros", self.groups.zeros)):
+            if each is not None:
+                shape = (num_channels, num_groups)
+                portions[name] = Portion(each[:, : len(held)], shape, (outputs, held))
+        return portions
+
     def dequantized(self) -> torch.Tensor:
         wide = dequantized(self.groups, self.code)
         if self.order is None:
@@ -114,6 +134,14 @@ class Int4Part(Part):
         if isinstance(part, Int4Part) and self.groups.zeros is not None:
             part = part.with_zeros()
         super().copy_(part)
+
+
+def _first_of_each(values: torch.Tensor) -> torch.Tensor:
+    """The index of the first occurrence of each value, int64."""
+    ordered, index = torch.sort(values, stable=True)
+    is_first = torch.ones(len(values), dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return index[is_first]
 
 
 def is_same_order(order: torch.Tensor | None, other: torch.Tensor | None) -> bool:

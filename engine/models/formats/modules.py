@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 
+from engine.contracts.named_weights import TensorInfo
 from engine.models.formats.dense import DensePart
 from engine.models.formats.fp8 import Fp8Part, rounded_part
 from engine.models.formats.part import Part
+from engine.models.formats.repack import Held, dequantize
 from engine.models.weights.shares import OwnedPart, RankShare
-from engine.models.weights.sources import WeightSource, fill
+from engine.models.weights.stored import WeightSource, fill
 
 
 class ModuleShape(NamedTuple):
@@ -39,6 +43,49 @@ class ModuleShape(NamedTuple):
             return self.part
         num_channels, width = self.own.whole_shape(self.part)
         return num_channels, width
+
+
+class Storing(NamedTuple):
+    """How what is held of a module becomes the checkpoint's tensors again.
+
+    Attributes:
+        groups: makes int64 [in], the group under one scale of each input.
+        store: see `WeightUnit`.
+    """
+
+    groups: Callable[[], torch.Tensor]
+    store: Callable[[Held], dict[str, torch.Tensor]]
+
+
+class PackedExperts(NamedTuple):
+    """The weights of all experts, which one tensor holds, or two.
+
+    Attributes:
+        name: of the tensor. num_experts: that it holds.
+        outputs: the rank's shares of each expert's, in order.
+        order: int64, the rank's outputs in the order that the product has them in; None as read.
+    """
+
+    name: str
+    num_experts: int
+    outputs: tuple[RankShare, ...]
+    inputs: RankShare
+    order: torch.Tensor | None = None
+
+    @property
+    def num_channels(self) -> int:
+        """Number of an expert's outputs that the rank has."""
+        return sum(share.length for share in self.outputs)
+
+    @property
+    def expert(self) -> ModuleShape:
+        """One expert's weight."""
+        own = OwnedPart.of(1, (self.inputs,)) or OwnedPart.of(0, self.outputs)
+        return ModuleShape(self.name, self.num_channels, self.inputs.length, own)
+
+    def ordered(self, part: Part) -> Part:
+        """An expert's weight as the product has it."""
+        return part if self.order is None else part.channels(self.order)
 
 
 class PlainModules:
@@ -110,25 +157,60 @@ class PlainModules:
         """Read the weight of one module in the model's dtype, however it is stored."""
         return self.read(f"{module.name}.weight", module.part, module.own)
 
-    def expert_parts(
-        self, name: str, num_experts: int, outputs: RankShare, inputs: RankShare
-    ) -> Sequence[Part]:
+    def expert_parts(self, experts: PackedExperts) -> Iterator[Part]:
         """Read the weights [out, in] of all experts, which one tensor [experts, in, out] holds."""
-        own = OwnedPart.of(1, (inputs,)) or OwnedPart.of(2, (outputs,))
-        stored = self.read(name, (num_experts, inputs.length, outputs.length), own)
-        return [self._stored_as(weight.t()) for weight in stored]
+        own = OwnedPart.of(1, (experts.inputs,)) or OwnedPart.of(2, experts.outputs)
+        shape = (experts.num_experts, experts.inputs.length, experts.num_channels)
+        stored = self.read(experts.name, shape, own)
+        for weight in stored:
+            yield experts.ordered(self._stored_as(weight.t()))
 
-    def packed_parts(
-        self, name: str, num_experts: int, outputs: Sequence[RankShare], inputs: RankShare
-    ) -> Sequence[Part]:
-        """Read the weights [out, in] of all experts, which one tensor [experts, out, in] holds.
+    def packed_parts(self, experts: PackedExperts) -> Iterator[Part]:
+        """Read the weights [out, in] of all experts, which one tensor [experts, out, in] holds."""
+        own = OwnedPart.of(2, (experts.inputs,)) or OwnedPart.of(1, experts.outputs)
+        shape = (experts.num_experts, experts.num_channels, experts.inputs.length)
+        stored = self.read(experts.name, shape, own)
+        for weight in stored:
+            yield experts.ordered(self._stored_as(weight))
+
+    def over(self, source: WeightSource) -> Self:
+        """The same modules, read from another source."""
+        modules = copy.copy(self)
+        modules.source = source
+        return modules
+
+    def held(self, part: Part) -> Part:
+        """What a part holds of the whole module; each rank rounds inputs of its own by itself."""
+        return part
+
+    def storing(self, module: ModuleShape, tensors: Mapping[str, TensorInfo]) -> Storing:
+        """How a module that was read just now is written as `tensors`, those of the checkpoint."""
+        return self.storing_rounded(module)
+
+    def storing_rounded(self, module: ModuleShape) -> Storing:
+        """How a module is written as one tensor in the model's dtype."""
+        groups = partial(torch.arange, module.whole[1])
+        name = f"{module.name}.weight"
+        return Storing(groups, lambda held: {name: dequantize(held, groups()).to(self.dtype)})
+
+    def storing_experts(
+        self, experts: PackedExperts, tensors: Mapping[str, TensorInfo], *, is_transposed: bool
+    ) -> Storing:
+        """How experts that were read just now are written as `tensors`.
 
         Args:
-            outputs: the rank's shares of them, in order.
+            is_transposed: the tensor is [experts, in, out].
         """
-        own = OwnedPart.of(2, (inputs,)) or OwnedPart.of(1, outputs)
-        shape = (num_experts, sum(share.length for share in outputs), inputs.length)
-        return [self._stored_as(weight) for weight in self.read(name, shape, own)]
+        groups = partial(torch.arange, experts.inputs.whole)
+
+        def store(held: Held) -> dict[str, torch.Tensor]:
+            parts = (
+                {name: each[i] for name, each in held.items()} for i in range(experts.num_experts)
+            )
+            whole = torch.stack([dequantize(part, groups()).to(self.dtype) for part in parts])
+            return {experts.name: whole.transpose(1, 2) if is_transposed else whole}
+
+        return Storing(groups, store)
 
     def as_unquantized(self) -> PlainModules:
         """The modules that are read from now on, once more and without their quantization."""
@@ -144,6 +226,9 @@ class PlainModules:
 
 class RoundedModules(PlainModules):
     """Modules that are rounded to float8 as they are read, a scale an output channel."""
+
+    def held(self, part: Part) -> Part:
+        return DensePart(part.dequantized().to(self.dtype))
 
     def _stored_as(self, weight: torch.Tensor) -> Fp8Part:
         return rounded_part(weight, invariant=self.invariant)

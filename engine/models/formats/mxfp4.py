@@ -15,7 +15,8 @@ from engine.kernels.experts.nibbles import MXFP4, MXFP4_GROUP
 from engine.kernels.quantized.int4 import Int4Groups, pack
 from engine.models.formats.int4 import Int4Part
 from engine.models.weights.shares import OwnedPart, RankShare
-from engine.models.weights.sources import ANEW, Checkpoint, fill
+from engine.models.weights.sources import ANEW
+from engine.models.weights.stored import StoredTensors, fill
 
 EXPONENT_BIAS_AT = 23
 """The place of a float32's exponent, which has the same bias."""
@@ -24,7 +25,7 @@ NO_NUMBER = 255
 
 
 def read_mxfp4(
-    source: Checkpoint,
+    source: StoredTensors,
     module: str,
     num_experts: int,
     outputs: RankShare,
@@ -58,7 +59,7 @@ def read_mxfp4(
     return [Int4Part(_pack(*each, device), code=MXFP4) for each in pairs]
 
 
-def _check_type(source: Checkpoint, name: str) -> None:
+def _check_type(source: StoredTensors, name: str) -> None:
     if source.shape(name) is not None and (kind := source.stored_type(name)) != "U8":
         raise ModelError(
             f"{source.place(name)}: tensor {name!r} is stored as {kind}, mxfp4 asks for U8; {ANEW}"

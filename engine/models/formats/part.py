@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from engine.contracts.named_weights import Portion
 from engine.kernels.experts.products import ExpertProduct
 from engine.kernels.linear import Linear
 from engine.kernels.norm_linear import LoneLinear, NormedLinear
@@ -103,6 +104,21 @@ class InputsOfExpert(NamedTuple):
     order: torch.Tensor | None = None
 
 
+class PartPlaces(NamedTuple):
+    """Where the numbers of a part are in the whole weight.
+
+    Attributes:
+        shape: of the whole. outputs: int64, the output of each channel; None is all, in order.
+        inputs: int64, the input of each column before the part's own order.
+        groups: int64 [in], the group under one scale of each input of the whole.
+    """
+
+    shape: tuple[int, int]
+    outputs: torch.Tensor | None
+    inputs: torch.Tensor
+    groups: torch.Tensor
+
+
 class Part(ABC):
     """A weight [out, in] in one format."""
 
@@ -159,6 +175,17 @@ class Part(ABC):
     @abstractmethod
     def over(self, tensors: Sequence[torch.Tensor]) -> Part:
         """A part as this one, of other `tensors`."""
+
+    def taking(self, inputs: InputsOfExpert) -> Part:
+        """The same weight, of other inputs."""
+        return self
+
+    @abstractmethod
+    def portions(self, places: PartPlaces) -> dict[str, Portion]:
+        """What it has of the whole weight's numbers, as `engine.models.formats.repack` takes them.
+
+        They are "values" [out, in], or "numbers" of 4 bits, "scales" and "zeros".
+        """
 
     @abstractmethod
     def dequantized(self) -> torch.Tensor:

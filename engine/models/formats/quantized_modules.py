@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Self
 
 import torch
 
+from engine.contracts.named_weights import TensorInfo
 from engine.errors import ModelError
+from engine.kernels.experts.nibbles import MXFP4_GROUP
+from engine.kernels.quantized.fp8_blocks import SPAN
 from engine.models.formats.dense import DensePart
 from engine.models.formats.dummy import dummy_part
-from engine.models.formats.modules import ModuleShape, PlainModules
+from engine.models.formats.modules import ModuleShape, PackedExperts, PlainModules, Storing
 from engine.models.formats.mxfp4 import read_mxfp4
 from engine.models.formats.part import Part
+from engine.models.formats.repack import Held, dequantize, repack, repack_mxfp4
 from engine.models.formats.scheme import Quantization, Scheme
 from engine.models.formats.separate import join
 from engine.models.formats.unpack import STORED, ModuleTensors, unpack
-from engine.models.weights.shares import RANKS_FLAG, RankShare
-from engine.models.weights.sources import WeightSource
+from engine.models.weights.shares import RANKS_FLAG
+from engine.models.weights.stored import WeightSource
 
 PLAIN = ("BF16", "F16", "F32")
 """How weights are stored that a tool left as they were."""
@@ -75,9 +81,7 @@ class QuantizedModules(PlainModules):
     def unquantized(self, module: ModuleShape) -> torch.Tensor:
         return self.part(module).dequantized().to(self.dtype)
 
-    def expert_parts(
-        self, name: str, num_experts: int, outputs: RankShare, inputs: RankShare
-    ) -> Sequence[Part]:
+    def expert_parts(self, experts: PackedExperts) -> Iterator[Part]:
         """Read experts of one tensor, which is in mxfp4."""
         checkpoint = self.source.checkpoint
         if checkpoint is None:
@@ -85,8 +89,54 @@ class QuantizedModules(PlainModules):
                 "config.json: quantization_config (mxfp4) has no random weights; leave it out with "
                 "--load-format dummy"
             )
-        parts = read_mxfp4(checkpoint, name, num_experts, outputs, inputs, self.device)
-        return [self._noted(f"{name}.{index}", part) for index, part in enumerate(parts)]
+        name, count, (outputs,), inputs, _ = experts
+        parts = read_mxfp4(checkpoint, name, count, outputs, inputs, self.device)
+        for index, part in enumerate(parts):
+            yield self._noted(f"{name}.{index}", experts.ordered(part))
+
+    def over(self, source: WeightSource) -> Self:
+        modules = super().over(source)
+        modules.keeps = False
+        return modules
+
+    def storing(self, module: ModuleShape, tensors: Mapping[str, TensorInfo]) -> Storing:
+        scheme, width = self._scheme_of(module.name), module.whole[1]
+        checkpoint = self.source.checkpoint
+        if scheme is None:
+            return self.storing_rounded(module)
+        size = SPAN if scheme.is_fp8 else scheme.group or width
+        order = next((name for name in tensors if name.endswith("g_idx")), None)
+        given = None if order is None or checkpoint is None else checkpoint.stored(order).long()
+        if given is None or bool((given < 0).any()):
+            given = None
+
+        def groups() -> torch.Tensor:
+            return torch.arange(width) // size if given is None else given
+
+        def store(held: Held) -> dict[str, torch.Tensor]:
+            if checkpoint is None:
+                return {f"{module.name}.weight": dequantize(held, groups()).to(self.dtype)}
+            stored = repack(scheme, held)
+            return {
+                name: _as_many(stored[end], info)
+                for name, info in tensors.items()
+                if (end := name.removeprefix(f"{module.name}.")) in stored
+            }
+
+        return Storing(groups, store)
+
+    def storing_experts(
+        self, experts: PackedExperts, tensors: Mapping[str, TensorInfo], *, is_transposed: bool
+    ) -> Storing:
+        if experts.name in tensors:
+            return super().storing_experts(experts, tensors, is_transposed=is_transposed)
+        groups = torch.arange(experts.inputs.whole) // MXFP4_GROUP
+
+        def store(held: Held) -> dict[str, torch.Tensor]:
+            blocks, exponents = repack_mxfp4(held)
+            return {f"{experts.name}_blocks": blocks, f"{experts.name}_scales": exponents}
+
+        return Storing(lambda: groups, store)
 
     def as_unquantized(self) -> PlainModules:
         """Make the reader of what this one reads from now on, without its quantization."""
@@ -157,6 +207,11 @@ class QuantizedModules(PlainModules):
         return next((n for n in STORED if source.shape(f"{module}.{n}") is not None), None)
 
 
+def _as_many(values: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """One of equal scales, where a tensor has one for all channels."""
+    return values[:1] if math.prod(info.shape) == 1 else values
+
+
 class DequantizedModules(PlainModules):
     """Gives the weights that other modules have kept, each once, without their quantization."""
 
@@ -176,10 +231,9 @@ class DequantizedModules(PlainModules):
     def unquantized(self, module: ModuleShape) -> torch.Tensor:
         return self._dense(module.name)
 
-    def expert_parts(
-        self, name: str, num_experts: int, outputs: RankShare, inputs: RankShare
-    ) -> Sequence[Part]:
-        return [DensePart(self._dense(f"{name}.{index}")) for index in range(num_experts)]
+    def expert_parts(self, experts: PackedExperts) -> Iterator[Part]:
+        for index in range(experts.num_experts):
+            yield DensePart(self._dense(f"{experts.name}.{index}"))
 
     def place(self, module: str) -> str:
         return self._modules.place(module)

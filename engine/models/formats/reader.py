@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from engine.adapters.stacks import AdapterStacks
-from engine.kernels.linear import Linear
+from engine.contracts.named_weights import NamedWeights, ProductRows, TensorInfo
+from engine.kernels.linear import LaidOut, Linear
 from engine.models.formats.adapted import AdaptedProduct
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
-from engine.models.formats.part import WeightProduct
+from engine.models.formats.notes import HeldModule, WeightNotes, outputs_of
+from engine.models.formats.part import Part, WeightProduct
 from engine.models.formats.quantized_modules import QuantizedModules
 from engine.models.formats.scheme import Quantization
+from engine.models.weights.read_twice import ReadTwice
+from engine.models.weights.registry import WeightRegistry
 from engine.models.weights.shares import OwnedPart, RankShare, RankShares
-from engine.models.weights.sources import ReadTwice, WeightSource, fill
+from engine.models.weights.stored import WeightSource, fill
 from engine.parallel.collectives import summed
 from sampling.device.ranks import LoneRank, RankExchange
 
@@ -52,9 +56,11 @@ class WeightReader:
         source: of tensors that are no module's weight.
         modules: how modules' weights are stored.
         adapters: gets room beside each product that is read; None where none are served.
+        is_noted: see `named_weights`.
 
     Attributes:
         num_in_layers: number of weights in the products read so far.
+        notes: of where what is read is held.
     """
 
     def __init__(
@@ -63,9 +69,13 @@ class WeightReader:
         modules: PlainModules,
         ranks: RankShares,
         adapters: AdapterStacks | None = None,
+        *,
+        is_noted: bool = True,
     ) -> None:
         self._source, self.modules, self.ranks = source, modules, ranks
         self._adapters = adapters
+        registry = WeightRegistry(source, ranks.exchange, is_kept=is_noted)
+        self.notes = WeightNotes(registry, modules)
         self.dtype, self.device = modules.dtype, modules.device
         self.num_in_layers = 0
 
@@ -112,13 +122,18 @@ class WeightReader:
         """Make the reader of what this one reads from now on, without its quantization."""
         assert isinstance(self._source, ReadTwice), "reads_twice was asked for"
         self._source.hold()
-        return WeightReader(self._source, self.modules.as_unquantized(), self.ranks)
+        modules = self.modules.as_unquantized()
+        return WeightReader(self._source, modules, self.ranks, is_noted=False)
 
     def finish(self) -> None:
         """End the reading: all tensors were read."""
         self._source.finish()
         if self._adapters is not None:
             self._adapters.allocate(self.dtype, self.device)
+
+    def named_weights(self) -> NamedWeights:
+        """What was read, by its names in the checkpoint."""
+        return self.notes.registry.named()
 
     def tensor(
         self, name: str, share: RankShare, *, dtype: torch.dtype | None = None
@@ -130,6 +145,7 @@ class WeightReader:
         """Read a tensor of one number and no dimension."""
         target = torch.empty((), dtype=dtype, device=self.device)
         fill(self._source, target, name, None)
+        self.notes.tensor(target, None)
         return target
 
     def channels(
@@ -138,7 +154,34 @@ class WeightReader:
         """Read a tensor [channels, *shape], or the rank's shares of its channels, in order."""
         count = sum(share.length for share in shares)
         target = torch.empty((count, *shape), dtype=dtype or self.dtype, device=self.device)
-        fill(self._source, target, name, OwnedPart.of(0, shares))
+        own = OwnedPart.of(0, shares)
+        fill(self._source, target, name, own)
+        self.notes.tensor(target, own)
+        return target
+
+    def derived(self, make: Callable[[], torch.Tensor], *bases: torch.Tensor) -> torch.Tensor:
+        """Make a tensor of others that were read, and again in its place when they are written."""
+        tensor = make()
+
+        def follow() -> None:
+            tensor.copy_(make())
+
+        for base in bases:
+            self.notes.registry.follow(base, follow)
+        return tensor
+
+    def bank(self, name: str, count: int, columns: RankShare) -> torch.Tensor:
+        """Read a tensor [count, columns], or the rank's columns of it, in the model's dtype."""
+        own = OwnedPart.of(1, (columns,))
+        target = self.modules.read(name, (count, columns.length), own)
+        self.notes.tensor(target, own)
+        return target
+
+    def fixed(self, name: str, length: int) -> torch.Tensor:
+        """Read integers int64 [length], which can only be written as they are."""
+        target = torch.empty(length, dtype=torch.int64, device=self.device)
+        fill(self._source, target, name, None)
+        self.notes.registry.hold(self.notes.registry.take())
         return target
 
     def matrix(self, name: str, rows: RankShare, width: int) -> torch.Tensor:
@@ -155,16 +198,50 @@ class WeightReader:
         """
         modules = [projection.module(inputs) for projection in projections]
         part = self.modules.fused(modules)
+        tensors = self.notes.registry.take()
         self.num_in_layers += part.num_channels * inputs.length
-        bias = self._bias(projections, modules)
+        bias, biases = self._bias(projections, modules)
         if any(projection.order is not None for projection in projections):
             order = self._order(projections)
             part, bias = part.channels(order), None if bias is None else bias[order]
         product = part.product(bias, self.dtype)
+        start = 0
+        for projection, module, asked in zip(projections, modules, biases, strict=True):
+            rows = slice(start, start + module.num_channels)
+            start = rows.stop
+            own = {n: i for n, i in tensors.items() if n.rpartition(".")[0] == module.name}
+            self._note_module(own, product, rows, module, projection.order)
+            if asked:
+                self._note_bias(asked, bias, rows, module, projection.order)
         if self._adapters is None:
             return product
         stacks = self._adapters.add(projections, inputs)
         return AdaptedProduct(product, stacks, self._adapters.active)
+
+    def _note_module(
+        self,
+        tensors: dict[str, TensorInfo],
+        product: WeightProduct,
+        rows: slice,
+        module: ModuleShape,
+        order: torch.Tensor | None,
+    ) -> None:
+        """Note where one module of a product is."""
+        order = None if order is None else order.to(self.device)
+
+        def read(modules: PlainModules) -> Part:
+            part = modules.part(module)
+            return part if order is None else part.channels(order)
+
+        def put(new: Part) -> None:
+            whole = product.part()
+            whole.channels(rows).copy_(new)
+            product.refresh(whole)
+
+        outputs = outputs_of(module, order)
+        held = HeldModule(module, read, lambda: product.part().channels(rows), put, outputs=outputs)
+        inputs = module.own.indices() if module.own is not None and module.own.dim == 1 else None
+        self.notes.module(tensors, held, ProductRows(product, rows, outputs, inputs))
 
     def linear(self, projections: Sequence[Projection], inputs: RankShare) -> Linear:
         """Read a product as the function that multiplies, summed over ranks that divide inputs."""
@@ -177,9 +254,25 @@ class WeightReader:
 
     def unquantized(self, name: str, outputs: RankShare, inputs: int) -> torch.Tensor:
         """Read a module's weight [out, in] in the model's dtype, however it is stored."""
-        return self.modules.unquantized(
-            ModuleShape(name, outputs.length, inputs, OwnedPart.of(0, (outputs,)))
-        )
+        shape = ModuleShape(name, outputs.length, inputs, OwnedPart.of(0, (outputs,)))
+        weight = self.modules.unquantized(shape)
+        self.notes.dense(shape, lambda: weight, weight.copy_, base=weight)
+        return weight
+
+    def laid_out(self, name: str, outputs: RankShare, inputs: int) -> LaidOut:
+        """Read what `unquantized` does, laid out for products."""
+        shape = ModuleShape(name, outputs.length, inputs, OwnedPart.of(0, (outputs,)))
+        weight = LaidOut(self.modules.unquantized(shape), invariant=self.modules.invariant)
+        self.notes.dense(shape, weight.plain, weight.assign)
+        return weight
+
+    def shared(self, matrix: torch.Tensor, rows: RankShare) -> LaidOut:
+        """The rows of a matrix that was read, laid out for products."""
+        own = matrix[rows.first : rows.first + rows.length]
+        weight = LaidOut(own, invariant=self.modules.invariant)
+        if not weight.is_narrow_on_cuda:  # else products read the matrix itself
+            self.notes.registry.follow(matrix, lambda: weight.assign(own))
+        return weight
 
     def experts(self, num_experts: int, num_channels: int) -> ExpertStack:
         """Room for the weights of all experts of a layer."""
@@ -187,25 +280,44 @@ class WeightReader:
 
     def _bias(
         self, projections: Sequence[Projection], modules: Sequence[ModuleShape]
-    ) -> torch.Tensor | None:
-        """The biases of projections as one, zeros where one has none; None where none has any."""
-        biases = []
+    ) -> tuple[torch.Tensor | None, list[dict[str, TensorInfo]]]:
+        """The biases of projections as one, zeros where one has none; None where none has any.
+
+        Returns:
+            Besides, the tensors of each projection that were read.
+        """
+        biases, asked = [], []
         for projection, module in zip(projections, modules, strict=True):
             bias = self.modules.bias(module, has_bias=projection.has_bias)
             is_of_sum = module.own is not None and module.own.dim == 1
             if bias is not None and is_of_sum and self.ranks.exchange.rank > 0:
                 bias.zero_()  # one rank adds it
             biases.append(bias)
+            asked.append(self.notes.registry.take())
         if all(bias is None for bias in biases):
-            return None
-        return torch.cat(
-            [
-                torch.zeros(module.num_channels, dtype=self.dtype, device=self.device)
-                if bias is None
-                else bias
-                for bias, module in zip(biases, modules, strict=True)
-            ]
-        )
+            return None, asked
+        pieces = [
+            torch.zeros(module.num_channels, dtype=self.dtype, device=self.device)
+            if bias is None
+            else bias
+            for bias, module in zip(biases, modules, strict=True)
+        ]
+        return torch.cat(pieces), asked
+
+    def _note_bias(
+        self,
+        tensors: dict[str, TensorInfo],
+        bias: torch.Tensor | None,
+        rows: slice,
+        module: ModuleShape,
+        order: torch.Tensor | None,
+    ) -> None:
+        """Note where the bias of one module of a product is."""
+        if bias is None:  # zeros, which the product leaves out
+            self.notes.registry.hold(tensors)
+            return
+        order = None if order is None else order.to(self.device)
+        self.notes.bias(tensors, bias[rows], module, order, self.ranks.exchange.rank)
 
     def _order(self, projections: Sequence[Projection]) -> torch.Tensor:
         """The orders of all projections' outputs, one after the other."""

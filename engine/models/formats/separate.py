@@ -9,9 +9,17 @@ from typing import cast
 
 import torch
 
+from engine.contracts.named_weights import Portion
 from engine.kernels.experts.products import ExpertProduct
 from engine.kernels.skinny import Norm
-from engine.models.formats.part import InputsOfExpert, LoneProduct, Own, Part, WeightProduct
+from engine.models.formats.part import (
+    InputsOfExpert,
+    LoneProduct,
+    Own,
+    Part,
+    PartPlaces,
+    WeightProduct,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +65,9 @@ class SeparateParts(Part):
 
     def over(self, tensors: Sequence[torch.Tensor]) -> Part:
         raise NotImplementedError("each part has tensors of its own")
+
+    def portions(self, places: PartPlaces) -> dict[str, Portion]:
+        raise NotImplementedError("each part has names of its own")
 
     def dequantized(self) -> torch.Tensor:
         return torch.cat([part.dequantized() for part in self.parts])

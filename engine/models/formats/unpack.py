@@ -28,7 +28,7 @@ from engine.models.formats.fp8_blocks import BlockPart
 from engine.models.formats.int4 import Int4Part
 from engine.models.formats.part import Part
 from engine.models.formats.scheme import Scheme
-from engine.models.weights.sources import Checkpoint
+from engine.models.weights.stored import StoredTensors
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The channel of each nibble."""
@@ -46,7 +46,7 @@ class ModuleTensors:
     """The tensors of one module of a checkpoint, each checked against the shape it must have."""
 
     def __init__(
-        self, source: Checkpoint, module: str, shape: tuple[int, int], device: torch.device
+        self, source: StoredTensors, module: str, shape: tuple[int, int], device: torch.device
     ) -> None:
         self._source, self.module, self._device = source, module, device
         self.num_channels, self.width = shape

@@ -77,16 +77,17 @@ class Xielu(NamedTuple):
 
     def load(self, reader: WeightReader, prefix: str) -> LoadedActivation:
         """Read the slopes, whose names begin with `prefix`, that of the MLP with a dot."""
-        one = undivided(1)
-        positive, negative = (
-            F.softplus(reader.tensor(f"{prefix}{self.name}.{slope}", one, dtype=torch.float32))
+        p, n = (
+            reader.tensor(f"{prefix}{self.name}.{slope}", undivided(1), dtype=torch.float32)
             for slope in ("alpha_p", "alpha_n")
         )
         beta, eps = (
             reader.scalar(f"{prefix}{self.name}.{name}", dtype=torch.float32)
             for name in ("beta", "eps")
         )
-        return LoadedXielu(positive, beta + negative, beta, eps)
+        positive = reader.derived(lambda: F.softplus(p), p)
+        negative = reader.derived(lambda: beta + F.softplus(n), beta, n)
+        return LoadedXielu(positive, negative, beta, eps)
 
 
 class LoadedXielu(NamedTuple):

@@ -16,7 +16,7 @@ from engine.kernels.experts.routing import RoutingRules
 from engine.kernels.invariant.product import InvariantProduct
 from engine.kernels.linear import LaidOut
 from engine.models.formats.expert_stack import ExpertStack
-from engine.models.formats.modules import ModuleShape
+from engine.models.formats.modules import ModuleShape, PackedExperts
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.activation import Activation
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
@@ -105,9 +105,10 @@ class ExpertMlp(SublayerSpec):
 
     def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
         name, columns = f"{prefix}.{self.name}", reader.ranks.columns(self.inner)
-        norm = reader.tensor(f"{prefix}.{self.norm}.weight", undivided(self.hidden_size))
+        stored = reader.tensor(f"{prefix}.{self.norm}.weight", undivided(self.hidden_size))
+        norm = stored
         if self.norm_plus_one:
-            norm = 1.0 + norm.float()
+            norm = reader.derived(lambda: 1.0 + stored.float(), stored)
         router, shared = self._read_router(reader, name), None
         if self.shared_inner:
             holder = prefix if self.shared_beside else name
@@ -195,9 +196,11 @@ class ExpertMlp(SublayerSpec):
             shape = ModuleShape(own_down, width, inner, OwnedPart.of(1, (columns,)))
             part, order = reader.modules.part_by_groups(shape)
             down.put(expert, 0, part, own_down)
+            reader.notes.expert(shape, down, expert, 0, by_groups=order, is_by_groups=True)
             for index, module in enumerate(first):
                 shape = ModuleShape(module, inner, width, OwnedPart.of(0, (columns,)))
                 gate_up.put(expert, index * inner, reader.modules.part(shape, order), module)
+                reader.notes.expert(shape, gate_up, expert, index * inner, outputs=order)
         return ExpertWeights(gate_up.product, down.product, None, None, self.gate)
 
     def _read_packed(
@@ -210,9 +213,10 @@ class ExpertMlp(SublayerSpec):
             (gate_up, first, rows, width),
             (down, second, (width,), columns),
         ):
-            parts = reader.modules.packed_parts(name, self.num_experts, outputs, inputs)
-            for expert, part in enumerate(parts):
+            experts = PackedExperts(name, self.num_experts, outputs, inputs)
+            for expert, part in enumerate(reader.modules.packed_parts(experts)):
                 stack.put(expert, 0, part, name)
+            reader.notes.packed_experts(experts, stack)
         return ExpertWeights(gate_up.product, down.product, None, None, self.gate)
 
     def _read_joined(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
@@ -220,16 +224,20 @@ class ExpertMlp(SublayerSpec):
         hidden, pairs, count = undivided(self.hidden_size), columns.times(2), self.num_experts
         gate_up, down = self._stacks(reader, columns.length)
         halves = torch.arange(pairs.length, device=reader.device).view(-1, 2).t().flatten()
-        modules, first, second = reader.modules, f"{name}.gate_up_proj", f"{name}.down_proj"
-        for expert, part in enumerate(modules.expert_parts(first, count, pairs, hidden)):
-            gate_up.put(expert, 0, part.channels(halves), first)
-        own = OwnedPart.of(1, (pairs,))
-        bias = modules.read(f"{first}_bias", (count, pairs.length), own)[:, halves]
-        for expert, part in enumerate(modules.expert_parts(second, count, hidden, columns)):
-            down.put(expert, 0, part, second)
-        down_bias = modules.read(f"{second}_bias", (count, hidden.length))
-        if reader.ranks.exchange.rank > 0:
-            down_bias.zero_()  # one rank adds it
+        first, second = f"{name}.gate_up_proj", f"{name}.down_proj"
+        for stack, tensor, outputs, inputs, order in (
+            (gate_up, first, pairs, hidden, halves),
+            (down, second, hidden, columns, None),
+        ):
+            experts = PackedExperts(tensor, count, (outputs,), inputs, order)
+            for expert, part in enumerate(reader.modules.expert_parts(experts)):
+                stack.put(expert, 0, part, tensor)
+            reader.notes.packed_experts(experts, stack, is_joined=True)
+        pair_bias = reader.bank(f"{first}_bias", count, pairs)
+        bias = reader.derived(lambda: pair_bias[:, halves], pair_bias)
+        whole_bias = reader.bank(f"{second}_bias", count, hidden)
+        is_mine = float(reader.ranks.exchange.rank == 0)  # one rank adds it
+        down_bias = reader.derived(lambda: whole_bias * is_mine, whole_bias)
         return ExpertWeights(gate_up.product, down.product, bias, down_bias, self.gate)
 
     def _stacks(self, reader: WeightReader, inner: int) -> tuple[ExpertStack, ExpertStack]:

@@ -167,7 +167,7 @@ class RmsNormPlusOne(NormSpec):
 
     def load(self, reader: WeightReader, width: int, prefix: str = "") -> WideRmsNorm:
         weight = reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
-        return WideRmsNorm(1.0 + weight.float(), self.eps)
+        return WideRmsNorm(reader.derived(lambda: 1.0 + weight.float(), weight), self.eps)
 
 
 @dataclass(frozen=True)

@@ -68,15 +68,10 @@ class QueryKeyNorm(ABC):
         num_kv = reader.ranks.keys(attention.num_kv_heads).length
         return Heads(num_q, num_kv, None, self.eps)
 
-    def _read(
-        self, reader: WeightReader, prefix: str, attention: _Attention, *shares: RankShare
-    ) -> list[torch.Tensor]:
-        """Both weights, lanes in the order of our kernels."""
+    def _read(self, reader: WeightReader, prefix: str, *shares: RankShare) -> list[torch.Tensor]:
+        """Both weights."""
         names = (f"{prefix}.{name}.weight" for name in (self.q, self.k))
-        return [
-            _in_order(reader.tensor(name, share), attention)
-            for name, share in zip(names, shares, strict=True)
-        ]
+        return [reader.tensor(name, share) for name, share in zip(names, shares, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,13 @@ class HeadNorm(QueryKeyNorm):
 
     def load(self, reader: WeightReader, prefix: str, attention: _Attention) -> LoadedNorms:
         heads, share = self._heads(reader, attention), undivided(attention.head_dim)
-        q, k = self._read(reader, prefix, attention, share, share)
-        norm = torch.cat([q.repeat(heads.num_q, 1), k.repeat(heads.num_kv, 1)])
-        return LoadedNorms(heads._replace(norm=norm), None)
+        q, k = self._read(reader, prefix, share, share)
+
+        def by_head() -> torch.Tensor:
+            own_q, own_k = _in_order(q, attention), _in_order(k, attention)
+            return torch.cat([own_q.repeat(heads.num_q, 1), own_k.repeat(heads.num_kv, 1)])
+
+        return LoadedNorms(heads._replace(norm=reader.derived(by_head, q, k)), None)
 
 
 @dataclass(frozen=True)
@@ -96,8 +95,13 @@ class HeadNormPlusOne(QueryKeyNorm):
 
     def load(self, reader: WeightReader, prefix: str, attention: _Attention) -> LoadedNorms:
         heads, share = self._heads(reader, attention), undivided(attention.head_dim)
-        weights = self._read(reader, prefix, attention, share, share)
-        q, k = (WideRmsNorm(1.0 + weight.float(), self.eps) for weight in weights)
+        weights = self._read(reader, prefix, share, share)
+
+        def wide(weight: torch.Tensor) -> WideRmsNorm:
+            plus_one = reader.derived(lambda: 1.0 + _in_order(weight, attention).float(), weight)
+            return WideRmsNorm(plus_one, self.eps)
+
+        q, k = (wide(weight) for weight in weights)
         q_width, kv_width = (attention.head_dim * num for num in (heads.num_q, heads.num_kv))
         return LoadedNorms(heads, partial(norm_heads, q, k, q_width, kv_width))
 
@@ -112,7 +116,10 @@ class WholeNorm(QueryKeyNorm):
             ranks.heads(attention.num_q_heads).times(head_dim),
             ranks.keys(attention.num_kv_heads).times(head_dim),
         )
-        q, k = self._read(reader, prefix, attention, *shares)
+        q, k = (
+            reader.derived(partial(_in_order, weight, attention), weight)
+            for weight in self._read(reader, prefix, *shares)
+        )
         prepare = partial(norm_whole, q, k, self.eps, ranks.exchange)
         return LoadedNorms(self._heads(reader, attention), prepare)
 

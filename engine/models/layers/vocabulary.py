@@ -65,14 +65,14 @@ class LmHead:
         """Read the rank's rows of the weight [vocab, hidden]; few are quantized: as they say."""
         own = reader.ranks.ids(vocab_size)
         if self.is_tied:
-            weight = embedding.weight[own.first : own.first + own.length]
+            weight = reader.shared(embedding.weight, own)
         else:
-            weight = reader.unquantized(self.name, own, hidden_size)
+            weight = reader.laid_out(self.name, own, hidden_size)
         bias = None
         if self.has_bias:
-            bias = reader.tensor(f"{self.name}.bias", own).float()
-        laid_out = LaidOut(weight, invariant=reader.modules.invariant)
-        return LoadedLmHead(self, laid_out, bias)
+            stored = reader.tensor(f"{self.name}.bias", own)
+            bias = reader.derived(stored.float, stored)
+        return LoadedLmHead(self, weight, bias)
 
 
 class LoadedLmHead:

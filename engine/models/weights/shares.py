@@ -74,6 +74,10 @@ class OwnedPart(NamedTuple):
         for each in self.own:
             yield (*[slice(None)] * self.dim, each)
 
+    def indices(self) -> torch.Tensor:
+        """The indices of `own`, int64."""
+        return torch.cat([torch.arange(own.start, own.stop) for own in self.own])
+
     def split(self, part: torch.Tensor) -> Sequence[torch.Tensor]:
         """The pieces of the rank's part, one for each of `own`."""
         return torch.split(part, [own.stop - own.start for own in self.own], self.dim)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from engine.contracts.named_weights import TensorInfo
 from engine.errors import ModelError, first_line
 from engine.models.weights.folder import INDEX, read_json
 from engine.models.weights.shares import OwnedPart
+from engine.models.weights.stored import TORCH_TYPES, Asked, StoredTensors
 from engine.progress import report
 
 IGNORED = re.compile(
@@ -29,41 +31,6 @@ OTHER_CONFIG = "give the config.json that the checkpoint was written with"
 
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
 DUMMY_SEED = 0
-
-
-class WeightSource(Protocol):
-    """The source of a model's tensors.
-
-    Attributes:
-        checkpoint: the files that hold the tensors; None where tensors are made.
-    """
-
-    @property
-    def checkpoint(self) -> Checkpoint | None: ...
-
-    def fill(self, target: torch.Tensor, name: str) -> None:
-        """Write tensor `name` into `target`, which may be part of a fused weight."""
-        ...
-
-    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
-        """Write a part of tensor `name` into `target`; no more than that is read of a file."""
-        ...
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a tensor that a checkpoint may hold; None if it does not."""
-        ...
-
-    def finish(self) -> None:
-        """End the reading: all tensors were filled."""
-        ...
-
-
-def fill(source: WeightSource, target: torch.Tensor, name: str, part: OwnedPart | None) -> None:
-    """Write tensor `name`, or a rank's part of it, into `target`."""
-    if part is None:
-        source.fill(target, name)
-    else:
-        source.fill_part(target, name, part)
 
 
 class Checkpoint:
@@ -91,6 +58,7 @@ class Checkpoint:
         self._folder = folder
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
+        self.asked: Asked = {}
         self._stored_names: dict[str, str] = {}
         for path in weight_files(folder):
             for stored in self._open(path).keys():  # noqa: SIM118 (not a dictionary)
@@ -116,24 +84,24 @@ class Checkpoint:
         stored = self._slice(name)
         for each, own in zip(part.split(target), part.slices(), strict=True):
             each.copy_(stored[own])
-        self._unread.discard(name)
-        report(len(self._where) - len(self._unread), len(self._where))
+        self._note(name)
 
     def stored(self, name: str) -> torch.Tensor:
         """Read a tensor as it is stored, on the CPU."""
         self._check_exists(name)
         tensor: torch.Tensor = self._open(self._where[name]).get_tensor(self._stored_names[name])
-        self._unread.discard(name)
-        report(len(self._where) - len(self._unread), len(self._where))
+        self._note(name)
         return tensor
 
     def stored_type(self, name: str) -> str:
-        """The type of a tensor that there is, as safetensors names it: "BF16", "F8_E4M3"."""
         kind: str = self._slice(name).get_dtype()
         return kind
 
+    def types(self) -> dict[str, torch.dtype]:
+        """The types of all tensors."""
+        return {name: TORCH_TYPES[self.stored_type(name)] for name in self._where}
+
     def place(self, name: str) -> Path:
-        """The file of a tensor, or the folder where it should be."""
         return self._where.get(name, self._folder)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -141,8 +109,10 @@ class Checkpoint:
             return None
         return tuple(self._slice(name).get_shape())
 
+    def stored_name(self, name: str) -> str:
+        return self._stored_names.get(name, name)
+
     def stored_module(self, module: str) -> str:
-        """The checkpoint's own name of a module that has a weight."""
         for name in ("weight", "qweight", "weight_packed"):
             stored = self._stored_names.get(f"{module}.{name}")
             if stored is not None:
@@ -153,8 +123,13 @@ class Checkpoint:
     def checkpoint(self) -> Checkpoint:
         return self
 
-    def finish(self) -> None:
+    def close(self) -> None:
+        """Let go of the files; they are opened anew where more is read."""
         self._files.clear()
+
+    def finish(self) -> None:
+        """End the reading: all tensors were asked for."""
+        self.close()
         if self._unread:
             name = min(self._unread)
             others = f" (and {len(self._unread) - 1} others)" if len(self._unread) > 1 else ""
@@ -162,6 +137,12 @@ class Checkpoint:
                 f"{self._where[name]}: tensor {name!r}{others} has no place in this architecture; "
                 f"{OTHER_CONFIG}"
             )
+
+    def _note(self, name: str) -> None:
+        """Note that a tensor was read."""
+        self.asked[name] = TensorInfo(self.shape(name) or (), TORCH_TYPES[self.stored_type(name)])
+        self._unread.discard(name)
+        report(len(self._where) - len(self._unread), len(self._where))
 
     def _check_shape(self, name: str, wanted: tuple[int, ...]) -> None:
         self._check_exists(name)
@@ -226,9 +207,11 @@ class DummyWeights:
 
     def __init__(self, std: float, device: torch.device) -> None:
         self._std = std
+        self.asked: Asked = {}
         self._generator = torch.Generator(device).manual_seed(DUMMY_SEED)
 
     def fill(self, target: torch.Tensor, name: str) -> None:
+        self.asked[name] = TensorInfo(tuple(target.shape), target.dtype)
         if name.endswith("norm.weight"):
             target.fill_(1.0)
         elif name.endswith(".bias"):
@@ -245,46 +228,8 @@ class DummyWeights:
         return None
 
     @property
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> StoredTensors | None:
         return None
 
     def finish(self) -> None:
         pass
-
-
-class ReadTwice:
-    """A source whose tensors are read twice: the second reading gives what the first gave."""
-
-    def __init__(self, source: WeightSource) -> None:
-        self._source = source
-        self._held: dict[str, torch.Tensor] = {}
-        self._holds = False
-
-    def hold(self) -> None:
-        """Hold what is read from now on until it is read again."""
-        self._holds = True
-
-    def fill(self, target: torch.Tensor, name: str) -> None:
-        self._fill(target, name, lambda: self._source.fill(target, name))
-
-    def fill_part(self, target: torch.Tensor, name: str, part: OwnedPart) -> None:
-        self._fill(target, name, lambda: self._source.fill_part(target, name, part))
-
-    def _fill(self, target: torch.Tensor, name: str, read: Callable[[], None]) -> None:
-        held = self._held.pop(name, None)
-        if held is not None:
-            target.copy_(held)
-            return
-        read()
-        if self._holds:
-            self._held[name] = target.clone()
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        return self._source.shape(name)
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        return self._source.checkpoint
-
-    def finish(self) -> None:
-        self._source.finish()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.contracts.named_weights import NamedWeights
 from engine.memory.state_rows import NULL_SLOT
 from engine.memory.states import StatePart, StateSpec, StateTensor, StepStates
 
@@ -64,6 +65,9 @@ class ToyModel:
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.num_weights, self.num_feature_layers, self.is_capturable = 1, 0, False
         self._chunk = chunk
+
+    def named_weights(self) -> NamedWeights:
+        return {}
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         ring = StateTensor((WINDOW + 2 * num_drafts + 1,), torch.int64)

@@ -15,6 +15,7 @@ from engine.batch import RequestRows
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
+from engine.contracts.named_weights import NamedWeights
 from engine.engine import Engine
 from engine.request import Finish, Request, StepOutput
 from engine.speculative_config import SpeculativeConfig
@@ -57,6 +58,9 @@ class ToyDrafter:
 
     def __init__(self, num_tokens: int, rows: RequestRows, rule: Rule) -> None:
         self.num_tokens, self._rows, self._rule = num_tokens, rows, rule
+
+    def named_weights(self) -> NamedWeights:
+        return {}
 
     def allocate(self, num_blocks: int) -> None:
         """It has no cache."""

@@ -13,6 +13,7 @@ from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.model import CausalLM
+from engine.contracts.named_weights import NamedWeights
 from engine.speculation.cache import MakeAttention
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import build
@@ -36,6 +37,9 @@ class TableDrafter:
         if self._source == "gumbel":
             shape = (rows.scratch_row + 1, self.num_tokens, table.shape[1])
             self.draft_logits = torch.full(shape, torch.nan)
+
+    def named_weights(self) -> NamedWeights:
+        return {}
 
     def allocate(self, num_blocks: int) -> None:
         """It has no cache."""

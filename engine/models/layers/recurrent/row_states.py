@@ -70,8 +70,10 @@ def read_convolution(
     groups = [shares] if len(names) == 1 else [(share,) for share in shares]
     weights, biases = [], []
     for name, own in zip(names, groups, strict=True):
-        weights.append(reader.channels(f"{name}.weight", own, 1, width)[:, 0])
+        weights.append(reader.channels(f"{name}.weight", own, 1, width))
         if has_bias:
             biases.append(reader.channels(f"{name}.bias", own))
-    bias = torch.cat(biases) if has_bias else None
-    return Convolution(torch.cat(weights).contiguous(), bias, silu)
+    bias = reader.derived(lambda: torch.cat(biases), *biases) if has_bias else None
+    return Convolution(
+        reader.derived(lambda: torch.cat(weights)[:, 0].contiguous(), *weights), bias, silu
+    )

@@ -1,0 +1,296 @@
+"""A model's weights by their names in the checkpoint: where each is held, and how it is rewritten.
+
+A model holds weights in other forms than a checkpoint has them: products of one input are joined,
+their outputs reordered, numbers rounded or packed, and of several ranks each has a part. A
+`WeightUnit` is the least that can be written at once: one tensor, or those of one quantized module,
+which are packed together. Writes are in place, so that captured graphs and compiled products read
+the new numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+from sampling.device.ranks import LoneRank, RankExchange
+
+PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Types that one can be given in place of another: numbers are rounded to the model's."""
+
+
+class WeightError(Exception):
+    """A tensor that cannot be a weight; the model is as it was.
+
+    Attributes:
+        code: "wrong_shape", "wrong_dtype", "not_finite" or "fixed_weight".
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class TensorInfo(NamedTuple):
+    """A tensor of the checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Portion(NamedTuple):
+    """What this rank has of a tensor.
+
+    Attributes:
+        values: in the order of `places`.
+        shape: of the whole tensor.
+        places: of each leading dimension the indices int64 in the whole tensor, on the host; None
+            is all of them. Where ranks have all, rank 0's numbers count.
+    """
+
+    values: torch.Tensor
+    shape: tuple[int, ...]
+    places: tuple[torch.Tensor | None, ...] = ()
+
+    def whole(self, exchange: RankExchange) -> torch.Tensor:
+        """The tensor, from the parts of all ranks, which call it alike."""
+        values = self.values
+        if all(place is None for place in self.places):
+            if exchange.size > 1:  # a sum's bias is rank 0's alone
+                values = exchange.all_gather(values.contiguous())[0]
+            return values.reshape(self.shape)
+        whole = torch.empty(self.shape, dtype=values.dtype, device=values.device)
+        for places, part in self._parts(values, exchange):
+            _as_words(whole)[_index(places, self.shape, values.device)] = _as_words(part)
+        return whole
+
+    def _parts(
+        self, values: torch.Tensor, exchange: RankExchange
+    ) -> Sequence[tuple[tuple[torch.Tensor | None, ...], torch.Tensor]]:
+        """Every rank's places and values."""
+        if exchange.size == 1:
+            return [(self.places, values)]
+        lengths = exchange.all_gather(torch.tensor(values.shape)).tolist()
+        most = [max(each) for each in zip(*lengths, strict=True)]
+        padded = _as_words(values).new_zeros(most)
+        padded[tuple(slice(n) for n in values.shape)] = _as_words(values)
+        gathered = exchange.all_gather(padded)
+        places = [_gather_places(place, exchange) for place in self.places]
+        parts = []
+        for rank, length in enumerate(lengths):
+            own = tuple(None if each is None else each[rank] for each in places)
+            parts.append((own, gathered[rank][tuple(slice(n) for n in length)]))
+        return parts
+
+
+def _gather_places(place: torch.Tensor | None, exchange: RankExchange) -> list[torch.Tensor] | None:
+    if place is None:
+        return None
+    counts = exchange.all_gather(torch.tensor([len(place)])).flatten().tolist()
+    padded = torch.zeros(max(counts), dtype=torch.int64)
+    padded[: len(place)] = place
+    gathered = exchange.all_gather(padded)
+    return [gathered[rank, :count] for rank, count in enumerate(counts)]
+
+
+def _index(
+    places: tuple[torch.Tensor | None, ...], shape: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Indices of the leading dimensions that together name a block."""
+    index = []
+    for dim, place in enumerate(places):
+        own = torch.arange(shape[dim]) if place is None else place
+        index.append(own.to(device).view(-1, *[1] * (len(places) - dim - 1)))
+    return tuple(index)
+
+
+def _stored_as(values: torch.Tensor, info: TensorInfo) -> torch.Tensor:
+    """A tensor in the type and shape of the checkpoint."""
+    return values.to(info.dtype).reshape(info.shape)
+
+
+def _as_words(values: torch.Tensor) -> torch.Tensor:
+    """Float8 numbers as bytes, which can be indexed everywhere."""
+    is_byte = values.dtype.itemsize == 1 and values.dtype.is_floating_point
+    return values.view(torch.uint8) if is_byte else values
+
+
+class HoldingProduct(Protocol):
+    """The product that multiplies by a weight; `engine.models.formats.part.WeightProduct`."""
+
+    linear: Callable[[torch.Tensor], torch.Tensor]
+
+
+class ProductRows(NamedTuple):
+    """The outputs of a product that a module's weight makes.
+
+    Attributes:
+        rows: among the product's outputs.
+        outputs: int64, the module's output of each, in the whole module. inputs: the same of the
+            rank's inputs; None is all, in order.
+    """
+
+    product: HoldingProduct
+    rows: slice
+    outputs: torch.Tensor | None
+    inputs: torch.Tensor | None
+
+
+@dataclass(eq=False)
+class WeightUnit:
+    """Tensors of a checkpoint that are held and written together.
+
+    Attributes:
+        tensors: what the checkpoint has, by name.
+        put: writes all of them, each whole, in place.
+        get: this rank's part of what `store` takes.
+        store: makes the checkpoint's tensors, but for those of `fixed`, of what is held.
+        fixed: tensors that decide how the others are laid out or are part of compiled products:
+            they can only be written as they are.
+        rows: of the product that multiplies by it; None where none does.
+        followers: what is derived from it and computed anew after a write.
+    """
+
+    tensors: Mapping[str, TensorInfo]
+    put: Callable[[Mapping[str, torch.Tensor]], None]
+    get: Callable[[], Mapping[str, Portion]]
+    store: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = dict
+    fixed: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    rows: ProductRows | None = None
+    exchange: RankExchange = field(default_factory=LoneRank)
+    followers: list[Callable[[], object]] = field(default_factory=list)
+
+    def check(self, name: str, info: TensorInfo) -> None:
+        """Refuse a tensor of another shape or kind than the checkpoint's; raises `WeightError`."""
+        wanted = self.tensors[name]
+        if info.shape != wanted.shape:
+            raise WeightError(
+                f"weight {name!r} has shape {list(info.shape)}, the model's has "
+                f"{list(wanted.shape)}",
+                "wrong_shape",
+            )
+        are_plain = info.dtype in PLAIN_DTYPES and wanted.dtype in PLAIN_DTYPES
+        if info.dtype != wanted.dtype and not are_plain:
+            kind, own = (str(d).removeprefix("torch.") for d in (info.dtype, wanted.dtype))
+            raise WeightError(f"weight {name!r} is {kind}, the model's is {own}", "wrong_dtype")
+
+    def check_values(self, name: str, tensor: torch.Tensor) -> None:
+        """Refuse new numbers of a fixed tensor; raises `WeightError`."""
+        held = self.fixed.get(name)
+        if held is not None and not torch.equal(_as_words(held), _as_words(tensor.cpu())):
+            raise WeightError(
+                f"weight {name!r} decides how others are laid out and cannot change while the "
+                "model is served; start the server with the new model",
+                "fixed_weight",
+            )
+
+    def write(self, given: Mapping[str, torch.Tensor]) -> None:
+        """Write tensors, each whole; those that are not given stay as they are.
+
+        All ranks give tensors of the same names.
+
+        Raises:
+            WeightError: one has another shape, type or layout; nothing was written.
+        """
+        for name, tensor in given.items():
+            self.check(name, TensorInfo(tuple(tensor.shape), tensor.dtype))
+            self.check_values(name, tensor)
+        missing = self.tensors.keys() - given.keys()
+        with torch.no_grad():
+            held = self.read() if missing else {}
+            self.put({**held, **given})
+            for follow in self.followers:
+                follow()
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """All tensors as the checkpoint has them; of several ranks, all call it alike."""
+        parts = self.get().items()
+        held = self.store({name: part.whole(self.exchange) for name, part in parts})
+        return {
+            name: self.fixed[name] if name in self.fixed else _stored_as(held[name], info)
+            for name, info in self.tensors.items()
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class NamedWeight:
+    """A tensor of the checkpoint, as the model holds it.
+
+    Attributes:
+        name: in the checkpoint.
+        own_name: of it in `unit`, where the model's names are not the checkpoint's.
+    """
+
+    name: str
+    unit: WeightUnit
+    own_name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole tensor."""
+        return self.unit.tensors[self.own_name].shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in the checkpoint; the model may hold it in another."""
+        return self.unit.tensors[self.own_name].dtype
+
+    @property
+    def rows(self) -> ProductRows | None:
+        """The outputs of the product that multiplies by it; None where none does."""
+        return self.unit.rows
+
+    def read(self) -> torch.Tensor:
+        """The whole tensor as the checkpoint would have it; of several ranks, all call it alike.
+
+        What was rounded while it was read is given as rounded.
+        """
+        return self.unit.read()[self.own_name]
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """Write the whole tensor in place; see `WeightUnit.write`."""
+        self.unit.write({self.own_name: tensor})
+
+    def checksum(self) -> str:
+        """A checksum of `read`, the same on any number of ranks and any device."""
+        return checksum(self.read())
+
+
+NamedWeights = Mapping[str, NamedWeight]
+"""By their names in the checkpoint."""
+
+CHUNK = 1 << 22
+"""Words of a tensor that are weighed at once."""
+
+
+def checksum(tensor: torch.Tensor) -> str:
+    """128 bits that differ for tensors that differ, computed where the tensor is.
+
+    Two sums, modulo 2^64, of the tensor's 32-bit words plus one, each times an odd number that a
+    multiplicative hash (Steele et al. 2014, splitmix64) makes of its place: the chance that two
+    tensors which differ in any way that no adversary chose agree is 2^-126.
+    """
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    data = torch.nn.functional.pad(data, (0, -len(data) % 4)).view(torch.int32)
+    sums = torch.zeros(2, dtype=torch.int64, device=data.device)
+    for start in range(0, len(data), CHUNK):
+        words = data[start : start + CHUNK].to(torch.int64) + (1 << 31) + 1
+        place = torch.arange(start, start + len(words), device=data.device)
+        for index in range(2):
+            sums[index] += (words * (_mixed(2 * place + index) | 1)).sum()
+    return "".join(f"{value % (1 << 64):016x}" for value in sums.tolist())
+
+
+def _mixed(value: torch.Tensor) -> torch.Tensor:
+    """splitmix64 of int64 numbers, whose overflow wraps."""
+    value = (value + 1) * -7046029254386353131
+    value = (value ^ _shifted(value, 30)) * -4658895280553007687
+    value = (value ^ _shifted(value, 27)) * -7723592293110705685
+    return value ^ _shifted(value, 31)
+
+
+def _shifted(value: torch.Tensor, bits: int) -> torch.Tensor:
+    """A shift to the right that fills in zeros."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
