@@ -33,7 +33,7 @@ RENAMED = {
 
 Method = Literal["eagle", "eagle3", "mtp", "draft_model", "ngram", "suffix"]
 DraftSampleMethod = Literal["greedy", "gumbel"]
-RejectionSampleMethod = Literal["standard", "synthetic", "coupled"]
+RejectionSampleMethod = Literal["standard", "block", "synthetic", "coupled"]
 DraftSource = Literal["greedy", "gumbel", "coupled"]
 CHOICES: dict[str, tuple[str, ...]] = {
     "method": get_args(Method),
@@ -66,9 +66,10 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             target's own, "ngram" and "suffix".
         revision: branch, tag or commit of a hub id.
         draft_sample_method: "greedy" takes the draft's highest token, "gumbel" draws from the
-            draft's distribution. None is "gumbel" with "coupled", otherwise "greedy".
-        rejection_sample_method: "synthetic" accepts at given rates, for studies of cost; "coupled"
-            accepts a draft equal to the token the request draws without speculation.
+            draft's distribution. None is "gumbel" with "coupled" and "block", otherwise "greedy".
+        rejection_sample_method: "block" decides on a step's drafts together; "synthetic" accepts at
+            given rates, for studies of cost; "coupled" accepts a draft equal to the token the
+            request draws without speculation.
         synthetic_acceptance_rates: probability that the first i + 1 drafts are all accepted, for
             each i below k; never rising.
         synthetic_acceptance_length: mean tokens per step, the target's own included, 1 to k + 1.
@@ -111,7 +112,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     def draft_source(self) -> DraftSource:
         """The way drafts are chosen: the highest token, or by the draft's or the target's noise."""
         coupled = self.rejection_sample_method == "coupled"
-        if self.draft_sample_method == "greedy" or not (coupled or self.draft_sample_method):
+        drawn = self.draft_sample_method or self.rejection_sample_method in ("coupled", "block")
+        if self.draft_sample_method == "greedy" or not drawn:
             return "greedy"
         return "coupled" if coupled else "gumbel"
 
@@ -213,6 +215,16 @@ def _check_method(config: SpeculativeConfig) -> None:
         raise _error(
             f"method {config.method!r} has no draft logits: draft_sample_method must be greedy"
         )
+    if config.rejection_sample_method == "block":
+        if config.method in TEXTUAL:
+            raise _error(
+                f"method {config.method!r} has no draft logits, without which "
+                "rejection_sample_method 'block' is 'standard'"
+            )
+        if config.draft_sample_method == "greedy":
+            raise _error(
+                "rejection_sample_method 'block' needs draft_sample_method 'gumbel', got 'greedy'"
+            )
     if config.method != "ngram":
         if lookup != (None, None):
             raise _error(f"prompt_lookup_min and _max are for ngram, not {config.method}")

@@ -6,6 +6,7 @@ but the constants of the noise contract (`sampling.noise`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -211,3 +212,40 @@ def verify(
         p[depth], seed=seed, position=position + depth, choice=choice, purpose=Purpose.TARGET
     )
     return Verified([*tokens, drawn.token_id], min(margin, drawn.margin))
+
+
+def verify_block(
+    p: Sequence[Floats],
+    q: Sequence[Floats],
+    draft_ids: Sequence[int],
+    *,
+    seed: int,
+    position: int,
+    choice: int,
+) -> Verified:
+    """Verify one row's drafts together (Sun et al. 2024, arXiv 2403.10444, algorithm 2).
+
+    Args:
+        p, q, draft_ids, seed, position, choice: as for `verify`.
+    """
+    drafts = list(itertools.takewhile(lambda x: 0 <= x < len(p[0]), draft_ids))
+    ratios, margin, num_accepted = [1.0], np.inf, 0
+    for depth, x in enumerate(drafts):
+        ratios.append(min(1.0, ratios[-1] * p[depth][x] / q[depth][x]))
+    for depth, ratio in enumerate(ratios[1:], start=1):
+        h = ratio
+        if depth < len(drafts) and ratio < 1.0:
+            left = np.maximum(ratio * p[depth] - q[depth], 0.0).sum()
+            h = left / (left + 1.0 - ratio)
+        u = uniform(seed, 0, position, choice, stream(Purpose.ACCEPT, depth=depth - 1))
+        margin = min(margin, abs(h / u - 1.0))
+        if u < h:
+            num_accepted = depth
+    at = {"seed": seed, "position": position + num_accepted, "choice": choice}
+    if num_accepted == len(drafts):
+        drawn = two_level(p[num_accepted], **at, purpose=Purpose.TARGET)
+    else:
+        left = np.maximum(ratios[num_accepted] * p[num_accepted] - q[num_accepted], 0.0)
+        weights = left if left.any() else p[num_accepted]
+        drawn = two_level(weights, **at, purpose=Purpose.RESIDUAL)
+    return Verified([*drafts[:num_accepted], drawn.token_id], min(margin, drawn.margin))

@@ -183,7 +183,8 @@ def suffix_drafts_triton(
     texts = (history if recent is None else recent, rows if readers is None else readers)
     matched = torch.empty((num_rows, num_blocks * BLOCK), dtype=torch.uint8, device=device)
     counts = torch.empty((num_rows, num_blocks, MAX_DEPTH), dtype=torch.int32, device=device)
-    places, matches = torch.empty((2, num_rows, PLACES), dtype=torch.int32, device=device)
+    places = torch.empty((num_rows, PLACES), dtype=torch.int32, device=device)
+    matches = torch.empty_like(places)
     _match_kernel[(num_rows, num_blocks)](
         history, rows, lengths, *texts, matched, counts, width, recent_size, num_own, num_blocks,
         depth, BLOCK=BLOCK,

@@ -120,6 +120,10 @@ class Distribution(NamedTuple):
         scaled = (x - self.highest) / _positive(self.temperature)[:, None]
         return (scaled - self.log_mass).masked_fill(~kept, -torch.inf)
 
+    def scaled(self, log_factor: Tensor) -> Distribution:
+        """The same with `log_probs` higher by `log_factor` float64 [n]."""
+        return self._replace(log_mass=self.log_mass - log_factor[:, None])
+
     def greedy(self) -> Tensor:
         """The lowest id among the highest logits, int64 [n]."""
         return greedy(self.logits, self.shard)
@@ -190,6 +194,12 @@ def accept(
     ratio = target.shard.of_owners(ratio, ids)[:, 0]
     kept = acceptance_uniforms(key, depth) < ratio.exp()
     return torch.where(target.temperature > 0.0, kept, draft_ids == target.greedy())
+
+
+def residual_mass(target: Distribution, draft: Distribution) -> Tensor:
+    """The sum of max(p - q, 0) over the vocabulary, float64 [n]."""
+    masses = _tile_masses(partial(_residual, target, draft), len(target.logits), target.shard)
+    return target.shard.all_tiles(masses).sum(1)
 
 
 def recovered_draw(

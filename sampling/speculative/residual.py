@@ -75,15 +75,23 @@ def _residual_kernel(
     tile = global_tile(source, own_tile)
     depth, verdict = _last_verdict(work, r, lanes)
     if verdict == RECOVER:
-        i = tl.load(work.starts + r).to(tl.int64) + depth
-        ids = tile * TILE + tl.arange(0, TILE)
-        values = target_logits(source, cuts, i, ids, tile, tile + 1, edited, filtered)
-        drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
-        scalars = work.scalars + (r * work.k + depth) * 4
-        log_p, gap = log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
-        weights = tl.exp(log_p.to(tl.float32)) * minus_expm1_f32(gap.to(tl.float32))
-        mass = tl.sum(tl.where(gap < 0.0, weights, 0.0), 0)
+        mass = residual_mass(source, cuts, draft, work, r, depth, tile, edited, filtered)
         tl.store(masses + r * num_tiles + own_tile, mass)
+
+
+@jit
+def residual_mass(
+    source, cuts, draft, work, r, depth, tile, edited: tl.constexpr, filtered: tl.constexpr
+):
+    """The sum of max(p - q, 0) in a tile at a depth of row r, float32; the scalars scale p."""
+    i = tl.load(work.starts + r).to(tl.int64) + depth
+    ids = tile * TILE + tl.arange(0, TILE)
+    values = target_logits(source, cuts, i, ids, tile, tile + 1, edited, filtered)
+    drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
+    scalars = work.scalars + (r * work.k + depth) * 4
+    log_p, gap = log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
+    weights = tl.exp(log_p.to(tl.float32)) * minus_expm1_f32(gap.to(tl.float32))
+    return tl.sum(tl.where(gap < 0.0, weights, 0.0), 0)
 
 
 @jit
@@ -134,6 +142,7 @@ def _last_token_kernel(
     rests,
     verified,
     num_tiles,
+    masses_a_row,
     padded_tiles: tl.constexpr,
     lanes: tl.constexpr,
     has_draft_logits: tl.constexpr,
@@ -154,7 +163,7 @@ def _last_token_kernel(
         else:
             token = _recovered(
                 source, cuts, draft, work, masses, rests, r, i, depth, tiles, num_tiles,
-                padded_tiles, has_draft_logits, edited, filtered,
+                masses_a_row, padded_tiles, has_draft_logits, edited, filtered,
             )  # fmt: skip
     _store_tokens(verified, work, r, start, depth, verdict, token, lanes)
 
@@ -187,6 +196,7 @@ def _recovered(
     depth,
     tiles,
     num_tiles,
+    masses_a_row,
     padded_tiles: tl.constexpr,
     has_draft_logits: tl.constexpr,
     edited: tl.constexpr,
@@ -200,7 +210,8 @@ def _recovered(
     x = tl.load(work.token_ids + r * work.k + depth).to(tl.int32)
     scalars = work.scalars + (r * work.k + depth) * 4
     if has_draft_logits:
-        at = masses + r * num_tiles + tile
+        own = r * masses_a_row + tl.minimum(depth, masses_a_row - 1)
+        at = masses + own * num_tiles + tile
         residual = tl.load(at, mask=tile < num_tiles, other=0.0).to(tl.float64)
     else:
         if rests is None:
@@ -249,6 +260,7 @@ def draw_last_tokens(
     shard: VocabShard,
     *,
     edited: bool,
+    block_masses: Tensor | None = None,
 ) -> VerifiedTokens:
     """Draw one token behind the drafts that stand in each row.
 
@@ -256,6 +268,7 @@ def draw_last_tokens(
         source, stats, cuts, edited: as for `verdict.decide`.
         work, draft: what `decide` returned.
         shard: as for `decide`.
+        block_masses: of the residuals at all depths, as `blocks.decide_blocks` gives them.
     """
     (num_rows, k), num_tiles = work.token_ids.shape, stats.maxima.shape[1]
     device = stats.maxima.device
@@ -275,7 +288,9 @@ def draw_last_tokens(
     cuts = cuts or Cut(stats.maxima, verified.num_new)
     padded_tiles, divided = padded_lanes(num_tiles), not shard.is_whole
     masses, rests = stats.masses, None
-    if draft is not None:
+    if block_masses is not None:
+        masses = block_masses
+    elif draft is not None:
         own = source.num_tiles
         masses = buffer(num_rows, own, dtype=torch.float32)
         _residual_kernel[(num_rows, own)](
@@ -299,6 +314,7 @@ def draw_last_tokens(
         rests,
         verified,
         num_tiles,
+        1 if block_masses is None else k,
         padded_tiles=padded_tiles,
         lanes=lanes,
         has_draft_logits=draft is not None,

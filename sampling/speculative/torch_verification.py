@@ -14,6 +14,7 @@ from sampling.paths.torch_path import Processed, draw_target, prepare, report
 from sampling.rows import PENALIZED, RANDOM, TEMPERATURE, SamplingRows
 from sampling.speculative import draws
 from sampling.speculative.draws import Distribution, draft_distribution
+from sampling.speculative.torch_blocks import Blocks, decide_blocks, drafts_at
 
 
 def verify(
@@ -30,14 +31,18 @@ def verify(
     num_new = torch.zeros(num_rows, dtype=torch.int32)
     num_accepted = torch.zeros_like(num_new)
     bad = torch.zeros(num_rows, dtype=torch.uint8)
+    blocks = None
+    if method == "block" and drafts.logits is not None:
+        blocks = decide_blocks(logits, batch, rows, drafts)
     logprobs: LogprobsOutput | None = None
     alive = torch.arange(num_rows)
     for depth in range(1 + k):
         at = drafts.starts[alive] + depth
         part = batch.select(at)
         target = prepare(logits[at], part, rows)
-        x = _drafts_at(depth, alive, drafts, rows.vocab_size)
-        tokens, accepted = _decide(x, depth, target, part, rows, drafts, method, rates)
+        x = drafts_at(depth, alive, drafts, rows.vocab_size)
+        own = blocks and Blocks(*(column[alive] for column in blocks))
+        tokens, accepted = _decide(x, depth, target, part, rows, drafts, method, rates, own)
         good = target.bad == 0
         token_ids[alive, depth] = tokens.masked_fill_(~good, 0)
         accepted &= good
@@ -56,15 +61,6 @@ def verify(
     return Verification(token_ids, num_new, num_accepted, bad, logprobs)
 
 
-def _drafts_at(depth: int, alive: Tensor, drafts: Drafts, vocab_size: int) -> Tensor:
-    """The drafts of some rows at a depth, int64 [m]; -1 where there is none."""
-    if depth == drafts.token_ids.shape[1]:
-        return torch.full_like(alive, -1)
-    x = drafts.token_ids[alive, depth].long()
-    given = (depth < drafts.num_drafts[alive]) & (x >= 0) & (x < vocab_size)
-    return torch.where(given, x, -1)
-
-
 def _decide(
     x: Tensor,
     depth: int,
@@ -74,6 +70,7 @@ def _decide(
     drafts: Drafts,
     method: str,
     rates: Tensor | None,
+    blocks: Blocks | None,
 ) -> tuple[Tensor, Tensor]:
     """Decide each row's token at a depth, int32 [m], and whether it is its draft `x` accepted."""
     random = torch.from_numpy(rows.flags_np[batch.rows_np] & RANDOM != 0)
@@ -96,7 +93,10 @@ def _decide(
             q = draft_distribution(drafts.logits[own.long(), depth], rows.shard)
         rate = None if rates is None else rates[depth]
         position = batch.positions[index]
-        some = _test(x[index], depth, p, q, rows, own, position, rate)
+        stands = None
+        if blocks is not None:
+            stands, p = depth < blocks.num_accepted[index], p.scaled(blocks.log_ratio[index])
+        some = _test(x[index], depth, p, q, rows, own, position, rate, stands)
         tokens[index], accepted[index] = some
     return tokens, accepted
 
@@ -110,10 +110,13 @@ def _test(
     own: Tensor,
     positions: Tensor,
     rate: Tensor | None,
+    stands: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Accept drafts by noise, or at a rate, and recover tokens in place of the others."""
+    """Accept drafts by noise, at a rate or as `stands` says, and recover tokens for the others."""
     first = rows.noise_key(own, positions - depth)
-    if rate is None:
+    if stands is not None:
+        accepted = stands
+    elif rate is None:
         accepted = draws.accept(x, p, q, first, depth)
     else:
         accepted = draws.acceptance_uniforms(first, depth) < rate

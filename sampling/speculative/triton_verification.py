@@ -12,6 +12,7 @@ from sampling.kernels.penalties import count_tokens
 from sampling.paths.triton_path import cut, measure, report
 from sampling.rows import SamplingRows
 from sampling.sharded.tiles import for_kernels
+from sampling.speculative.blocks import decide_blocks
 from sampling.speculative.residual import draw_last_tokens
 from sampling.speculative.verdict import decide
 
@@ -32,6 +33,8 @@ def verify(
     cuts = cut(source, stats, needs, shard) if needs.filtered else None
     if cuts is not None and needs.logprobs:  # top lists hold ids of all ranks
         cuts = cuts._replace(last_ids=-shard.highest(-cuts.last_ids))
+    has_draft_logits = drafts.logits is not None and needs.random and not coupled
+    together = method == "block" and has_draft_logits
     verdicts, draft = decide(
         source,
         stats,
@@ -39,13 +42,19 @@ def verify(
         drafts,
         rates,
         coupled=coupled,
-        has_draft_logits=drafts.logits is not None and needs.random and not coupled,
+        has_draft_logits=has_draft_logits,
         edited=edited,
         reported=needs.logprobs,
         kept=needs.kept,
+        together=together,
         shard=shard,
     )
-    tokens = draw_last_tokens(source, stats, cuts, verdicts, draft, shard, edited=edited)
+    masses = None
+    if together and draft is not None:
+        masses = decide_blocks(source, cuts, verdicts, draft, shard, edited=edited)
+    tokens = draw_last_tokens(
+        source, stats, cuts, verdicts, draft, shard, edited=edited, block_masses=masses
+    )
     logprobs = None
     if needs.logprobs:
         logprobs = report(

@@ -47,6 +47,8 @@ class Verdict(IntEnum):
 
 ACCEPT, RECOVER, DRAW, STOP = (constexpr(int(verdict)) for verdict in list(Verdict)[:4])
 _ELSEWHERE = constexpr(int(Verdict.ELSEWHERE))
+NEVER = constexpr(float("-inf"))
+"""log of a ratio that accepts nothing."""
 
 _ACCEPT_STREAM = constexpr(stream(Purpose.ACCEPT))
 _DEPTH_SHIFT = constexpr(stream(Purpose.TARGET, depth=1).bit_length() - 1)
@@ -66,6 +68,7 @@ class Verdicts(NamedTuple):
     scalars: Tensor
     offsets: Tensor  # float64 [n], see `race.store_offset`
     kept: Tensor  # float32 [n], see `race.store_kept`
+    ratios: Tensor  # float64 [R, k], log p(x) / q(x) of random rows' drafts, for `blocks`
 
 
 class DraftTiles(NamedTuple):
@@ -130,6 +133,7 @@ def _verdict_kernel(
     filtered: tl.constexpr,
     reported: tl.constexpr,
     kept: tl.constexpr,
+    together: tl.constexpr,
 ):
     depth, r = tl.program_id(1), tl.program_id(0).to(tl.int64)
     verdict = tl.full((), STOP, tl.int32)
@@ -144,7 +148,7 @@ def _verdict_kernel(
         if given & (tiles.bad == 0):
             verdict = _verdict(
                 source, cuts, draft, rates, work, _Draft(x, r, depth, i), tiles, num_tiles,
-                padded_tiles, synthetic, coupled, has_draft_logits, edited, filtered,
+                padded_tiles, synthetic, coupled, has_draft_logits, edited, filtered, together,
             )  # fmt: skip
     tl.store(work.verdicts + r * (work.k + 1) + depth, verdict)
 
@@ -165,6 +169,7 @@ def _verdict(
     has_draft_logits: tl.constexpr,
     edited: tl.constexpr,
     filtered: tl.constexpr,
+    together: tl.constexpr,
 ):
     """Decide a `_Draft` whose logit row is good."""
     random = is_random(source, at.i)
@@ -178,13 +183,17 @@ def _verdict(
             source, cuts, draft, work, at, tiles, num_tiles, padded_tiles, has_draft_logits,
             edited, filtered,
         )  # fmt: skip
-        if synthetic:
+        held = is_held(source, at.token_id // TILE)
+        if together:  # a draft to be judged with the others of its row
+            known = held & (ratio == ratio)  # NaN where q is bad
+            tl.store(work.ratios + at.row * work.k + at.depth, tl.where(known, ratio, NEVER))
+            verdict = tl.full((), ACCEPT, tl.int32)
+        elif synthetic:
             accepted = _is_below(source, at, tl.load(rates + at.depth))
+            verdict = tl.where(accepted, ACCEPT, RECOVER)
         else:
             accepted = _is_below(source, at, tl.exp(ratio))
-        verdict = tl.where(accepted, ACCEPT, RECOVER)
-        if not synthetic:
-            verdict = tl.where(is_held(source, at.token_id // TILE), verdict, _ELSEWHERE)
+            verdict = tl.where(held, tl.where(accepted, ACCEPT, RECOVER), _ELSEWHERE)
     elif synthetic:
         accepted = _is_below(source, at, tl.load(rates + at.depth))
         verdict = tl.where(accepted, ACCEPT, DRAW)
@@ -238,11 +247,17 @@ def _log_ratio(
 @jit
 def _is_below(source, at, probability):
     """Whether the acceptance uniform of a `_Draft` is below a probability."""
-    seed, choice, position = noise_key(source, at.i)
-    stream_id = _ACCEPT_STREAM + (at.depth << _DEPTH_SHIFT)
-    w0, w1, _, _ = philox_words(tl.arange(0, 2), position - at.depth, choice, stream_id, seed)
+    return acceptance_uniform(source, at.i, at.depth) < probability
+
+
+@jit
+def acceptance_uniform(source, i, depth):
+    """The uniform that decides on the draft of logit row i at a depth of its step."""
+    seed, choice, position = noise_key(source, i)
+    stream_id = _ACCEPT_STREAM + (depth << _DEPTH_SHIFT)
+    w0, w1, _, _ = philox_words(tl.arange(0, 2), position - depth, choice, stream_id, seed)
     u = tl.where(tl.arange(0, 2) == 0, uniform_from_words(w0, w1), 1.0)  # index 0 of 0 and 2
-    return tl.min(u, 0) < probability
+    return tl.min(u, 0)
 
 
 def decide(
@@ -257,6 +272,7 @@ def decide(
     edited: bool,
     reported: bool,
     kept: bool = False,
+    together: bool = False,
     shard: VocabShard,
 ) -> tuple[Verdicts, DraftTiles | None]:
     """Decide every draft by itself, whatever became of those before it.
@@ -268,6 +284,8 @@ def decide(
         coupled: compare with the target's draw instead.
         has_draft_logits: whether q is `drafts.logits`; else drafts are one-hot.
         edited, reported, kept: as for `tile_pass`.
+        together: leave drafts of random rows to `blocks`, with their `Verdicts.ratios`; there are
+            draft logits.
         shard: of the source; `stats` are those of all tiles.
 
     Returns:
@@ -275,7 +293,7 @@ def decide(
     """
     (num_rows, k), num_tiles = drafts.token_ids.shape, stats.maxima.shape[1]
     num_reported = len(source.rows) if reported else 0
-    work = _empty_verdicts(drafts, num_reported, has_draft_logits=has_draft_logits)
+    work = _empty_verdicts(drafts, num_reported, has_draft_logits, together)
     draft = _draft_tiles(source, drafts, work, shard) if has_draft_logits else None
     _verdict_kernel[(num_rows, 1 + k)](
         source,
@@ -293,14 +311,19 @@ def decide(
         filtered=cuts is not None,
         reported=reported,
         kept=kept,
+        together=together,
         enable_fp_fusion=False,
     )
     if not shard.is_whole:
         work = work._replace(verdicts=shard.highest(work.verdicts))
+    if together and not shard.is_whole:
+        work = work._replace(ratios=shard.highest(work.ratios))
     return work, draft
 
 
-def _empty_verdicts(drafts: Drafts, num_reported: int, *, has_draft_logits: bool) -> Verdicts:
+def _empty_verdicts(
+    drafts: Drafts, num_reported: int, has_draft_logits: bool, together: bool
+) -> Verdicts:
     """Allocate what the verdicts are written to."""
     (num_rows, k), device = drafts.token_ids.shape, drafts.token_ids.device
 
@@ -314,6 +337,7 @@ def _empty_verdicts(drafts: Drafts, num_reported: int, *, has_draft_logits: bool
         scalars=buffer(num_rows if has_draft_logits else 0, k, 4, dtype=torch.float64),
         offsets=buffer(num_reported, dtype=torch.float64),
         kept=buffer(num_reported, dtype=torch.float32),
+        ratios=buffer(num_rows if together else 0, k, dtype=torch.float64),
     )
 
 

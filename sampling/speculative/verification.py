@@ -6,6 +6,11 @@ penalty and filter of the row; q is what the draft was drawn from. Depth by dept
     standard   accept x when u < p(x) / q(x), else draw from max(p - q, 0) normalised
                (Leviathan et al. 2023, algorithm 1); without draft logits q is one-hot: accept
                when u < p(x), else draw from p without x
+    block      accept the longest prefix of drafts that passes a test of its own (Sun et al. 2024,
+               arXiv 2403.10444): of r_i = min(r_{i-1} p(x_i) / q(x_i), 1) and of what is left
+               there, Z_i = sum max(r_i p - q, 0), prefix i passes when u_i < Z_i / (Z_i + 1 - r_i),
+               all drafts when u_k < r_k; then draw from max(r_i p - q, 0) normalised. More drafts
+               stand than under standard; where drafts are one-hot it is standard
     synthetic  accept at a given rate, for studies of cost; else as standard
     coupled    accept when x is the token that the plain sampler draws, else that token
 
@@ -32,7 +37,7 @@ from sampling.speculative import torch_verification, triton_verification
 
 __all__ = ["Drafts", "Method", "Verification", "conditional_rates", "rates_of_length", "verify"]
 
-Method: TypeAlias = Literal["standard", "synthetic", "coupled"]
+Method: TypeAlias = Literal["standard", "block", "synthetic", "coupled"]
 
 
 def verify(

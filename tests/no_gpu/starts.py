@@ -208,6 +208,7 @@ STARTS: dict[str, Start] = {
     "gemma2": Start(_config(hf.Gemma2Config(**SIZES, head_dim=256))),
     "eagle": Start(None, {}, EAGLE(draft_sample_method="gumbel")),
     "eagle, coupled": Start(None, {}, EAGLE(rejection_sample_method="coupled")),
+    "eagle, block": Start(None, {}, EAGLE(rejection_sample_method="block")),
     "draft model": Start(None, {}, _drafts("draft_model", model=str(MODEL_FOLDER))),
     "n-grams": Start(None, {}, _drafts("ngram")),
     "suffixes": Start(None, {}, _drafts("suffix", suffix_decoding_max_cached_requests=8)),

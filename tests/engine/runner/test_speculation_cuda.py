@@ -100,10 +100,13 @@ def test_coupled_and_greedy_tokens_are_those_of_plain_decoding() -> None:
         assert [tokens[handle] for handle in greedy] == [wanted[handle] for handle in greedy]
 
 
-@pytest.mark.parametrize("sample_method", ["greedy", "gumbel"])
-def test_eager_captured_and_reordered_rows_accept_the_same(sample_method: str) -> None:
+@pytest.mark.parametrize(
+    ("sample_method", "method"),
+    [("greedy", "standard"), ("gumbel", "standard"), ("gumbel", "block")],
+)
+def test_eager_captured_and_reordered_rows_accept_the_same(sample_method: str, method: str) -> None:
     """The first replay after warm-up included: the graphs' engine runs it first of all."""
-    config = speculation(draft_sample_method=sample_method)
+    config = speculation(draft_sample_method=sample_method, rejection_sample_method=method)
     graphs, eager = engine_of(config), engine_of(config, cuda_graphs=False)
     first, again = run(graphs), run(graphs, order=[7, 2, 5, 0, 3, 6, 1, 4])
     assert first == again == run(eager)

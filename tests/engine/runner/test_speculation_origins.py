@@ -34,6 +34,7 @@ RATES = (0.9, 0.8, 0.7, 0.6)
 METHODS: dict[str, tuple[dict[str, Any], SamplingParams]] = {
     "standard": ({}, SEEDED),
     "gumbel": ({"draft_sample_method": "gumbel"}, SEEDED),
+    "block": ({"method": "block"}, SEEDED),
     "greedy rows": ({}, GREEDY),
     "coupled": ({"method": "coupled"}, SEEDED),
     "synthetic": ({"method": "synthetic", "synthetic_acceptance_rates": RATES}, SEEDED),

@@ -196,7 +196,13 @@ def test_a_bad_row_is_bad_on_every_rank(where: str) -> None:
 @pytest.mark.parametrize("where", DEVICES)
 @pytest.mark.parametrize(
     ("method", "has_logits"),
-    [("standard", True), ("standard", False), ("coupled", False), ("synthetic", True)],
+    [
+        ("standard", True),
+        ("standard", False),
+        ("block", True),
+        ("coupled", False),
+        ("synthetic", True),
+    ],
 )
 def test_verification_is_that_of_one_rank(method: str, has_logits: bool, where: str) -> None:
     wishes: list[dict[str, Any]] = [

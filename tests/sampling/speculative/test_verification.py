@@ -89,19 +89,17 @@ def target(step: Step, row: int, depth: int, start: int) -> np.ndarray:
     return probabilities
 
 
-def expected(step: Step, row: int, start: int) -> reference.Verified:
+def expected(step: Step, row: int, start: int, method: Method = "standard") -> reference.Verified:
     num_drafts = int(step.num_drafts[row])
     q = None
     if step.draft_logits is not None:
         q = list(torch.softmax(step.draft_logits[row].double(), 1).numpy())
-    return reference.verify(
-        [target(step, row, depth, start) for depth in range(num_drafts + 1)],
-        q,
-        step.draft_ids[row, :num_drafts].tolist(),
-        seed=row * 7919 - 3,
-        position=step.num_tokens[row],
-        choice=row % 3,
-    )
+    p = [target(step, row, depth, start) for depth in range(num_drafts + 1)]
+    drafts = step.draft_ids[row, :num_drafts].tolist()
+    at = {"seed": row * 7919 - 3, "position": step.num_tokens[row], "choice": row % 3}
+    if method == "block" and q is not None and not step.params[row].greedy:
+        return reference.verify_block(p, q, drafts, **at)
+    return reference.verify(p, q, drafts, **at)
 
 
 def tokens_of(verified: Verification, row: int) -> list[int]:
@@ -112,13 +110,16 @@ def tokens_of(verified: Verification, row: int) -> list[int]:
 @pytest.mark.parametrize("has_draft_logits", [True, False])
 @pytest.mark.parametrize("name", WISHES)
 @pytest.mark.parametrize("vocab_size", [40, 2100])
-def test_tokens_equal_the_reference(name: str, vocab_size: int, has_draft_logits: bool) -> None:
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_tokens_equal_the_reference(
+    method: Method, name: str, vocab_size: int, has_draft_logits: bool
+) -> None:
     step = random_step(WISHES[name], 40, 3, vocab_size, has_draft_logits=has_draft_logits)
     step.draft_ids[4, 1], step.draft_ids[7, 0] = -1, vocab_size
-    verified, _ = step.verify()
+    verified, _ = step.verify(method)
     found: set[int] = set()
     for row, start in enumerate(starts(step)):
-        wanted = expected(step, row, start)
+        wanted = expected(step, row, start, method)
         if wanted.margin > CLOSE:
             assert tokens_of(verified, row) == wanted.token_ids
             assert int(verified.num_accepted[row]) == len(wanted.token_ids) - 1

@@ -246,6 +246,90 @@ def test_the_distribution_is_the_target_s_and_acceptance_is_what_theory_says(
     assert min(acceptance_p_values(sample, WISHES[name], one_hot=drafting == "greedy")) > ODDS
 
 
+def block_rates(wish: dict[str, Any]) -> list[float]:
+    """The probability that block verification accepts a draft or more, and both, by its rule."""
+    q = [draft(depth, wish) for depth in range(K)]
+    rates = np.zeros(K)
+    for x in range(VOCAB):
+        p = [target(0, [], wish), target(1, [x], wish)]
+        one = min(1.0, p[0][x] / q[0][x])
+        left = np.maximum(one * p[1] - q[1], 0.0).sum()
+        h = 1.0 if one == 1.0 else left / (left + 1.0 - one)
+        both = q[1] * np.minimum(1.0, one * p[1] / q[1])
+        rates += q[0][x] * np.array([both.sum() + (1.0 - both.sum()) * h, both.sum()])
+    return rates.tolist()
+
+
+@pytest.mark.parametrize("name", ["plain", "grammar, penalties and top-p"])
+def test_blocks_keep_the_distribution_and_are_accepted_as_theory_says(name: str) -> None:
+    wish = WISHES[name]
+    sample = speculate(wish, "gumbel", "block")
+    assert pair_p_value(sample, wish) > ODDS
+    for depth, rate in enumerate(block_rates(wish)):
+        accepted = int((sample.num_accepted > depth).sum())
+        assert stats.binomtest(accepted, len(sample.first), rate).pvalue > ODDS
+    p, q = [target(0, [], wish)], [draft(depth, wish) for depth in range(K)]
+    alone = np.minimum(p[0], q[0])  # what stands where each draft is decided by itself
+    both = sum(alone[x] * np.minimum(target(1, [x], wish), q[1]).sum() for x in range(VOCAB))
+    assert sum(block_rates(wish)) > alone.sum() + both + 0.005
+
+
+def again_p_value(monkeypatch: pytest.MonkeyPatch) -> float:
+    """The p-value of pairs whose second token comes of a step that looks at positions again.
+
+    The first step accepts both drafts or none, by its second coin. Where it accepts none, a second
+    step begins one position later, where the first has looked, and decides by its first coin.
+    """
+    even, sevenths = torch.full((VOCAB,), 1 / 8), torch.tensor([1 / 7] * 7 + [0.0])
+    p = torch.stack([0.5 * sevenths + torch.tensor([0.0] * 7 + [0.5]), even, even]).log()
+    first_q = torch.stack([sevenths, even]).log()  # one half, and then all that is left of it
+    # One half of a half of the tokens, and then nothing that the target takes.
+    later_p = torch.stack([even, sevenths, even]).log()
+    later_q = torch.tensor([[0.25] * 4 + [0.0] * 4, [0.0] * 7 + [1.0]]).log()
+    monkeypatch.setattr(sys.modules[__name__], "TARGET", p)
+    step = make_step({}, 0, counted=True)
+    first = drafted(step, LENGTH, p, first_q)
+    step.history[:, LENGTH] = first.token_ids[:, 0]
+    step.num_tokens = [LENGTH + 1] * NUM_ROWS
+    later = drafted(step, LENGTH + 1, later_p, later_q)
+    second = torch.where(first.num_accepted > 0, first.token_ids[:, 1], later.token_ids[:, 0])
+    nothing = torch.zeros(0)
+    return pair_p_value(Sample(first.token_ids[:, 0].long(), second.long(), nothing, nothing), {})
+
+
+def drafted(step: Step, length: int, target_logits: Tensor, draft_logits: Tensor) -> Verification:
+    """A step of drafts drawn behind `length` tokens, verified as a block."""
+    step.logits = target_logits.repeat(NUM_ROWS, 1)
+    batch, rows, _ = step.make(torch.device("cpu"))
+    rows_np = np.arange(NUM_ROWS, dtype=np.int32)
+    positions = torch.full((NUM_ROWS,), length)
+    one = SamplingBatch(torch.from_numpy(rows_np), positions, rows_np, batch.needs)
+    slots = torch.zeros(NUM_ROWS, K, VOCAB)
+    for depth in range(K):
+        spread = draft_logits[depth].expand(NUM_ROWS, -1)
+        drawn = draw_drafts(spread, one, rows, depth, "gumbel", draft_logits=slots)
+        step.draft_ids[:, depth] = drawn
+    step.draft_logits = slots
+    return step.verify("block")[0]
+
+
+def test_coins_of_positions_that_come_again_are_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert again_p_value(monkeypatch) > ODDS
+
+    def by_own_position(key: NoiseKey, depth: int) -> Tensor:
+        return coins(key._replace(positions=key.positions + depth), 0)
+
+    coins = draws.acceptance_uniforms
+    monkeypatch.setattr(draws, "acceptance_uniforms", by_own_position)
+    assert again_p_value(monkeypatch) < IMPOSSIBLE
+
+
+def test_a_residual_without_the_ratio_before_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Distribution, "scaled", lambda p, log_factor: p)
+    wish = WISHES["plain"]
+    assert pair_p_value(speculate(wish, "gumbel", "block"), wish) < IMPOSSIBLE
+
+
 def test_coupled_keeps_the_distribution_and_accepts_more_than_chance() -> None:
     wish = WISHES["plain"]
     sample = speculate(wish, "coupled", "coupled")

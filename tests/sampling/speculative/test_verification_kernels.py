@@ -52,6 +52,7 @@ WISHES: dict[str, list[dict[str, Any]]] = {
 METHODS: dict[str, tuple[Method, bool]] = {
     "draft logits": ("standard", True),
     "one-hot": ("standard", False),
+    "block": ("block", True),
     "synthetic, draft logits": ("synthetic", True),
     "synthetic": ("synthetic", False),
     "coupled": ("coupled", False),
@@ -59,6 +60,8 @@ METHODS: dict[str, tuple[Method, bool]] = {
 CASES = [
     *(("draft logits", name, 111) for name in WISHES),
     *(("one-hot", name, 111) for name in ("plain", "greedy beside random", "edits", "grammar")),
+    *(("block", name, 111) for name in ("plain", "greedy beside random", "filters", "grammar")),
+    ("block", "edits", 1500),
     ("synthetic, draft logits", "greedy beside random", 111),
     ("coupled", "greedy beside random", 111),
     ("coupled", "processed logprobs", 111),
@@ -166,7 +169,7 @@ def test_penalties_count_the_drafts_before_a_depth(
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="watches the interpreter")
-@pytest.mark.parametrize("how", ["draft logits", "one-hot", "coupled"])
+@pytest.mark.parametrize("how", ["draft logits", "block", "one-hot", "coupled"])
 def test_kernels_stay_inside_their_tensors(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All features at once, with fewer explicit ids and top tokens than their buckets hold."""
     everything = EDITS | {"top_k": 50, "top_p": 0.9, "min_p": 0.01, "logprobs": 3}
