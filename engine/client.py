@@ -127,7 +127,7 @@ class EngineClient:
     def __init__(self, link: EngineLink) -> None:
         self.info = link.info
         self.stats: EngineStats | None = None
-        self.state = EngineState()
+        self.state = EngineState(adapters=link.info.adapters or ())
         self._link = link
         self._commands: dict[int, asyncio.Future[ControlReply]] = {}
         self._submissions: dict[int, Submission] = {}

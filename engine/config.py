@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec import structs
 
+from engine.contracts.adapters import NamedAdapter
 from engine.errors import ConfigError as ConfigError  # speculation's config raises it too
 from engine.logs import LogFormat
 from engine.speculative_config import SpeculativeConfig
@@ -343,6 +344,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         num_ranks: processes that hold a part of the model each.
         fingerprint: a hash of what decides bits (`engine.startup.fingerprint`); empty where an
             engine was assembled around a model that no folder holds.
+        adapters: that there were when it had started; None where none are served.
     """
 
     vocab_size: int
@@ -361,3 +363,4 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     quantization: ErrorStatement | None = None
     num_ranks: int = 1
     fingerprint: str = ""
+    adapters: tuple[NamedAdapter, ...] | None = None

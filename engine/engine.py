@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
+from engine.adapters.book import AdapterBook
 from engine.config import EngineConfig, EngineInfo
+from engine.contracts.adapters import AdapterReader
 from engine.memory.blocks import BlockPool
 from engine.plan import Runner, StepPlan
 from engine.planning.arrivals import Arrivals
@@ -45,8 +48,12 @@ class Engine:
         runner: Runner,
         drafting: DraftRules = NO_DRAFTS,
         grammars: Grammars | None = None,
+        adapters: AdapterReader | None = None,
     ) -> None:
         self.info = info
+        self.adapters = None
+        if config.adapters is not None and adapters is not None:
+            self.adapters = AdapterBook(config.adapters, adapters)
         self._grammars = grammars
         self._runner = runner
         self._pool = BlockPool(info.num_blocks)
@@ -67,6 +74,7 @@ class Engine:
             drafting=drafting,
             pace=pace,
             snapshots=self._snapshots,
+            adapters=self.adapters,
         )
         self._drafts = DraftCounts(info.max_rows, k) if (k := drafting.num_tokens) else None
         self._scoring = ScoringQueue(
@@ -77,6 +85,7 @@ class Engine:
             num_promised=self._scheduler.num_promised,
             report=self._ring.add_item_scores,
             snapshots=None if self._snapshots is None else self._snapshots.pool,
+            adapters=self.adapters,
         )
         self._timings = Timings()
         self._arrivals = Arrivals(config.sampling.seed, self._begin)
@@ -92,13 +101,19 @@ class Engine:
         num_compiling = 0
         if self._grammars is not None and not self._grammars.has_compiled:
             num_compiling = self._grammars.num_waiting
+        if self.adapters is not None:
+            if self.adapters.has_read:
+                return True
+            num_compiling += self.adapters.num_waiting
         generating = self._unfinished.count > num_compiling or not self._pipeline.is_empty
         return generating or self._scoring.has_work or self._ring.has_output
 
     def on_compiled(self, wake: Callable[[], None]) -> None:
-        """Let `wake` be called, on another thread, when choices stop waiting for a grammar."""
+        """Let `wake` be called, on another thread, when a grammar or adapter is there."""
         if self._grammars is not None:
             self._grammars.on_compiled(wake)
+        if self.adapters is not None:
+            self.adapters.on_read(wake)
 
     def submit(self, frontend: bytes, request: Request) -> None:
         """Queue a request's choices; those after the first wait for its prompt to be computed."""
@@ -107,16 +122,36 @@ class Engine:
         self._unfinished.add(choices)
         if refusal := self._refusal(request):
             self._end(choices, Finish.ERROR, refusal)
+        elif not self._adopt(choices):
+            self._end(choices, Finish.ADAPTER, f"no adapter {request.adapter!r} is loaded")
         elif request.is_constrained and self._grammars is None:
             self._end(choices, Finish.GRAMMAR, self.info.grammar_error or "no grammars")
         else:
             self._arrivals.begin(choices)
 
+    def _adopt(self, choices: list[Choice]) -> bool:
+        """Give choices the adapter that their request names; False where there is none."""
+        if self.adapters is None:
+            return not choices[0].request.adapter
+        return self.adapters.adopt(choices)
+
     def _begin(self, choices: list[Choice]) -> None:
-        """Let choices wait for a row, or before that for their grammar."""
+        """Let choices wait for a row, or before that for their adapter and their grammar."""
+        adapter = choices[0].adapter
+        if self.adapters is not None and adapter is not None and not adapter.is_there:
+            self.adapters.await_read(adapter, partial(self._go_on, choices))
+            return
         is_constrained = choices[0].request.is_constrained
         if not (is_constrained and self._grammars and self._grammars.hold(choices)):
             self._unfinished.start(choices)
+
+    def _go_on(self, choices: list[Choice], error: str | None) -> None:
+        """Begin choices whose adapter is there, or end them with the reason why it is not."""
+        if going_on := [choice for choice in choices if not choice.ended]:
+            if error is None:
+                self._begin(going_on)
+            else:
+                self._end(going_on, Finish.ADAPTER, error)
 
     def _enqueue_compiled(self) -> None:
         """Enqueue the choices whose grammars were compiled since the last step."""
@@ -226,6 +261,8 @@ class Engine:
         for neither. Steps of scoring run between the two: behind the draw, which reads what their
         forwards would overwrite.
         """
+        if self.adapters is not None:
+            self.adapters.settle()
         self._enqueue_compiled()
         if not self._pipeline.is_ahead:
             self._launch(self._plan())
@@ -251,6 +288,8 @@ class Engine:
             self._ring.open(admission.row, admission.choice)
             if self._drafts is not None:
                 self._drafts.open(admission.row, admission.choice)
+        if self.adapters is not None:
+            plan.adapter_loads = self.adapters.take_loads()
         self._pipeline.launch(plan)
 
     def _draw(self, plan: StepPlan) -> None:
@@ -333,6 +372,8 @@ class Engine:
         self._unfinished.end(choice)
         if self._grammars is not None:
             self._grammars.forget(choice)
+        if self.adapters is not None and choice.adapter is not None:
+            self.adapters.leave(choice.adapter)
         self._timings.ended(choice)
         choice.keep_drafts()
 
@@ -366,4 +407,7 @@ class Engine:
         if self._snapshots is not None:
             self._snapshots.check(self._scoring.reserved_snapshots)
         self._unfinished.check()
+        if self.adapters is not None:
+            num_scoring = self._scoring.num_active + self._scoring.num_waiting
+            self.adapters.check(is_idle=not self._unfinished.count + num_scoring)
         assert self._unfinished.count or not self._table.running

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from engine.arrays import Int32Array, Int64Array, LogprobArrays, UInt8Array
+from engine.contracts.adapters import AdapterLoad
 from engine.contracts.scoring import ScoringRunner
 from engine.errors import kind_and_line
 from engine.memory.snapshots import NO_SNAPSHOT
@@ -95,6 +96,8 @@ class StepPlan:
         outputs: tokens of choices that ended since, for drafts of others to follow.
         undrafted: decoding rows of this step that bring no drafts of their own.
         spans: prompt positions whose next tokens' logprobs are wanted.
+        adapters: int32 [R], the slots of the rows' adapters; None where no row has one.
+        adapter_loads: copied into slots before the step.
     """
 
     rows: Int32Array
@@ -116,6 +119,8 @@ class StepPlan:
     outputs: list[Int32Array] = field(default_factory=list)
     undrafted: list[int] = field(default_factory=list)
     spans: list[PromptSpan] = field(default_factory=list)
+    adapters: Int32Array | None = None
+    adapter_loads: list[AdapterLoad] = field(default_factory=list)
 
     @classmethod
     def of_new_rows(
@@ -127,12 +132,14 @@ class StepPlan:
         *,
         num_drafts: int = 0,
         runs_drafter: bool = False,
+        adapters: Int32Array | None = None,
     ) -> StepPlan:
         """A step that admits choices to rows 0, 1, ..., computes their tokens and draws in each.
 
         Args:
             num_tokens: that each row computes, those of its drafts included.
             limit: as in `Admission`. blocks: [R, blocks a row].
+            adapters: as in `StepPlan`.
             num_drafts: as in `StepPlan`; where there are any, all rows decode.
         """
         rows = np.arange(len(choices), dtype=np.int32)
@@ -151,6 +158,7 @@ class StepPlan:
             constrained=np.array([c.request.is_constrained for c in choices], dtype=np.bool_),
             admissions=[Admission(row, choice, 0, limit) for row, choice in enumerate(choices)],
             grants=[BlockGrant(row, 0, own) for row, own in enumerate(blocks.tolist())],
+            adapters=adapters,
         )
         plan.spans = prompt_spans(plan, rows.astype(np.int64))
         return plan
@@ -165,6 +173,7 @@ class StepPlan:
         plan.__dict__.update(self.__dict__)
         plan.starts = self.starts + self.num_query
         plan.admissions, plan.grants, plan.snapshots, plan.released = [], [], [], []
+        plan.adapter_loads = []
         return plan
 
     @cached_property

@@ -186,7 +186,7 @@ class EngineLoop:
     def run(self) -> None:
         """Serve until the process ends."""
         while True:
-            if not (self._engine.has_work or self._commands.is_due):
+            if not (self._engine.has_work or self._commands.is_due or self._replies):
                 self._wait()
             self._busy_since = self._awake.seconds
             self._receive()

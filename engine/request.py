@@ -44,6 +44,8 @@ class Finish(enum.IntEnum):
     """The grammar went over its limits at one token; `StepOutput.errors` says over which."""
     CANCELED = 9
     """A command ended it, for whoever sent it: it has what it had drawn."""
+    ADAPTER = 10
+    """The adapter is not there any more; `StepOutput.errors` says why."""
 
 
 class Origin(enum.IntEnum):
@@ -125,6 +127,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         report_origins: the output tells each token's `Origin`.
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
         name: by which the request can be aborted from any frontend; need not be unique.
+        adapter: name of the adapter that it is drawn with; empty for the base model.
         grammar: restricts each choice's tokens.
         thinking_budget: bounds each choice's thoughts.
     """
@@ -141,6 +144,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     report_origins: bool = False
     cache_salt: str = ""
     name: str = ""
+    adapter: str = ""
     grammar: Grammar | None = None
     thinking_budget: ThinkingBudget | None = None
 
@@ -184,6 +188,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
         embeds: hidden states are read instead of logprobs; `id_lists` is then [1, 0].
         priority: as `Request.priority`.
         cache_salt: as `Request.cache_salt`.
+        adapter: as `Request.adapter`.
     """
 
     handle: int
@@ -196,6 +201,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     embeds: bool = False
     priority: int = 0
     cache_salt: str = ""
+    adapter: str = ""
 
 
 class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +272,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
             hold undefined values. None without a drafter too: every token was drawn.
         prompt_logprobs: of the requests whose prompt was finished by this step.
         item_scores: of scoring requests that ended.
-        errors: handle -> message for entries ended with `Finish.ERROR`, `GRAMMAR` or `TOO_COMPLEX`.
+        errors: handle -> message for entries ended with `Finish.ERROR`, `ADAPTER`, `GRAMMAR` or
+            `TOO_COMPLEX`.
         drafts: int64 [E, 2 + k], counts of the drafts of each entry's choice so far, the fields of
             `DraftStats` in order; None without a drafter.
         times: float64 [E, 3], when each entry's choice was submitted, first got a row, and drew its

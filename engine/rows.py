@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.arrays import Int32Array, Int64Array, LogprobArrays
+from engine.contracts.adapters import NO_SLOT, AdapterVersion
 from engine.request import Request
 
 BoolArray = npt.NDArray[np.bool_]
@@ -40,6 +41,8 @@ class Choice:
         num_cached: prompt tokens found computed at the first admission.
         hashes: hashes of the full blocks of `token_ids`; None until first needed.
         prompt_parts: prompt logprobs read back so far; None where none are wanted any more.
+        adapter: that it draws with, kept from submission to end; None for the base model.
+        num_passed: choices that were given rows before it while it waited for a slot.
         drafts: counts of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
         ended: nothing more is drawn for it.
         queued_at, started_at, drew_at: when it was submitted, first got a row and drew its first
@@ -58,6 +61,8 @@ class Choice:
     num_cached: int | None = None
     hashes: list[bytes] | None = None
     prompt_parts: list[LogprobArrays] | None = None
+    adapter: AdapterVersion | None = None
+    num_passed: int = 0
     drafts: Int64Array | None = None
     ended: bool = False
     queued_at: float = 0.0
@@ -99,6 +104,7 @@ class RowTable:
         stop_ids: int32 [max_rows, S], padded with NO_TOKEN.
         is_pinned: rows that draft whatever the load.
         is_constrained: rows whose choice draws under masks of its own.
+        adapter_slot: the slot of each row's adapter, which it pins; `NO_SLOT` for none.
         has_gap: rows with tokens that the drafter has not seen.
         has_drafts: rows whose next token was drafted in the last step planned.
         epoch: raised by every `vacate`; a plan whose epoch differs was made for an earlier choice.
@@ -130,6 +136,7 @@ class RowTable:
         self.min_known = _zeros(max_rows)
         self.is_pinned: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self.is_constrained: BoolArray = np.zeros(max_rows, dtype=np.bool_)
+        self.adapter_slot: Int64Array = np.full(max_rows, NO_SLOT, dtype=np.int64)
         self.has_gap: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self.has_drafts: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self.epoch = _zeros(max_rows)
@@ -155,6 +162,7 @@ class RowTable:
         self.prefill_end[row] = prefill_end
         self.is_pinned[row] = is_pinned
         self.is_constrained[row] = request.is_constrained
+        self.adapter_slot[row] = NO_SLOT if choice.adapter is None else choice.adapter.slot
         self.has_gap[row] = self.has_drafts[row] = False
         self.prompt_len[row] = choice.prompt_len
         self.limit[row] = self.limit_of(choice)

@@ -69,6 +69,7 @@ NO_TORCH = [
     ),
     *("engine/frontends.py", "engine/parent.py"),
     "engine/contracts/control.py",
+    *("engine/adapters/book.py", "engine/contracts/adapters.py"),
     "engine/contracts/scoring.py",
     "engine/audit/drawn.py",
     *(

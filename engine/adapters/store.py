@@ -10,7 +10,7 @@ from engine.adapters.stacks import AdapterStacks, HostAdapter
 
 
 class AdapterStore:
-    """Reads adapters on threads, keeps them, and copies them into slots.
+    """The `AdapterReader` of a runner: reads adapters on threads, and keeps them.
 
     Of several ranks each has a store, with its parts of every adapter.
     """
@@ -44,10 +44,6 @@ class AdapterStore:
         """Forget an adapter; slots that it is in keep it until another is copied there."""
         self._adapters.pop(number, None)
 
-    def load(self, slot: int, number: int) -> None:
-        """Copy an adapter into a slot, after all that was issued before.
-
-        Raises:
-            AdapterError: it could not be read.
-        """
-        self._stacks.load(slot, self._adapters[number].result())
+    def get(self, number: int) -> HostAdapter:
+        """The adapter of a number; raises `AdapterError` where it could not be read."""
+        return self._adapters[number].result()

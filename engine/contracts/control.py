@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from engine.contracts.adapters import NamedAdapter
+
 FIRST_VERSION = "default"
 """The version of the weights that an engine was started with."""
 
@@ -22,7 +24,7 @@ MEMORY_PARTS: tuple[MemoryPart, ...] = ("weights", "kv_cache")
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """What keeps an engine from planning steps, and which weights it has.
+    """What keeps an engine from planning steps, and which weights and adapters it has.
 
     Attributes:
         is_paused: no step is planned until a `Resume`, or it waits for the last requests to end.
@@ -32,6 +34,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
         weight_version: of the weights, as whoever updated them last calls it.
         num_updates: how often weights were written.
         weight_tag: drawn at random whenever weights are written; empty before that.
+        adapters: those that requests can name.
     """
 
     is_paused: bool = False
@@ -41,6 +44,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str = FIRST_VERSION
     num_updates: int = 0
     weight_tag: str = ""
+    adapters: tuple[NamedAdapter, ...] = ()
 
     @property
     def is_held(self) -> bool:
@@ -128,7 +132,27 @@ class WakeUp(Command, tag="wake", frozen=True, kw_only=True):
     resumes: bool = True
 
 
-AnyCommand: TypeAlias = Pause | Resume | FlushPrefixes | AbortRequests | Sleep | WakeUp
+class LoadAdapter(Command, tag="load_adapter", frozen=True, kw_only=True):
+    """Read an adapter from a folder and give it a name; steps go on meanwhile.
+
+    Attributes:
+        replaces: the name may stand for another, which running choices keep.
+    """
+
+    name: str
+    path: str
+    replaces: bool = False
+
+
+class UnloadAdapter(Command, tag="unload_adapter", frozen=True, kw_only=True):
+    """Take an adapter's name away; running choices keep the adapter."""
+
+    name: str
+
+
+AnyCommand: TypeAlias = (
+    Pause | Resume | FlushPrefixes | AbortRequests | Sleep | WakeUp | LoadAdapter | UnloadAdapter
+)
 
 
 class ControlRequest(msgspec.Struct, frozen=True):

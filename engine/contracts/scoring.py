@@ -6,10 +6,11 @@ some of whose positions are read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
+from engine.contracts.adapters import AdapterLoad
 from engine.contracts.shared_blocks import Sharing
 
 
@@ -30,6 +31,8 @@ class ScoringPlan:
         id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
         state_sources, state_targets: int32 [R], the snapshots that rows begin from and leave, where
             layers keep states; None where they keep none.
+        adapters: int32 [R], the slots of the rows' adapters; None where no row has one.
+        adapter_loads: copied into slots before the step.
     """
 
     token_ids: Int32Array
@@ -44,6 +47,8 @@ class ScoringPlan:
     id_lists: Int32Array
     state_sources: Int32Array | None = None
     state_targets: Int32Array | None = None
+    adapters: Int32Array | None = None
+    adapter_loads: list[AdapterLoad] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

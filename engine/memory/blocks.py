@@ -18,9 +18,15 @@ NULL_BLOCK = 0
 """The block that is never granted: padding tokens write there, unused table entries name it."""
 
 
-def block_hashes(token_ids: Int32Array, block_size: int, salt: str = "") -> list[bytes]:
+def block_hashes(
+    token_ids: Int32Array, block_size: int, salt: str = "", adapter: bytes = b""
+) -> list[bytes]:
     """Chained hashes of the full blocks of `token_ids`, int32 [num_tokens]."""
-    parent, raw, width = root_hash(salt), token_ids.tobytes(), block_size * token_ids.itemsize
+    parent, raw, width = (
+        root_hash(salt, adapter),
+        token_ids.tobytes(),
+        block_size * token_ids.itemsize,
+    )
     hashes = []
     for start in range(0, len(raw) - width + 1, width):
         parent = chain_hash(parent, raw[start : start + width])
@@ -28,9 +34,13 @@ def block_hashes(token_ids: Int32Array, block_size: int, salt: str = "") -> list
     return hashes
 
 
-def root_hash(salt: str = "") -> bytes:
-    """The hash that a first block has as its parent; only equal salts share blocks."""
-    return hashlib.blake2b(salt.encode(), digest_size=16).digest()
+def root_hash(salt: str = "", adapter: bytes = b"") -> bytes:
+    """The hash that a first block has as its parent; only equal salts and adapters share blocks.
+
+    Args:
+        adapter: the digest of the adapter that computes the blocks; empty for the base model.
+    """
+    return hashlib.blake2b(salt.encode(), digest_size=16, key=adapter).digest()
 
 
 def versioned_salt(salt: str, num_updates: int) -> str:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Protocol
 
 from engine.arrays import Int32Array
+from engine.contracts.adapters import AdapterReader
 from engine.contracts.scoring import ScoringHandle, ScoringPlan, ScoringResult
 from engine.errors import kind_and_line
-from engine.parallel.messages import Forget, Message, Score, draw_of, launch_of
+from engine.parallel.messages import (
+    DropAdapter,
+    Forget,
+    Message,
+    ReadAdapter,
+    Score,
+    draw_of,
+    launch_of,
+)
 from engine.plan import (
     Launched,
     Result_co,
@@ -61,6 +71,25 @@ class LeadRunner:
     def forget(self, rows: Int32Array) -> None:
         self._others.tell(Forget(rows))
         self._runner.forget(rows)
+
+
+class LeadReader:
+    """The `AdapterReader` of all ranks: each reads its parts of every adapter.
+
+    Args:
+        reader: of this rank.
+    """
+
+    def __init__(self, reader: AdapterReader, others: OtherRanks) -> None:
+        self._reader, self._others = reader, others
+
+    def read(self, number: int, path: str) -> Future[bytes]:
+        self._others.tell(ReadAdapter(number, path))
+        return self._reader.read(number, path)
+
+    def drop(self, number: int) -> None:
+        self._others.tell(DropAdapter(number))
+        self._reader.drop(number)
 
 
 class LedStep:

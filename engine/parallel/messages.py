@@ -13,6 +13,7 @@ import msgspec
 from engine.arrays import Int32Array, Int64Array
 from engine.codec import decode_array, encode_array
 from engine.config import EngineConfig
+from engine.contracts.adapters import AdapterLoad
 from engine.contracts.scoring import ScoringPlan
 from engine.plan import (
     Admission,
@@ -96,6 +97,8 @@ class Launch(msgspec.Struct, tag="launch", frozen=True):
     released: list[int]
     outputs: list[Int32Array]
     undrafted: list[int]
+    adapters: Int32Array | None
+    adapter_loads: list[AdapterLoad]
     admissions: list[RowAdmission]
     spans: list[RowSpan]
 
@@ -119,12 +122,25 @@ class Forget(msgspec.Struct, tag="forget", frozen=True):
     rows: Int32Array
 
 
-Message = Setup | Launch | DrawStep | Score | Forget
+class ReadAdapter(msgspec.Struct, tag="read_adapter", frozen=True):
+    """An adapter to read; see `AdapterReader`."""
+
+    number: int
+    path: str
+
+
+class DropAdapter(msgspec.Struct, tag="drop_adapter", frozen=True):
+    """An adapter that no later step loads."""
+
+    number: int
+
+
+Message = Setup | Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter
 
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),
     *("decodes", "runs_drafter", "proposes", "constrained", "grants", "snapshots", "released"),
-    *("outputs", "undrafted"),
+    *("outputs", "undrafted", "adapters", "adapter_loads"),
 )
 """What a plan and its message have alike."""
 

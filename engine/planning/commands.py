@@ -8,6 +8,7 @@ from typing import Protocol
 
 from msgspec import structs
 
+from engine.adapters.book import AdapterBook
 from engine.contracts.control import (
     AbortRequests,
     AnyCommand,
@@ -17,15 +18,20 @@ from engine.contracts.control import (
     ControlRequest,
     EngineState,
     FlushPrefixes,
+    LoadAdapter,
     Pause,
     Resume,
     Sleep,
+    UnloadAdapter,
     WakeUp,
 )
 
 
 class HeldEngine(Protocol):
     """What commands ask of the engine; see `engine.engine.Engine`."""
+
+    @property
+    def adapters(self) -> AdapterBook | None: ...
 
     @property
     def num_ending(self) -> int: ...
@@ -62,12 +68,13 @@ class CommandQueue:
         self._reply = reply
         self._waiting: deque[tuple[bytes, ControlRequest]] = deque()
         self._has_begun = False
-        self.state = EngineState()
+        self.state = EngineState(adapters=engine.adapters.named if engine.adapters else ())
 
     def submit(self, frontend: bytes, request: ControlRequest) -> None:
         """Take a command.
 
-        Aborts run at once, and a `Resume` ends a pause that still waits for requests to end.
+        Aborts and what concerns adapters run at once, and a `Resume` ends a pause that still waits
+        for requests to end.
         """
         command = request.command
         if isinstance(command, AbortRequests):
@@ -75,8 +82,34 @@ class CommandQueue:
         elif isinstance(command, Resume) and self._is_waiting_for_requests:
             self._give_up_pause()
             self._end(frontend, request)
+        elif isinstance(command, LoadAdapter | UnloadAdapter):
+            self._change_adapters(frontend, request, command)
         else:
             self._waiting.append((frontend, request))
+
+    def _change_adapters(
+        self, frontend: bytes, request: ControlRequest, command: LoadAdapter | UnloadAdapter
+    ) -> None:
+        """Load or unload an adapter while steps go on."""
+        adapters = self._engine.adapters
+        if adapters is None:
+            words = "this server was started without --enable-lora"
+            self._end(frontend, request, ControlError(words, "no_adapters"))
+            return
+
+        def done(error: ControlError | None) -> None:
+            self.state = structs.replace(self.state, adapters=adapters.named)
+            self._end(frontend, request, error)
+
+        if isinstance(command, LoadAdapter):
+            adapters.load(command.name, command.path, replaces=command.replaces, done=done)
+            return
+        try:
+            adapters.unload(command.name)
+        except ControlError as error:
+            done(error)
+        else:
+            done(None)
 
     @property
     def _is_waiting_for_requests(self) -> bool:
@@ -152,8 +185,8 @@ class CommandQueue:
                 self._flush(command)
             case Sleep() | WakeUp():
                 raise ControlError("this engine's memory cannot be given back", "no_sleep")
-            case AbortRequests():
-                raise AssertionError("aborts wait for nothing")
+            case AbortRequests() | LoadAdapter() | UnloadAdapter():
+                raise AssertionError("they wait for nothing")
         return 0
 
     def _resume(self) -> None:

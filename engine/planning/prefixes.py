@@ -61,7 +61,9 @@ class PrefixIndex:
 
     def last_hash(self, choice: Choice, num_blocks: int) -> bytes:
         """The hash of the last of a choice's first `num_blocks` blocks, or the root's for none."""
-        return self._hashes(choice)[num_blocks - 1] if num_blocks else root_hash(self._salt(choice))
+        if num_blocks:
+            return self._hashes(choice)[num_blocks - 1]
+        return root_hash(self._salt(choice), _digest(choice))
 
     def register(self, rows: Int64Array) -> None:
         """Offer full blocks of rows for reuse, after usable logits of these rows were read back."""
@@ -95,10 +97,16 @@ class PrefixIndex:
 
     def _hashes(self, choice: Choice) -> list[bytes]:
         if choice.hashes is None:
-            choice.hashes = block_hashes(choice.token_ids, self._block_size, self._salt(choice))
+            salt, digest = self._salt(choice), _digest(choice)
+            choice.hashes = block_hashes(choice.token_ids, self._block_size, salt, digest)
         return choice.hashes
 
     def _salt(self, choice: Choice) -> str:
         """The salt of a choice's hashes; without prefix caching, one for each request."""
         salt = versioned_salt(choice.request.cache_salt, self.num_updates)
         return salt if self._prefix_caching else f"{choice.arrival}/{salt}"
+
+
+def _digest(choice: Choice) -> bytes:
+    """The digest of a choice's adapter."""
+    return b"" if choice.adapter is None else choice.adapter.digest

@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.adapters.book import AdapterBook
 from engine.arrays import Int32Array, Int64Array
 from engine.config import SchedulerConfig
+from engine.contracts.adapters import NO_SLOT
 from engine.memory.blocks import BlockPool
 from engine.plan import Admission, BlockGrant, SnapshotGrant, StepPlan, prompt_spans
 from engine.planning.drafting import DraftRules
@@ -26,6 +28,9 @@ from engine.rows import BoolArray, Choice, RowTable
 Rank = tuple[int, int, int, int]
 
 _NO_ROWS: Int64Array = np.zeros(0, dtype=np.int64)
+MOST_PASSED = 64
+"""Choices that wait for a slot for their adapter which a step passes over, and choices that may be
+given rows before one of them: then the queue stands still until it has its slot."""
 
 
 class Scheduler:
@@ -48,6 +53,7 @@ class Scheduler:
         drafting: DraftRules,
         pace: Pace,
         snapshots: RowSnapshots | None = None,
+        adapters: AdapterBook | None = None,
     ) -> None:
         """Make a scheduler without choices.
 
@@ -64,6 +70,7 @@ class Scheduler:
         self._drafting = drafting
         self._pace = pace
         self._snapshots = snapshots
+        self._adapters = adapters
         self._waiting: list[tuple[Rank, Choice]] = []
         self._admissions: list[Admission] = []
         self._grants: list[BlockGrant] = []
@@ -98,6 +105,8 @@ class Scheduler:
         self._pool.release(self._table.blocks[row])
         if self._snapshots is not None:
             self._snapshots.release(row)
+        if self._adapters is not None and self._table.adapter_slot[row] != NO_SLOT:
+            self._adapters.let_go(int(self._table.adapter_slot[row]))
         self._table.vacate(row)
         self._released.append(row)
 
@@ -227,11 +236,18 @@ class Scheduler:
     def _admit(self, budget: int) -> dict[int, int]:
         """Give rows to waiting choices in order of rank; returns the tokens of each first chunk."""
         admitted: dict[int, int] = {}
+        passed: list[tuple[Rank, Choice]] = []
         room = self._pool.num_free - self.num_promised()
         most = max(self._config.burst_rows, 2 * len(self._table.running))
         most = min(most, self._table.num_vacant)
         while self._waiting and budget > 0 and len(admitted) < most:
             choice = self._waiting[0][1]
+            if not choice.ended and self._lacks_slot(choice):
+                if len(passed) == MOST_PASSED or choice.num_passed >= MOST_PASSED:
+                    break
+                choice.num_passed -= len(admitted)
+                passed.append(heapq.heappop(self._waiting))
+                continue
             if not choice.ended:
                 taken = self._admit_one(choice, budget, room)
                 if taken is None:
@@ -242,7 +258,16 @@ class Scheduler:
                 budget -= count
                 room -= num_blocks
             heapq.heappop(self._waiting)
+        for entry in passed:
+            entry[1].num_passed += len(admitted)
+            heapq.heappush(self._waiting, entry)
         return admitted
+
+    def _lacks_slot(self, choice: Choice) -> bool:
+        """Whether there is no slot for a choice's adapter: rows of others pin all of them."""
+        if self._adapters is None or choice.adapter is None:
+            return False
+        return not self._adapters.has_slot(choice.adapter)
 
     def _admit_one(self, choice: Choice, budget: int, room: int) -> tuple[int, int] | None:
         """Give a choice a row and plan its first chunk; None where budget or room is too small.
@@ -267,6 +292,8 @@ class Scheduler:
         if need > room:
             return None
         self._pool.share(shared)
+        if self._adapters is not None and choice.adapter is not None:
+            self._adapters.place(choice.adapter)
         row = self._table.claim(choice, num_cached, end, is_pinned=pinned)
         has_gap = self._drafting.has_cache and not self._pool.are_drafted(shared)
         self._table.has_gap[row] = has_gap
@@ -351,6 +378,7 @@ class Scheduler:
             released=self._released,
             outputs=self._outputs,
             undrafted=undrafted.tolist(),
+            adapters=self._slots_of(rows),
         )
         plan.spans = prompt_spans(plan, (starts < prompt_lens).nonzero()[0])
         self._admissions, self._grants, self._released, self._outputs = [], [], [], []
@@ -362,6 +390,13 @@ class Scheduler:
         self, rows: Int64Array, ends: Int64Array, decodes: BoolArray
     ) -> list[SnapshotGrant]:
         return [] if self._snapshots is None else self._snapshots.take(rows, ends, decodes)
+
+    def _slots_of(self, rows: Int64Array) -> Int32Array | None:
+        """The slots of rows' adapters; None where no row has one."""
+        if self._adapters is None:
+            return None
+        slots = self._table.adapter_slot[rows]
+        return slots.astype(np.int32) if (slots != NO_SLOT).any() else None
 
     def _propose(self, rows: Int64Array, ready: BoolArray, runs_drafter: bool) -> BoolArray:
         """The rows for which the drafter proposes after a step.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from engine.contracts.attention import AttentionBackend
 from engine.memory.states import RowStates
 from engine.plan import StepPlan
 from engine.progress import report
+from engine.runner.adapters import RunnerAdapters
 from engine.runner.decode_step import DecodeStep, StepRows
 from engine.runner.forward import Hidden
 from engine.runner.host_copy import Packed
@@ -111,6 +112,7 @@ class DecodeGraphs:
         rows: RequestRows,
         sampling_rows: SamplingRows,
         states: RowStates | None = None,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
         self.sizes = ladder(rows.scratch_row)
         self._rows = rows
@@ -118,13 +120,19 @@ class DecodeGraphs:
         self._sampler = stage.sampler
         self._step_rows = StepRows(rows)
         self._steps = {
-            num_drafts: DecodeStep(stage, attention, rows, self._step_rows, num_drafts, states)
+            num_drafts: DecodeStep(
+                stage, attention, rows, self._step_rows, num_drafts, states, adapters
+            )
             for num_drafts in dict.fromkeys((0, rows.drafts.shape[1]))
         }
+        self._serves_adapters = adapters is not None
+        self._adapted: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._adapted_lone: dict[SamplingNeeds, _Draw] = {}
         self._forwards: dict[tuple[int, int], _Forward] = {}
         self._draws: dict[tuple[int, int, SamplingNeeds], _Draw] = {}
         self._lone: dict[SamplingNeeds, _Draw] = {}
         self._published: tuple[int, bytes] | None = None  # a size, and the rows of it
+        self._entered_adapters: tuple[int, int, bytes] | None = None
 
     # -- capture ----------------------------------------------------------------------------
 
@@ -144,6 +152,8 @@ class DecodeGraphs:
         with capturing(graph, pool):
             hidden = step.forward(size)
         self._forwards[step.num_drafts, size] = _Forward(graph, hidden)
+        if self._serves_adapters:
+            self._capture_adapted(step, size, hidden, pool)
         for needs in COMMON_NEEDS:
             if not self._is_capturable(step, needs):
                 continue
@@ -153,15 +163,32 @@ class DecodeGraphs:
                 tokens.pack(step.draw(size, hidden, needs).named())
             self._draws[step.num_drafts, size, needs] = _Draw(graph, tokens)
             if size == 1 and not step.num_drafts and needs in LONE_NEEDS:
-                self._lone[needs] = self._capture_lone(step, needs, tokens, pool)
+                self._lone[needs] = self._capture_lone(step.forward, step, needs, tokens, pool)
+                if self._serves_adapters:
+                    forward = step.forward_adapted
+                    lone = self._capture_lone(forward, step, needs, tokens, pool)
+                    self._adapted_lone[needs] = lone
+
+    def _capture_adapted(self, step: DecodeStep, size: int, hidden: Hidden, pool: Any) -> None:
+        """Capture the forward of rows with adapters; what it makes goes where draws read it."""
+        graph = torch.cuda.CUDAGraph()
+        step.forward_adapted(size)  # compiles kernels
+        with capturing(graph, pool):
+            hidden.copy_(step.forward_adapted(size))
+        self._adapted[step.num_drafts, size] = graph
 
     def _capture_lone(
-        self, step: DecodeStep, needs: SamplingNeeds, tokens: Packed, pool: Any
+        self,
+        forward: Callable[[int], Hidden],
+        step: DecodeStep,
+        needs: SamplingNeeds,
+        tokens: Packed,
+        pool: Any,
     ) -> _Draw:
         """Capture both halves of a lone row's step in one graph."""
         graph = torch.cuda.CUDAGraph()
         with capturing(graph, pool):
-            tokens.pack(step.draw(1, step.forward(1), needs).named())
+            tokens.pack(step.draw(1, forward(1), needs).named())
         return _Draw(graph, tokens)
 
     def _is_capturable(self, step: DecodeStep, needs: SamplingNeeds) -> bool:
@@ -176,17 +203,32 @@ class DecodeGraphs:
         if len(rows) > 1 or plan.num_drafts:
             return None
         needs = self._sampling_rows.needs(rows)
-        lone = next((self._lone.get(each) for each in LONE_NEEDS if covers(each, needs)), None)
+        graphs = self._lone if plan.adapters is None else self._adapted_lone
+        lone = next((graphs.get(each) for each in LONE_NEEDS if covers(each, needs)), None)
         if lone is None:
             return None
         self._publish(rows, 1)
+        self._put_adapters(plan, 1)
         return lone.replay()
 
     def replay_forward(self, plan: StepPlan) -> None:
         """Run the first half of a decode step."""
         size = self._size_of(len(plan.rows))
         self._publish(plan.rows, size)
-        self._forwards[plan.num_drafts, size].graph.replay()
+        self._put_adapters(plan, size)
+        if plan.adapters is None:
+            self._forwards[plan.num_drafts, size].graph.replay()
+        else:
+            self._adapted[plan.num_drafts, size].replay()
+
+    def _put_adapters(self, plan: StepPlan, size: int) -> None:
+        """Tell the device the rows' adapters, unless they are those of the step before."""
+        if plan.adapters is None:
+            return
+        entered = (plan.num_drafts, size, plan.adapters.tobytes())
+        if entered != self._entered_adapters:
+            self._steps[plan.num_drafts].put_adapters(plan.adapters, size)
+            self._entered_adapters = entered
 
     def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> Packed:
         """Run the second half of the step begun last: its `StepTokens`, perhaps of more rows.

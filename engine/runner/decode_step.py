@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from engine.arrays import Int32Array
 from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.attention import AttentionBackend, AttentionInputs
+from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.step_io import (
     DecodeInputs,
     RowState,
@@ -21,6 +23,7 @@ from engine.kernels.step_io import (
     gather_decode_inputs,
 )
 from engine.memory.states import RowStates
+from engine.runner.adapters import FixedGroups, RunnerAdapters
 from engine.runner.forward import Hidden, forward
 from engine.runner.speculation import feature_layers_of
 from engine.runner.step import StepTokens, TokenStage
@@ -91,6 +94,7 @@ class DecodeStep:
         step_rows: which rows; the first of them take part.
         num_drafts: that each row brings: k of the stage's drafter, or 0.
         states: of rows, where the model's layers keep them.
+        adapters: that rows may have; None where none are served.
     """
 
     def __init__(
@@ -101,9 +105,15 @@ class DecodeStep:
         step_rows: StepRows,
         num_drafts: int,
         states: RowStates | None = None,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
         self.num_drafts = num_drafts
         self._states = states
+        self._groups, self._active = None, ActiveAdapters()
+        if adapters is not None:
+            max_tokens = rows.scratch_row * (1 + num_drafts)
+            self._groups = FixedGroups(adapters, max_tokens, rows.device)
+            self._active = adapters.active
         self._stage, self._attention = stage, attention
         self._rows, self._step_rows = rows, step_rows
         self._feature_layers = feature_layers_of(stage.speculation) if num_drafts else ()
@@ -126,6 +136,22 @@ class DecodeStep:
         """Gather the inputs of the first `size` rows: each one's next token, and its drafts."""
         ids, inputs = self._step_rows.ids[:size], self._inputs.of_rows(size)
         gather_decode_inputs(ids, self._state, inputs, self._rows.block_size)
+
+    def forward_adapted(self, size: int) -> Hidden:
+        """Hidden states as of `forward`, of rows that have adapters; see `put_adapters`."""
+        assert self._groups is not None
+        with self._active.using(self._groups.of_size(size * (1 + self.num_drafts))):
+            return self.forward(size)
+
+    def put_adapters(self, slots: Int32Array, size: int) -> None:
+        """Say which adapters the first rows of the next step of `size` rows have.
+
+        Args:
+            slots: int32 [R], of these rows.
+        """
+        assert self._groups is not None
+        width = 1 + self.num_drafts
+        self._groups.put(np.repeat(slots, width), size * width)
 
     def forward(self, size: int) -> Hidden:
         """Hidden states of the first `size` rows' query tokens."""

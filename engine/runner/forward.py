@@ -7,9 +7,12 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from engine.arrays import Int32Array
 from engine.contracts.attention import AttentionBackend, AttentionInputs, LayerAttention
 from engine.contracts.model import CausalLM
+from engine.kernels.lora.groups import ActiveAdapters
 from engine.memory.states import StepStates
+from engine.runner.adapters import groups_of
 
 
 class Hidden(NamedTuple):
@@ -22,6 +25,12 @@ class Hidden(NamedTuple):
 
     final: torch.Tensor
     features: torch.Tensor | None
+
+    def copy_(self, other: Hidden) -> None:
+        """Write another's numbers here."""
+        self.final.copy_(other.final)
+        if self.features is not None and other.features is not None:
+            self.features.copy_(other.features)
 
     def of_tokens(self, count: int) -> Hidden:
         """Views of the first `count` tokens."""
@@ -58,12 +67,17 @@ class ForwardGraphs(Protocol):
         ...
 
     def replay(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        adapters: Int32Array | None = None,
     ) -> Hidden:
         """Replay the forward of a step whose attention has begun; valid until the next replay.
 
         Args:
             slots: int64 [T], as in `AttentionInputs`.
+            adapters: int32 [T], slots of the tokens' adapters; None where no token has one.
         """
         ...
 
@@ -74,6 +88,7 @@ class Forward:
     Args:
         feature_layers: layers whose outputs a drafter reads.
         graphs: run the steps they serve; None runs every step eagerly.
+        active: what the model's products read of adapters.
     """
 
     def __init__(
@@ -82,11 +97,13 @@ class Forward:
         attention: AttentionBackend,
         feature_layers: Sequence[int] = (),
         graphs: ForwardGraphs | None = None,
+        active: ActiveAdapters | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._feature_layers = feature_layers
         self._graphs = graphs
+        self._active = active or ActiveAdapters()
 
     def __call__(
         self,
@@ -94,10 +111,16 @@ class Forward:
         positions: torch.Tensor,
         inputs: AttentionInputs,
         states: StepStates | None = None,
+        adapters: Int32Array | None = None,
     ) -> Hidden:
-        """The hidden states of token ids int32 [T] at positions int64 [T], valid in this step."""
+        """The hidden states of token ids int32 [T] at positions int64 [T], valid in this step.
+
+        Args:
+            adapters: int32 [T], slots of the tokens' adapters; None where no token has one.
+        """
         self._attention.begin(inputs)
         if self._graphs is not None and self._graphs.serves(len(input_ids)):
-            return self._graphs.replay(input_ids, positions, inputs.slots)
+            return self._graphs.replay(input_ids, positions, inputs.slots, adapters)
         layers = self._feature_layers
-        return forward(self._model, input_ids, positions, self._attention, layers, states)
+        with self._active.using(groups_of(adapters, input_ids.device)):
+            return forward(self._model, input_ids, positions, self._attention, layers, states)

@@ -6,7 +6,7 @@ are one launch, or two where the step awaits masks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.adapters.stacks import HostAdapter
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.scoring import ScoringPlan
 from engine.errors import first_line
 from engine.memory.states import RowStates, StepStates
 from engine.plan import RunnerLostError, StepMasks, StepPlan
+from engine.runner.adapters import RunnerAdapters, of_tokens
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
@@ -37,6 +39,7 @@ from engine.runner.step_states import step_states
 from sampling.device.mirror import to_device
 from sampling.rows import SamplingRows
 
+Loads = Sequence[tuple[int, HostAdapter]]
 Threads = Callable[[int], AbstractContextManager[None]]
 """Chooses the host's threads for a step of so many tokens."""
 
@@ -49,6 +52,9 @@ class ModelRunner:
         stage: the second half of those steps.
         graphs: captured, for steps in which every row decodes; None runs these eagerly too.
         states: of rows, where the model's layers keep them.
+
+    Attributes:
+        adapters: that rows may have; None where none are served.
     """
 
     def __init__(
@@ -59,7 +65,9 @@ class ModelRunner:
         sampling_rows: SamplingRows,
         graphs: DecodeGraphs | None = None,
         states: RowStates | None = None,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
+        self.adapters = adapters
         self._forward = forward
         self._stage = stage
         self._rows = rows
@@ -73,9 +81,10 @@ class ModelRunner:
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Issue a step behind those already issued; where it awaits masks, all but its draw."""
+        loads = self._loads(plan)
         if not plan.awaits_masks:
-            return LaunchedStep(plan, self._in_order(plan.num_tokens, self._issue, plan))
-        begun = self._in_order(plan.num_tokens, self._begin, plan)
+            return LaunchedStep(plan, self._in_order(plan.num_tokens, self._issue, plan, loads))
+        begun = self._in_order(plan.num_tokens, self._begin, plan, loads)
 
         def issue_draw(masks: StepMasks) -> Future[HostCopy]:
             return self._in_order(plan.num_tokens, lambda: self._finish(begun.result(), masks))
@@ -84,7 +93,12 @@ class ModelRunner:
 
     def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
         """Issue a step of scoring behind what was issued before."""
-        return LaunchedScoring(self._in_order(len(plan.token_ids), self._issue_scoring, plan))
+        num_tokens, loads = len(plan.token_ids), self._loads(plan)
+        return LaunchedScoring(self._in_order(num_tokens, self._issue_scoring, plan, loads))
+
+    def _loads(self, plan: StepPlan | ScoringPlan) -> Loads:
+        """The adapters that a step loads, as they are when it is launched."""
+        return self.adapters.of_loads(plan.adapter_loads) if self.adapters else ()
 
     def forget(self, rows: Int32Array) -> None:
         """Vacate rows at once and count none as drawn, as after a measurement."""
@@ -112,17 +126,22 @@ class ModelRunner:
 
         return self._launcher(issue)
 
-    def _issue(self, plan: StepPlan) -> HostCopy:
-        return self._finish(self._begin(plan), None)
+    def _issue(self, plan: StepPlan, loads: Loads) -> HostCopy:
+        return self._finish(self._begin(plan, loads), None)
 
-    def _issue_scoring(self, plan: ScoringPlan) -> HostCopy:
+    @torch.inference_mode()
+    def _issue_scoring(self, plan: ScoringPlan, loads: Loads) -> HostCopy:
+        if self.adapters is not None:
+            self.adapters.load(loads)
         device, shard = self._rows.device, self._sampling_rows.shard
         model, forward = self._stage.model, self._forward
         return issue_scoring(plan, model, forward, device, shard, self._states)
 
     @torch.inference_mode()
-    def _begin(self, plan: StepPlan) -> _BegunStep:
+    def _begin(self, plan: StepPlan, loads: Loads) -> _BegunStep:
         self._apply(plan)
+        if self.adapters is not None:
+            self.adapters.load(loads)
         self._stage.sampler.count(plan.rows[plan.samples], verified=plan.num_drafts > 0)
         if self._graphs is not None and plan.is_decode:
             drawn = self._graphs.replay(plan)
@@ -132,7 +151,11 @@ class ModelRunner:
         gather = gather_on_host if serves(self._rows) else gather_inputs
         inputs = gather(plan, self._rows, self._sampling_rows)
         hidden = self._forward(
-            inputs.input_ids, inputs.positions, inputs.attention, self._step_states(plan, inputs)
+            inputs.input_ids,
+            inputs.positions,
+            inputs.attention,
+            self._step_states(plan, inputs),
+            of_tokens(plan.adapters, plan.num_query),
         )
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):

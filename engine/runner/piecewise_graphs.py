@@ -15,16 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from engine.arrays import Int32Array
 from engine.attention.cuda import CudaAttention
 from engine.contracts.heads import Heads, Rotation
 from engine.contracts.model import CausalLM
+from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.rope import rope_and_store
 from engine.memory.pages import Cells
 from engine.progress import report
+from engine.runner.adapters import FixedGroups, RunnerAdapters
 from engine.runner.decode_graphs import capturing_stream
 from engine.runner.forward import Hidden, forward
 from engine.runner.whole_graphs import WholeGraphs
@@ -121,11 +124,19 @@ class _CapturedAttention:
         return self.attention.cells_at(layer, self.key_rows)._replace(queries=self.queries)
 
 
+class _Captured(NamedTuple):
+    """The graphs of forwards by their numbers of tokens."""
+
+    pieces: dict[int, list[torch.cuda.CUDAGraph]]
+    whole: WholeGraphs
+
+
 class PiecewiseGraphs:
     """Captures and replays the forwards of a model that `is_capturable`, as `ForwardGraphs`.
 
     Args:
         feature_layers: as in `forward`.
+        adapters: that tokens may have: their forwards are captured besides.
 
     Attributes:
         sizes: counts of tokens captured, ascending; empty before `capture`.
@@ -137,14 +148,23 @@ class PiecewiseGraphs:
         attention: CudaAttention,
         feature_layers: Sequence[int],
         buffers: StepBuffers,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
         self.sizes: tuple[int, ...] = ()
         self._model = model
         self._attention = attention
         self._feature_layers = feature_layers
         self._buffers = buffers
-        self._pieces: dict[int, list[torch.cuda.CUDAGraph]] = {}
-        self._whole = WholeGraphs(attention, buffers.queries, buffers.attended)
+        self._plain, self._adapted = self._captured(), self._captured()
+        self._groups, self._active = None, ActiveAdapters()
+        if adapters is not None:
+            device = buffers.slots.device
+            self._groups = FixedGroups(adapters, len(buffers.slots), device)
+            self._active = adapters.active
+
+    def _captured(self) -> _Captured:
+        buffers = self._buffers
+        return _Captured({}, WholeGraphs(self._attention, buffers.queries, buffers.attended))
 
     # -- capture ----------------------------------------------------------------------------
 
@@ -153,11 +173,17 @@ class PiecewiseGraphs:
         """Capture every size into a memory pool, the largest first."""
         with capturing_stream():
             for size in reversed(sizes := token_ladder(len(self._buffers.slots))):
-                report(len(self._pieces), len(sizes))
-                self._run(size, lambda layer: None)  # makes library handles, loads kernels
-                self._pieces[size] = self._capture(size, pool)
-                self._whole.capture(size, self._run, pool)
+                report(len(self._plain.pieces), len(sizes))
+                self._capture_size(self._plain, size, pool)
+                if self._groups is not None:
+                    with self._active.using(self._groups.of_size(size)):
+                        self._capture_size(self._adapted, size, pool)
         self.sizes = sizes
+
+    def _capture_size(self, captured: _Captured, size: int, pool: Any) -> None:
+        self._run(size, lambda layer: None)  # makes library handles, loads kernels
+        captured.pieces[size] = self._capture(size, pool)
+        captured.whole.capture(size, self._run, pool)
 
     def _capture(self, size: int, pool: Any) -> list[torch.cuda.CUDAGraph]:
         pieces = [torch.cuda.CUDAGraph()]
@@ -201,7 +227,11 @@ class PiecewiseGraphs:
         return bool(self.sizes) and num_tokens <= self.sizes[-1]
 
     def replay(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        adapters: Int32Array | None = None,
     ) -> Hidden:
         """Replay a forward; see `ForwardGraphs.replay`."""
         buffers, count = self._buffers, len(input_ids)
@@ -213,14 +243,18 @@ class PiecewiseGraphs:
             buffers.slots[count:size].zero_()
             # What the last step left there may be NaN, and the null block's values must be finite.
             buffers.attended[count:size].zero_()
-        if not self._whole.replay(size):
-            self._replay_pieces(size, count)
+        captured = self._plain
+        if adapters is not None and self._groups is not None:
+            captured = self._adapted
+            self._groups.put(adapters, size)
+        if not captured.whole.replay(size):
+            self._replay_pieces(captured.pieces[size], count)
         return buffers.hidden.of_tokens(count)
 
-    def _replay_pieces(self, size: int, count: int) -> None:
-        """Replay the layers of `size` tokens, of which `count` attend."""
+    def _replay_pieces(self, graphs: list[torch.cuda.CUDAGraph], count: int) -> None:
+        """Replay the layers of a step's tokens, of which `count` attend."""
         queries, attended = self._buffers.queries[:count], self._buffers.attended[:count]
-        *pieces, last = self._pieces[size]
+        *pieces, last = graphs
         for layer, piece in enumerate(pieces):
             piece.replay()
             self._attention.attend_into(layer, queries, attended)

@@ -10,6 +10,7 @@ from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringPlan
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.memory.states import RowStates, StepStates
+from engine.runner.adapters import of_tokens
 from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
@@ -49,7 +50,8 @@ def issue_scoring(
         sharing=plan.sharing,
     )
     own = None if states is None else _states_of(plan, states, query_starts, positions)
-    final = forward(token_ids, positions, inputs, own).final
+    adapters = of_tokens(plan.adapters, np.diff(plan.query_starts))
+    final = forward(token_ids, positions, inputs, own, adapters).final
     read, hidden = final[read_tokens], final[embed_tokens].float()
     values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
     others, best = (torch.empty(len(read), dtype=torch.float32, device=device) for _ in range(2))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Int32Array, Int64Array
+from engine.contracts.adapters import NO_SLOT
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.shared_blocks import Sharing, pays_to_share
 from engine.memory.blocks import NULL_BLOCK
@@ -29,6 +30,7 @@ class Rows(NamedTuple):
         embeds: hidden states are read, not ids.
         num_shared: leading blocks that all tables have in common, whose keys every token sees.
         source, target: the snapshots that the rows begin from and leave, where layers keep states.
+        adapter: the slot of their adapter.
     """
 
     token_ids: Int32Array
@@ -41,6 +43,7 @@ class Rows(NamedTuple):
     num_shared: int = 0
     source: int = NO_SNAPSHOT
     target: int = NO_SNAPSHOT
+    adapter: int = NO_SLOT
 
 
 def make_plan(parts: Sequence[Rows], block_size: int, *, keeps_states: bool = False) -> ScoringPlan:
@@ -78,7 +81,12 @@ def make_plan(parts: Sequence[Rows], block_size: int, *, keeps_states: bool = Fa
         id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
         state_sources=_of_rows(ordered, "source") if keeps_states else None,
         state_targets=_of_rows(ordered, "target") if keeps_states else None,
+        adapters=_of_rows(ordered, "adapter") if _any_adapter(parts) else None,
     )
+
+
+def _any_adapter(parts: Sequence[Rows]) -> bool:
+    return any(part.adapter != NO_SLOT for part in parts)
 
 
 def _of_rows(parts: Sequence[Rows], name: str) -> Int32Array:

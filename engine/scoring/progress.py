@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
+from engine.contracts.adapters import NO_SLOT, AdapterVersion
 from engine.memory.blocks import NULL_BLOCK, block_hashes, versioned_salt
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.request import ScoringRequest
@@ -41,6 +42,8 @@ class ScoringProgress:
         last_turn: number of the step that last served it.
         ended: it was answered, or nobody waits for it any more.
         states: where layers keep states, those of the request.
+        num_updates: how often the weights were written, as its hashes say.
+        adapter: that it is computed with; None for the base model.
     """
 
     frontend: bytes
@@ -68,6 +71,8 @@ class ScoringProgress:
     last_turn: int = -1
     ended: bool = False
     states: ScoringStates | None = None
+    num_updates: int = 0
+    adapter: AdapterVersion | None = None
 
     @classmethod
     def of(
@@ -79,6 +84,7 @@ class ScoringProgress:
         *,
         keeps_states: bool = False,
         num_updates: int = 0,
+        adapter: AdapterVersion | None = None,
     ) -> ScoringProgress:
         """The progress of a request of which nothing is computed.
 
@@ -88,8 +94,7 @@ class ScoringProgress:
         query = request.query_token_ids
         shared_len = len(query) // block_size * block_size
         num_read = int(request.num_read.sum())
-        salt = versioned_salt(request.cache_salt, num_updates)
-        return cls(
+        progress = cls(
             frontend=frontend,
             request=request,
             arrival=arrival,
@@ -101,8 +106,24 @@ class ScoringProgress:
             best_ids=np.zeros(num_read, dtype=np.int32),
             best=np.zeros(num_read, dtype=np.float32),
             log_sums=np.zeros(num_read, dtype=np.float64),
-            hashes=block_hashes(query[:shared_len], block_size, salt),
+            hashes=[],
+            num_updates=num_updates,
+            adapter=adapter,
         )
+        progress.hash_query()
+        return progress
+
+    def hash_query(self) -> None:
+        """Hash the shared blocks, once more when the adapter is there."""
+        digest = b"" if self.adapter is None else self.adapter.digest
+        query = self.request.query_token_ids[: self.shared_len]
+        salt = versioned_salt(self.request.cache_salt, self.num_updates)
+        self.hashes = block_hashes(query, self.block_size, salt, digest)
+
+    @property
+    def slot(self) -> int:
+        """The slot of the adapter, which an active request pins."""
+        return NO_SLOT if self.adapter is None else self.adapter.slot
 
     @property
     def rank(self) -> tuple[int, int, int]:
@@ -150,6 +171,7 @@ class ScoringProgress:
             id_lists=self._take_lists(0),
             source=source,
             target=target,
+            adapter=self.slot,
         )
 
     def row_part(self, count: int, own: list[int]) -> Rows:
@@ -177,6 +199,7 @@ class ScoringProgress:
             embeds=self.request.embeds,
             source=self._source(is_split=start > 0),
             target=self.states.split if self.states and end < length else NO_SNAPSHOT,
+            adapter=self.slot,
         )
 
     def _source(self, *, is_split: bool) -> int:
@@ -204,6 +227,7 @@ class ScoringProgress:
             embeds=self.request.embeds,
             num_shared=len(shared),
             source=self._source(is_split=False),
+            adapter=self.slot,
         )
 
     def _take_lists(self, count: int) -> Int32Array:

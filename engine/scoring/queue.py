@@ -11,11 +11,14 @@ import heapq
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from engine.adapters.book import AdapterBook
 from engine.arrays import Float32Array
 from engine.config import CacheConfig, SchedulerConfig
+from engine.contracts.adapters import AdapterVersion
 from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
 from engine.memory.blocks import BlockPool
 from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
@@ -51,6 +54,7 @@ class ScoringQueue:
         num_promised: gives the number of blocks promised to generation beyond those it holds.
         report: called with the frontend and the end of each request.
         snapshots: of states, where layers keep them.
+        adapters: that requests may have.
 
     Attributes:
         num_bad: requests ended by unusable logits.
@@ -69,6 +73,7 @@ class ScoringQueue:
         num_promised: Callable[[], int],
         report: Callable[[bytes, ItemScores], None],
         snapshots: SnapshotPool | None = None,
+        adapters: AdapterBook | None = None,
     ) -> None:
         self._max_tokens = config.step_tokens
         self._by_priority = config.policy == "priority"
@@ -79,6 +84,7 @@ class ScoringQueue:
         self._num_promised = num_promised
         self._report = report
         self._snapshots = snapshots
+        self._adapters = adapters
         self._unfinished: dict[tuple[bytes, int], ScoringProgress] = {}
         self._waiting: list[tuple[tuple[int, int], ScoringProgress]] = []
         self._active: list[ScoringProgress] = []
@@ -120,12 +126,34 @@ class ScoringQueue:
 
     def submit(self, frontend: bytes, request: ScoringRequest, arrival: int) -> None:
         """Queue a request, which must fit the context."""
-        progress = self._progress(frontend, request, arrival)
+        adapter = None
+        if self._adapters is not None and request.adapter:
+            adapter = self._adapters.take(request.adapter)
+        progress = self._progress(frontend, request, arrival, adapter)
         self._unfinished[frontend, request.handle] = progress
         if self._snapshots is not None and self._snapshots.num_snapshots < SNAPSHOTS_EACH:
             self._end(progress, Finish.ERROR, "there is no memory for snapshots of states")
             return
-        self._wait(progress)
+        if request.adapter and adapter is None:
+            self._end(progress, Finish.ADAPTER, f"no adapter {request.adapter!r} is loaded")
+        else:
+            self._begin(progress)
+
+    def _begin(self, progress: ScoringProgress) -> None:
+        """Let a request wait for blocks, or before that for its adapter."""
+        adapter = progress.adapter
+        if self._adapters is None or adapter is None or adapter.is_there:
+            self._wait(progress)
+        else:
+            self._adapters.await_read(adapter, partial(self._go_on, progress))
+
+    def _go_on(self, progress: ScoringProgress, error: str | None) -> None:
+        """Let a request wait for blocks whose adapter is there, or say why it is not."""
+        if error is not None:
+            self._end(progress, Finish.ADAPTER, error)
+        elif not progress.ended:
+            progress.hash_query()
+            self._wait(progress)
 
     def _wait(self, progress: ScoringProgress) -> None:
         """Let a request wait for blocks, or park it."""
@@ -189,11 +217,17 @@ class ScoringQueue:
             if old in self._active:
                 self._let_go(old, query_hash=None)
             old.ended = True
-            fresh = self._progress(old.frontend, old.request, old.arrival)
+            fresh = self._progress(old.frontend, old.request, old.arrival, old.adapter)
             self._unfinished[old.frontend, old.request.handle] = fresh
-            self._wait(fresh)
+            self._begin(fresh)
 
-    def _progress(self, frontend: bytes, request: ScoringRequest, arrival: int) -> ScoringProgress:
+    def _progress(
+        self,
+        frontend: bytes,
+        request: ScoringRequest,
+        arrival: int,
+        adapter: AdapterVersion | None,
+    ) -> ScoringProgress:
         return ScoringProgress.of(
             frontend,
             request,
@@ -201,6 +235,7 @@ class ScoringQueue:
             self._block_size,
             keeps_states=self._snapshots is not None,
             num_updates=self._num_updates,
+            adapter=adapter,
         )
 
     # -- a turn -----------------------------------------------------------------------------
@@ -225,6 +260,8 @@ class ScoringQueue:
         if step.rows:
             keeps_states = self._snapshots is not None
             plan = make_plan(step.rows, self._block_size, keeps_states=keeps_states)
+            if self._adapters is not None:
+                plan.adapter_loads.extend(self._adapters.take_loads())
             self.num_tokens += len(plan.token_ids)
             self._launched = _Step(self._runner.launch_scoring(plan), spans)
         self._pool.release(step.borrowed)
@@ -299,6 +336,8 @@ class ScoringQueue:
         if progress in self._active:
             is_clean = finish == Finish.LENGTH and self._prefix_caching and progress.hashes
             self._let_go(progress, progress.hashes[-1] if is_clean else None)
+        if self._adapters is not None and progress.adapter is not None:
+            self._adapters.leave(progress.adapter)
         num_read = len(progress.others) if finish == Finish.LENGTH else 0
         scores = ItemScores(
             handle=progress.request.handle,
@@ -319,6 +358,8 @@ class ScoringQueue:
         self._active.remove(progress)
         self._pool.release(progress.spare)
         self._pool.release(progress.blocks)
+        if self._adapters is not None and progress.adapter is not None:
+            self._adapters.let_go(progress.adapter.slot)
         if self._snapshots is not None and progress.states is not None:
             progress.states.release(self._snapshots, query_hash)
 
@@ -333,7 +374,9 @@ class ScoringQueue:
             heapq.heappop(self._waiting)
 
     def _admit_one(self, progress: ScoringProgress, promised: int) -> bool:
-        pool, size = self._pool, self._block_size
+        pool, size, adapter = self._pool, self._block_size, progress.adapter
+        if self._adapters is not None and adapter and not self._adapters.has_slot(adapter):
+            return False
         shared = pool.match(progress.hashes) if self._prefix_caching else []
         restored = NO_SNAPSHOT
         if self._snapshots is not None:
@@ -347,6 +390,8 @@ class ScoringQueue:
             progress.states = ScoringStates.reserve(self._snapshots, restored)
             if progress.states is None:
                 return False
+        if self._adapters is not None and adapter is not None:
+            self._adapters.place(adapter)
         pool.share(shared)
         granted = pool.grant(need)
         assert granted is not None, "blocks were counted before admission"

@@ -18,6 +18,7 @@ from engine.contracts.model import CausalLM
 from engine.errors import first_line
 from engine.memory.pages import FP8_CACHE, KVCache
 from engine.memory.states import RowStates, StateSpec
+from engine.runner.adapters import RunnerAdapters
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward
 from engine.runner.model_runner import ModelRunner
@@ -80,6 +81,7 @@ class Assembly:
             they are not captured.
         kv_scales: `KVCache.scales` of the model's cache; a drafter's stays in the model's dtype.
         invariant: see `ModelConfig.batch_invariant`.
+        adapters: that rows may have; None where none are served.
     """
 
     model: CausalLM
@@ -91,6 +93,7 @@ class Assembly:
     buffers: StepBuffers | None
     kv_scales: Sequence[torch.Tensor] | None = None
     invariant: bool = False
+    adapters: RunnerAdapters | None = None
 
     @property
     def bytes_per_block(self) -> int:
@@ -130,8 +133,16 @@ class Assembly:
             pool = torch.cuda.graph_pool_handle()
             pieces = self._pieces(attention, pool)
             graphs = self._graphs(attention, pool, memory.states)
-        forward, states = Forward(self.model, attention, self.feature_layers, pieces), memory.states
-        return ModelRunner(forward, self._stage, self.rows, self.sampling_rows, graphs, states)
+        active = None if self.adapters is None else self.adapters.active
+        return ModelRunner(
+            Forward(self.model, attention, self.feature_layers, pieces, active),
+            self._stage,
+            self.rows,
+            self.sampling_rows,
+            graphs,
+            memory.states,
+            self.adapters,
+        )
 
     @property
     def _stage(self) -> TokenStage:
@@ -145,14 +156,18 @@ class Assembly:
     def _pieces(self, attention: CudaAttention, pool: Any) -> PiecewiseGraphs | None:
         if self.buffers is None:
             return None
-        graphs = PiecewiseGraphs(self.model, attention, self.feature_layers, self.buffers)
+        graphs = PiecewiseGraphs(
+            self.model, attention, self.feature_layers, self.buffers, self.adapters
+        )
         graphs.capture(pool)
         return graphs
 
     def _graphs(
         self, attention: AttentionBackend, pool: Any, states: RowStates | None = None
     ) -> DecodeGraphs | None:
-        graphs = DecodeGraphs(self._stage, attention, self.rows, self.sampling_rows, states)
+        graphs = DecodeGraphs(
+            self._stage, attention, self.rows, self.sampling_rows, states, self.adapters
+        )
         try:
             graphs.capture(pool)
         except RuntimeError as error:  # modelling code that looks at values on the host

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from msgspec import structs
 
+from engine.adapters.stacks import AdapterStacks
 from engine.batch import RequestRows
 from engine.config import (
     ConfigError,
@@ -19,6 +20,7 @@ from engine.config import (
     ErrorStatement,
     ModelConfig,
 )
+from engine.contracts.adapters import AdapterReader
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.errors import first_line
@@ -28,10 +30,11 @@ from engine.memory.states import snapshot_multiple
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.models.reference import Reference
-from engine.parallel.lead import LeadRunner
+from engine.parallel.lead import LeadReader, LeadRunner
 from engine.plan import StartingRunner
 from engine.planning.drafting import draft_rules
 from engine.progress import phase, report
+from engine.runner.adapters import RunnerAdapters
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculation import Speculation
 from engine.speculation.make_drafter import make_drafter
@@ -80,7 +83,7 @@ def build_engine(
     device = _prepare(config)
     if config.tensor_parallel_size == 1:
         begun, measure = begin_compiling(config, device), ErrorMeasure(config, tokenizer)
-        model = _load(config, device, reference=measure.reference)
+        model, adapters = load(config, device, reference=measure.reference)
         parts = assemble(
             config,
             model,
@@ -89,34 +92,40 @@ def build_engine(
             measure=measure,
             begun=begun,
             fingerprint=Fingerprint(config, device),
+            adapters=adapters,
         )
         return parts.engine()
     others, exchange = ranks or start_ranks(config, device, on_rank_lost)
     measure = ErrorMeasure(config, tokenizer, exchange)
-    model = _load(config, device, exchange, measure.reference)
-
-    def lead(runner: ModelRunner) -> StartingRunner:
-        return LeadRunner(runner, runner.mask_buffer, others)
-
-    fingerprint = Fingerprint(config, device)
+    model, adapters = load(config, device, exchange, measure.reference)
     return assemble(
-        config, model, device, lead, tokenizer, exchange, measure, fingerprint=fingerprint
+        config,
+        model,
+        device,
+        lambda runner: LeadRunner(runner, runner.mask_buffer, others),
+        tokenizer,
+        exchange,
+        measure,
+        fingerprint=Fingerprint(config, device),
+        adapters=adapters,
+        lead_reader=lambda reader: LeadReader(reader, others),
     ).engine()
 
 
 def invariant_parts(config: EngineConfig) -> Callable[[EngineConfig], EngineParts]:
     """Load a model once; the function makes parts of configurations that differ in other things."""
     device = _prepare(_settled(config))
-    model = _load(config, device)
-    return lambda other: assemble(_settled(other), model, device)
+    model, adapters = load(config, device)
+    return lambda other: assemble(_settled(other), model, device, adapters=adapters)
 
 
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     """Build the runner of a rank other than 0; raises as `build_engine`."""
     device = _prepare(config)
     measure = ErrorMeasure(config, None, exchange)
-    model = _load(config, device, exchange, measure.reference)
-    runner = _build_runner(_on_device(config, device), model, device, exchange, measure).runner
+    model, adapters = load(config, device, exchange, measure.reference)
+    config = _on_device(config, device)
+    runner = _build_runner(config, model, device, exchange, measure, adapters=adapters).runner
     _freeze()
     return runner
 
@@ -149,15 +158,19 @@ def _on_device(config: EngineConfig, device: torch.device) -> EngineConfig:
     return structs.replace(config, scheduler=config.scheduler.on_gpu())
 
 
-def _load(
+def load(
     config: EngineConfig,
     device: torch.device,
     exchange: RankExchange | None = None,
     reference: Reference | None = None,
-) -> CausalLM:
+) -> tuple[CausalLM, AdapterStacks | None]:
+    """Load the model, and slots for adapters beside its products where these are served."""
+    wanted, adapters = config.adapters, None
+    if wanted is not None:
+        adapters = AdapterStacks(wanted.max_loras, wanted.max_rank)
     try:
         with phase("loading weights"):
-            return load_model(config.model, device, exchange, reference)
+            return load_model(config.model, device, exchange, reference, adapters), adapters
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the model's weights do not fit on the GPU: {first_line(error)}"
@@ -174,6 +187,8 @@ def assemble(
     measure: ErrorMeasure | None = None,
     begun: Compilation | None = None,
     fingerprint: Fingerprint | None = None,
+    adapters: AdapterStacks | None = None,
+    lead_reader: Callable[[AdapterReader], AdapterReader] = lambda reader: reader,
 ) -> EngineParts:
     """Build what an engine around a loaded model is made of; raises `ConfigError`.
 
@@ -184,9 +199,11 @@ def assemble(
         measure: of the model's error, begun while it was loaded; None states none.
         begun: as `begin_compiling` gave it, of the same configuration.
         fingerprint: of the engine, on its way; None for a model that no folder holds.
+        adapters: slots beside the model's products; None where none are served.
+        lead_reader: turns the runner's reader of adapters into the one that the engine is to use.
     """
     config = _on_device(config, device)
-    built = _build_runner(config, model, device, exchange, measure, begun)
+    built = _build_runner(config, model, device, exchange, measure, begun, adapters)
     runner, max_model_len = built.runner, built.size.max_model_len
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
         raise ConfigError(
@@ -217,7 +234,8 @@ def assemble(
     rehearse(config, info, serving, drafting)
     _freeze()
     on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
-    return EngineParts(config, info, serving, drafting, grammars)
+    reader = None if runner.adapters is None else lead_reader(runner.adapters.store)
+    return EngineParts(config, info, serving, drafting, grammars, reader)
 
 
 def _freeze() -> None:
@@ -247,11 +265,12 @@ def _build_runner(
     exchange: RankExchange | None,
     measure: ErrorMeasure | None = None,
     begun: Compilation | None = None,
+    adapters: AdapterStacks | None = None,
 ) -> _BuiltRunner:
     """Make rows, sampler, cache and runner of a rank."""
     exchange = exchange or LoneRank()
     max_model_len = longest_context(config, model)
-    assembly = _assembly(config, model, device, max_model_len, exchange, begun)
+    assembly = _assembly(config, model, device, max_model_len, exchange, begun, adapters)
     statement = None
     if measure is not None:
         statement = measure.statement(model, device, assembly.kv_scales)
@@ -299,6 +318,7 @@ def _assembly(
     max_model_len: int,
     exchange: RankExchange,
     begun: Compilation | None,
+    adapters: AdapterStacks | None,
 ) -> Assembly:
     """Make rows, sampler, drafter and buffers, and compile what the sampler may need."""
     max_rows, num_drafts = config.scheduler.max_rows, draft_rules(config.speculation).num_tokens
@@ -343,6 +363,7 @@ def _assembly(
         buffers,
         scales,
         config.model.batch_invariant,
+        None if adapters is None else RunnerAdapters(adapters),
     )
 
 

@@ -10,12 +10,13 @@ compile inside a request. `engine.startup.build` makes blocks of what is left.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from msgspec import structs
 
+from engine.arrays import Int32Array
 from engine.config import ConfigError
 from engine.contracts.scoring import ScoringPlan
 from engine.kernels.skinny import NUM_ROWS
@@ -53,6 +54,7 @@ class Limits:
         num_drafts: k, 0 without a drafter.
         captured_tokens: of the largest step whose forward is captured in pieces, 0 for none.
         has_grammars: whether rows may draw under grammars.
+        num_adapters: slots of adapters that rows may have, 0 for none.
     """
 
     max_rows: int
@@ -62,6 +64,7 @@ class Limits:
     num_drafts: int = 0
     captured_tokens: int = 0
     has_grammars: bool = False
+    num_adapters: int = 0
 
     @property
     def dearest(self) -> SamplingParams:
@@ -143,6 +146,8 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     before = torch.cuda.memory_allocated(device)
     large = [_full_step(limits), _prompt_logprobs_step(limits)]
     small = [_small_step(limits, n) for n in NUM_ROWS]
+    if limits.num_adapters:  # what is fused with products without them is not with them
+        small += [_small_step(replace(limits, num_adapters=0), n) for n in NUM_ROWS]
     decoding = [*_decode_steps(limits, SamplingParams()), *_decode_steps(limits, limits.dearest)]
     forwards = [_forward_step(limits)] if limits.captured_tokens else []
     with compiling_together():
@@ -156,7 +161,8 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
         foreign=total - free - torch.cuda.memory_reserved(device),
         fixed=before - sum(layer.nbytes for layer in cache.layers),
         step=step,
-        graphs=graphs + GRAPH_BYTES * (2 if limits.num_drafts else 1),
+        graphs=graphs
+        + GRAPH_BYTES * (1 + bool(limits.num_drafts)) * (1 + bool(limits.num_adapters)),
     )
 
 
@@ -233,7 +239,8 @@ def _forward_step(limits: Limits) -> ScoringPlan:
         num_read=num_read,
         id_lists=np.zeros((1, 1), dtype=np.int32),
     )
-    return make_plan([rows], limits.block_size)
+    plan = make_plan([rows], limits.block_size)
+    return replace(plan, adapters=_adapters_of(limits, num_rows))
 
 
 def _decode_steps(limits: Limits, params: SamplingParams) -> list[StepPlan]:
@@ -255,6 +262,13 @@ def _decode_steps(limits: Limits, params: SamplingParams) -> list[StepPlan]:
 def _grammar_of(params: SamplingParams) -> Grammar | None:
     """A grammar for rows that are to be drawn under one; nothing compiles it."""
     return Grammar(source="") if params.constrained else None
+
+
+def _adapters_of(limits: Limits, num_rows: int) -> Int32Array | None:
+    """The slots of rows that take all adapters in turn."""
+    if not limits.num_adapters:
+        return None
+    return np.arange(num_rows, dtype=np.int32) % limits.num_adapters
 
 
 def _plan(
@@ -281,5 +295,6 @@ def _plan(
         limits.max_model_len,
         blocks,
         num_drafts=num_drafts,
+        adapters=_adapters_of(limits, num_rows),
         runs_drafter=limits.num_drafts > 0,
     )

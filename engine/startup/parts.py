@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from engine.config import EngineConfig, EngineInfo
+from engine.contracts.adapters import AdapterReader
 from engine.engine import Engine
 from engine.plan import StartingRunner
 from engine.planning.drafting import DraftRules
+from engine.startup.adapters import load_modules
 from engine.structured.grammars import Grammars
 
 
 class EngineParts(NamedTuple):
-    """A configuration, its description, a runner that is ready, and rules of drafts and grammars.
+    """A configuration, its description, a runner that is ready, rules of drafts and grammars.
 
     Engines may be made of one runner one after another, with other budgets, fewer rows or blocks.
     """
@@ -22,7 +24,12 @@ class EngineParts(NamedTuple):
     runner: StartingRunner
     drafting: DraftRules
     grammars: Grammars | None = None
+    adapters: AdapterReader | None = None
 
     def engine(self) -> Engine:
-        """Make the engine."""
-        return Engine(self.config, self.info, self.runner, self.drafting, self.grammars)
+        """Make the engine, with the adapters that the configuration names."""
+        drafting, grammars, adapters = self.drafting, self.grammars, self.adapters
+        engine = Engine(self.config, self.info, self.runner, drafting, grammars, adapters)
+        if self.config.adapters is not None and adapters is not None:
+            load_modules(engine, self.config.adapters)
+        return engine

@@ -21,11 +21,22 @@ import msgspec
 
 from engine.errors import ConfigError, kind_and_line
 from engine.logs import adopt_library_lines, configure_logging
-from engine.parallel.messages import DrawStep, Forget, Launch, PlanReader, Score, Setup, decode
+from engine.parallel.messages import (
+    DrawStep,
+    DropAdapter,
+    Forget,
+    Launch,
+    PlanReader,
+    ReadAdapter,
+    Score,
+    Setup,
+    decode,
+)
 from engine.parallel.processes import RankStatus, read_message
 from engine.plan import StepMasks
 
 if TYPE_CHECKING:
+    from engine.adapters.store import AdapterStore
     from engine.parallel.collectives import GlooExchange
     from engine.runner.launched import LaunchedScoring, LaunchedStep
     from engine.runner.model_runner import ModelRunner
@@ -37,6 +48,9 @@ BEAT_S = 0.5
 EXIT_FAILED = 4
 
 
+Told = Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter
+
+
 class Follower:
     """Runs the steps that rank 0 tells of: each is launched while the one before may still run."""
 
@@ -46,7 +60,7 @@ class Follower:
         self._awaiting: LaunchedStep | None = None
         self._running: LaunchedStep | LaunchedScoring | None = None
 
-    def follow(self, message: Launch | DrawStep | Score | Forget) -> None:
+    def follow(self, message: Told) -> None:
         """Launch the step of a message, or the part of one that it tells of.
 
         Raises:
@@ -72,6 +86,16 @@ class Follower:
             case Forget():
                 self._settle()
                 self._runner.forget(message.rows)
+            case ReadAdapter():
+                self._store.read(message.number, message.path)
+            case DropAdapter():
+                self._store.drop(message.number)
+
+    @property
+    def _store(self) -> AdapterStore:
+        adapters = self._runner.adapters
+        assert adapters is not None, "rank 0 serves adapters"
+        return adapters.store
 
     def _run(self, step: LaunchedStep | LaunchedScoring) -> None:
         """Let a step run, and wait for the one before."""

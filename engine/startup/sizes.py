@@ -150,6 +150,7 @@ def _cache_bytes(
         assembly.rows.drafts.shape[1],
         0 if assembly.buffers is None else len(assembly.buffers.slots),
         has_grammars=config.structured is not None,
+        num_adapters=0 if config.adapters is None else config.adapters.max_loras,
     )
     memory = assembly.memory(limits.num_blocks)
     profile = measure(assembly.runner(memory, with_graphs=False), memory.pages, limits)

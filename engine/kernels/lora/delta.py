@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from engine.contracts.adapters import NO_SLOT
 from engine.kernels.lora.expand import expand_triton
-from engine.kernels.lora.groups import NO_SLOT, TokenGroups
+from engine.kernels.lora.groups import TokenGroups
 from engine.kernels.lora.shrink import InputNorm, shrink_triton
 from engine.kernels.norm import rms_norm_torch
 

@@ -70,8 +70,8 @@ def _expand_kernel(
     factor = tl.zeros((ROWS,), tl.float32) + 1.0
     if squares is not None:
         square = tl.zeros((ROWS,), tl.float32)
-        for span in tl.static_range(num_spans):
-            square += tl.load(squares + span * num_places + place)
+        for each in tl.static_range(num_spans):
+            square += tl.load(squares + each * num_places + place)
         factor = tl.rsqrt(square / num_inputs + eps)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     dtype = b.dtype.element_ty

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-NO_SLOT = -1
-"""The slot of tokens without an adapter."""
+from engine.contracts.adapters import NO_SLOT
+
 TILE = 16
 """Tokens of a tile, which all have one adapter: a tensor core multiplies so many rows at once."""
 

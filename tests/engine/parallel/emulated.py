@@ -12,12 +12,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.models.loader import load_model
-from engine.parallel.lead import LeadRunner
+from engine.parallel.lead import LeadReader, LeadRunner
 from engine.parallel.messages import Message, Setup, decode, encode
 from engine.plan import StartingRunner
 from engine.runner.model_runner import ModelRunner
-from engine.startup.build import assemble, build_rank
+from engine.startup.build import assemble, build_rank, load
 from engine.startup.error_statement import ErrorMeasure
 from engine.startup.rank import Follower
 from engine.structured.tokenizer import TokenizerReader
@@ -93,7 +92,15 @@ def engine_of(config: EngineConfig) -> Iterator[tuple[Engine, ThreadRanks]]:
     measure = ErrorMeasure(config, tokenizer, exchange)
     make = partial(assemble, tokenizer=tokenizer, exchange=exchange, measure=measure)
     try:
-        model = load_model(config.model, CPU, exchange, measure.reference)
-        yield make(config, model, CPU, lead).engine(), others
+        model, adapters = load(config, CPU, exchange, measure.reference)
+        parts = make(
+            config,
+            model,
+            CPU,
+            lead,
+            adapters=adapters,
+            lead_reader=lambda reader: LeadReader(reader, others),
+        )
+        yield parts.engine(), others
     finally:
         others.end()

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.kernels.lora.groups import NO_SLOT, TILE, ActiveAdapters, group_tokens, num_tiles
+from engine.contracts.adapters import NO_SLOT
+from engine.kernels.lora.groups import TILE, ActiveAdapters, group_tokens, num_tiles
 from tests.engine.kernels.lora.cases import groups_of
 
 

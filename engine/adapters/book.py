@@ -1,0 +1,249 @@
+"""Which adapters there are, who uses them, and which are in the device's slots. No torch.
+
+A name stands for a version of an adapter. A choice keeps the version that its name stood for when
+it was submitted, whatever is loaded or unloaded meanwhile. A version is on the host while it is
+named or used; of those that nobody uses, the least recently used ones are dropped beyond a limit,
+and read again when they are asked for. Rows pin the slot of their version; of the other slots the
+one used longest ago is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import count
+
+from engine.config import AdaptersConfig
+from engine.contracts.adapters import (
+    NO_SLOT,
+    AdapterLoad,
+    AdapterReader,
+    AdapterVersion,
+    NamedAdapter,
+    Ready,
+)
+from engine.contracts.control import ControlError
+from engine.errors import AdapterError, kind_and_line
+from engine.rows import Choice
+
+
+class AdapterBook:
+    """The adapters of an engine."""
+
+    def __init__(self, config: AdaptersConfig, reader: AdapterReader) -> None:
+        self._config, self._reader = config, reader
+        self._numbers = count()
+        self._named: dict[str, AdapterVersion] = {}
+        self._counts: dict[str, int] = {}
+        self._held: dict[int, AdapterVersion] = {}  # on the host, the longest unused first
+        self._slots: list[AdapterVersion | None] = [None] * config.max_loras
+        self._num_rows = [0] * config.max_loras
+        self._used_at = [0] * config.max_loras
+        self._clock = count(1)
+        self._loads: list[AdapterLoad] = []
+        self._reading: list[AdapterVersion] = []
+        self._wake: Callable[[], None] = lambda: None
+
+    # -- names ------------------------------------------------------------------------------
+
+    @property
+    def named(self) -> tuple[NamedAdapter, ...]:
+        """The names there are."""
+        return tuple(
+            NamedAdapter(name, version.path, self._counts[name])
+            for name, version in self._named.items()
+        )
+
+    def on_read(self, wake: Callable[[], None]) -> None:
+        """Let `wake` be called, on another thread, when a reading ends."""
+        self._wake = wake
+
+    def load(
+        self, name: str, path: str, *, replaces: bool, done: Callable[[ControlError | None], None]
+    ) -> None:
+        """Read an adapter, and give it a name once it is there.
+
+        Args:
+            replaces: the name may stand for another, which those who use it keep.
+            done: called with None, or with the reason why the adapter is not served.
+        """
+        taken = ControlError(
+            f"the adapter {name!r} is loaded already; unload it first, or set load_inplace",
+            "adapter_exists",
+        )
+        if name in self._named and not replaces:
+            done(taken)
+            return
+        version = AdapterVersion(next(self._numbers), name, path)
+
+        def settle(refusal: str | None) -> None:
+            error = None if refusal is None else ControlError(refusal, "adapter_refused")
+            if error is None and name in self._named and not replaces:
+                error = taken
+            if error is None:
+                self._name(version)
+            else:
+                self._forget_unnamed(version)
+            done(error)
+
+        self._read(version, settle)
+
+    def unload(self, name: str) -> None:
+        """Take an adapter's name away; those who use it keep it.
+
+        Raises:
+            ControlError: nothing has that name.
+        """
+        version = self._named.pop(name, None)
+        if version is None:
+            raise ControlError(f"no adapter {name!r} is loaded", "no_adapter")
+        self._forget_unnamed(version)
+
+    def _name(self, version: AdapterVersion) -> None:
+        before = self._named.get(version.name)
+        self._named[version.name] = version
+        self._counts[version.name] = self._counts.get(version.name, 0) + 1
+        if before is not None:
+            self._forget_unnamed(before)
+
+    # -- users ------------------------------------------------------------------------------
+
+    def take(self, name: str, num_users: int = 1) -> AdapterVersion | None:
+        """Keep the version that a name stands for; None where nothing has that name."""
+        version = self._named.get(name)
+        if version is None:
+            return None
+        version.num_users += num_users
+        if version.number in self._held:
+            self._held[version.number] = self._held.pop(version.number)  # the last one used
+        return version
+
+    def adopt(self, choices: list[Choice]) -> bool:
+        """Give choices the adapter that their request names; False where there is none."""
+        if not (name := choices[0].request.adapter):
+            return True
+        version = self.take(name, len(choices))
+        for choice in choices:
+            choice.adapter = version
+        return version is not None
+
+    def await_read(self, version: AdapterVersion, ready: Ready) -> None:
+        """Call `ready` when a version that is not on the host is there."""
+        if version.reading is None:
+            version.number = next(self._numbers)
+            self._read(version, ready)
+        else:
+            version.waiting.append(ready)
+
+    def leave(self, version: AdapterVersion) -> None:
+        """End what `take` began, for one user."""
+        version.num_users -= 1
+        self._forget_unnamed(version)
+        self._drop_unused()
+
+    # -- the host ---------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Choices and scoring requests that wait for readings, at most."""
+        return sum(version.num_users for version in self._reading)
+
+    @property
+    def readings(self) -> list[Future[bytes]]:
+        """The readings that `settle` has not seen the end of."""
+        return [version.reading for version in self._reading if version.reading is not None]
+
+    @property
+    def has_read(self) -> bool:
+        """Whether readings have ended that `settle` would look at."""
+        return any(reading.done() for reading in self.readings)
+
+    def settle(self) -> None:
+        """Tell those who wait for readings that have ended."""
+        for version in [v for v in self._reading if v.reading is not None and v.reading.done()]:
+            self._reading.remove(version)
+            assert version.reading is not None
+            error: str | None = None
+            try:
+                version.digest = version.reading.result()
+                self._held[version.number] = version
+            except AdapterError as refusal:
+                error = str(refusal)
+            except Exception as failure:  # memory, disks
+                error = f"{version.path} could not be read: {kind_and_line(failure)}"
+            if error is not None:
+                version.reading = None
+                self._reader.drop(version.number)
+            waiting, version.waiting = version.waiting, []
+            for start in waiting:
+                start(error)
+            self._drop_unused()
+
+    def _read(self, version: AdapterVersion, done: Ready) -> None:
+        version.waiting.append(done)
+        version.reading = self._reader.read(version.number, version.path)
+        self._reading.append(version)
+        version.reading.add_done_callback(lambda reading: self._wake())
+
+    def _drop_unused(self) -> None:
+        """Drop versions from the host that are over the limit, the longest unused first."""
+        most = self._config.max_cpu_loras
+        if most is None:
+            return
+        over = len(self._held) - most
+        for version in [v for v in self._held.values() if not v.num_users][: max(over, 0)]:
+            self._drop(version)
+
+    def _forget_unnamed(self, version: AdapterVersion) -> None:
+        """Drop a version that nobody uses and that no name stands for."""
+        is_named = self._named.get(version.name) is version
+        if not is_named and not version.num_users and version.is_there:
+            self._drop(version)
+
+    def _drop(self, version: AdapterVersion) -> None:
+        self._held.pop(version.number, None)
+        if version.slot != NO_SLOT:
+            self._slots[version.slot], version.slot = None, NO_SLOT
+        self._loads = [load for load in self._loads if load.number != version.number]
+        version.reading = None
+        self._reader.drop(version.number)
+
+    # -- slots ------------------------------------------------------------------------------
+
+    def has_slot(self, version: AdapterVersion) -> bool:
+        """Whether a version is in a slot, or there is one that no row pins."""
+        return version.slot != NO_SLOT or not all(self._num_rows)
+
+    def place(self, version: AdapterVersion) -> None:
+        """Put a version into a slot, where it has one, and pin it there for one row."""
+        if version.slot == NO_SLOT:
+            free = [slot for slot, rows in enumerate(self._num_rows) if not rows]
+            slot = min(free, key=lambda slot: self._used_at[slot])
+            before = self._slots[slot]
+            if before is not None:
+                before.slot = NO_SLOT
+            self._slots[slot], version.slot = version, slot
+            self._loads = [load for load in self._loads if load.slot != slot]
+            self._loads.append(AdapterLoad(slot, version.number))
+        self._num_rows[version.slot] += 1
+
+    def let_go(self, slot: int) -> None:
+        """End one row's pin of a slot."""
+        self._num_rows[slot] -= 1
+        self._used_at[slot] = next(self._clock)
+
+    def take_loads(self) -> list[AdapterLoad]:
+        """What is to be copied into slots before the next step, whichever it is."""
+        loads, self._loads = self._loads, []
+        return loads
+
+    def check(self, *, is_idle: bool) -> None:
+        """Assert that the books agree; for tests and idle moments."""
+        for slot, version in enumerate(self._slots):
+            assert version is None or version.slot == slot, "a slot has another version"
+        assert all(v.number == number for number, v in self._held.items())
+        if is_idle:
+            named = set(self._named.values())
+            assert not any(self._num_rows), "rows are gone and pin slots"
+            assert all(v in named for v in self._held.values()), "nobody can ask for an adapter"
+            assert not any(v.num_users for v in named), "choices are gone and use adapters"

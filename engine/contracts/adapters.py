@@ -1,0 +1,79 @@
+"""What planning, the runner and its adapters say to each other. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+NO_SLOT = -1
+"""The slot of rows and tokens without an adapter."""
+
+
+class AdapterLoad(NamedTuple):
+    """The adapter of a number is copied into a slot before a step."""
+
+    slot: int
+    number: int
+
+
+class NamedAdapter(NamedTuple):
+    """What a name stands for, as frontends are told.
+
+    Attributes:
+        version: counts the adapters that the name has stood for, from 1.
+    """
+
+    name: str
+    path: str
+    version: int
+
+
+class AdapterReader(Protocol):
+    """Reads adapters into the memory of the host, under numbers."""
+
+    def read(self, number: int, path: str) -> Future[bytes]:
+        """Begin to read a folder.
+
+        Returns:
+            A hash of the adapter once it is there; raises `AdapterError` where it is refused.
+        """
+        ...
+
+    def drop(self, number: int) -> None:
+        """Forget an adapter that no later step loads."""
+        ...
+
+
+Ready = Callable[[str | None], None]
+"""Called when an adapter is there, with None, or with the reason why it cannot be served."""
+
+
+@dataclass(eq=False)
+class AdapterVersion:
+    """An adapter as it was when it was loaded.
+
+    Attributes:
+        number: by which the reader knows it; every reading has its own.
+        name, path: that it was loaded by.
+        reading: ends when it is on the host; None where it was dropped.
+        digest: a hash of it, which prefixes carry.
+        num_users: choices and scoring requests that keep it.
+        slot: that it is in, `NO_SLOT` for none.
+        waiting: those who wait for the reading.
+    """
+
+    number: int
+    name: str
+    path: str
+    reading: Future[bytes] | None = None
+    digest: bytes = b""
+    num_users: int = 0
+    slot: int = NO_SLOT
+    waiting: list[Ready] = field(default_factory=list)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is on the host."""
+        return self.reading is not None and self.reading.done() and not self.waiting

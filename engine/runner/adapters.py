@@ -1,0 +1,76 @@
+"""The adapters of steps: copied into slots, and the groups of tokens that have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.adapters.stacks import AdapterStacks, HostAdapter
+from engine.adapters.store import AdapterStore
+from engine.arrays import Int32Array
+from engine.contracts.adapters import NO_SLOT, AdapterLoad
+from engine.kernels.lora.groups import TILE, TokenGroups, group_tokens, num_tiles
+from sampling.device.mirror import to_device_together
+
+
+class RunnerAdapters:
+    """The adapters of one runner.
+
+    Attributes:
+        store: of those on the host.
+        active: what the model's products read.
+    """
+
+    def __init__(self, stacks: AdapterStacks) -> None:
+        self._stacks = stacks
+        self.store = AdapterStore(stacks)
+        self.active, self.num_slots = stacks.active, stacks.num_slots
+
+    def of_loads(self, loads: Sequence[AdapterLoad]) -> list[tuple[int, HostAdapter]]:
+        """The adapters of loads, which are there until they are copied."""
+        return [(load.slot, self.store.get(load.number)) for load in loads]
+
+    def load(self, adapters: Sequence[tuple[int, HostAdapter]]) -> None:
+        """Copy adapters into slots, after all that was issued before."""
+        for slot, adapter in adapters:
+            self._stacks.load(slot, adapter)
+
+
+def of_tokens(slots: Int32Array | None, num_query: Int32Array) -> Int32Array | None:
+    """The slots of tokens int32 [T], of rows' slots int32 [R] and their numbers of tokens."""
+    return None if slots is None else np.repeat(slots, num_query)
+
+
+def groups_of(slots: Int32Array | None, device: torch.device) -> TokenGroups | None:
+    """The groups of a step's tokens by their slots int32 [T]; None where none has an adapter."""
+    if slots is None:
+        return None
+    return TokenGroups(*to_device_together(group_tokens(slots), device))
+
+
+class FixedGroups:
+    """Groups of tokens at a fixed address, for steps that graphs hold.
+
+    Args:
+        max_tokens: of the largest step.
+    """
+
+    def __init__(self, adapters: RunnerAdapters, max_tokens: int, device: torch.device) -> None:
+        self._num_slots, self._device = adapters.num_slots, device
+        count = num_tiles(max_tokens, adapters.num_slots)
+        self._tokens = torch.full((count, TILE), -1, dtype=torch.int32, device=device)
+        self._slots = torch.full((count,), NO_SLOT, dtype=torch.int32, device=device)
+
+    def of_size(self, num_tokens: int) -> TokenGroups:
+        """The groups of steps of so many tokens."""
+        count = num_tiles(num_tokens, self._num_slots)
+        return TokenGroups(self._tokens[:count], self._slots[:count])
+
+    def put(self, slots: Int32Array, num_tokens: int) -> None:
+        """Enter the slots int32 [T] of a step that is padded to a number of tokens."""
+        target = self.of_size(num_tokens)
+        arrays = group_tokens(slots, count=len(target.slots))
+        for tensor, values in zip(target, to_device_together(arrays, self._device), strict=True):
+            tensor.copy_(values)

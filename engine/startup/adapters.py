@@ -1,0 +1,36 @@
+"""The adapters that are there from the start."""
+
+from __future__ import annotations
+
+from concurrent.futures import wait
+from functools import partial
+
+from msgspec import structs
+
+from engine.config import AdaptersConfig
+from engine.contracts.control import ControlError
+from engine.engine import Engine
+from engine.errors import ConfigError
+from engine.progress import phase
+
+
+def load_modules(engine: Engine, config: AdaptersConfig) -> None:
+    """Load the adapters that a configuration names; the engine's description lists them then.
+
+    Raises:
+        ConfigError: one of them cannot be served.
+    """
+    adapters = engine.adapters
+    assert adapters is not None
+
+    def check(name: str, path: str, error: ControlError | None) -> None:
+        if error is not None:
+            raise ConfigError(f"--lora-modules {name}={path}: {error}")
+
+    with phase("loading adapters"):
+        for name, path in config.modules:
+            adapters.load(name, path, replaces=False, done=partial(check, name, path))
+        while readings := adapters.readings:
+            wait(readings)
+            adapters.settle()
+    engine.info = structs.replace(engine.info, adapters=adapters.named)
