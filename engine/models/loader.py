@@ -222,7 +222,7 @@ def _fused_decoder(
         )
     spec = replace(decoder_spec(hf_config), max_position=limit)
     if config.batch_invariant:
-        _check_invariance(config, spec, quantization)
+        _check_invariance(config, spec)
     source: WeightSource
     if config.load_format == "dummy":
         source = DummyWeights(spec.initializer_range, device)
@@ -248,9 +248,7 @@ def _fused_decoder(
         return Decoder(spec, reader, num_positions, reference)
 
 
-def _check_invariance(
-    config: ModelConfig, spec: DecoderSpec, quantization: Quantization | None
-) -> None:
+def _check_invariance(config: ModelConfig, spec: DecoderSpec) -> None:
     """Refuse what has bits that depend on the batch; raises `ModelError`."""
     lacks = [
         f"{sublayer.varies_with_batch} ({layer.name})"
@@ -258,8 +256,6 @@ def _check_invariance(
         for sublayer in layer.sublayers
         if sublayer.varies_with_batch is not None
     ]
-    if quantization is not None:
-        lacks.append(f"quantized weights ({quantization.name})")
     if lacks:
         raise ModelError(
             f"--batch-invariant cannot be promised for {lacks[0]} of {config.model!r}; leave it out"

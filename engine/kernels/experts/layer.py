@@ -32,7 +32,7 @@ class Router(NamedTuple):
 
     Attributes:
         correction: as of `choose_experts`.
-        invariant: the product, float32 on a CPU, where a row's may not depend on the others.
+        invariant: the product on a GPU where a row's may not depend on the number of rows.
     """
 
     weight: torch.Tensor
@@ -43,8 +43,8 @@ class Router(NamedTuple):
 
     def __call__(self, x: torch.Tensor) -> Routing:
         """Choose experts for x [T, hidden], from logits that are never rounded to its dtype."""
-        if self.invariant is not None:
-            logits = self.invariant(x if x.is_cuda else x.float(), out_dtype=torch.float32)
+        if self.invariant is not None and x.is_cuda:
+            logits = self.invariant(x, out_dtype=torch.float32)
         elif x.is_cuda and x.dtype != torch.float32:
             logits = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         else:

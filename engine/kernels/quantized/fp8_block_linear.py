@@ -9,10 +9,13 @@ float32 and in the order of the spans, whatever the number of tokens beyond one.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.errors import ModelError
+from engine.kernels.invariant.product import in_blocks
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks, quantize_spans
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
 from engine.kernels.quantized.launch import LaunchShape
@@ -34,13 +37,23 @@ class Fp8BlockLinear:
     Args:
         weight: [out, in]. bias: [out].
         dtype: of the result.
+        invariant: a row's bits may not depend on the number of rows: our kernel for some rows
+            multiplies them all.
     """
 
-    def __init__(self, weight: Fp8Blocks, bias: torch.Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weight: Fp8Blocks,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
+        *,
+        invariant: bool = False,
+    ) -> None:
         self._weight, self._bias, self._dtype = weight, bias, dtype
+        self._invariant = invariant
         on_cpu = weight.values.device.type == "cpu"
         self._wide_weight = weight.dequantized() if on_cpu else None
-        self._block_scales = _block_scales(weight, dtype)
+        self._block_scales = None if invariant else _block_scales(weight, dtype)
 
     def refresh(self) -> None:
         """Take over a weight that was written in place.
@@ -64,13 +77,15 @@ class Fp8BlockLinear:
             return self.lone(x)[0]
         rows = quantize_spans(x.contiguous())
         if self._wide_weight is not None:
-            out = F.linear(rows.dequantized(), self._wide_weight).to(self._dtype)
+            wide, multiply = rows.dequantized(), partial(F.linear, weight=self._wide_weight)
+            out = in_blocks(wide, multiply) if self._invariant else multiply(wide)
+            out = out.to(self._dtype)
             return out if self._bias is None else out + self._bias
         return fp8_block_linear_triton(rows, self._weight, self._bias, self._dtype)
 
     def takes_lone(self, x: torch.Tensor) -> bool:
         """Whether `lone` multiplies x [T, in]: a lone row on a GPU."""
-        return is_skinny(x)
+        return is_skinny(x) and not self._invariant
 
     def lone(
         self, x: torch.Tensor, norm: Norm | None = None, *, gated: bool = False

@@ -10,11 +10,12 @@ rounded to the input's type, for the library's product.
 
 from __future__ import annotations
 
-import functools
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.invariant.product import few_rows_linear, in_blocks
 from engine.kernels.quantized.int4 import RUN, SPAN, Int4Groups
 from engine.kernels.quantized.int4_few import MAX_ROWS, int4_few_triton
 from engine.kernels.quantized.int4_skinny import int4_skinny_linear
@@ -38,12 +39,20 @@ class Int4Linear:
     Args:
         order: int64 [in], the input that each column of the weight multiplies; None is as they
             come (GPTQ's act-order sorts them by group).
+        invariant: a row's bits may not depend on the number of rows: the kernel for some rows
+            multiplies them all.
     """
 
     def __init__(
-        self, weight: Int4Groups, bias: torch.Tensor | None, order: torch.Tensor | None = None
+        self,
+        weight: Int4Groups,
+        bias: torch.Tensor | None,
+        order: torch.Tensor | None = None,
+        *,
+        invariant: bool = False,
     ) -> None:
         self._weight, self._bias, self._order = weight, bias, order
+        self._invariant = invariant
         on_cpu = weight.words.device.type == "cpu"
         self._wide_weight = weight.dequantized() if on_cpu else None
 
@@ -56,8 +65,12 @@ class Int4Linear:
         if self._order is not None:
             x = x[:, self._order]
         if self._wide_weight is not None:
-            out = F.linear(x.float(), self._wide_weight).to(x.dtype)
+            multiply = partial(F.linear, weight=self._wide_weight)
+            wide = in_blocks(x.float(), multiply) if self._invariant else multiply(x.float())
+            out = wide.to(x.dtype)
             return out if self._bias is None else out + self._bias
+        if self._invariant:
+            return self._invariantly(x.contiguous())
         if len(x) > MANY or x.dtype == torch.float32:
             return F.linear(x, dequantize_triton(self._weight, x.dtype), self._bias)
         if len(x) == 1:
@@ -66,9 +79,15 @@ class Int4Linear:
             return int4_few_triton(x.contiguous(), self._weight, self._bias)
         return int4_linear_triton(x.contiguous(), self._weight, self._bias)
 
+    def _invariantly(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype == torch.float32:
+            return few_rows_linear(x, dequantize_triton(self._weight, x.dtype), self._bias)
+        return int4_linear_triton(x, self._weight, self._bias)
+
     def takes_lone(self, x: torch.Tensor) -> bool:
         """Whether `lone` multiplies x [T, in]: a lone row of 16 bits on a GPU, in its order."""
-        return x.is_cuda and len(x) == 1 and x.dtype.itemsize == 2 and self._order is None
+        is_lone = x.is_cuda and len(x) == 1 and x.dtype.itemsize == 2
+        return is_lone and self._order is None and not self._invariant
 
     def lone(
         self, x: torch.Tensor, norm: Norm | None, *, gated: bool
@@ -183,7 +202,7 @@ def _launch_shape(num_tokens: int, device: torch.device) -> LaunchShape:
     return LaunchShape(128, 8, MAX_TOKENS, 3)
 
 
-@functools.cache
+@cache
 def _is_hopper(device: torch.device) -> bool:
     """Whether a program of `MAX_TOKENS` tokens fits: 224 KiB of shared memory."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)

@@ -17,14 +17,9 @@ from engine.models.formats.part import InputsOfExpert, Normed, Own, Part, PartPl
 
 @dataclass(frozen=True, eq=False)
 class DensePart(Part):
-    """A weight [out, in] that is not quantized.
-
-    Attributes:
-        invariant: a row's product may not depend on the number of rows.
-    """
+    """A weight [out, in] that is not quantized."""
 
     weight: torch.Tensor
-    invariant: bool = False
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -54,13 +49,15 @@ class DensePart(Part):
     def dequantized(self) -> torch.Tensor:
         return self.weight.float()
 
-    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
-        return _DenseProduct(self, bias)
+    def product(
+        self, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool = False
+    ) -> WeightProduct:
+        return _DenseProduct(self, bias, invariant)
 
 
 class _DenseProduct(WeightProduct):
-    def __init__(self, part: DensePart, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = LaidOut(part.weight, invariant=part.invariant), bias
+    def __init__(self, part: DensePart, bias: torch.Tensor | None, invariant: bool) -> None:
+        self._weight, self._bias = LaidOut(part.weight, invariant=invariant), bias
         self.linear = self._weight.linear(bias)
 
     def normed(self, norm: torch.Tensor, eps: float) -> Normed:
@@ -70,7 +67,7 @@ class _DenseProduct(WeightProduct):
         return NormedProduct(norm, eps, self._weight, self._bias, gated=True)
 
     def part(self) -> DensePart:
-        return DensePart(self._weight.plain(), self._weight.invariant is not None)
+        return DensePart(self._weight.plain())
 
     def refresh(self, part: Part) -> None:
         self._weight.assign(cast(DensePart, part).weight)

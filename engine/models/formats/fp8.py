@@ -32,13 +32,11 @@ class Fp8Part(Part):
     Attributes:
         input_scale: of all inputs; None makes one for each token.
         largest_input: cut inputs off there before a token's scale is made.
-        invariant: a row's product may not depend on the number of rows.
     """
 
     rows: Fp8Rows
     input_scale: float | None = None
     largest_input: float | None = None
-    invariant: bool = False
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -106,12 +104,15 @@ class Fp8Part(Part):
     def dequantized(self) -> torch.Tensor:
         return self.rows.dequantized()
 
-    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
+    def product(
+        self, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool = False
+    ) -> WeightProduct:
         if self.rounds_as_norms_do:
-            linear = Fp8Linear(self.rows, bias, dtype, invariant=self.invariant)
+            linear = Fp8Linear(self.rows, bias, dtype, invariant=invariant)
             return _Fp8Product(self, linear)
         rounding = partial(quantize_rows_within, scale=self.input_scale, largest=self.largest_input)
-        return LoneProduct(self, Fp8Linear(self.rows, bias, dtype, rounding))
+        linear = Fp8Linear(self.rows, bias, dtype, rounding, invariant=invariant)
+        return LoneProduct(self, linear)
 
 
 class _Fp8Product(LoneProduct):
@@ -138,6 +139,6 @@ def join_rows(rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.
     return values, torch.cat([scales for _, scales in rows])
 
 
-def rounded_part(weight: torch.Tensor, *, invariant: bool = False) -> Fp8Part:
+def rounded_part(weight: torch.Tensor) -> Fp8Part:
     """Round a weight [out, in], a scale a channel."""
-    return Fp8Part(quantize_rows(weight), invariant=invariant)
+    return Fp8Part(quantize_rows(weight))

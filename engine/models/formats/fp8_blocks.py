@@ -67,5 +67,7 @@ class BlockPart(Part):
     def dequantized(self) -> torch.Tensor:
         return self.blocks.dequantized()
 
-    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
-        return LoneProduct(self, Fp8BlockLinear(self.blocks, bias, dtype))
+    def product(
+        self, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool = False
+    ) -> WeightProduct:
+        return LoneProduct(self, Fp8BlockLinear(self.blocks, bias, dtype, invariant=invariant))

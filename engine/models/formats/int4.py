@@ -127,8 +127,10 @@ class Int4Part(Part):
         num_inputs = int(self.order.max()) + 1
         return wide.new_zeros(len(wide), num_inputs).index_add_(1, self.order, wide)
 
-    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
-        return LoneProduct(self, Int4Linear(self.groups, bias, self.order))
+    def product(
+        self, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool = False
+    ) -> WeightProduct:
+        return LoneProduct(self, Int4Linear(self.groups, bias, self.order, invariant=invariant))
 
     def copy_(self, part: Part) -> None:
         if isinstance(part, Int4Part) and self.groups.zeros is not None:

@@ -93,7 +93,7 @@ class PlainModules:
 
     Args:
         dtype: of the model.
-        invariant: see `DensePart`.
+        invariant: a row's products may not depend on the number of rows.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class PlainModules:
         return module
 
     def _stored_as(self, weight: torch.Tensor) -> Part:
-        return DensePart(weight, self.invariant)
+        return DensePart(weight)
 
 
 class RoundedModules(PlainModules):
@@ -231,4 +231,4 @@ class RoundedModules(PlainModules):
         return DensePart(part.dequantized().to(self.dtype))
 
     def _stored_as(self, weight: torch.Tensor) -> Fp8Part:
-        return rounded_part(weight, invariant=self.invariant)
+        return rounded_part(weight)

@@ -192,8 +192,14 @@ class Part(ABC):
         """The weight as float32 [out, in]."""
 
     @abstractmethod
-    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
-        """The product by this weight, its results of a dtype."""
+    def product(
+        self, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool = False
+    ) -> WeightProduct:
+        """The product by this weight, its results of a dtype.
+
+        Args:
+            invariant: a row's bits may not depend on the number of rows.
+        """
 
     def copy_(self, part: Part) -> None:
         """Write another weight of the same format and shape into this one's tensors."""

@@ -45,8 +45,10 @@ class QuantizedModules(PlainModules):
         dtype: torch.dtype,
         device: torch.device,
         num_ranks: int = 1,
+        *,
+        invariant: bool = False,
     ) -> None:
-        super().__init__(source, dtype, device)
+        super().__init__(source, dtype, device, invariant=invariant)
         self.quantization = quantization
         self._num_ranks = num_ranks
         self.keeps = False

@@ -102,15 +102,14 @@ class WeightReader:
             quantization: of a checkpoint that is quantized.
             exchange: the ranks whose parts make up the model; None is one rank.
             reads_twice: `as_unquantized` will be called.
-            invariant: a row's products may not depend on the number of rows; of checkpoints that
-                are not quantized.
+            invariant: a row's products may not depend on the number of rows.
             adapters: as of the class.
         """
         exchange, group = exchange or LoneRank(), 1
         tensors = ReadTwice(source) if reads_twice else source
         if quantization is not None:  # weights are kept as they were unpacked, or are read again
             modules: PlainModules = QuantizedModules(
-                quantization, source, dtype, device, exchange.size
+                quantization, source, dtype, device, exchange.size, invariant=invariant
             )
             group = quantization.input_group
         else:
@@ -204,7 +203,7 @@ class WeightReader:
         if any(projection.order is not None for projection in projections):
             order = self._order(projections)
             part, bias = part.channels(order), None if bias is None else bias[order]
-        product = part.product(bias, self.dtype)
+        product = part.product(bias, self.dtype, invariant=self.modules.invariant)
         start = 0
         for projection, module, asked in zip(projections, modules, biases, strict=True):
             rows = slice(start, start + module.num_channels)

@@ -72,12 +72,16 @@ class SeparateParts(Part):
     def dequantized(self) -> torch.Tensor:
         return torch.cat([part.dequantized() for part in self.parts])
 
-    def product(self, bias: torch.Tensor | None, dtype: torch.dtype) -> WeightProduct:
+    def product(
+        self, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool = False
+    ) -> WeightProduct:
         widths = [part.num_channels for part in self.parts]
         none: list[torch.Tensor | None] = [None] * len(widths)
         biases = none if bias is None else list(torch.split(bias, widths))
         pairs = zip(self.parts, biases, strict=True)
-        return _SeparateProduct([part.product(own, dtype) for part, own in pairs])
+        return _SeparateProduct(
+            [part.product(own, dtype, invariant=invariant) for part, own in pairs]
+        )
 
 
 class _SeparateLinear:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from engine.errors import ModelError
 from engine.kernels.experts.gates import SILU, num_products
@@ -14,7 +16,6 @@ from engine.kernels.experts.layer import Experts, Latent, Router, SharedExpert
 from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
 from engine.kernels.invariant.product import InvariantProduct
-from engine.kernels.linear import LaidOut
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PackedExperts
 from engine.models.formats.reader import Projection, WeightReader
@@ -160,9 +161,7 @@ class ExpertMlp(SublayerSpec):
             has_rows = len(reader.modules.source.shape(place) or ()) == 2  # ERNIE's has one
             shares, shape = ((undivided(1),), (share.length,)) if has_rows else ((share,), ())
             correction = reader.channels(place, shares, *shape, dtype=torch.float32).flatten()
-        invariant = None
-        if reader.modules.invariant:
-            invariant = InvariantProduct(weight if weight.is_cuda else weight.float())
+        invariant = InvariantProduct(weight) if reader.modules.invariant else None
         return Router(weight, bias, self.rules, correction, invariant)
 
     def _read_shared(self, reader: WeightReader, name: str) -> SharedExpert:
@@ -174,7 +173,8 @@ class ExpertMlp(SublayerSpec):
         scale = None
         if self.shared_gate:
             weight = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
-            scale = LaidOut(weight, invariant=reader.modules.invariant).linear()
+            is_invariant = reader.modules.invariant
+            scale = InvariantProduct(weight) if is_invariant else partial(F.linear, weight=weight)
         return SharedExpert(
             reader.product(pair, hidden).linear,
             reader.product(back, columns).linear,

@@ -14,6 +14,9 @@ from engine.kernels.invariant import product
 from engine.startup.build import invariant_parts
 from engine.startup.verify.invariance import invariance_results
 from sampling.selftest.checks import Result
+from tests.engine.models.formats.kinds import EVEN
+from tests.engine.models.formats.kinds import KINDS as QUANTIZED
+from tests.engine.models.formats.packers import write_quantized
 from tests.engine.tiny_models import write_model
 
 PROMPT_LENS = (1, 16, 40, 65, 90)
@@ -62,6 +65,21 @@ def test_bits_of_float8_on_a_cpu(kind: str, tmp_path: Path) -> None:
 def test_bits_on_a_gpu(kind: str, dtype: str, tmp_path: Path) -> None:
     write_model(kind, tmp_path)
     assert not _failed(_config(tmp_path, "cuda", dtype))
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_bits_of_quantized_checkpoints_on_a_cpu(kind: str, tmp_path: Path) -> None:
+    config, module = QUANTIZED[kind]
+    write_quantized(tmp_path, config, module, EVEN)
+    assert not _failed(_config(tmp_path, "cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_bits_of_quantized_checkpoints_on_a_gpu(kind: str, tmp_path: Path) -> None:
+    config, module = QUANTIZED[kind]
+    write_quantized(tmp_path, config, module, EVEN)
+    assert not _failed(_config(tmp_path, "cuda", "bfloat16"))
 
 
 @pytest.mark.gpu
