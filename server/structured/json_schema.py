@@ -5,6 +5,7 @@ What it refuses of them is found by `refusals`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,6 +85,15 @@ def all_schemas(schema: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
     yield path, schema
     for inner_path, inner in inner_schemas(schema):
         yield from all_schemas(inner, (*path, *inner_path))
+
+
+def replaced(schema: Any, path: Path, node: Any) -> Any:
+    """A copy of the schema with another one at `path`."""
+    if not path:
+        return node
+    copied: Any = copy.copy(schema)  # a list on the way to some
+    copied[path[0]] = replaced(schema[path[0]], path[1:], node)
+    return copied
 
 
 def path_in(param: str, path: Path) -> str:

@@ -6,7 +6,6 @@ as they are refused in the same words, and then that schema without one keyword 
 
 from __future__ import annotations
 
-import copy
 import re
 import time
 from collections.abc import Callable
@@ -20,7 +19,10 @@ from server.structured.json_schema import (
     definitions,
     inner_schemas,
     path_in,
+    replaced,
 )
+from server.structured.negation import expressed
+from server.structured.one_of import exclusive
 
 Try = Callable[[Node], str | None]
 """What is wrong with a schema by itself, in llguidance's words; None where nothing is."""
@@ -33,10 +35,11 @@ _QUOTED = re.compile(r" *(\d+ \||\^+ *$)")
 _UNKNOWN = "Unimplemented keys: "
 _ANNOTATION = "Unknown format: "
 """JSON Schema takes a format that nobody knows for a remark."""
+_ONE_OF = "oneOf constraints are not supported"
 _NOT_ENFORCED = (
     _UNKNOWN,
     _ANNOTATION,
-    "oneOf constraints are not supported",
+    _ONE_OF,
     "regex parse error",
     "min/maxProperties only supported",
     "patternProperty regexes",
@@ -102,7 +105,7 @@ def _culprit_within(
 def without_refused(
     schema: Node, param: str, refused: Try, *, lenient: bool
 ) -> tuple[Node, list[str]]:
-    """The schema without unknown formats, and where these were.
+    """The schema without unknown formats, and where these were; in other words, if these help.
 
     Args:
         lenient: all other keywords that cannot be enforced are dropped too; `oneOf` is read as
@@ -114,6 +117,9 @@ def without_refused(
     droppable = _NOT_ENFORCED if lenient else (_ANNOTATION,)
     dropped: list[str] = []
     while (message := refused(schema)) is not None:
+        otherwise = exclusive(expressed(schema))
+        if otherwise != schema and refused(otherwise) is None:
+            return otherwise, dropped
         may_drop = message.startswith(droppable) and len(dropped) < MAX_DROPPED
         found = _named(schema, message) if may_drop else []
         if not found:
@@ -147,16 +153,14 @@ def _named(schema: Node, message: str) -> list[tuple[Path, str]]:
 
 def _without(schema: Node, path: Path, keyword: str) -> Node:
     """A copy of the schema in which the one at `path` lacks a keyword."""
-    if path:
-        key, *rest = path
-        copied: Any = copy.copy(schema)  # a list on the way to some
-        copied[key] = _without(copied[key], tuple(rest), keyword)
-        whole: Node = copied
-        return whole
-    left = {key: value for key, value in schema.items() if key != keyword}
+    node: Any = schema
+    for key in path:
+        node = node[key]
+    left = {key: value for key, value in node.items() if key != keyword}
     if keyword == "oneOf":
-        left["allOf"] = [*left.get("allOf", ()), {"anyOf": schema[keyword]}]
-    return left
+        left["allOf"] = [*left.get("allOf", ()), {"anyOf": node[keyword]}]
+    whole: Node = replaced(schema, path, left)
+    return whole
 
 
 def refusal(

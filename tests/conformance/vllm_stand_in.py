@@ -100,7 +100,7 @@ class _Parser:
         text = str(self.model_tokenizer.decode(input_ids))
         return bool(text.rfind(self.thoughts.end) > text.rfind(self.thoughts.begin))
 
-    def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
+    def extract_content_ids(self, input_ids: Sequence[Any]) -> list[int]:
         """The ids of what follows the thoughts."""
         assert self.thoughts is not None
         if not input_ids or isinstance(input_ids[0], str):
@@ -260,7 +260,15 @@ class _Characters:
         return {chr(i): i for i in range(128)}
 
 
-def _tokenizer(*_: Any, **__: Any) -> _Characters:
+class _Platform:
+    """No platform that a test asks after."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: False
+
+
+def tokenizer(*_: Any, **__: Any) -> _Characters:
+    """The tokenizer of any model."""
     return _Characters()
 
 
@@ -273,7 +281,11 @@ class _Module(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         if name == "get_tokenizer":
-            return _tokenizer
+            return tokenizer
+        if name == "current_platform":
+            return _Platform()
+        if name == "hf_api":
+            return MagicMock()
         if name == "detokenize_incrementally":
             return _pieces
         if name in ("ToolParserManager", "ReasoningParserManager"):
@@ -315,4 +327,4 @@ def pytest_runtest_makereport() -> Any:
 
 # Files of a suite are imported before a plugin is asked for anything.
 sys.meta_path.insert(0, _Finder())
-transformers.AutoTokenizer.from_pretrained = _tokenizer
+transformers.AutoTokenizer.from_pretrained = tokenizer

@@ -66,6 +66,7 @@ def serve(
     program: Sequence[str | Path] = (sys.executable, "-m", "server.cli"),
     folder: Path | None = None,
     log: int | None = None,
+    port: int | None = None,
 ) -> Iterator[Server]:
     """Start `tailrace serve` with the demo model and wait until it is ready.
 
@@ -73,8 +74,9 @@ def serve(
         program: what `tailrace` is.
         folder: where it is started.
         log: the file that gets its log lines; None for the tests' own.
+        port: where it listens; None for any that is free.
     """
-    port = free_port()
+    port = port or free_port()
     command = [*program, "serve", "--port", str(port), "--device", "cpu", *flags]
     if "--api-server-count" not in flags:
         command += ["--api-server-count", NUM_FRONTS]

@@ -27,13 +27,11 @@ def refused(schema: Any, **options: Any) -> ApiError:
 
 
 NOT_ENFORCED = [
-    ("not", {"not": {"type": "null"}}),
+    ("not", {"not": {"const": 1}}),
     ("if", {"if": {"type": "string"}}),
     ("uniqueItems", {"type": "array", "uniqueItems": True}),
     ("contains", {"type": "array", "contains": {"type": "null"}}),
     ("propertyNames", {"type": "object", "propertyNames": {"pattern": "^a"}}),
-    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
-    ("dependencies", {"type": "object", "dependencies": {"a": ["b"]}}),
     ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
     ("pattern", {"type": "string", "pattern": "(?=a)b"}),
     ("oneOf", OVERLAPPING),
@@ -140,7 +138,7 @@ def test_a_wide_schema_is_searched_for_a_while_only() -> None:
 
 
 def test_lenient_drops_a_keyword_within_itself() -> None:
-    schema = {"type": "object", "not": {"properties": {"a": {"not": {"type": "null"}}}}}
+    schema = {"type": "object", "not": {"properties": {"a": {"not": {"const": 1}}}, "items": {}}}
     grammar = checked("json", schema, lenient=True)
     assert grammar.ignored == ["here.not.properties.a.not", "here.not"]
     assert matches(grammar, "{}")

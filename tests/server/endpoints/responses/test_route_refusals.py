@@ -12,7 +12,7 @@ from tests.server.conftest import in_process
 from tests.server.endpoints.chat.tool_replies import TEMPLATE
 from tests.server.endpoints.responses.sent import LOOK, TOOLS, respond
 
-REFUSED = {"type": "object", "properties": {"max_tokens": {"not": {"type": "string"}}}}
+REFUSED = {"type": "object", "properties": {"max_tokens": {"not": {"const": "x"}}}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 
 

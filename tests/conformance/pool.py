@@ -1,0 +1,87 @@
+"""Servers for a suite's tests, each started once for all tests that ask for the same flags."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+
+from tests.serving.process import Server, serve
+
+MAX_SERVERS = 2
+"""As many are kept running; the one that was asked for least recently ends for another."""
+LOG = "servers.log"
+
+
+class ServerPool:
+    """Keeps servers of the demo model running between tests.
+
+    Args:
+        port: where they listen, so that only one can be; None for ports of their own.
+    """
+
+    def __init__(self, port: int | None = None) -> None:
+        self._port = port
+        self._max_servers = MAX_SERVERS if port is None else 1
+        self._servers: dict[tuple[str, ...], tuple[Server, ExitStack]] = {}
+
+    def server(self, flags: Sequence[str]) -> Server:
+        """A running server with these flags.
+
+        Raises:
+            RuntimeError: it does not start.
+        """
+        key = tuple(flags)
+        if key in self._servers:
+            self._servers[key] = self._servers.pop(key)
+            server = self._servers[key][0]
+            if server.process.poll() is None:
+                return server
+            self._end(key)
+        while len(self._servers) >= self._max_servers:
+            self._end(next(iter(self._servers)))
+        stack = ExitStack()
+        log = stack.enter_context(open(LOG, "a"))  # noqa: SIM115 - the stack closes it
+        print(time.strftime("%X"), *flags, file=log, flush=True)
+        try:
+            server = stack.enter_context(
+                serve(*flags, ready_s=120, log=log.fileno(), port=self._port)
+            )
+        except AssertionError as error:
+            stack.close()
+            raise RuntimeError(f"{error}: {' '.join(flags)}") from None
+        self._servers[key] = server, stack
+        return server
+
+    def close(self) -> None:
+        """End all servers."""
+        for key in list(self._servers):
+            self._end(key)
+
+    def _end(self, key: tuple[str, ...]) -> None:
+        server, stack = self._servers.pop(key)
+        server.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.process.wait(timeout=20)
+        stack.close()
+
+
+def spoken(flags: Sequence[str], without: Sequence[str], bare: Sequence[str]) -> list[str]:
+    """Another server's flags, without those that mean nothing for the demo model on a CPU.
+
+    Args:
+        without: flags that are dropped with their value.
+        bare: flags that are dropped and have none.
+    """
+    kept: list[str] = []
+    skips = False
+    for flag in flags:
+        name = flag.partition("=")[0]
+        if skips:
+            skips = False
+        elif name in without:
+            skips = "=" not in flag
+        elif name not in bare:
+            kept.append(flag)
+    return kept
