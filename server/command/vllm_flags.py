@@ -45,6 +45,7 @@ ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "-O": ANY,
     "--optimization-level": ANY,
     "--enable-per-request-metrics": SWITCH,
+    "--enable-server-load-tracking": SWITCH,
     "--swap-space": ANY,
     "--max-parallel-loading-workers": ANY,
     "--max-seq-len-to-capture": ANY,

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
+from demo import MODEL_FOLDER
 from tests.serving.process import Server, serve
 
 MAX_SERVERS = 2
 """As many are kept running; the one that was asked for least recently ends for another."""
 LOG = "servers.log"
+LONG_CONTEXT = 16384
+
+
+def long_model(folder: Path) -> Path:
+    """The demo model in a folder that says it has a long context, for tests whose limits need one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in MODEL_FOLDER.iterdir():
+        if path.name != "config.json" and not (folder / path.name).exists():
+            (folder / path.name).symlink_to(path)
+    config = json.loads((MODEL_FOLDER / "config.json").read_text())
+    config["max_position_embeddings"] = LONG_CONTEXT
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 class ServerPool:

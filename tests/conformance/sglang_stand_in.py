@@ -17,11 +17,12 @@ from unittest.mock import MagicMock
 import transformers
 
 from demo import MODEL_FOLDER
-from tests.conformance.pool import ServerPool, spoken
+from tests.conformance.pool import ServerPool, long_model, spoken
 from tests.serving.process import free_port
 
 _PORT = free_port()
 _URL = f"http://127.0.0.1:{_PORT}"
+_MODEL = "meta-llama/Llama-3.1-8B-Instruct"  # some tests have it in their words
 _KITS = Path(os.environ.get("SGLANG_KITS", "."))
 RENAMED = {
     "--context-length": "--max-model-len",
@@ -49,7 +50,8 @@ def _flags(model: str, api_key: str | None, other_args: Sequence[Any]) -> list[s
     for i, flag in enumerate(flags[:-1]):
         if flag in ("--tool-call-parser", "--reasoning-parser"):
             flags[i + 1] = PARSERS.get(flags[i + 1], flags[i + 1])
-    return [*flags, "--served-model-name", model, *(("--api-key", api_key) if api_key else ())]
+    flags += ["--served-model-name", model, "--model", str(long_model(Path("long")))]
+    return [*flags, *(("--api-key", api_key) if api_key else ())]
 
 
 def popen_launch_server(
@@ -98,7 +100,7 @@ class _Module(ModuleType):
         if name in _GIVEN:
             return _GIVEN[name]
         if name.startswith("DEFAULT_") and "NAME" in name:
-            return name.lower()
+            return _MODEL
         return MagicMock(name=name)
 
 

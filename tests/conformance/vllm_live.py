@@ -49,7 +49,6 @@ def main(folder: Path, options: list[str]) -> int:
             shutil.copytree(folder / "tests" / name, tests / name)
         for name in ("conformance", "serving"):  # their package of tests comes before ours
             shutil.copytree(HERE.parent / name, tests / name)
-        (tests / "entrypoints" / "conftest.py").unlink()
         for name in ("__init__.py", "conftest.py", "utils.py"):
             text = "" if name == "__init__.py" else "from vllm_live_stand_in import *\n"
             (tests / name).write_text(text)

@@ -40,11 +40,13 @@ ROCM_EXTRA_ARGS: list[str] = []
 multi_gpu_only = requires_fp8 = pytest.mark.skip("needs GPUs")
 WITHOUT = (
     *("--dtype", "--seed", "--max-lora-rank", "--max-cpu-loras", "--max-loras"),
-    *("--gpu-memory-utilization", "--tokenizer_mode", "--load_format", "--config_format"),
+    *("--runner", "--reasoning-config", "--gpu-memory-utilization"),
+    *("--tokenizer_mode", "--load_format", "--config_format"),
 )
 BARE = ("--enable-lora", "--enable-tokenizer-info-endpoint", "--trust-remote-code")
 LORA = ("--lora-modules",)
 MAX_MODEL_LEN = 2048
+LONG = Path("long")
 
 
 class LocalAssetServer:
@@ -61,14 +63,12 @@ vllm_stand_in.tokenizer = _tokenizer
 
 def _flags(model: str, args: Sequence[str]) -> list[str]:
     """The flags of our server for those of theirs; an adapter is a name of the model."""
-    from tests.conformance.pool import spoken
+    from tests.conformance.pool import long_model, spoken
 
     args = [str(arg) for arg in args]
     adapters = [args[i + 1].partition("=")[0] for i, arg in enumerate(args) if arg in LORA]
     flags = spoken(args, (*WITHOUT, *LORA), BARE)
-    if "--max-model-len" in flags:
-        at = flags.index("--max-model-len") + 1
-        flags[at] = str(min(int(flags[at]), MAX_MODEL_LEN))
+    flags = ["--max-model-len", str(MAX_MODEL_LEN), *flags, "--model", str(long_model(LONG))]
     if "--served-model-name" not in flags:
         flags += ["--served-model-name", model, *adapters]
     return flags
