@@ -63,6 +63,8 @@ ToolCallParser = Literal[
     "llama4_json",
     "lfm2",
     "granite",
+    "kimi_k2",
+    "nemotron_json",
     "hermes",
 ]
 ReasoningParser = Literal[

@@ -19,7 +19,7 @@ LONG_CONTEXT = 16384
 
 
 def long_model(folder: Path) -> Path:
-    """The demo model in a folder that says it has a long context, for tests whose limits need one."""
+    """The demo model in a folder that says it has a long context, which some tests need."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in MODEL_FOLDER.iterdir():
         if path.name != "config.json" and not (folder / path.name).exists():

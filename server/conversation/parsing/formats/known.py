@@ -8,9 +8,11 @@ from server.conversation.parsing.formats.glm45 import GLM45
 from server.conversation.parsing.formats.granite import GRANITE
 from server.conversation.parsing.formats.harmony import HARMONY, HARMONY_REASONING
 from server.conversation.parsing.formats.hermes import HERMES
+from server.conversation.parsing.formats.kimi_k2 import KIMI_K2
 from server.conversation.parsing.formats.lfm2 import LFM2
 from server.conversation.parsing.formats.llama3_json import LLAMA3_JSON
 from server.conversation.parsing.formats.mistral import MISTRAL, MISTRAL_REASONING
+from server.conversation.parsing.formats.nemotron import NEMOTRON
 from server.conversation.parsing.formats.phi4 import PHI4
 from server.conversation.parsing.formats.pythonic import PYTHONIC
 from server.conversation.parsing.formats.qwen3_coder import QWEN3_CODER
@@ -23,7 +25,7 @@ from server.conversation.parsing.formats.thinking import (
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     *(HARMONY, QWEN3_CODER, GLM45, DEEPSEEK_V3, DEEPSEEK_V31, MISTRAL, PHI4, PYTHONIC),
-    *(LLAMA3_JSON, LFM2, GRANITE, HERMES),
+    *(LLAMA3_JSON, LFM2, GRANITE, KIMI_K2, NEMOTRON, HERMES),
 )
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
     *(HARMONY_REASONING, MISTRAL_REASONING, DEEPSEEK_V3_REASONING, DEEPSEEK_R1),

@@ -81,8 +81,8 @@ class RoundTrips:
     def _reply(self, text: str) -> tuple[str, str]:
         """What the model wrote of a turn, and the state in which it begins."""
         prompt = common_start(text, self._prober.prompt_end)
-        reply = text[len(prompt) :]
-        if shared := common_end(reply, self._tail):
+        reply = text[len(prompt) :].rstrip()
+        if shared := common_end(reply, self._tail.rstrip()):
             reply = reply[: len(reply) - len(shared)]
         else:
             reply = _LAST_TOKEN.sub("", reply)

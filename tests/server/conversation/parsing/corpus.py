@@ -164,6 +164,15 @@ def _deepseek_v3(calls: list[Call]) -> str:
     return f"<｜tool▁calls▁begin｜>{inner}<｜tool▁calls▁end｜>"
 
 
+def _kimi_k2(calls: list[Call]) -> str:
+    texts = [
+        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{_dump(own)}"
+        for i, (name, own) in enumerate(calls)
+    ]
+    inner = "".join(f"{text}<|tool_call_end|>" for text in texts)
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+
+
 def _deepseek_v31(calls: list[Call]) -> str:
     inner = "".join(
         f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{_dump(args)}<｜tool▁call▁end｜>"
@@ -220,7 +229,6 @@ STYLES: dict[str, Style] = {
         "phi4_mini_json",
         None,
         lambda calls: f"functools[{', '.join(_objects(calls))}]",
-        precedes=False,
     ),
     "openai": _style("openai", "openai_gptoss", _harmony),
     "lfm2": _style(
@@ -228,6 +236,12 @@ STYLES: dict[str, Style] = {
     ),
     "granite": _style(
         "granite", None, lambda calls: f"<|tool_call|>[{', '.join(_objects(calls))}]"
+    ),
+    "kimi_k2": _style("kimi_k2", "qwen3", _kimi_k2),
+    "nemotron": _style(
+        "nemotron_json",
+        "qwen3",
+        lambda calls: f"<TOOLCALL>[{', '.join(_objects(calls))}]</TOOLCALL>",
     ),
 }
 

@@ -28,6 +28,8 @@ MARKS = {
     "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2...)]",
     "lfm2": "'List of tools: <|tool_list_start|>['",
     "granite": "respond only with <|tool_call|> followed by a JSON list of tools used",
+    "kimi_k2": "<|tool_calls_section_begin|> <|tool_call_argument_begin|>",
+    "nemotron_json": "<AVAILABLE_TOOLS>[ <TOOLCALL>[",
     "llama3_json": "<|start_header_id|> + '\"parameters\": '",
     "hermes": '<tool_call>\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}',
 }

@@ -29,7 +29,8 @@ def test_a_reply_of_calls(tools: ToolFormat) -> None:
     ]
     syntax = tools.syntax
     texts = [write(call_text(tools, name, schema), given) for name, schema, given in calls]
-    reply = syntax.opening + syntax.separator.join(texts) + syntax.closing
+    numbered = [text.replace("{id}", str(i)) for i, text in enumerate(texts)]
+    reply = syntax.opening + syntax.separator.join(numbered) + syntax.closing
     assert syntax.trigger in reply
     events, spans = parse(Style(tools, None, lambda calls: ""), [reply])
     found = [(name, json.loads(arguments)) for name, arguments in calls_of(events)]
