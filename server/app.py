@@ -29,13 +29,14 @@ from server.endpoints.messages import route as messages
 from server.endpoints.models import route as models
 from server.endpoints.rerank import route as rerank
 from server.endpoints.responses import route as responses
+from server.endpoints.responses import stored
 from server.endpoints.rollout import route as rollout
 from server.endpoints.scoring import route as scoring
 from server.endpoints.sglang import route as sglang
 from server.endpoints.sglang_generate import route as sglang_generate
 from server.endpoints.systemone import route as systemone
 from server.endpoints.tokens import route as tokens
-from server.errors import ApiError, bad_request
+from server.errors import CLIENT_GONE, ApiError, bad_request
 from server.fleet.retries import Retries
 from server.fronts import FrontTable
 from server.http.access_log import AccessLog
@@ -49,7 +50,6 @@ from server.text.tokenizer import Tokenizer
 from server.version import VERSION
 
 _DESCRIPTION = "An OpenAI-compatible inference server whose sampler is exact to the tail."
-CLIENT_GONE = 499
 
 
 class _App(FastAPI):
@@ -106,6 +106,7 @@ def create_app(
             completions,
             chat,
             responses,
+            stored,
             messages,
             generate_tokens,
             sglang_generate,

@@ -30,6 +30,21 @@ class Pooling(msgspec.Struct, frozen=True):
     refusal: str | None = None
 
 
+class ResponseStoreConfig(msgspec.Struct, frozen=True):
+    """Where responses are kept, and how many.
+
+    Attributes:
+        path: of the file; empty for one of this process alone, which ends with it.
+        max_responses, max_bytes: beyond either, those go that were used least recently.
+        max_age_s: seconds after their last use in which responses expire.
+    """
+
+    path: str = ""
+    max_responses: int = 100_000
+    max_bytes: int = 256 << 20
+    max_age_s: float = 30 * 86400.0
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The whole configuration of `create_app`.
 
@@ -80,6 +95,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         page: `/` shows the page.
         verify_command: the program, with arguments, that `/verify` runs; none where it may not.
         flags: the settings that were given, as they are typed, keys left out.
+        response_store: where responses are kept; None for nowhere.
         created: when the server began, in Unix seconds.
     """
 
@@ -128,4 +144,5 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     page: bool = True
     verify_command: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
+    response_store: ResponseStoreConfig | None = ResponseStoreConfig()
     created: int = 0

@@ -20,6 +20,7 @@ from server.http.body import BodyReader
 from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.metrics import Metrics
+from server.response_store.store import ResponseStore
 from server.scoring.readers import PromptReaders
 from server.scoring.rerankers import Reranker
 from server.self_test import SelfTest
@@ -42,6 +43,7 @@ class Context(ServedChatModel):
 
     Attributes:
         large: processes that read large bodies and render large conversations.
+        responses: where responses are kept; None for nowhere.
         traces: where traces of requests go; None for nowhere.
     """
 
@@ -56,6 +58,7 @@ class Context(ServedChatModel):
     readers: PromptReaders
     reranker: Reranker
     self_test: SelfTest
+    responses: ResponseStore | None = None
     traces: Traces | None = None
 
     def close(self) -> None:
@@ -64,6 +67,8 @@ class Context(ServedChatModel):
         self.worker.close()
         self.template.close()
         self.grammars.close()
+        if self.responses is not None:
+            self.responses.close()
 
 
 def make_context(
@@ -97,6 +102,7 @@ def make_context(
         readers=PromptReaders(template, parsers, tokenizer),
         reranker=Reranker(tokenizer, config.rerank_template, config.model_root),
         self_test=SelfTest(config.verify_command, fronts),
+        responses=ResponseStore(config.response_store) if config.response_store else None,
         traces=_traces(config),
     )
 

@@ -21,6 +21,8 @@ SYSTEMONE_PATH = "/v1/systemone"
 """The path below which, and at which, errors have TypeSafe's shape, and a 400 is a 422."""
 _INVALID = "invalid_request_error"
 RETRY_AFTER_S = 1
+CLIENT_GONE = 499
+"""The status of a request whose client left, or cancelled it."""
 REPLICA_LOST = "replica_lost"
 """The code of the error that another replica may spare a client."""
 

@@ -45,7 +45,7 @@ ROOMS = {
         *("startup", "audit", "frontends", "process", "parent", "client"),
     ),
     "server": (
-        *("schema", "text", "work", "http", "fleet", "structured"),
+        *("schema", "text", "work", "response_store", "http", "fleet", "structured"),
         *("generation", "conversation.parsing", "conversation", "scoring"),
         *("self_test", "context", "endpoints", "app", "bench", "remote"),
         *("command", "audit", "conformance"),

@@ -27,8 +27,10 @@ from engine.speculative_config import SpeculativeConfig, parse_speculative_confi
 from sampling.params import ParameterError, SamplingParams
 from server.command.logs import log_level
 from server.command.settings import Settings, flag_of
-from server.config import SamplingDefaults, ServerConfig
+from server.config import ResponseStoreConfig, SamplingDefaults, ServerConfig
 from server.http.origins import LOCAL_HOSTS
+from server.response_store.database import check_store
+from server.response_store.records import StoreError
 from server.scoring.pooling import pooling_of
 from server.scoring.rerankers import FORMATS
 
@@ -144,7 +146,26 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         page=settings.page,
         verify_command=_verify_command(settings, config) if settings.page_verify else (),
         flags=_flags(settings),
+        response_store=_response_store(settings),
     )
+
+
+def _response_store(settings: Settings) -> ResponseStoreConfig | None:
+    """Where responses are kept; raises `ConfigError` for a file that cannot be used."""
+    given = settings.response_store
+    if given == "none":
+        return None
+    config = ResponseStoreConfig(
+        path="" if given is None else str(Path(given).expanduser().absolute()),
+        max_responses=settings.response_store_max_responses,
+        max_bytes=settings.response_store_max_bytes,
+        max_age_s=settings.response_store_max_days * 86400.0,
+    )
+    try:
+        check_store(config)
+    except StoreError as error:
+        raise ConfigError(f"--response-store {given}: {error}") from None
+    return config
 
 
 def _verify_command(settings: Settings, config: EngineConfig) -> tuple[str, ...]:

@@ -75,6 +75,8 @@ def fleet_config(settings: Settings, options: FleetOptions) -> FleetConfig:
     config = engine_config(settings)
     check_models(config, settings.tokenizer)
     http = server_config(settings, config)
+    if options.ingresses > 1 and not (http.response_store and http.response_store.path):
+        http = structs.replace(http, response_store=None)  # they share no file
     # Seeds are drawn where requests arrive, in one sequence. Times of engines on other machines
     # mean nothing here. Ray Serve sends X-Request-Id in any case.
     sampling = structs.replace(config.sampling, seed=None)

@@ -108,6 +108,29 @@ class ChatSettings(BaseModel):
     )
 
 
+class ResponseStoreSettings(BaseModel):
+    """Where responses of /v1/responses are kept, and how many."""
+
+    TITLE: ClassVar = "stored responses"
+
+    response_store: str | None = Field(
+        None,
+        description="The file that keeps responses, over restarts too. By default they are kept "
+        "until the server ends; none keeps none.",
+    )
+    response_store_max_responses: Count = Field(
+        100_000,
+        ge=1,
+        description="The most responses kept; beyond it those go that were used least recently.",
+    )
+    response_store_max_bytes: Count = Field(
+        256 << 20, ge=1 << 20, description="The most bytes of responses kept, likewise."
+    )
+    response_store_max_days: float = Field(
+        30.0, gt=0, description="The days after its last use in which a response expires."
+    )
+
+
 class LimitSettings(BaseModel):
     """What one request, or all of them, may take."""
 

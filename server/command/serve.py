@@ -131,6 +131,7 @@ async def _start(
     try:
         http = await asyncio.to_thread(server_config, settings, config)
         http = structs.replace(http, max_connections=raise_file_limit(), created=int(time.time()))
+        http = _sharing_responses(http, folder)
         front = _make_front(settings, _front_config(settings, config, http), listener, folder)
         engine, _ = await asyncio.gather(engine_task, front.load())
         await front.attach(engine)
@@ -146,6 +147,15 @@ async def _start(
     for line in summary(http, engine.info, address(settings, listener)):
         logger.info("%s", line)
     return engine, front
+
+
+def _sharing_responses(http: ServerConfig, folder: str) -> ServerConfig:
+    """The same, where several fronts keep responses in one file of their folder, if in no other."""
+    store = http.response_store
+    if not folder or store is None or store.path:
+        return http
+    path = str(Path(folder) / "responses.db")
+    return structs.replace(http, response_store=structs.replace(store, path=path))
 
 
 async def _start_engine(config: EngineConfig, folder: str) -> Any:

@@ -29,6 +29,7 @@ from server.command.http_settings import (
     HttpSettings,
     LimitSettings,
     LogSettings,
+    ResponseStoreSettings,
     RolloutSettings,
     SecuritySettings,
     TraceSettings,
@@ -45,6 +46,7 @@ class Settings(
     SpeculationSettings,
     HttpSettings,
     ChatSettings,
+    ResponseStoreSettings,
     LimitSettings,
     SecuritySettings,
     RolloutSettings,
@@ -85,7 +87,8 @@ class Settings(
 
 GROUPS: tuple[type[BaseModel], ...] = (
     *(ModelSettings, CacheSettings, SchedulingSettings, SamplingSettings, SpeculationSettings),
-    *(HttpSettings, ChatSettings, LimitSettings, SecuritySettings, RolloutSettings, LogSettings),
+    *(HttpSettings, ChatSettings, ResponseStoreSettings, LimitSettings, SecuritySettings),
+    *(RolloutSettings, LogSettings),
     *(TraceSettings, FileSettings),
 )
 """Groups of settings in the order of the help."""

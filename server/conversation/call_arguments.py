@@ -8,10 +8,11 @@ from typing import Any
 
 from server.conversation.parsing.format import ToolFormat
 from server.conversation.parsing.syntax import NO_ARGUMENTS, CallText, FieldText, call_text
-from server.conversation.spec import ToolSpec
+from server.conversation.spec import InputGrammar, ToolSpec
 from server.errors import ApiError, bad_request
 from server.schema.base import field_path
 from server.structured.checker import GrammarChecker
+from server.structured.json_regex import without_anchors
 from server.structured.spec import GrammarSpec
 
 Tag = dict[str, Any]
@@ -74,11 +75,31 @@ class ArgumentsWriter:
             schema = schema if checked.reduced is None else checked.reduced
         text = call_text(self._format, tool.name, schema)
         begin, has_id, after_id = text.begin.partition("{id}")
-        content = self._arguments(text, where, drops)
+        if (grammar := tool.input_grammar) is not None:
+            content = await self._input(text, grammar)
+        else:
+            content = self._arguments(text, where, drops)
         if has_id:
             call_id: Tag = {"type": "regex", "pattern": self._format.syntax.id_pattern}
             content = in_order(call_id, const(after_id), content)
         return {"type": "tag", "begin": begin, "content": content, "end": text.end}
+
+    async def _input(self, text: CallText, grammar: InputGrammar) -> Tag:
+        """The only argument of a tool, which is held to a grammar of its own."""
+        is_raw = text.arguments == "fields"
+        lark = grammar.syntax == "lark"
+        tag: Tag = {"type": "grammar", "grammar": grammar.definition}
+        if not lark:
+            tag = {"type": "regex", "pattern": without_anchors(grammar.definition)}
+        tag["json_string"] = not is_raw
+        # Alone first, so that what is wrong with it is named by its place.
+        await self._grammars.check(GrammarSpec("structural_tag", tag, grammar.place))
+        if is_raw:
+            field = text.fields[grammar.argument]
+            return {"type": "tag", "begin": field.begin, "content": tag, "end": field.end}
+        if text.arguments == "python":
+            return in_order(const(f'{grammar.argument}="'), tag, const('"'))
+        return in_order(const(f'{{"{grammar.argument}": "'), tag, const('"}'))
 
     def _arguments(self, text: CallText, where: str, drops: bool) -> Tag:
         if text.arguments == "json":

@@ -53,11 +53,12 @@ async def calls_grammar(
     tools, is_forced = spec.callable_tools, spec.tool_choice == "required"
     is_strict = any(tool.strict for tool in tools)
     answer = spec.grammar if spec.grammar and spec.grammar.allows_calls and not is_forced else None
-    if not tools or not (is_forced or is_strict or answer):
+    is_held = is_forced or is_strict or spec.allowed is not None
+    if not tools or not (is_held or answer):
         return None
     param = spec.names["tool_choice" if is_forced else "tools" if is_strict else "response_format"]
     if tool_format is None:
-        if not (is_forced or is_strict):
+        if not is_held:
             return None  # calls are content, which keeps to its format
         raise bad_request(
             param, f"{param}: calls in the format of this model cannot be kept to a grammar"

@@ -36,6 +36,7 @@ class ConversationPrompt(msgspec.Struct, frozen=True):
         token_ids: int32 [prompt_len].
         parsing: how replies are taken apart; None where all of them is content.
         max_calls: later calls of a message are left out; None for no limit.
+        num_chars: of the prompt's text.
     """
 
     model: str
@@ -43,6 +44,7 @@ class ConversationPrompt(msgspec.Struct, frozen=True):
     parsing: ReplyParsing | None
     constraints: Constraints
     max_calls: int | None
+    num_chars: int
 
     @property
     def call_id_chars(self) -> int | None:
@@ -77,7 +79,9 @@ async def conversation_prompt(
             is_held_to_calls=spec.tool_choice == "required",
         )
     constraints = await reply_constraints(spec, source, parsing, served)
-    return ConversationPrompt(model, prompt.token_ids, parsing, constraints, spec.max_calls)
+    return ConversationPrompt(
+        model, prompt.token_ids, parsing, constraints, spec.max_calls, prompt.num_chars
+    )
 
 
 async def count_tokens(spec: ConversationSpec, served: ServedChatModel) -> int:
@@ -147,5 +151,5 @@ async def _encode(
         variables=options.variables,
     )
     return await served.template.encode(
-        source, conversation, served.tokenizer, max_model_len=max_model_len
+        source, conversation, served.tokenizer, runs=spec.runs, max_model_len=max_model_len
     )

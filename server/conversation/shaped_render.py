@@ -61,6 +61,9 @@ class ShapedRenderer(Renderer):
 
     Args:
         prompt: the conversation that the choice continues.
+
+    Attributes:
+        token_ids: the tokens that were generated, as far as they were passed on.
     """
 
     def __init__(
@@ -72,12 +75,14 @@ class ShapedRenderer(Renderer):
     ) -> None:
         super().__init__(prepared, tokenizer)
         self.shape = shape
+        self.token_ids: list[int] = []
         self._chat = chat_renderer(prepared, prompt, tokenizer, reasoning_field="reasoning_content")
         self._num_calls_left = prompt.max_calls
         self._is_left_out = False
 
     def steps(self, piece: Piece) -> list[Json]:
         """Pass the shape the next piece; returns the events of a stream."""
+        self.token_ids += piece.token_ids
         content = self._chat.content(piece)
         entries: list[Json] = orjson.loads(f"[{content.entries}]") if content.entries else []
         events = self.shape.add(merged(filter(self._is_shown, content.events)), entries)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from server.conversation.rendering import Message
 from server.errors import ClientNames, bad_request
+from server.response_store.records import GeneratedRun
 from server.schema.template import TemplateFields
 from server.schema.tools import ToolFunction, ToolMode
 from server.structured.spec import GrammarSpec
+
+
+class InputGrammar(msgspec.Struct, frozen=True):
+    """What one argument of a tool, a string, is held to.
+
+    Attributes:
+        argument: its name.
+        place: where in the body the definition is.
+    """
+
+    argument: str
+    syntax: Literal["lark", "regex"]
+    definition: str
+    place: str
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -22,6 +37,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
         strict: calls always keep to that schema.
         place: where in the body the tool's fields are.
         schema_place: where `parameters` is.
+        input_grammar: of its only argument; None where its schema says all.
     """
 
     name: str
@@ -30,6 +46,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
     strict: bool
     place: str
     schema_place: str
+    input_grammar: InputGrammar | None = None
 
 
 def function_tool(function: ToolFunction, place: str) -> ToolSpec:
@@ -93,12 +110,14 @@ class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):
         tools: those that the request brings.
         tool_choice: with "none" no tool may be called; with "required" the reply is calls.
         named_tool: the only tool that may be called, once, with "required".
+        allowed: names of the tools that may be called; None for all.
         one_call: the reply has at most one call.
         grammar: what the reply is held to besides.
         drops_keywords: keywords of tools' schemas that cannot be kept to are dropped.
         thinking_budget: tokens of thoughts at most; None for no limit.
         generates: a reply is generated, not only the next token's logprobs.
         shows_special: special tokens that are no markers are text.
+        runs: what the model generated in earlier turns, where that is known, oldest first.
     """
 
     names: ClientNames
@@ -108,17 +127,23 @@ class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):
     tools: Sequence[ToolSpec] = ()
     tool_choice: ToolMode = "auto"
     named_tool: str | None = None
+    allowed: frozenset[str] | None = None
     one_call: bool = False
     grammar: GrammarSpec | None = None
     drops_keywords: bool = False
     thinking_budget: int | None = None
     generates: bool = True
     shows_special: bool = False
+    runs: Sequence[GeneratedRun] = ()
 
     @property
     def callable_tools(self) -> Sequence[ToolSpec]:
         """The tools that the model may call."""
-        return () if self.tool_choice == "none" else self.tools
+        if self.tool_choice == "none":
+            return ()
+        if self.allowed is None:
+            return self.tools
+        return [tool for tool in self.tools if tool.name in self.allowed]
 
     @property
     def max_calls(self) -> int | None:

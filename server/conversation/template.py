@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Collection, Mapping
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
 
 from engine.arrays import Int32Array
 from server.conversation.parsing.learning.learn import Formats, formats_by_name
@@ -24,7 +22,9 @@ from server.conversation.rendering import (
     make_ready,
     render,
 )
+from server.conversation.replay import replayed_ids
 from server.errors import ApiError, bad_request
+from server.response_store.records import GeneratedRun
 from server.schema.checks import too_long
 from server.text.tokenizer import Tokenizer
 from server.work.bounded import BoundedThread
@@ -67,10 +67,12 @@ class RenderedPrompt(NamedTuple):
     Attributes:
         token_ids: int32 [prompt_len].
         end: the last `END_CHARS` characters of its text.
+        num_chars: of its text.
     """
 
     token_ids: Int32Array
     end: str
+    num_chars: int
 
 
 class ChatTemplate:
@@ -167,17 +169,19 @@ class ChatTemplate:
         conversation: Conversation,
         tokenizer: Tokenizer,
         *,
+        runs: Sequence[GeneratedRun] = (),
         max_model_len: int | None = None,
     ) -> RenderedPrompt:
         """The conversation as a prompt; raises `ApiError` as `render`.
 
         Args:
+            runs: what the model generated in it, in order.
             max_model_len: a text that surely has more tokens is refused without counting them; None
                 to count those of any.
         """
         rendering = self._rendering(source, conversation)
         if (pool := self._pool(rendering)) is None:
-            call = self._thread.run(self._timeout_s, _encode, rendering, tokenizer)
+            call = self._thread.run(self._timeout_s, _encode, rendering, tokenizer, runs)
             text, token_ids = await self._bounded(call, conversation.param)
         else:
             call_apart = pool.run(self._timeout_s, render, rendering)
@@ -185,10 +189,10 @@ class ChatTemplate:
         if token_ids is None:
             if max_model_len is not None and (least := tokenizer.min_tokens(text)) > max_model_len:
                 raise too_long(conversation.param, f"at least {least}", max_model_len)
-            token_ids = await asyncio.to_thread(_token_ids, text, tokenizer)
+            token_ids = await asyncio.to_thread(replayed_ids, text, tokenizer, runs)
         if not len(token_ids):
             raise bad_request(conversation.param, "the chat template gave an empty prompt")
-        return RenderedPrompt(token_ids, text[-END_CHARS:])
+        return RenderedPrompt(token_ids, text[-END_CHARS:], len(text))
 
     async def text(self, source: str, conversation: Conversation) -> str:
         """The prompt's text; raises `ApiError` for what the template refuses."""
@@ -228,12 +232,9 @@ class ChatTemplate:
         self._strangers.close()
 
 
-def _encode(rendering: Rendering, tokenizer: Tokenizer) -> tuple[str, Int32Array | None]:
+def _encode(
+    rendering: Rendering, tokenizer: Tokenizer, runs: Sequence[GeneratedRun]
+) -> tuple[str, Int32Array | None]:
     """The prompt's text, and its ids unless it is long."""
     text = render(rendering)
-    return text, _token_ids(text, tokenizer) if len(text) <= LONG_CHARS else None
-
-
-def _token_ids(text: str, tokenizer: Tokenizer) -> Int32Array:
-    """The ids of a prompt, int32 [prompt_len]; the template has written the special tokens."""
-    return np.array(tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+    return text, replayed_ids(text, tokenizer, runs) if len(text) <= LONG_CHARS else None

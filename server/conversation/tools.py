@@ -10,7 +10,7 @@ from server.conversation.parsing.parsers import Parsers
 from server.conversation.parsing.recognise import knows_tools
 from server.conversation.parsing.values import ToolTypes, argument_types
 from server.conversation.spec import ConversationSpec, ToolSpec
-from server.errors import bad_request
+from server.errors import ApiError, bad_request
 from server.schema.base import shown
 
 
@@ -19,12 +19,17 @@ def check_choice(spec: ConversationSpec) -> None:
     if spec.tool_choice == "required" and spec.named_tool is None and not spec.tools:
         raise spec.names.refuse("tool_choice", "needs tools to be given")
     names = [tool.name for tool in spec.tools]
+    for name in sorted(spec.allowed or ()):
+        if name not in names:
+            raise _unknown(spec, "allowed", name, names)
     if spec.named_tool is not None and spec.named_tool not in names:
-        known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "none"
-        raise spec.names.refuse(
-            "named_tool",
-            f"must be the name of one of the tools ({known}), got {spec.named_tool[:64]!r}",
-        )
+        raise _unknown(spec, "named_tool", spec.named_tool, names)
+
+
+def _unknown(spec: ConversationSpec, field: str, name: str, names: Sequence[str]) -> ApiError:
+    known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") or "none"
+    words = f"must be the name of one of the tools ({known}), got {name[:64]!r}"
+    return spec.names.refuse(field, words)
 
 
 def shown_tools(
@@ -39,7 +44,7 @@ def shown_tools(
         source: the chat's template.
         excludes: with "none" no tools are shown.
     """
-    callable_tools = spec.callable_tools
+    callable_tools = spec.callable_tools if spec.allowed is None else spec.tools
     if callable_tools or excludes or not spec.tools or not knows_tools(source):
         return callable_tools
     return spec.tools if parsers.tool_format(source) else ()

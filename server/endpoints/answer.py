@@ -15,7 +15,7 @@ from server.generation.choice import ReplyChoice
 from server.generation.generation import Generation
 from server.generation.prepare import PreparedRequest
 from server.generation.render import Renderer
-from server.generation.streaming import ChunkWriter, StreamWriter, stream_reply
+from server.generation.streaming import ChunkWriter, Recording, StreamWriter, stream_reply
 from server.http.account import account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.http.reply import json_reply
@@ -31,11 +31,13 @@ async def answer(
     request: Request,
     context: Context,
     make_writer: Callable[[Generation], StreamWriter] | None = None,
+    recording: Recording | None = None,
 ) -> Response:
     """Let the engine generate, and write what comes as the renderer has it.
 
     Args:
         make_writer: makes the writer of a stream; None for chunks in OpenAI's shape.
+        recording: keeps what comes; None for nobody.
     """
     if context.config.log_requests:
         _log(prepared, context)
@@ -46,6 +48,8 @@ async def answer(
         admission=context.admission,
         metrics=context.metrics,
     )
+    if recording is not None:
+        recording.attach(generation)
     account = account_of(request.scope)
     account.usage, account.report = generation.usage, generation.report
     account.release_body()
@@ -54,13 +58,22 @@ async def answer(
         make_writer = make_writer or partial(ChunkWriter, renderer=renderer)
         writer = make_writer(generation)
         return await stream_reply(
-            generation, writer, request.receive, worker=worker, metrics=metrics
+            generation,
+            writer,
+            request.receive,
+            worker=worker,
+            metrics=metrics,
+            recording=recording,
         )
-    return await _plain_reply(generation, renderer, request, context)
+    return await _plain_reply(generation, renderer, request, context, recording)
 
 
 async def _plain_reply(
-    generation: Generation, renderer: Renderer, request: Request, context: Context
+    generation: Generation,
+    renderer: Renderer,
+    request: Request,
+    context: Context,
+    recording: Recording | None,
 ) -> Response:
     """Answer with the whole reply at once."""
 
@@ -75,6 +88,9 @@ async def _plain_reply(
             while changed := await generation.update():
                 if due := renderer.due(changed):
                     await render(due, renderer.write_ahead)
+            if recording is not None:
+                await render(generation.choices, renderer.write_ahead)
+                await recording.settle(None)
         ends = generation.usage(), generation.draft_metrics()
         return json_reply(await render(generation.choices, renderer.reply, *ends))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -47,6 +48,7 @@ class Generation:
         prepared: the request.
         num_cached: prompt tokens served from the prefix cache, by prompt.
         failure: the error that ended the request before all choices had ended.
+        on_close: called once the request has ended, for whatever reason.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Generation:
         self.prepared = prepared
         self.num_cached = [0] * len(prepared.prompts)
         self.failure: ApiError | None = None
+        self.on_close: Callable[[], None] | None = None
         self._engine = engine
         self._tokenizer = tokenizer
         self._admission = admission
@@ -71,6 +74,7 @@ class Generation:
         self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
         self._num_generated = 0
         self._is_admitted = False
+        self._is_cancelled = False
         self._times = _NO_TIMES
         self._submissions: list[Submission] = []
         self._arrived = asyncio.Event()
@@ -198,6 +202,13 @@ class Generation:
         self._metrics.finished[choice.finish_reason or "error"].inc()
         self._metrics.generation_lens.observe(choice.num_generated)
 
+    def cancel(self, error: ApiError) -> None:
+        """Let whoever waits for choices get this error."""
+        if not self.ended and self.failure is None:
+            self.failure = error
+            self._is_cancelled = True
+            self._arrived.set()
+
     def usage(self) -> dict[str, Any]:
         """Tokens in and out so far."""
         num_prompt, num_generated = self._num_prompt_tokens, self._num_generated
@@ -259,6 +270,9 @@ class Generation:
 
     def close(self, reason: str) -> None:
         """Abort what has not ended and account for it as `reason`; twice does no harm."""
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            on_close()
         if not self._is_admitted:
             return
         self._is_admitted = False
@@ -267,7 +281,7 @@ class Generation:
                 self._engine.abort(submission.handle)
             self._admission.leave(submission)
         self._admission.release(self._num_unfinished)
-        self._account(reason)
+        self._account("abort" if self._is_cancelled else reason)
 
     def _account(self, reason: str) -> None:
         metrics, prepared = self._metrics, self.prepared

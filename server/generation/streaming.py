@@ -10,7 +10,7 @@ import orjson
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError
+from server.errors import CLIENT_GONE, ApiError
 from server.generation.choice import ReplyChoice
 from server.generation.generation import Generation
 from server.generation.render import Renderer
@@ -46,6 +46,18 @@ class StreamWriter(Protocol):
 
     def failure(self, error: ApiError) -> bytes:
         """Write the end of a stream that an error ended after the headers."""
+        ...
+
+
+class Recording(Protocol):
+    """Keeps what comes of a request."""
+
+    def attach(self, generation: Generation) -> None:
+        """Follow a generation that begins."""
+        ...
+
+    async def settle(self, error: ApiError | None) -> None:
+        """Write how it ended, before the client is."""
         ...
 
 
@@ -119,8 +131,13 @@ async def stream_reply(
     *,
     worker: Worker,
     metrics: Metrics,
+    recording: Recording | None = None,
 ) -> StreamingResponse:
-    """Submit and wait for the engine's first result, so that early failures are HTTP errors."""
+    """Submit and wait for the engine's first result, so that early failures are HTTP errors.
+
+    Args:
+        recording: keeps what comes; None for nobody.
+    """
     try:
         with CancelOnDisconnect(receive):
             await generation.submit()
@@ -134,7 +151,13 @@ async def stream_reply(
     except BaseException as error:
         generation.close("abort" if isinstance(error, ClientGoneError) else "error")
         raise
-    return EventStream(generation, writer, frames, metrics)
+    return EventStream(generation, writer, frames, metrics, recording)
+
+
+def _outcome(status: int) -> str:
+    if status == CLIENT_GONE:
+        return "abort"
+    return "server_error" if status >= 500 else "client_error"
 
 
 class EventStream(StreamingResponse):
@@ -150,12 +173,14 @@ class EventStream(StreamingResponse):
         writer: StreamWriter,
         frames: bytes,
         metrics: Metrics,
+        recording: Recording | None = None,
     ) -> None:
         super().__init__((), headers=_HEADERS, media_type="text/event-stream")
         self._generation = generation
         self._writer = writer
         self._frames = frames
         self._metrics = metrics
+        self._recording = recording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until all choices have ended, an error comes, or the client leaves."""
@@ -166,7 +191,7 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 error = await self._write(send)
             if error is not None:
-                account.outcome = "server_error" if error.status >= 500 else "client_error"
+                account.outcome = _outcome(error.status)
         except ClientGoneError:
             account.outcome = "abort"
 
@@ -181,6 +206,8 @@ class EventStream(StreamingResponse):
                 now = time.perf_counter()
                 self._metrics.inter_token.observe(now - last)
                 last = now
+            if self._recording is not None:
+                await self._recording.settle(None)
             end = self._writer.end()
         except ApiError as caught:
             error = caught
@@ -188,6 +215,8 @@ class EventStream(StreamingResponse):
             logger.exception("a stream broke")
             error = ApiError(500, "internal error", code="internal_error")
         if error is not None:
+            if self._recording is not None:
+                await self._recording.settle(error)
             end = self._writer.failure(error)
         await send({"type": "http.response.body", "body": end, "more_body": False})
         return error

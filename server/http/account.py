@@ -58,6 +58,7 @@ class RequestAccount:
         report: tells more, also of a request that scores.
         without_effect: names of fields of the body that had none.
         body_memory: what a large body may take; None for others.
+        owner: digest of the API key that the request came with; empty where there are no keys.
     """
 
     request_id: str | None = None
@@ -69,6 +70,7 @@ class RequestAccount:
     report: Callable[[], GenerationReport] | None = None
     without_effect: Sequence[str] = ()
     body_memory: Lease | None = None
+    owner: bytes = b""
 
     def release_body(self) -> None:
         """Let others have the memory of the body, of which nothing large is kept; twice does no

@@ -6,6 +6,7 @@ Nothing here wraps `receive`, so a disconnect reaches whoever waits for it.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import secrets
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError, shutting_down, too_many_connections
 from server.http.access_log import AccessLog
-from server.http.account import RequestAccount, attach, header
+from server.http.account import RequestAccount, account_of, attach, header
 from server.http.connections import ConnectionPool
 from server.http.lifecycle import Lifecycle
 from server.http.origins import Origins
@@ -41,6 +42,8 @@ _BELOW_V1 = frozenset(
     }
 )
 """Paths that are served without their `/v1` too, for clients whose base address has none."""
+_TOPS_BELOW_V1 = ("/responses/",)
+"""The beginning of others."""
 _ALWAYS_OPEN = frozenset({"/health", "/ready", "/ping"})
 _NO_KEY = _ALWAYS_OPEN | {"/", "/docs", "/openapi.json"}
 _NO_KEY_BELOW = ("/docs/", "/page/")
@@ -165,14 +168,14 @@ class Gate:
         self._lifecycle = lifecycle
         self._connections = connections
         self._origins = origins
-        self._keys = [key.encode() for key in api_keys]
+        self._owners = {key.encode(): hashlib.sha256(key.encode()).digest() for key in api_keys}
         self._open = _NO_KEY | ({"/metrics"} if open_metrics else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = route_path(scope)
             self._origins.check(scope)
-            if self._keys and path not in self._open and not path.startswith(_NO_KEY_BELOW):
+            if self._owners and path not in self._open and not path.startswith(_NO_KEY_BELOW):
                 self._check_key(scope)
             if self._lifecycle.draining and path not in _OPEN_WHILE_DRAINING:
                 raise shutting_down()
@@ -185,11 +188,12 @@ class Gate:
         own = header(scope, b"x-api-key") or ""  # as Anthropic's clients send it
         sent = [own.strip(), given.strip() if kind.lower() == "bearer" else ""]
         raws = [key.encode("latin-1") for key in sent if key]
-        known = [hmac.compare_digest(raw, key) for raw in raws for key in self._keys]
-        if not any(known):
+        known = [key for raw in raws for key in self._owners if hmac.compare_digest(raw, key)]
+        if not known:
             words = "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY"
             headers = {"www-authenticate": "Bearer"}
             raise ApiError(401, words, code="invalid_api_key", headers=headers)
+        account_of(scope).owner = self._owners[known[0]]
 
 
 def _own_path(scope: Scope) -> str:
@@ -201,7 +205,8 @@ def _own_path(scope: Scope) -> str:
     path = route_path(scope)
     if root and path.startswith(f"{root}/"):
         path = path.removeprefix(root)
-    return f"{root}/v1{path}" if path in _BELOW_V1 else f"{root}{path}"
+    is_below_v1 = path in _BELOW_V1 or path.startswith(_TOPS_BELOW_V1)
+    return f"{root}/v1{path}" if is_below_v1 else f"{root}{path}"
 
 
 def route_path(scope: Scope) -> str:

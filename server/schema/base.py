@@ -164,13 +164,17 @@ def _sentence(kind: type[BodyModel], error: ErrorDetails) -> str:
     return f"unknown field {param!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
 
 
+ONE_OF = "\0"
+"""What the tags of a union's types begin with: they are no fields, and paths leave them out."""
+
+
 def field_path(loc: tuple[int | str, ...]) -> str:
     """Write where in a body a value is: `stop[3]` or `stream_options.include_usage`."""
     path = ""
     for part in loc:
         if isinstance(part, int):
             path += f"[{part}]"
-        else:
+        elif not part.startswith(ONE_OF):
             name = part if len(part) <= _SHOWN_CHARS else f"{part[:_SHOWN_CHARS]}…"
             path += f".{name}" if path else name
     return path

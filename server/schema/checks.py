@@ -5,6 +5,9 @@ from __future__ import annotations
 from server.config import ServerConfig
 from server.errors import ApiError, bad_request
 
+TOO_LONG = "context_length_exceeded"
+"""The code of the refusal of a prompt that does not fit the context."""
+
 
 def check_model(name: str | None, config: ServerConfig) -> str:
     """The name that the reply carries; raises a 404 unless the server answers to this one."""
@@ -27,7 +30,7 @@ def too_long(field: str, num_tokens: str, max_model_len: int) -> ApiError:
         field,
         f"{field} must leave room in the context of {max_model_len} tokens (--max-model-len), "
         f"got {num_tokens} tokens",
-        "context_length_exceeded",
+        TOO_LONG,
     )
 
 

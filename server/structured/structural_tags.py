@@ -10,6 +10,8 @@ from typing import Any
 
 from server.errors import ApiError, bad_request
 from server.schema.base import shown
+from server.structured.json_lark import within_json
+from server.structured.json_regex import JsonRegex, NotExpressibleError
 from server.structured.lark import FREE_TEXT, json_value, lark_of, literal, regex
 
 MAX_FORMATS = 4096
@@ -17,8 +19,8 @@ MAX_DEPTH = 32
 _MEMBERS: dict[str, tuple[set[str], set[str]]] = {
     "const_string": ({"value"}, set()),
     "json_schema": ({"json_schema"}, set()),
-    "regex": ({"pattern"}, set()),
-    "grammar": ({"grammar"}, set()),
+    "regex": ({"pattern"}, {"json_string"}),
+    "grammar": ({"grammar"}, {"json_string"}),
     "any_text": (set(), set()),
     "sequence": ({"elements"}, set()),
     "or": ({"elements"}, set()),
@@ -26,7 +28,8 @@ _MEMBERS: dict[str, tuple[set[str], set[str]]] = {
     "triggered_tags": ({"triggers", "tags"}, {"at_least_one", "stop_after_first"}),
     "tags_with_separator": ({"tags", "separator"}, {"at_least_one", "stop_after_first"}),
 }
-"""Members that each format needs, and those it may have, besides its type."""
+"""Members that each format needs, and those it may have, besides its type. What `json_string` has
+is the inside of a JSON string whose text keeps to the expression or grammar."""
 
 
 class TagWriter:
@@ -99,11 +102,17 @@ class TagWriter:
         return self._rule(json_value(schema, self._whitespace, where))
 
     def _regex(self, wanted: dict[str, Any], param: str, last: bool) -> str:
-        return self._rule(regex(_string(wanted, "pattern", param)))
+        pattern = _string(wanted, "pattern", param)
+        if wanted.get("json_string"):
+            pattern = _within_json(lambda own: JsonRegex(own).pattern, pattern, f"{param}.pattern")
+        return self._rule(regex(pattern))
 
     def _grammar(self, wanted: dict[str, Any], param: str, last: bool) -> str:
         name = f"g{len(self._grammars)}"
-        lark = lark_of(_string(wanted, "grammar", param), f"{param}.grammar")
+        where = f"{param}.grammar"
+        lark = lark_of(_string(wanted, "grammar", param), where)
+        if wanted.get("json_string"):
+            lark = _within_json(within_json, lark, where)
         self._grammars.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 
@@ -207,6 +216,14 @@ class TagWriter:
         """The special token that a text begins with, if it does, and what follows."""
         at, name = self._first_special(text)
         return (self._special_ids[name], text[len(name) :]) if name and at == 0 else (None, text)
+
+
+def _within_json(write: Callable[[str], str], text: str, param: str) -> str:
+    try:
+        return write(text)
+    except NotExpressibleError as error:
+        words = f"{param}: {error} cannot be kept to within a JSON string"
+        raise bad_request(param, words, "grammar_refused") from None
 
 
 def _check_members(wanted: dict[str, Any], kind: str, param: str) -> None:

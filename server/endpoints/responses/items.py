@@ -15,7 +15,8 @@ import orjson
 
 from server.conversation.messages import template_call
 from server.conversation.rendering import Message
-from server.endpoints.responses.schema import InputItem, ItemPart
+from server.endpoints.responses.custom import as_arguments
+from server.endpoints.responses.items_schema import HOSTED, OUTPUTS, InputItem, ItemPart
 from server.endpoints.responses.thoughts import unwrapped
 from server.errors import bad_request
 from server.schema.base import shown
@@ -53,13 +54,19 @@ class _Turn:
         return [message, *self.outputs]
 
 
-def input_messages(instructions: str | None, items: Sequence[InputItem]) -> list[Message]:
-    """The messages of an input; raises `ApiError`."""
+def input_messages(
+    instructions: str | None, items: Sequence[InputItem], num_past: int = 0
+) -> list[Message]:
+    """The messages of an input; raises `ApiError`.
+
+    Args:
+        num_past: so many of the items are those of an earlier response.
+    """
     turns = _Turns()
     if instructions is not None:
         turns.begin("system").texts = [instructions]
     for i, item in enumerate(items):
-        turns.add(item, f"input[{i}]")
+        turns.add(item, f"input[{i - num_past}]" if i >= num_past else "previous_response_id")
     return turns.messages()
 
 
@@ -80,7 +87,9 @@ class _Turns:
         return self._turns[-1]
 
     def add(self, item: InputItem, place: str) -> None:
-        if item.type == "function_call_output":
+        if item.type in HOSTED:
+            return
+        if item.type in OUTPUTS:
             self._add_output(item, place)
         elif item.type == "message" and item.role != "assistant":
             self.begin(item.role or "user").texts = _texts(item.content)
@@ -104,7 +113,7 @@ class _Turns:
             known = ", ".join(list(self._calls)[-_SHOWN_IDS:]) or "there is none"
             raise bad_request(
                 f"{place}.call_id",
-                f"{place}.call_id must be that of a function_call before it ({known}), "
+                f"{place}.call_id must be that of a call before it ({known}), "
                 f"got {shown(item.call_id)}",
             )
         text = "\n".join(_texts(item.output))
@@ -125,6 +134,10 @@ def _thoughts(item: InputItem) -> str:
 
 
 def _call(item: InputItem, place: str) -> dict[str, Any]:
+    if item.type == "custom_tool_call":
+        return template_call(item.name or "", as_arguments(item.input or ""), item.call_id)
+    if item.type == "local_shell_call":
+        return template_call("local_shell", item.action or {}, item.call_id)
     try:
         arguments = orjson.loads(item.arguments or "{}")
     except orjson.JSONDecodeError as error:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from server.conversation.parsing.message import draw_call_id
 from server.conversation.parsing.output import Event
+from server.endpoints.responses.custom import InputReader
 from server.endpoints.responses.thoughts import wrapped
+from server.response_store.records import IN_PROGRESS
 
 Json = dict[str, Any]
-COMPLETED, INCOMPLETE, IN_PROGRESS = "completed", "incomplete", "in_progress"
+COMPLETED, INCOMPLETE = "completed", "incomplete"
 
 
 class OpenItem(ABC):
@@ -40,14 +42,15 @@ class OpenItem(ABC):
         item = self.item(IN_PROGRESS)
         return [self._whole("added", item), *self._part_added()]
 
-    def add(self, text: str, entries: list[Json]) -> Json:
-        """Let it say more; returns the event."""
+    def add(self, text: str, entries: list[Json]) -> list[Json]:
+        """Let it say more; returns the events."""
         self._texts.append(text)
-        return self._delta(text, entries)
+        return [self._delta(text, entries)]
 
     def end(self, status: str) -> list[Json]:
         """The events of its end."""
-        return [*self._part_done(), self._whole("done", self.item(status))]
+        parts = self._part_done()
+        return [*parts, self._whole("done", self.item(status))]
 
     def event(self, kind: str, **fields: Any) -> Json:
         """An event of this item."""
@@ -181,10 +184,41 @@ class CallItem(OpenItem):
         return [self.event("function_call_arguments.done", **done)]
 
 
+class CustomCallItem(OpenItem):
+    """A call of a custom tool, whose text is read out of the arguments of a function's call."""
+
+    prefix = "ctc"
+
+    def __init__(self, index: int, name: str, call_id: str) -> None:
+        super().__init__(index)
+        self._name = name
+        self._call_id = call_id
+        self._reader = InputReader()
+
+    def item(self, status: str) -> Json:
+        """The item as it is now."""
+        named = {"call_id": self._call_id, "name": self._name, "input": self.text}
+        return {"id": self._id, "type": "custom_tool_call", "status": status, **named}
+
+    def add(self, text: str, entries: list[Json]) -> list[Json]:
+        """Let the arguments go on; returns the events, none where they tell no more of the text."""
+        own = self._reader.feed(text)
+        return super().add(own, entries) if own else []
+
+    def _delta(self, text: str, entries: list[Json]) -> Json:
+        return self.event("custom_tool_call_input.delta", delta=text)
+
+    def _part_done(self) -> list[Json]:
+        rest = self._reader.end()
+        last = super().add(rest, []) if rest else []
+        return [*last, self.event("custom_tool_call_input.done", input=self.text)]
+
+
 class OutputItems:
     """Makes the output of one response.
 
     Args:
+        custom: names of the tools that are called with a text.
         as_summary: thoughts are in summaries.
         encrypts: thoughts have `encrypted_content`.
         has_logprobs: logprobs come with the texts.
@@ -195,9 +229,16 @@ class OutputItems:
     """
 
     def __init__(
-        self, *, as_summary: bool, encrypts: bool, has_logprobs: bool, id_chars: int | None
+        self,
+        *,
+        custom: Collection[str],
+        as_summary: bool,
+        encrypts: bool,
+        has_logprobs: bool,
+        id_chars: int | None,
     ) -> None:
         self.items: list[Json] = []
+        self._custom = custom
         self._as_summary = as_summary
         self._encrypts = encrypts
         self._has_logprobs = has_logprobs
@@ -213,7 +254,8 @@ class OutputItems:
         for kind, text in events:
             if kind == "call":
                 sent += self.end(COMPLETED)
-                sent += self._begin(CallItem(len(self.items), text, draw_call_id(self._id_chars)))
+                made = CustomCallItem if text in self._custom else CallItem
+                sent += self._begin(made(len(self.items), text, draw_call_id(self._id_chars)))
                 continue
             if kind == "content" and not isinstance(self._open, MessageItem):
                 sent += self.end(COMPLETED)
@@ -223,7 +265,7 @@ class OutputItems:
                 sent += self._begin(self._reasoning())
             assert self._open is not None
             own = self._entries_of(text) if kind == "content" and self._has_logprobs else []
-            sent.append(self._open.add(text, own))
+            sent += self._open.add(text, own)
         return sent
 
     def _reasoning(self) -> ReasoningItem:

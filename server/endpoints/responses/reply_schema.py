@@ -1,4 +1,4 @@
-"""Responses as the OpenAPI page describes them."""
+"""Replies about responses as the OpenAPI page describes them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,41 @@ class ResponseReply(BaseModel):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
     error: dict[str, Any] | None
     incomplete_details: dict[str, Any] | None
     model: str
+    previous_response_id: str | None
     output: list[dict[str, Any]] = Field(
-        description="Items of type reasoning, message and function_call, as they were generated."
+        description="Items of type reasoning, message, function_call and custom_tool_call, as they "
+        "were generated."
     )
     usage: dict[str, Any] | None
-    store: Literal[False]
+    store: bool = Field(description="Whether the response is kept.")
     metrics: DraftMetrics | None = None
     ignored_keywords: IgnoredKeywords = None
+
+
+class InputTokens(BaseModel):
+    """The length of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class DeletedResponse(BaseModel):
+    """A response that is gone."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemList(BaseModel):
+    """Items that a response replied to."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool

@@ -10,17 +10,21 @@ from server.conversation.spec import (
     function_tool,
     template_variables,
 )
+from server.endpoints.responses.custom import custom_tool
+from server.endpoints.responses.history import History
 from server.endpoints.responses.items import input_messages
-from server.endpoints.responses.schema import (
-    LOGPROBS,
+from server.endpoints.responses.schema import LOGPROBS, ResponsesRequest, TextOptions
+from server.endpoints.responses.tools_schema import (
+    AllowedTools,
+    CustomTool,
     FunctionChoice,
-    ResponsesRequest,
-    TextOptions,
+    SearchTool,
 )
 from server.errors import ClientNames
 from server.generation.form import reply_form
 from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
+from server.schema.tools import ToolMode
 from server.structured.spec import GrammarSpec
 from server.structured.wanted import json_answer
 
@@ -30,23 +34,38 @@ _NAMES = ClientNames(
     max_tokens="max_output_tokens",
     logprobs="top_logprobs",
     named_tool="tool_choice.name",
+    allowed="tool_choice.tools",
     response_format="text.format",
 )
 
 
-def response_conversation(body: ResponsesRequest) -> ConversationSpec:
+def response_conversation(body: ResponsesRequest, history: History) -> ConversationSpec:
     """The conversation that a body goes on with; raises `ApiError`."""
     choice, effort = body.tool_choice or "auto", body.reasoning.effort if body.reasoning else None
+    mode: ToolMode = "required" if isinstance(choice, FunctionChoice) else "auto"
+    allowed = None
+    if isinstance(choice, AllowedTools):
+        mode, allowed = choice.mode, frozenset(tool.name for tool in choice.tools)
+    elif isinstance(choice, str):
+        mode = choice
     return ConversationSpec(
         names=_NAMES,
         model=body.model,
-        messages=input_messages(body.instructions, body.input),
+        messages=input_messages(body.instructions, history.items, history.num_past),
         template=TemplateOptions(variables=template_variables(body.chat_template_kwargs, effort)),
-        tools=[function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())],
-        tool_choice="required" if isinstance(choice, FunctionChoice) else choice,
+        tools=[
+            custom_tool(tool, f"tools[{i}]")
+            if isinstance(tool, CustomTool)
+            else function_tool(tool, f"tools[{i}]")
+            for i, tool in enumerate(body.tools or ())
+            if not isinstance(tool, SearchTool)
+        ],
+        tool_choice=mode,
+        allowed=allowed,
         named_tool=choice.name if isinstance(choice, FunctionChoice) else None,
         one_call=body.parallel_tool_calls is False,
         grammar=_format(body.text),
+        runs=history.runs,
     )
 
 

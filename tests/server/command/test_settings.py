@@ -195,6 +195,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "gpu_memory_utilization": 0.5,
         "cpu_kvcache_space": 2.5,
         "max_num_batched_tokens": 999,
+        "response_store": "none",
         "speculative_config": SPECULATION,
     }
 

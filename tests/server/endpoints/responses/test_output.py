@@ -15,6 +15,7 @@ from server.endpoints.responses.output import OutputItems
 def output(**fields: Any) -> OutputItems:
     return OutputItems(
         **{
+            "custom": (),
             "as_summary": False,
             "encrypts": False,
             "has_logprobs": True,

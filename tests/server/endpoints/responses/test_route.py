@@ -5,36 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from openai.types.responses import ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from engine.request import Finish
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import MODEL, Site, in_process
 from tests.server.endpoints.chat.chats import chat, prompt_of
 from tests.server.endpoints.chat.tool_replies import PARTS, REPLY, TEMPLATE, call
-from tests.server.endpoints.responses.sent import TOOLS, respond
+from tests.server.endpoints.responses.sent import TOOLS, events_of, respond
 
-EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
-
-
-def events_of(reply: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, each valid by its own type and named by it."""
-    assert reply.status_code == 200, reply.text
-    frames = reply.text.split("\n\n")
-    assert frames.pop() == ""
-    events = []
-    for frame in frames:
-        name, data = frame.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        assert EVENTS.validate_python(event).type == event["type"]
-        events.append(event)
-    return events
 
 
 async def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
@@ -108,7 +89,7 @@ class TestReply:
         assert [item["status"] for item in reply["output"]] == ["completed"] * 4
         assert reply["id"].startswith("resp_")
         assert reply["status"] == "completed"
-        assert reply["store"] is False
+        assert reply["store"] is True
         assert reply["instructions"] == "Be brief."
         usage, prompt_len = reply["usage"], len(prompt_of(site))
         assert usage["input_tokens"] == prompt_len

@@ -100,7 +100,7 @@ async def test_a_stream_of_plain_events(live: Site) -> None:
 async def test_the_sync_client(live: Site) -> None:
     def use() -> str:
         with openai.OpenAI(base_url=f"{live.url}/v1", api_key=KEY, max_retries=0) as client:
-            with pytest.raises(openai.BadRequestError, match="not stored here"):
+            with pytest.raises(openai.BadRequestError, match="no stored response"):
                 client.responses.create(model=MODEL, input="x", previous_response_id="resp_1")
             return client.responses.create(model=MODEL, input="Where is it?").output_text
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import in_process
+from tests.server.endpoints.chat.chats import prompt_of
 from tests.server.endpoints.chat.tool_replies import TEMPLATE
 from tests.server.endpoints.responses.sent import LOOK, TOOLS, respond
 
@@ -20,25 +21,40 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("fields", "param", "words"),
         [
-            ({"store": True}, "store", "not stored here"),
-            ({"previous_response_id": "resp_1"}, "previous_response_id", "whole conversation"),
-            ({"conversation": "conv_1"}, "conversation", "not stored here"),
+            ({"previous_response_id": "resp_1"}, "previous_response_id", "no stored response"),
+            ({"conversation": "conv_1"}, "conversation", "not available"),
             ({"background": True}, "background", "not available"),
-            ({"truncation": "auto"}, "truncation", '"disabled"'),
-            ({"include": ["file_search_call.results"]}, "include[0]", "must be"),
+            ({"truncation": "middle"}, "truncation", "'auto' or 'disabled'"),
+            ({"include": ["everything"]}, "include[0]", "must be"),
             ({"prompt": {"id": "p"}}, "prompt", "not available"),
-            ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0]", '"custom"'),
-            ({"tools": [{"type": "web_search"}]}, "tools[0]", '"web_search"'),
+            ({"tools": [{"type": "file_search"}]}, "tools[0]", '"file_search"'),
+            (
+                {"tools": [{"type": "custom", "name": "f", "format": {"type": "grammar"}}]},
+                "tools[0].format",
+                "needs syntax",
+            ),
+            ({"tools": [LOOK, {"type": "custom", "name": "look"}]}, "tools", "named look again"),
             ({"tools": [LOOK, LOOK]}, "tools", "named look again"),
             ({"tools": [LOOK | {"name": "a b"}]}, "tools[0].name", "letters"),
-            ({**TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", '"custom"'),
+            ({**TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice", '"mcp"'),
+            (
+                {
+                    **TOOLS,
+                    "tool_choice": {
+                        "type": "allowed_tools",
+                        "mode": "auto",
+                        "tools": [{"type": "function", "name": "no"}],
+                    },
+                },
+                "tool_choice.tools",
+                "tool_choice.tools must be the name of one of the tools (look, stop)",
+            ),
             (
                 {**TOOLS, "tool_choice": {"type": "function", "name": "no"}},
                 "tool_choice.name",
                 "tool_choice.name must be the name of one of the tools",
             ),
-            ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", '"item_reference"'),
-            ({"input": [{"type": "web_search_call"}]}, "input[0]", '"web_search_call"'),
+            ({"input": [{"type": "computer_call_output"}]}, "input[0]", '"computer_call_output"'),
             ({"input": [{"type": "function_call"}]}, "input[0]", "needs arguments, call_id, name"),
             (
                 {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
@@ -103,8 +119,13 @@ class TestRefusals:
             "service_tier": "auto",
             "truncation": "disabled",
             "max_tool_calls": 3,
+            "include": ["file_search_call.results"],
+            "tools": [{"type": "web_search", "external_web_access": False}],
             "text": {"verbosity": "low"},
             "stream_options": {"include_obfuscation": False},
         }
         async with in_process(FakeEngine(says("Hi")), chat_template=TEMPLATE) as site:
             assert (await respond(site, **fields))["output"][0]["content"][0]["text"] == "Hi"
+            assert prompt_of(site) == "[user]hello[assistant]"
+            reply = await site.client.post("/v1/responses", json={"input": "hello", **fields})
+            assert reply.headers["x-ignored-fields"] == "tools[0]"

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from server.endpoints.responses.schema import FunctionChoice, ResponsesRequest
+from server.endpoints.responses.schema import ResponsesRequest
+from server.endpoints.responses.tools_schema import FunctionChoice, FunctionTool
 from server.errors import ApiError
 from server.schema.base import validate
 
@@ -65,6 +66,7 @@ def test_tools_and_choices() -> None:
     tool = {"type": "function", "name": "f", "parameters": None, "strict": None}
     made = body(tools=[tool], tool_choice={"type": "function", "name": "f"})
     assert made.tools is not None
+    assert isinstance(made.tools[0], FunctionTool)
     assert made.tools[0].name == "f"
     assert made.tool_choice == FunctionChoice(type="function", name="f")
     assert refusal(tools=[{"type": "function"}]).param == "tools[0].name"

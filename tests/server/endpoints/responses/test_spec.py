@@ -8,6 +8,7 @@ import pytest
 
 from server.conversation.prompt import conversation_prompt
 from server.conversation.spec import ConversationSpec, ToolSpec
+from server.endpoints.responses.history import History
 from server.endpoints.responses.schema import ResponsesRequest
 from server.endpoints.responses.spec import response_conversation, response_spec
 from server.generation.spec import GenerationSpec
@@ -28,13 +29,15 @@ def body(**fields: Any) -> ResponsesRequest:
 
 
 def conversation(**fields: Any) -> ConversationSpec:
-    return response_conversation(body(**fields))
+    asked = body(**fields)
+    return response_conversation(asked, History(asked.input, 0, (), ()))
 
 
 async def generation(**fields: Any) -> GenerationSpec:
     asked = body(**fields)
     async with in_process(chat_template=TEMPLATE) as site:
-        prompt = await conversation_prompt(response_conversation(asked), site.context)
+        history = History(asked.input, 0, (), ())
+        prompt = await conversation_prompt(response_conversation(asked, history), site.context)
         return await response_spec(asked, prompt, site.context, "resp_x")
 
 

@@ -1,0 +1,126 @@
+"""One response on its way into the store, from its first event to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+import numpy as np
+
+from server.conversation.shaped_render import ShapedRenderer
+from server.endpoints.responses.history import History, stored_items
+from server.endpoints.responses.shape import ResponseShape
+from server.errors import CLIENT_GONE, ApiError, bad_request
+from server.generation.generation import Generation
+from server.response_store.records import GeneratedRun, NewResponse, StoreError, TakenIdError
+from server.response_store.store import ResponseStore
+
+logger = logging.getLogger("tailrace")
+
+CANCELLED_CODE = "response_cancelled"
+
+
+class ResponseRecording:
+    """Keeps one response while it is generated and as it ends.
+
+    A response that cannot be written is answered all the same, with `store` false. One whose client
+    leaves, or that fails before its first byte, is not kept.
+
+    Args:
+        prompt_chars: of the text that it continues.
+    """
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        shape: ResponseShape,
+        renderer: ShapedRenderer,
+        prompt_chars: int,
+    ) -> None:
+        self._store = store
+        self._shape = shape
+        self._renderer = renderer
+        self._prompt_chars = prompt_chars
+        self._key: int | None = None
+        self._generation: Generation | None = None
+        self._is_cancelled = False
+        self._ending: asyncio.Task[None] | None = None
+
+    async def begin(self, owner: bytes, history: History) -> None:
+        """Note that it runs; raises a 400 for an id that is taken."""
+        shape = self._shape
+        shape.is_stored = True
+        new = NewResponse(
+            id=shape.id,
+            owner=owner,
+            chain=history.chain,
+            reply=shape.running(),
+            items=stored_items(history.own),
+        )
+        try:
+            self._key = await self._store.begin(new, self._cancel)
+        except TakenIdError:
+            words = "request_id is that of a stored response"
+            raise bad_request("request_id", words) from None
+        except StoreError as error:
+            self._give_up(error)
+
+    def attach(self, generation: Generation) -> None:
+        """Follow a generation that begins."""
+        self._generation = generation
+        generation.on_close = self._on_close
+        if self._is_cancelled:
+            self._cancel()
+
+    async def settle(self, error: ApiError | None) -> None:
+        """Write how it ended, before the client is told."""
+        if error is not None:
+            self._shape.break_off(error)
+        if (key := self._key) is None:
+            return
+        self._key = None
+        assert self._generation is not None
+        renderer, generation = self._renderer, self._generation
+        if error is None:
+            usage = renderer.usage(generation.usage())
+            reply = self._shape.reply(usage, renderer.extras(generation.draft_metrics()))
+        else:
+            reply = self._shape.broken(error)
+        run = GeneratedRun(self._prompt_chars, np.array(renderer.token_ids, dtype=np.int32))
+        try:
+            await self._store.finish(key, reply["status"], reply, reply["output"], run)
+        except StoreError as failure:
+            self._give_up(failure)
+
+    def _give_up(self, error: StoreError) -> None:
+        logger.warning("%s is not stored: %s", self._shape.id, error)
+        self._shape.is_stored = False
+
+    def _cancel(self) -> None:
+        self._is_cancelled = True
+        if self._generation is not None:
+            self._generation.cancel(cancelled())
+
+    def _on_close(self) -> None:
+        """The generation has ended: what was not settled failed, or its client is gone."""
+        if self._key is not None:
+            self._ending = asyncio.create_task(self._close(self._key))
+
+    def _close(self, key: int) -> Coroutine[Any, Any, None]:
+        if self._is_cancelled:
+            return self.settle(cancelled())
+        self._key = None
+        return self._discard(key)
+
+    async def _discard(self, key: int) -> None:
+        try:
+            await self._store.discard(key)
+        except StoreError as error:
+            self._give_up(error)
+
+
+def cancelled() -> ApiError:
+    """The end of a response that a client cancelled."""
+    return ApiError(CLIENT_GONE, "the response was cancelled", code=CANCELLED_CODE)

@@ -1,0 +1,4 @@
+"""Responses that are kept, so that clients can continue, read, delete and cancel them.
+
+In the order to read: `records` (what is kept), `database` (the file), `store` (for handlers).
+"""

@@ -1,0 +1,388 @@
+"""The file of stored responses: an SQLite database in WAL mode that all fronts of a server share.
+
+Its methods may wait for the disk or for another front, so they are called on a thread of their own,
+one at a time. A response holds its own input, its output and the number of the response that it
+continues; a conversation is read along these numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import orjson
+
+from server.config import ResponseStoreConfig
+from server.response_store.records import (
+    FAILED,
+    IN_PROGRESS,
+    BrokenChainError,
+    GeneratedRun,
+    Json,
+    NewResponse,
+    StoredConversation,
+    StoredReply,
+    StoreError,
+    TakenIdError,
+)
+
+APPLICATION_ID = 0x7461696C
+"""Marks the file as one of ours."""
+VERSION = 1
+BUSY_MS = 5000
+"""How long to wait for a front that writes."""
+SILENT_S = 30.0
+"""A running response whose front has not touched it for so long has failed with its front."""
+MAX_SHARE = 4
+"""A response that takes more than this part of the store is not stored."""
+_BATCH = 16
+"""Responses that are removed at once to make room."""
+_MAX_DEPTH = 1 << 14
+_PRAGMAS = (
+    "journal_mode = WAL",
+    "synchronous = NORMAL",
+    "foreign_keys = ON",
+    "secure_delete = ON",
+    f"journal_size_limit = {16 << 20}",
+)
+_TABLES = """
+CREATE TABLE IF NOT EXISTS responses (
+    key INTEGER PRIMARY KEY AUTOINCREMENT,
+    owner BLOB NOT NULL,
+    id TEXT NOT NULL,
+    previous INTEGER,
+    status TEXT NOT NULL,
+    is_cancelled INTEGER NOT NULL DEFAULT 0,
+    used REAL NOT NULL,
+    reply BLOB NOT NULL,
+    prompt_chars INTEGER,
+    token_ids BLOB,
+    UNIQUE (owner, id)
+);
+CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used);
+CREATE INDEX IF NOT EXISTS responses_to_cancel ON responses (key) WHERE is_cancelled;
+CREATE TABLE IF NOT EXISTS items (
+    response INTEGER NOT NULL REFERENCES responses (key) ON DELETE CASCADE,
+    position INTEGER NOT NULL,
+    is_output INTEGER NOT NULL,
+    owner BLOB NOT NULL,
+    id TEXT NOT NULL,
+    item BLOB NOT NULL,
+    PRIMARY KEY (response, position)
+);
+CREATE INDEX IF NOT EXISTS items_by_id ON items (owner, id, response);
+"""
+_CHAIN = """
+WITH RECURSIVE chain (key, previous, status, depth) AS (
+    SELECT key, previous, status, 0 FROM responses WHERE owner = ? AND id = ? AND used >= ?
+    UNION ALL
+    SELECT older.key, older.previous, older.status, depth + 1
+    FROM chain JOIN responses AS older ON older.key = chain.previous
+    WHERE depth < ?
+)
+SELECT key, previous, status FROM chain ORDER BY depth DESC
+"""
+
+
+class ResponseDatabase:
+    """An open file; raises `StoreError` wherever it cannot be read or written.
+
+    Args:
+        config: whose path may be empty for a file of this process alone, which ends with it.
+    """
+
+    def __init__(self, config: ResponseStoreConfig) -> None:
+        self._config = config
+        self._connection = _open(config.path)
+        self._page_bytes = int(self._value("PRAGMA page_size"))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    # -- writing ------------------------------------------------------------------------------
+
+    def begin(self, new: NewResponse) -> int:
+        """Add a response that runs from now on; returns its key.
+
+        Raises:
+            TakenIdError: the id is that of another.
+        """
+        reply = orjson.dumps(new.reply)
+        items = [(each["id"], orjson.dumps(each)) for each in new.items]
+        self._check_size(len(reply) + sum(len(raw) for _, raw in items))
+        now, previous = time.time(), new.chain[-1] if new.chain else None
+        with self._transaction() as connection:
+            connection.executemany(
+                "UPDATE responses SET used = ? WHERE key = ?", [(now, key) for key in new.chain]
+            )
+            try:
+                cursor = connection.execute(
+                    "INSERT INTO responses (owner, id, previous, status, used, reply) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (new.owner, new.id, previous, IN_PROGRESS, now, reply),
+                )
+            except sqlite3.IntegrityError:
+                raise TakenIdError from None
+            key = cursor.lastrowid
+            assert key is not None
+            self._add_items(key, new.owner, 0, items, is_output=False)
+            self._make_room(key)
+        return key
+
+    def finish(
+        self, key: int, status: str, reply: Json, output: Sequence[Json], run: GeneratedRun | None
+    ) -> None:
+        """Write how a response ended; nothing where it was deleted meanwhile."""
+        raw = orjson.dumps(reply)
+        items = [(each["id"], orjson.dumps(each)) for each in output]
+        token_ids = b"" if run is None else np.asarray(run.token_ids, dtype="<i4").tobytes()
+        self._check_size(2 * len(raw) + len(token_ids))
+        start = None if run is None else run.start
+        with self._transaction() as connection:
+            row = connection.execute(
+                "UPDATE responses SET status = ?, is_cancelled = 0, used = ?, reply = ?, "
+                "prompt_chars = ?, token_ids = ? WHERE key = ? RETURNING owner",
+                (status, time.time(), raw, start, token_ids, key),
+            ).fetchone()
+            if row is not None:
+                last = "SELECT COALESCE(MAX(position), -1) FROM items WHERE response = ?"
+                first = int(self._value(last, key)) + 1
+                self._add_items(key, row[0], first, items, is_output=True)
+                self._make_room(key)
+
+    def _add_items(
+        self,
+        key: int,
+        owner: bytes,
+        first: int,
+        items: Sequence[tuple[str, bytes]],
+        *,
+        is_output: bool,
+    ) -> None:
+        rows = [
+            (key, first + i, is_output, owner, item_id, raw)
+            for i, (item_id, raw) in enumerate(items)
+        ]
+        self._connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def delete(self, owner: bytes, response_id: str) -> bool:
+        """Remove a response with its input and output; returns whether it was there."""
+        with self._transaction() as connection:
+            found = connection.execute(
+                "DELETE FROM responses WHERE owner = ? AND id = ? AND used >= ?",
+                (owner, response_id, self._oldest()),
+            )
+            return found.rowcount > 0
+
+    def remove(self, key: int) -> None:
+        """Remove a response that came to nothing."""
+        with self._transaction() as connection:
+            connection.execute("DELETE FROM responses WHERE key = ?", (key,))
+
+    def touch(self, keys: Sequence[int]) -> None:
+        """Note that these responses run."""
+        rows = [(time.time(), key) for key in keys]
+        with self._transaction() as connection:
+            connection.executemany("UPDATE responses SET used = ? WHERE key = ?", rows)
+
+    def cancel(self, key: int) -> None:
+        """Ask the front that runs a response to end it."""
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE responses SET is_cancelled = 1 WHERE key = ? AND status = ?",
+                (key, IN_PROGRESS),
+            )
+
+    # -- reading ------------------------------------------------------------------------------
+
+    def get(self, owner: bytes, response_id: str) -> StoredReply | None:
+        """A response as it was last written; None where this owner has none of that id."""
+        with _errors_named():
+            row = self._connection.execute(
+                "SELECT key, status, used, reply FROM responses "
+                "WHERE owner = ? AND id = ? AND used >= ?",
+                (owner, response_id, self._oldest()),
+            ).fetchone()
+        if row is None:
+            return None
+        key, status, used, raw = row
+        if status != IN_PROGRESS or used >= time.time() - SILENT_S:
+            return StoredReply(key, status, raw)
+        error = {"code": "server_error", "message": "the process that generated it ended"}
+        reply = orjson.loads(raw) | {"status": FAILED, "error": error}
+        return StoredReply(key, FAILED, orjson.dumps(reply))
+
+    def to_cancel(self) -> list[int]:
+        """Keys of running responses that shall end."""
+        with _errors_named():
+            rows = self._connection.execute("SELECT key FROM responses WHERE is_cancelled")
+            return [key for (key,) in rows]
+
+    def conversation(self, owner: bytes, response_id: str) -> StoredConversation | None:
+        """The items up to the end of a response; None where this owner has none of that id.
+
+        Raises:
+            BrokenChainError: an earlier response is gone.
+        """
+        return self._read(owner, response_id, with_output=True)
+
+    def input_items(self, owner: bytes, response_id: str) -> list[Json] | None:
+        """The items that a response continues, as `conversation` has them."""
+        found = self._read(owner, response_id, with_output=False)
+        return None if found is None else found.items
+
+    def _read(
+        self, owner: bytes, response_id: str, *, with_output: bool
+    ) -> StoredConversation | None:
+        with _errors_named():
+            asked = (owner, response_id, self._oldest(), _MAX_DEPTH)
+            rows = self._connection.execute(_CHAIN, asked).fetchall()
+            if not rows:
+                return None
+            if rows[0][1] is not None:
+                raise BrokenChainError
+            chain = [row[0] for row in rows]
+            items = [
+                orjson.loads(raw)
+                for key in chain
+                for (raw,) in self._connection.execute(
+                    "SELECT item FROM items WHERE response = ? AND is_output <= ? "
+                    "ORDER BY position",
+                    (key, with_output or key != chain[-1]),
+                )
+            ]
+            runs = [run for key in chain for run in self._runs(key)]
+            return StoredConversation(chain, rows[-1][2], items, runs)
+
+    def _runs(self, key: int) -> Iterator[GeneratedRun]:
+        rows = self._connection.execute(
+            "SELECT prompt_chars, token_ids FROM responses "
+            "WHERE key = ? AND prompt_chars IS NOT NULL",
+            (key,),
+        )
+        for start, raw in rows:
+            yield GeneratedRun(start, np.frombuffer(raw, dtype="<i4").astype(np.int32))
+
+    def item(self, owner: bytes, item_id: str) -> Json | None:
+        """The latest item of that id; None where this owner has none."""
+        with _errors_named():
+            row = self._connection.execute(
+                "SELECT item FROM items JOIN responses ON key = response "
+                "WHERE items.owner = ? AND items.id = ? AND used >= ? "
+                "ORDER BY response DESC, position DESC LIMIT 1",
+                (owner, item_id, self._oldest()),
+            ).fetchone()
+        return None if row is None else orjson.loads(row[0])
+
+    # -- bounds -------------------------------------------------------------------------------
+
+    def _oldest(self) -> float:
+        """The time of last use before which responses have expired."""
+        return time.time() - self._config.max_age_s
+
+    def _check_size(self, num_bytes: int) -> None:
+        if num_bytes > (most := self._config.max_bytes // MAX_SHARE):
+            raise StoreError(
+                f"a response of {num_bytes} bytes is over a quarter of the store ({most} bytes)"
+            )
+
+    def _make_room(self, key: int) -> None:
+        """Remove what has expired, and what was used least recently while there is too much.
+
+        Args:
+            key: of the response that it is for, which stays.
+        """
+        connection = self._connection
+        connection.execute("DELETE FROM responses WHERE used < ?", (self._oldest(),))
+        while self._is_full():
+            removed = connection.execute(
+                "DELETE FROM responses WHERE key IN (SELECT key FROM responses "
+                "WHERE key != ? AND (status != ? OR used < ?) ORDER BY used, key DESC LIMIT ?)",
+                (key, IN_PROGRESS, time.time() - SILENT_S, _BATCH),
+            )
+            if removed.rowcount == 0:
+                return
+
+    def _is_full(self) -> bool:
+        pages = int(self._value("PRAGMA page_count")) - int(self._value("PRAGMA freelist_count"))
+        if pages * self._page_bytes > self._config.max_bytes:
+            return True
+        return int(self._value("SELECT COUNT(*) FROM responses")) > self._config.max_responses
+
+    def _value(self, statement: str, *values: object) -> float:
+        with _errors_named():
+            value: float = self._connection.execute(statement, values).fetchone()[0]
+        return value
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing, one front at a time."""
+        with _errors_named():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
+                    self._connection.execute("ROLLBACK")
+                raise
+
+
+def _open(path: str) -> sqlite3.Connection:
+    """Open a file, or make it; raises `StoreError` for one that is not ours or is damaged."""
+    with _errors_named():
+        if path and not os.path.exists(path):
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # it holds what people said
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+            _check_kind(connection)
+            for pragma in _PRAGMAS:
+                connection.execute(f"PRAGMA {pragma}").fetchall()
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in _TABLES.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _check_kind(connection: sqlite3.Connection) -> None:
+    """Raise a `StoreError` for a database that is not one of ours."""
+    connection.execute("BEGIN")  # another front may be making it
+    mark = connection.execute("PRAGMA application_id").fetchone()[0]
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
+    connection.execute("COMMIT")
+    if tables and mark != APPLICATION_ID:
+        raise StoreError("it is a database of another program")
+    if version not in (0, VERSION):
+        raise StoreError(f"it has version {version}, this program reads {VERSION}")
+
+
+@contextmanager
+def _errors_named() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise StoreError(str(error)) from error
+
+
+def check_store(config: ResponseStoreConfig) -> None:
+    """Raise a `StoreError` for a file that cannot be used; make one where there is none."""
+    if config.path and not Path(config.path).resolve().parent.is_dir():
+        raise StoreError("its folder does not exist")
+    database = ResponseDatabase(config)
+    database.touch([])  # whether it can be written
+    database.close()
