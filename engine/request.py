@@ -61,6 +61,10 @@ class Origin(enum.IntEnum):
     """It stands behind the last draft, all of which were accepted."""
 
 
+MAX_STEP_VALUES = 1 << 24
+"""Values of one prompt that a step reports, at most: 128 MiB with their ids."""
+
+
 class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
     """Which logprobs of the prompt's own tokens are reported.
 
@@ -68,13 +72,28 @@ class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
         start: first prompt position reported, at least 1 (position 0 follows nothing).
         num_top: number of top tokens per position.
         token_ids: explicit ids per position, duplicates kept.
+        id_lists: int32 [prompt_len - start, J], explicit ids of each position in place of these;
+            -1 pads, and is answered -inf.
         mode: which values are reported.
+        by_part: parts are reported as steps compute them; otherwise all of them at once.
     """
 
     start: int = 1
     num_top: int = 0
     token_ids: tuple[int, ...] = ()
+    id_lists: Int32Array | None = None
     mode: LogprobsMode = "raw_logprobs"
+    by_part: bool = False
+
+    @property
+    def num_explicit(self) -> int:
+        """Explicit ids per position."""
+        return len(self.token_ids) if self.id_lists is None else self.id_lists.shape[1]
+
+    @property
+    def step_tokens(self) -> int:
+        """The most prompt tokens of a step, whose values are kept on the device until its end."""
+        return max(MAX_STEP_VALUES // (1 + self.num_top + self.num_explicit), 1)
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,11 +240,16 @@ class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt logprobs of one request, complete: positions start .. prompt_len - 1."""
+    """Prompt logprobs of one request: positions start .. prompt_len - 1, or a part of them.
+
+    Attributes:
+        is_part: further parts came before or will come.
+    """
 
     handle: int
     start: int
     logprobs: LogprobArrays
+    is_part: bool = False
 
 
 class ItemScores(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from engine.request import Request
 BoolArray = npt.NDArray[np.bool_]
 
 NO_TOKEN = -1
+_ANY_TOKENS = 1 << 62
 
 
 @dataclass(eq=False)
@@ -43,6 +44,7 @@ class Choice:
         prompt_parts: prompt logprobs read back so far; None where none are wanted any more.
         adapter: that it draws with, kept from submission to end; None for the base model.
         num_passed: choices that were given rows before it while it waited for a slot.
+        num_prompt_reported: positions of them that were reported as parts.
         drafts: counts of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
         ended: nothing more is drawn for it.
         queued_at, started_at, drew_at: when it was submitted, first got a row and drew its first
@@ -63,6 +65,7 @@ class Choice:
     prompt_parts: list[LogprobArrays] | None = None
     adapter: AdapterVersion | None = None
     num_passed: int = 0
+    num_prompt_reported: int = 0
     drafts: Int64Array | None = None
     ended: bool = False
     queued_at: float = 0.0
@@ -73,6 +76,12 @@ class Choice:
     def prompt_len(self) -> int:
         """The number of tokens of the prompt."""
         return len(self.request.prompt_token_ids)
+
+    @property
+    def most_prompt(self) -> int:
+        """The prompt tokens that a step may compute of it."""
+        wanted = self.request.prompt_logprobs
+        return _ANY_TOKENS if self.prompt_parts is None or wanted is None else wanted.step_tokens
 
     def keep_drafts(self) -> None:
         """Copy the draft counts out of the row, which another choice will hold."""
@@ -106,6 +115,7 @@ class RowTable:
         is_constrained: rows whose choice draws under masks of its own.
         adapter_slot: the slot of each row's adapter, which it pins; `NO_SLOT` for none.
         has_gap: rows with tokens that the drafter has not seen.
+        most_prompt: prompt tokens that a row may compute in a step; fewer where they report much.
         has_drafts: rows whose next token was drafted in the last step planned.
         epoch: raised by every `vacate`; a plan whose epoch differs was made for an earlier choice.
         running: rows in use, in order of admission.
@@ -138,6 +148,7 @@ class RowTable:
         self.is_constrained: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self.adapter_slot: Int64Array = np.full(max_rows, NO_SLOT, dtype=np.int64)
         self.has_gap: BoolArray = np.zeros(max_rows, dtype=np.bool_)
+        self.most_prompt: Int64Array = np.zeros(max_rows, dtype=np.int64)
         self.has_drafts: BoolArray = np.zeros(max_rows, dtype=np.bool_)
         self.epoch = _zeros(max_rows)
         self.stop_ids: Int32Array = np.full((max_rows, 4), NO_TOKEN, dtype=np.int32)
@@ -165,6 +176,7 @@ class RowTable:
         self.adapter_slot[row] = NO_SLOT if choice.adapter is None else choice.adapter.slot
         self.has_gap[row] = self.has_drafts[row] = False
         self.prompt_len[row] = choice.prompt_len
+        self.most_prompt[row] = choice.most_prompt
         self.limit[row] = self.limit_of(choice)
         self.min_known[row] = choice.prompt_len + request.params.min_tokens
         self._set_stop_ids(row, request.params.stop_token_ids)

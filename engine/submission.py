@@ -86,8 +86,9 @@ class Submission:
     """A submitted request: iterate over it for lists of entries until every choice has ended.
 
     Entries that arrived since the last look come in one list. `prompt_logprobs` is set before the
-    first entry of choice 0 is seen. The submission of a scoring request has one choice without
-    entries; `item_scores` is set when the iteration ends.
+    first entry of choice 0 is seen, or its parts wait in `prompt_parts` to be taken. The
+    submission of a scoring request has one choice without entries; `item_scores` is set when the
+    iteration ends.
 
     Attributes:
         arrived: set when there is something to read; a reader of several submissions may let them
@@ -98,6 +99,7 @@ class Submission:
         self.handle = handle
         self.arrived = asyncio.Event()
         self.prompt_logprobs: PromptLogprobs | None = None
+        self.prompt_parts: list[PromptLogprobs] = []
         self.item_scores: ItemScores | None = None
         self._unfinished = num_choices
         self._entries: list[Entry] = []
@@ -114,6 +116,19 @@ class Submission:
         if entry.finish != Finish.RUNNING:
             self._unfinished -= 1
         self.arrived.set()
+
+    def deliver_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        """Keep what is reported of the prompt. The client calls this."""
+        if logprobs.is_part:
+            self.prompt_parts.append(logprobs)
+            self.arrived.set()
+        else:
+            self.prompt_logprobs = logprobs
+
+    def take_prompt_parts(self) -> list[PromptLogprobs]:
+        """The parts of the prompt's logprobs that arrived since the last look."""
+        parts, self.prompt_parts = self.prompt_parts, []
+        return parts
 
     def deliver_scores(self, scores: ItemScores) -> None:
         """End a scoring request. The client calls this."""
@@ -164,7 +179,7 @@ def deliver_output(output: StepOutput, submissions: Mapping[int, Submission]) ->
     ended = []
     for prompt_logprobs in output.prompt_logprobs:
         if submission := submissions.get(prompt_logprobs.handle):
-            submission.prompt_logprobs = prompt_logprobs
+            submission.deliver_prompt_logprobs(prompt_logprobs)
     for scores in output.item_scores:
         if submission := submissions.get(scores.handle):
             submission.deliver_scores(scores)

@@ -138,6 +138,7 @@ class Scheduler:
         # A choice's last token is never computed: nothing follows it.
         may_draw = table.num_known[rows] + table.num_drawing[rows] < table.limit[rows]
         prefill = table.prefill_end[rows] - table.num_computed[rows]
+        prefill = np.minimum(prefill, table.most_prompt[rows])
         pending = np.where(decodes, (1 + num_drafts) * may_draw, prefill)
         most_prompt = self._most_prompt(decodes)
         counts = token_counts(pending, decodes, self._config.step_tokens, most_prompt)
@@ -284,6 +285,8 @@ class Scheduler:
         remaining = end - num_cached
         if remaining > budget and not self._config.chunked_prefill:
             return None
+        if choice.most_prompt < remaining and self._reports_much():
+            return None
         # Blocks are granted chunk by chunk, but there must be room for all tokens: a choice
         # admitted too early would be preempted before its first token.
         limit = self._table.limit_of(choice)
@@ -306,13 +309,20 @@ class Scheduler:
             choice.num_cached = min(num_cached, choice.prompt_len)
             self.prefix_queries += choice.prompt_len
             self.prefix_hits += choice.num_cached
-        count = min(remaining, budget)
+        count = min(remaining, budget, choice.most_prompt)
         if self._snapshots is not None:
             self._snapshots.admit(row, choice, snapshot, num_shared, len(known))
         blocks = self._pool.grant(int(self._num_blocks(num_cached + count, limit)) - len(shared))
         assert blocks is not None, "blocks were counted before admission"
         self._append_blocks(row, blocks)
         return count, need
+
+    def _reports_much(self) -> bool:
+        """Whether a running prompt reports so much that its steps are cut: one does at a time."""
+        table = self._table
+        rows = np.array(table.running, dtype=np.int64)
+        left = table.prefill_end[rows] - table.num_computed[rows]
+        return bool((left > table.most_prompt[rows]).any())
 
     def num_promised(self) -> int:
         """The number of blocks that running choices still need for tokens they already have."""

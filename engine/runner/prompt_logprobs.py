@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from engine.arrays import Int32Array
 from engine.batch import RequestRows
 from engine.contracts.model import CausalLM
 from engine.plan import PromptSpan, StepPlan
+from engine.request import PromptLogprobsParams
 from engine.runner.logit_chunks import logit_chunks
 from sampling.batch import LogprobsOutput
 from sampling.paths.prompt_logprobs import PromptReporter
@@ -36,7 +38,6 @@ def span_logprobs(
         span.choice.request.params,
         wanted.mode,
         wanted.num_top,
-        wanted.token_ids,
         shard=shard,
         history=rows.token_ids[int(plan.rows[span.row_idx])],
     )
@@ -45,5 +46,20 @@ def span_logprobs(
     outputs = []
     for tokens in logit_chunks(start + span.first, start + span.last, max(shard.widths)):
         position = computed + tokens.start - start + 1  # of the token after the chunk's first
-        outputs.append(report(model.logits(hidden[tokens]), position))
+        ids = _explicit_ids(wanted, position, tokens.stop - tokens.start, hidden.device)
+        outputs.append(report(model.logits(hidden[tokens]), position, ids))
     return LogprobsOutput.concat(outputs)
+
+
+def _explicit_ids(
+    wanted: PromptLogprobsParams, position: int, count: int, device: torch.device
+) -> torch.Tensor | None:
+    """The explicit ids of positions from `position` on, int64 [count or 1, J]; None for none."""
+    if wanted.id_lists is not None:
+        first = position - wanted.start
+        ids = torch.from_numpy(wanted.id_lists[first : first + count].astype(np.int64))
+    elif wanted.token_ids:
+        ids = torch.tensor([wanted.token_ids], dtype=torch.int64)
+    else:
+        return None
+    return ids.to(device)

@@ -47,7 +47,7 @@ from engine.startup.kv_scales import kv_scales
 from engine.startup.parts import EngineParts
 from engine.startup.ranks import Ranks, set_threads, start_ranks
 from engine.startup.rehearsal import rehearse
-from engine.startup.samplers import make_sampler
+from engine.startup.samplers import make_sampler, most_drawn
 from engine.startup.sizes import CacheSize, check_context, longest_context, size_cache
 from engine.structured.grammars import Grammars
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
@@ -228,6 +228,7 @@ def assemble(
         grammar_error=grammar_error,
         quantization=built.statement,
         num_ranks=config.tensor_parallel_size,
+        max_drawn_top=most_drawn(config.sampling, device, config.tensor_parallel_size),
         fingerprint="" if fingerprint is None else fingerprint.result(),
     )
     serving, drafting = wrap(runner), draft_rules(config.speculation)
@@ -341,9 +342,10 @@ def _assembly(
         on_compilation(lambda name: report(next(num_compiled)))
         if begun is not None:
             begun.finish()
-        sampler.warm_up(max_rows, max_top=config.sampling.max_logprobs)
+        max_top = most_drawn(config.sampling, rows.token_ids.device)
+        sampler.warm_up(max_rows, max_top=max_top)
         if speculation is not None:
-            speculation.warm_up(torch.float32, config.sampling.max_logprobs)
+            speculation.warm_up(torch.float32, max_top)
         on_compilation(None)
     buffers = None
     if config.cuda_graphs:

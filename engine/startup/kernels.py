@@ -19,10 +19,10 @@ from engine.models.loader import ExpectedModel, expected_model
 from engine.planning.drafting import draft_rules
 from engine.progress import phase
 from engine.runner.decode_step import launch_ends
+from engine.startup.samplers import most_drawn
 from sampling import warm_up
 from sampling.device.compiling import Compilation, begin_reading_triton, compiling
 from sampling.device.triton_support import kernels_run_on
-from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths import flashinfer
 
 
@@ -54,9 +54,9 @@ def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation |
     Raises:
         ModelError: the model cannot be served.
     """
-    max_top = config.sampling.max_logprobs
-    if device.type != "cuda" or not kernels_run_on(device) or not 0 <= max_top <= MAX_TOP:
+    if device.type != "cuda" or not kernels_run_on(device):
         return None
+    max_top = most_drawn(config.sampling, device)
     model = expected_model(config.model, device)
     if model.vocab_size is None:
         return None

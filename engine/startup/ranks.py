@@ -18,7 +18,6 @@ from engine.parallel.messages import RankTest
 from engine.parallel.processes import RankProcesses
 from engine.progress import phase
 from sampling.device.ranks import RankExchange
-from sampling.kernels.logprobs import MAX_TOP
 
 logger = logging.getLogger(__name__)
 
@@ -120,9 +119,4 @@ def check_config(config: EngineConfig, device: torch.device) -> None:
         raise ConfigError(
             f"{asked}: FlashInfer's sampler draws from whole vocabularies, and "
             "TAILRACE_USE_FLASHINFER_SAMPLER=1 asks for it; leave one of them out"
-        )
-    if not 0 <= config.sampling.max_logprobs <= MAX_TOP:
-        raise ConfigError(
-            f"{asked}: --max-logprobs must be from 0 to {MAX_TOP}, "
-            f"got {config.sampling.max_logprobs}"
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from engine.config import ConfigError, SamplingConfig
 from sampling.kernels.logprobs import MAX_TOP
 from sampling.paths.flashinfer import UnavailableError
@@ -14,13 +16,18 @@ def sampler_config(config: SamplingConfig) -> SamplerConfig:
     return SamplerConfig(use_fp64_gumbel=config.use_fp64_gumbel, flashinfer=config.flashinfer)
 
 
+def most_drawn(config: SamplingConfig, device: torch.device, num_ranks: int = 1) -> int:
+    """The most top tokens that a drawn token may have; -1 for no limit but the vocabulary.
+
+    Kernels and ranks make lists of `MAX_TOP`; of prompts, whatever is asked for is sorted.
+    """
+    if device.type != "cuda" and num_ranks == 1:
+        return config.max_logprobs
+    return MAX_TOP if config.max_logprobs == -1 else min(config.max_logprobs, MAX_TOP)
+
+
 def make_sampler(config: SamplingConfig, rows: SamplingRows) -> Sampler:
     """Make the sampler; raises `ConfigError` for what it cannot do on the rows' device."""
-    on_cuda = rows.device.type == "cuda"
-    if on_cuda and not 0 <= config.max_logprobs <= MAX_TOP:
-        raise ConfigError(
-            f"--max-logprobs must be from 0 to {MAX_TOP} on CUDA, got {config.max_logprobs}"
-        )
     try:
         return Sampler(sampler_config(config), rows)
     except UnavailableError as error:

@@ -14,11 +14,15 @@ from torch import Tensor
 
 from sampling.batch import LogprobsOutput, SamplingBatch
 from sampling.device.triton_support import kernels_run_on
+from sampling.kernels.logprobs import MAX_TOP
 from sampling.params import LogprobsMode, SamplingParams
 from sampling.paths import torch_path, triton_path
 from sampling.paths.logprobs import prompt_logprobs
 from sampling.rows import SamplingRows
 from sampling.vocab_shard import VocabShard
+
+MAX_EXPLICIT = 2047
+"""Ids of a position that kernels report at a time."""
 
 
 class PromptReporter:
@@ -28,7 +32,6 @@ class PromptReporter:
         params: the request's parameters.
         mode: which values to report; `params` may name another mode for the output.
         num_top: top tokens to report; a few more may come.
-        token_ids: explicit ids to report.
         shard: the ids whose logits it gets.
         history: int32 [max_len], the prompt's tokens on the device.
     """
@@ -38,7 +41,6 @@ class PromptReporter:
         params: SamplingParams,
         mode: LogprobsMode,
         num_top: int,
-        token_ids: tuple[int, ...],
         *,
         shard: VocabShard,
         history: Tensor,
@@ -47,43 +49,66 @@ class PromptReporter:
         self._num_top = num_top
         self._shard = shard
         self._history = history
-        self._explicit_ids = None
-        if token_ids:
-            self._explicit_ids = torch.tensor(token_ids, dtype=torch.int64).to(history.device)
         self._params = msgspec.structs.replace(
             params,
             presence_penalty=0.0,
             frequency_penalty=0.0,
             min_tokens=0,
-            logprobs=num_top,
-            logprob_token_ids=token_ids or None,
+            logprobs=min(num_top, MAX_TOP),
+            logprob_token_ids=None,
             logprobs_mode=mode,
             kept_logprob=False,
             constrained=False,
         )
 
-    def __call__(self, logits: Tensor, position: int) -> LogprobsOutput:
+    def __call__(
+        self, logits: Tensor, position: int, explicit_ids: Tensor | None = None
+    ) -> LogprobsOutput:
         """Report the prompt tokens at `position` .. position + N - 1.
 
         Args:
             logits: [N, width], from which each of them would have been drawn.
             position: of the first of them.
+            explicit_ids: int64 [N or 1, J], ids to report; those that no token has get -inf.
         """
         # A copy: for a slice, which may begin at any address, kernels would be compiled anew.
         targets = self._history[position : position + len(logits)].clone()
         if self._mode.startswith("processed"):
-            return self._processed(logits, targets, position)
+            return self._processed(logits, targets, position, explicit_ids)
         return prompt_logprobs(
             logits,
             targets,
             num_top=self._num_top,
-            explicit_ids=self._explicit_ids,
+            explicit_ids=explicit_ids,
             normalized=self._mode == "raw_logprobs",
             shard=self._shard,
         )
 
-    def _processed(self, logits: Tensor, targets: Tensor, position: int) -> LogprobsOutput:
+    def _processed(
+        self, logits: Tensor, targets: Tensor, position: int, explicit_ids: Tensor | None
+    ) -> LogprobsOutput:
         """Report each target as if it had been drawn; penalties need a row for each history."""
+        if explicit_ids is not None:
+            explicit_ids = explicit_ids.expand(len(logits), -1)
+        found = self._drawn(logits, targets, position, explicit_ids)
+        if self._num_top <= MAX_TOP:
+            return found
+        # Lists longer than kernels make: every id is asked for, then sorted, equals by the lower.
+        every = torch.arange(self._shard.vocab_size, device=logits.device)
+        parts = [
+            self._drawn(logits, targets, position, ids.expand(len(logits), -1)).explicit
+            for ids in torch.split(every, MAX_EXPLICIT)
+        ]
+        top = torch.cat(parts, dim=1).sort(dim=1, descending=True, stable=True)
+        most = min(self._num_top, self._shard.vocab_size)
+        return found._replace(
+            top_ids=top.indices[:, :most].int(), top_logprobs=top.values[:, :most]
+        )
+
+    def _drawn(
+        self, logits: Tensor, targets: Tensor, position: int, explicit_ids: Tensor | None
+    ) -> LogprobsOutput:
+        """Report a draw from rows that are made for it, since penalties count what is drawn."""
         count, device = len(logits), logits.device
         num_rows = count if self._params.penalized else 1
         history = self._history.expand(num_rows, -1)
@@ -102,9 +127,7 @@ class PromptReporter:
             rows_np=rows_np,
             needs=rows.needs(rows_np),
         )
-        if kernels_run_on(device):
-            drawn = triton_path.draw(logits, batch, rows, reported_ids=targets)
-        else:
-            drawn = torch_path.draw(logits, batch, rows, reported_ids=targets)
+        draw = triton_path.draw if kernels_run_on(device) else torch_path.draw
+        drawn = draw(logits, batch, rows, reported_ids=targets, explicit_ids=explicit_ids)
         assert drawn.logprobs is not None, "the rows ask for logprobs"
         return drawn.logprobs

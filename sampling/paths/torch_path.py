@@ -73,7 +73,12 @@ class Processed(NamedTuple):
 
 
 def draw(
-    logits: Tensor, batch: SamplingBatch, rows: SamplingRows, *, reported_ids: Tensor | None = None
+    logits: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    *,
+    reported_ids: Tensor | None = None,
+    explicit_ids: Tensor | None = None,
 ) -> SamplerOutput:
     """Draw one token a logit row: masks, bias, penalties, temperature, filters and the race.
 
@@ -83,13 +88,14 @@ def draw(
         batch: the rows they belong to.
         rows: their parameters, flushed.
         reported_ids: int32 or int64 [n], tokens to report instead of those drawn.
+        explicit_ids: int32 or int64 [n, J], ids to report instead of the rows' own.
     """
     processed = prepare(logits, batch, rows)
     token_ids = draw_target(processed, batch, rows)
     logprobs = None
     if batch.needs.logprobs:
         reported_ids = token_ids if reported_ids is None else reported_ids
-        logprobs = report(processed, reported_ids, batch, rows)
+        logprobs = report(processed, reported_ids, batch, rows, explicit_ids)
     if batch.needs.penalized:
         rows.counts.add(batch.rows, token_ids, _penalized(batch, rows) & (processed.bad == 0))
     return SamplerOutput(token_ids, processed.bad, logprobs)
@@ -171,9 +177,18 @@ def draw_target(processed: Processed, batch: SamplingBatch, rows: SamplingRows) 
 
 
 def report(
-    processed: Processed, token_ids: Tensor, batch: SamplingBatch, rows: SamplingRows
+    processed: Processed,
+    token_ids: Tensor,
+    batch: SamplingBatch,
+    rows: SamplingRows,
+    explicit_ids: Tensor | None = None,
 ) -> LogprobsOutput:
-    """The logprobs of the tokens int32 or int64 [n], each row in its mode."""
+    """The logprobs of the tokens int32 or int64 [n], each row in its mode.
+
+    `explicit_ids` are reported in place of the rows' own.
+    """
+    if explicit_ids is None:
+        explicit_ids = rows.explicit_ids[batch.rows, : batch.needs.num_explicit]
     raw, values, _, last, _ = processed
     reported, offsets = reported_values(processed, batch, rows)
     logprobs = gather_logprobs(
@@ -181,7 +196,7 @@ def report(
         offsets,
         token_ids,
         num_top=batch.needs.num_top,
-        explicit_ids=rows.explicit_ids[batch.rows, : batch.needs.num_explicit],
+        explicit_ids=explicit_ids,
         shard=rows.shard,
     )
     if not batch.needs.kept:

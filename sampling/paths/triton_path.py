@@ -31,11 +31,12 @@ def draw(
     flashinfer: FlashInfer | None = None,
     *,
     reported_ids: Tensor | None = None,
+    explicit_ids: Tensor | None = None,
 ) -> SamplerOutput:
     """Draw one token a logit row, as `torch_path.draw` does, in O(n * tiles) of extra memory.
 
     Args:
-        logits, batch, rows, reported_ids: as for `torch_path.draw`.
+        logits, batch, rows, reported_ids, explicit_ids: as for `torch_path.draw`.
         flashinfer: draws the rows marked `FLASHINFER`, which makes the call look at the host and
             takes a copy of their logits.
     """
@@ -63,7 +64,16 @@ def draw(
     if needs.logprobs:
         reported_ids = picked.token_ids if reported_ids is None else reported_ids
         logprobs = report(
-            source, stats, cuts, picked.offsets, picked.kept, reported_ids, batch, rows, shard
+            source,
+            stats,
+            cuts,
+            picked.offsets,
+            picked.kept,
+            reported_ids,
+            batch,
+            rows,
+            shard,
+            explicit_ids,
         )
     if needs.penalized:  # after logprobs, which report what the token was drawn from
         count_tokens(source, picked.token_ids, picked.bad)
@@ -91,12 +101,15 @@ def report(
     batch: SamplingBatch,
     rows: SamplingRows,
     shard: VocabShard,
+    explicit_ids: Tensor | None = None,
 ) -> LogprobsOutput:
     """The logprobs of the tokens int32 [n], each row in its mode.
 
-    `offsets` and `kept` are as in `Picked`.
+    `offsets` and `kept` are as in `Picked`; `explicit_ids` are reported in place of the rows' own.
     """
     needs = batch.needs
+    if explicit_ids is None:
+        explicit_ids = rows.explicit_ids[batch.rows, : needs.num_explicit]
     return gather_logprobs(
         source,
         stats,
@@ -105,7 +118,7 @@ def report(
         kept,
         token_ids,
         num_top=needs.num_top,
-        explicit_ids=rows.explicit_ids[batch.rows, : needs.num_explicit],
+        explicit_ids=explicit_ids,
         edited=needs.edited,
         shard=shard,
     )

@@ -195,8 +195,8 @@ class SamplingSettings(BaseModel):
     max_logprobs: int = Field(
         20,
         ge=-1,
-        description="The most top tokens that a request may ask for, up to 128 on a GPU and over "
-        "ranks; -1 for any number elsewhere.",
+        description="The most top tokens that a request may ask for; -1 for any number. On a GPU "
+        "and over ranks tokens that are drawn have at most 128, those of prompts any number.",
     )
     logprobs_mode: LogprobsMode = Field(
         "raw_logprobs",

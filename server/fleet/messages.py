@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -89,12 +90,12 @@ def decode_report(raw: bytes) -> ReplicaReport:
     return _reports.decode(raw)
 
 
-def entry_output(
-    entry: Entry, handle: int, prompt_logprobs: PromptLogprobs | None = None
-) -> StepOutput:
-    """An output of one entry alone, addressed to the handle that the server knows it by."""
+def entry_output(entry: Entry, handle: int, told: Sequence[PromptLogprobs] = ()) -> StepOutput:
+    """An output of one entry alone, addressed to the handle that the server knows it by.
+
+    `told` is what the request's prompt is said to have before it.
+    """
     output, own = entry.output, slice(entry.entry_idx, entry.entry_idx + 1)
-    told = [] if prompt_logprobs is None else [prompt_logprobs]
     return StepOutput(
         handles=np.array([handle]),
         choices=output.choices[own],

@@ -125,10 +125,14 @@ class Replica:
         given: Request | None = request.generate
         handle = given.handle if given is not None else -1
         async for entries in submission:
-            first = [submission.prompt_logprobs, *[None] * len(entries)]
-            submission.prompt_logprobs = None  # told once
-            outputs = map(entry_output, entries, [handle] * len(entries), first)
-            yield encode_message(list(outputs))
+            told = submission.take_prompt_parts()
+            if submission.prompt_logprobs is not None:
+                told.append(submission.prompt_logprobs)
+                submission.prompt_logprobs = None  # told once
+            first, *others = entries
+            outputs = [entry_output(first, handle, told)]
+            outputs += [entry_output(entry, handle) for entry in others]
+            yield encode_message(outputs)
         if submission.item_scores is not None:
             assert request.score is not None
             scores = scores_output(submission.item_scores, request.score.handle)

@@ -46,8 +46,8 @@ def check_reply_size(spec: GenerationSpec, prompts: list[Prompt], config: Server
     most = max(max(prompt.max_tokens for prompt in prompts), 1)
     generated = sum(max(prompt.max_tokens, 1) for prompt in prompts) * n * (1 + num_top + num_ids)
     prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts) if form.shows_prompt else 0
-    wanted = form.prompt_logprobs
-    prompt_top, prompt_ids = (wanted.num_top, len(wanted.token_ids)) if wanted else (0, 0)
+    wanted = None if form.by_part else form.prompt_logprobs  # parts are not kept
+    prompt_top, prompt_ids = (wanted.num_top, wanted.num_explicit) if wanted else (0, 0)
     shown = prompt_tokens * n * (1 + prompt_top + prompt_ids)
     if generated + shown <= limit:
         return

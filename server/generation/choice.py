@@ -41,7 +41,7 @@ class Piece(msgspec.Struct, frozen=True):
         origins: `Origin` codes of these tokens, where the form asks for them.
         starts: the tokens' places in the generated text, where the form needs them.
         logprobs: logprobs of these tokens, or of the dropped one where nothing is generated.
-        prompt_logprobs: on the first piece only, where the engine reported any.
+        prompt_logprobs: on the first piece only, where the engine reported any; parts on any.
         finish_reason: set on the last piece only.
         weight_versions: of all the choice's tokens, on the last piece only.
     """
@@ -65,6 +65,7 @@ class ReplyChoice:
         index: the choice's number in the reply.
         prompt_idx: the prompt that this choice continues.
         prompt_logprobs: of that prompt, once the engine has reported them.
+        prompt_parts: of it, those parts that arrived and were not given out.
         finish_reason: None while the choice goes on.
         num_generated: tokens drawn, up to the one that completed a stop string.
         drafts: counts of its drafts, as `StepOutput.drafts`; None without a drafter.
@@ -77,6 +78,7 @@ class ReplyChoice:
         self.index = index
         self.prompt_idx = prompt_idx
         self.prompt_logprobs: PromptLogprobs | None = None
+        self.prompt_parts: list[PromptLogprobs] = []
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.num_generated = 0
@@ -180,7 +182,8 @@ class ReplyChoice:
         upto = self._num_releasable(len(text), finished)
         token_ids = self._token_ids[self._num_tokens_taken : upto]
         shows_prompt = self._first and form.shows_prompt
-        if not (text or finished or shows_prompt or (token_ids and form.shows_tokens)):
+        told = self._take_prompt() if self._first or self.prompt_parts else None
+        if not (text or finished or shows_prompt or told or (token_ids and form.shows_tokens)):
             return None
         piece = Piece(
             first=self._first,
@@ -189,7 +192,7 @@ class ReplyChoice:
             origins=self._origins[self._num_tokens_taken : upto],
             starts=self._starts[self._num_tokens_taken : upto],
             logprobs=self._logprobs.take(1 if form.next_token_only else len(token_ids)),
-            prompt_logprobs=self.prompt_logprobs if self._first else None,
+            prompt_logprobs=told,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             weight_versions=self._weight_spans(upto) if finished else (),
@@ -208,6 +211,14 @@ class ReplyChoice:
             WeightSpan(version, start, end)
             for (version, start), end in zip(starts, ends, strict=True)
         )
+
+    def _take_prompt(self) -> PromptLogprobs | None:
+        """What is to be told of the prompt: all of it, or the parts that wait, as one."""
+        if not self.prompt_parts:
+            return self.prompt_logprobs
+        parts, self.prompt_parts = self.prompt_parts, []
+        whole = LogprobArrays.concat([part.logprobs for part in parts])
+        return msgspec.structs.replace(parts[0], logprobs=whole)
 
     def _num_releasable(self, num_chars: int, finished: bool) -> int:
         """The number of tokens that may be out once so many more characters are."""

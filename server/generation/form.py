@@ -6,12 +6,13 @@ import asyncio
 
 import msgspec
 
+from engine.arrays import Int32Array
 from engine.request import PromptLogprobsParams
 from sampling.params import SamplingParams
 from server.errors import ClientNames, bad_request
-from server.generation.params import num_top, prompt_logprobs_params
+from server.generation.params import num_top, packed_dtype, prompt_logprobs_params
 from server.generation.served import ServedModel
-from server.schema.fields import StreamOptions
+from server.schema.fields import PackedDtype, StreamOptions
 from server.schema.generation import GenerationFields
 from server.text.stop import StopStrings
 
@@ -29,12 +30,13 @@ class ReplyForm(msgspec.Struct, frozen=True):
         explicit_ids: ids reported at each generated position, beside `logprobs`.
         kept: the mass that was kept is reported at each generated position.
         num_prompt_top: top tokens in `prompt_logprobs`; None for none.
-        prompt_explicit_ids: ids reported at each prompt position.
+        prompt_explicit_ids: ids reported at each prompt position, int32 [J] or [positions, J].
         prompt_logprobs: what the engine reports of the prompt, for `echo` too.
         next_token_only: nothing is generated; the next token's logprobs come from a token that is
             drawn and dropped.
         silent_ends: ids that end a choice with a null `stop_reason`.
         packed: values go as arrays in base64.
+        packed_dtype: what these values are rounded to.
         origins: where each generated token came from is reported.
         token_starts: where each token begins is needed whatever else is asked for.
         usage_at_end: a stream ends with a chunk of usage.
@@ -54,7 +56,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     explicit_ids: tuple[int, ...] | None = None
     kept: bool = False
     num_prompt_top: int | None = None
-    prompt_explicit_ids: tuple[int, ...] | None = None
+    prompt_explicit_ids: Int32Array | None = None
     prompt_logprobs: PromptLogprobsParams | None = None
     tokens_as_ids: bool = False
     return_token_ids: bool = False
@@ -62,6 +64,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     spaces_between: bool = True
     next_token_only: bool = False
     packed: bool = False
+    packed_dtype: PackedDtype = "float32"
     origins: bool = False
     token_starts: bool = False
     usage_at_end: bool = False
@@ -88,6 +91,11 @@ class ReplyForm(msgspec.Struct, frozen=True):
     def shows_tokens(self) -> bool:
         """Whether a chunk without text has something to report."""
         return self.shows_logprobs or self.return_token_ids or self.origins
+
+    @property
+    def by_part(self) -> bool:
+        """Whether chunks carry what is reported of the prompt as it is computed."""
+        return self.prompt_logprobs is not None and self.prompt_logprobs.by_part
 
     @property
     def shows_prompt(self) -> bool:
@@ -133,6 +141,7 @@ async def full_reply_form(
     max_tokens: int | None,
     echo: bool = False,
     is_parsed: bool = False,
+    sends_parts: bool = False,
 ) -> ReplyForm:
     """The form of a reply by the fields that completions and chats share; raises `ApiError`.
 
@@ -141,6 +150,7 @@ async def full_reply_form(
         max_tokens: as the body has it.
         echo: the text begins with the prompt.
         is_parsed: as for `reply_form`.
+        sends_parts: chunks may carry what is reported of the prompt part by part.
     """
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
@@ -148,6 +158,7 @@ async def full_reply_form(
     stream, stops = bool(body.stream), await stop_strings(body.stop)
     form = reply_form(params, served, stream=stream, stops=stops, is_parsed=is_parsed)
     as_ids = body.return_tokens_as_token_ids
+    by_part = sends_parts and stream and not echo and body.logprobs_format == "packed"
     num_prompt_top = num_top("prompt_logprobs", body.prompt_logprobs, served, names)
     return msgspec.structs.replace(
         form,
@@ -155,9 +166,9 @@ async def full_reply_form(
         echo=echo,
         include_stop=bool(body.include_stop_str_in_output),
         num_prompt_top=num_prompt_top,
-        prompt_explicit_ids=tuple(body.prompt_logprob_token_ids or ()) or None,
+        prompt_explicit_ids=body.prompt_logprob_token_ids,
         prompt_logprobs=prompt_logprobs_params(
-            body, params, num_prompt_top, served.info, echo=echo
+            body, params, num_prompt_top, served.info, echo=echo, by_part=by_part
         ),
         tokens_as_ids=form.tokens_as_ids if as_ids is None else as_ids,
         return_token_ids=bool(body.return_token_ids),
@@ -165,6 +176,7 @@ async def full_reply_form(
         spaces_between=body.spaces_between_special_tokens is not False,
         next_token_only=max_tokens == 0,
         packed=body.logprobs_format == "packed",
+        packed_dtype=packed_dtype(body),
         origins=bool(body.return_token_origin),
         usage_at_end=config.force_include_usage or bool(options.include_usage),
         usage_always=bool(options.continuous_usage_stats),

@@ -141,8 +141,13 @@ class Generation:
             changed: list[ReplyChoice] = []
             try:
                 for prompt_idx, submission in enumerate(self._submissions):
-                    if entries := submission.take():
-                        changed += self._absorb(prompt_idx, submission, entries)
+                    parts, entries = submission.take_prompt_parts(), submission.take()
+                    if parts:
+                        changed.append(self._choice(prompt_idx, 0))
+                        changed[-1].prompt_parts += parts
+                    if entries:
+                        found = self._absorb(prompt_idx, submission, entries)
+                        changed += [choice for choice in found if choice not in changed]
             except EngineDeadError as error:
                 raise lost_engine(error) from error
             if changed:

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from engine.arrays import Float32Array, Int32Array, Int64Array, LogprobArrays
+from server.schema.fields import PackedDtype
 from server.text.json_fragments import TokenFragments, dump, id_rows, objects_of, texts_of
 from server.text.packed import packed
 
@@ -165,9 +166,9 @@ def join_columns(parts: list[Columns]) -> dict[str, orjson.Fragment]:
     return {key: fragment(",".join(part[key] for part in parts if part[key])) for key in parts[0]}
 
 
-def value_rows(values: Float32Array, as_packed: bool) -> Any:
+def value_rows(values: Float32Array, as_packed: bool, dtype: PackedDtype = "float32") -> Any:
     """Write values float32 [positions] or [positions, ids] as they are in a reply."""
-    return packed(values) if as_packed else orjson.Fragment(dump(values))
+    return packed(values, dtype) if as_packed else orjson.Fragment(dump(values))
 
 
 def packed_logprobs(
@@ -176,6 +177,7 @@ def packed_logprobs(
     parts: list[LogprobArrays],
     num_top: int,
     offsets: Int32Array | None = None,
+    dtype: PackedDtype = "float32",
 ) -> dict[str, Any]:
     """Make the logprobs object of arrays: ids of all positions, values from `start` on.
 
@@ -194,8 +196,10 @@ def packed_logprobs(
         "start": start,
         "token_ids": packed(token_ids),
         **texts,
-        "token_logprobs": packed(np.concatenate([no_values, *(part.chosen for part in parts)])),
+        "token_logprobs": packed(
+            np.concatenate([no_values, *(part.chosen for part in parts)]), dtype
+        ),
         "ranks": packed(np.concatenate([no_ids, *(part.ranks for part in parts)])),
         "top_token_ids": packed(np.concatenate([no_ids.reshape(0, width), *ids])),
-        "top_logprobs": packed(np.concatenate([no_values.reshape(0, width), *values])),
+        "top_logprobs": packed(np.concatenate([no_values.reshape(0, width), *values]), dtype),
     }

@@ -16,7 +16,9 @@ from server.config import SamplingDefaults
 from server.errors import ClientNames, bad_request
 from server.generation.served import ServedModel
 from server.schema.base import BodyModel
+from server.schema.fields import PackedDtype
 from server.schema.generation import LogprobFields
+from server.schema.ids import check_vocab
 from server.structured.spec import NO_CONSTRAINTS, CheckedGrammar, Constraints
 from server.text.tokenizer import Tokenizer
 
@@ -161,7 +163,8 @@ def _stop_token_ids(body: BodyModel, info: EngineInfo) -> tuple[int, ...]:
 
 def num_top(field: str, value: int | None, served: ServedModel, names: ClientNames) -> int | None:
     """The number of top tokens to report, where -1 is all of the vocabulary; raises `ApiError`."""
-    most, vocab_size = served.config.max_logprobs, served.info.vocab_size
+    is_prompt, vocab_size = field.startswith("prompt"), served.info.vocab_size
+    most = served.config.max_logprobs if is_prompt else served.max_drawn_top
     if value is None:
         return None
     if value == -1 and most == -1:
@@ -195,31 +198,40 @@ def prompt_logprobs_params(
     info: EngineInfo,
     *,
     echo: bool,
+    by_part: bool = False,
 ) -> PromptLogprobsParams | None:
     """Which logprobs of the prompt are asked for; None for none. Raises `ApiError`.
 
     Args:
         num_prompt_top: top tokens in `prompt_logprobs`.
         echo: the prompt's tokens are shown among the generated ones, with as many top tokens.
+        by_part: parts are wanted as they are computed.
     """
     echoed = params.logprobs if echo else None
-    token_ids = tuple(body.prompt_logprob_token_ids or ())
-    for token_id in token_ids:
-        if token_id >= info.vocab_size:
-            raise bad_request(
-                "prompt_logprob_token_ids",
-                f"prompt_logprob_token_ids holds id {token_id}; ids of this model are "
-                f"0 to {info.vocab_size - 1}",
-            )
-    if num_prompt_top is None and echoed is None and not token_ids:
+    ids = body.prompt_logprob_token_ids
+    if ids is not None:
+        check_vocab("prompt_logprob_token_ids", ids.reshape(-1), info.vocab_size)
+    if num_prompt_top is None and echoed is None and ids is None:
         _refuse_lone_start(body)
         return None
     return PromptLogprobsParams(
         start=max(body.prompt_logprob_start or 1, 1),
         num_top=max(num_prompt_top or 0, echoed or 0),
-        token_ids=token_ids,
+        token_ids=tuple(ids.tolist()) if ids is not None and ids.ndim == 1 else (),
+        id_lists=ids if ids is not None and ids.ndim == 2 else None,
         mode=params.logprobs_mode,
+        by_part=by_part,
     )
+
+
+def packed_dtype(body: LogprobFields) -> PackedDtype:
+    """What packed values are rounded to; raises `ApiError` for values that are not packed."""
+    if body.logprobs_dtype is not None and body.logprobs_format != "packed":
+        raise bad_request(
+            "logprobs_dtype",
+            f'logprobs_dtype needs logprobs_format "packed", got {body.logprobs_dtype} alone',
+        )
+    return body.logprobs_dtype or "float32"
 
 
 def _refuse_lone_start(body: LogprobFields) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sized
 
 import msgspec
 
-from engine.request import Grammar
+from engine.request import Grammar, PromptLogprobsParams
 from server.config import ServerConfig
 from server.errors import bad_request
 from server.generation.bounds import check_num_allowed_ids, check_num_choices, check_reply_size
@@ -102,11 +103,32 @@ def _check_prompts(spec: GenerationSpec, prompts: list[Prompt]) -> None:
             words = f"must be at most {names['max_tokens']} ({prompt.max_tokens}), "
             raise names.refuse("min_tokens", f"{words}got {spec.form.min_tokens}")
         # A prompt of one token has no logprobs to show: 1, the default, is right for it too.
+        if wanted is not None and wanted.id_lists is not None:
+            _check_id_lists(wanted, spec.prompts, prompt)
         if start > 1 and start >= (prompt_len := len(prompt.token_ids)):
             raise bad_request(
                 "prompt_logprob_start",
                 f"prompt_logprob_start must be below the prompt's {prompt_len} tokens, got {start}",
             )
+
+
+def _check_id_lists(wanted: PromptLogprobsParams, prompts: Sized, prompt: Prompt) -> None:
+    """Refuse lists of ids for positions where there are more or fewer of these."""
+    assert wanted.id_lists is not None
+    given, count = len(wanted.id_lists), len(prompt.token_ids) - wanted.start
+    if len(prompts) != 1:
+        raise bad_request(
+            "prompt_logprob_token_ids",
+            "prompt_logprob_token_ids may hold a list for each position of one prompt, "
+            f"got {len(prompts)} prompts",
+        )
+    if given != count:
+        raise bad_request(
+            "prompt_logprob_token_ids",
+            f"prompt_logprob_token_ids must hold {count} lists, one for each of the prompt's "
+            f"{len(prompt.token_ids)} tokens from prompt_logprob_start {wanted.start} on, "
+            f"got {given}",
+        )
 
 
 def _emit_interval(spec: GenerationSpec, config: ServerConfig) -> int:

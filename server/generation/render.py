@@ -22,6 +22,7 @@ from server.generation.logprobs import (
     value_rows,
 )
 from server.generation.prepare import PreparedRequest
+from server.text.packed import packed
 from server.text.tokenizer import Tokenizer
 
 _ORIGINS = [origin.name.lower() for origin in Origin]
@@ -94,8 +95,9 @@ class Renderer:
             choice["weight_versions"] = [
                 msgspec.structs.asdict(span) for span in last.weight_versions
             ]
-        if first.first:
-            choice |= self._prompt_fields(prompt_idx, first.prompt_logprobs)
+        if first.first or first.prompt_logprobs is not None:
+            reported = first.prompt_logprobs
+            choice |= self._prompt_fields(prompt_idx, reported, is_first=first.first)
         return choice
 
     def chunks(self, index: int, prompt_idx: int, piece: Piece) -> Sequence[bytes]:
@@ -105,7 +107,7 @@ class Renderer:
     def chunk(self, index: int, prompt_idx: int, piece: Piece) -> bytes:
         """Write the choice object of a chunk."""
         form = self._form
-        with_prompt = piece.first and form.shows_prompt
+        with_prompt = (piece.first and form.shows_prompt) or piece.prompt_logprobs is not None
         if piece.finish_reason is None and not form.shows_tokens and not with_prompt:
             return b'{"index":%d,"text":%b%b' % (index, orjson.dumps(piece.text), PLAIN_END)
         return orjson.dumps(self.choice(index, prompt_idx, piece))
@@ -124,7 +126,8 @@ class Renderer:
         arrays = [written.piece.logprobs for written in pieces]
         values = [_NO_VALUES, *(a.explicit.reshape(-1) for a in arrays if a is not None)]
         rows = np.concatenate(values).reshape(-1, len(token_ids))
-        return {"token_ids": token_ids, "logprobs": value_rows(rows, self._form.packed)}
+        values = value_rows(rows, self._form.packed, self._form.packed_dtype)
+        return {"token_ids": token_ids, "logprobs": values}
 
     def _origins(self, pieces: list[WrittenPiece]) -> list[str]:
         return [_ORIGINS[code] for written in pieces for code in written.piece.origins]
@@ -132,7 +135,7 @@ class Renderer:
     def _kept(self, pieces: list[WrittenPiece]) -> Any:
         arrays = [written.piece.logprobs for written in pieces]
         values = [_NO_VALUES, *(a.kept for a in arrays if a is not None)]
-        return value_rows(np.concatenate(values), self._form.packed)
+        return value_rows(np.concatenate(values), self._form.packed, self._form.packed_dtype)
 
     def due(self, choices: list[ReplyChoice]) -> list[ReplyChoice]:
         """Those of the choices of a whole reply that have enough to be written ahead."""
@@ -202,27 +205,38 @@ class Renderer:
             starts = self._echo(prompt_idx).starts + starts
             parts = ([] if reported is None else [reported.logprobs]) + parts
         offsets = np.array(starts, dtype=np.int32)
-        return packed_logprobs(token_ids, start, parts, self._form.num_top or 0, offsets)
+        num_top, dtype = self._form.num_top or 0, self._form.packed_dtype
+        return packed_logprobs(token_ids, start, parts, num_top, offsets, dtype)
 
-    def _prompt_fields(self, prompt_idx: int, reported: PromptLogprobs | None) -> dict[str, Any]:
-        """What a choice's first piece reports of its prompt, besides `echo`."""
+    def _prompt_fields(
+        self, prompt_idx: int, reported: PromptLogprobs | None, *, is_first: bool = True
+    ) -> dict[str, Any]:
+        """What a choice's first piece reports of its prompt, besides `echo`, or a further part."""
         form = self._form
         fields: dict[str, Any] = {}
         token_ids = self._prepared.prompts[prompt_idx].token_ids
-        if form.return_token_ids:
+        if form.return_token_ids and is_first:
             fields["prompt_token_ids"] = token_ids.tolist()
         start = _start(token_ids, reported)
         if form.num_prompt_top is not None:
             fields["prompt_logprobs"] = self._prompt_logprobs(token_ids, start, reported)
         if form.prompt_explicit_ids is not None:
-            width = len(form.prompt_explicit_ids)
-            explicit = _NO_VALUES if reported is None else reported.logprobs.explicit[:, :width]
-            fields["prompt_logprob_token_ids"] = {
-                "start": start,
-                "token_ids": form.prompt_explicit_ids,
-                "logprobs": value_rows(explicit.reshape(-1, width), form.packed),
-            }
+            fields["prompt_logprob_token_ids"] = self._prompt_explicit(start, reported)
         return fields
+
+    def _prompt_explicit(self, start: int, reported: PromptLogprobs | None) -> dict[str, Any]:
+        form, wanted = self._form, self._form.prompt_logprobs
+        ids = form.prompt_explicit_ids
+        assert ids is not None
+        width = ids.shape[-1]
+        explicit = _NO_VALUES if reported is None else reported.logprobs.explicit[:, :width]
+        if wanted is not None and wanted.id_lists is not None:
+            ids = ids[start - wanted.start :][: len(explicit)]
+        return {
+            "start": start,
+            "token_ids": packed(ids) if form.packed and ids.ndim == 2 else ids.tolist(),
+            "logprobs": value_rows(explicit.reshape(-1, width), form.packed, form.packed_dtype),
+        }
 
     def _prompt_logprobs(
         self, token_ids: Int32Array, start: int, reported: PromptLogprobs | None
@@ -230,7 +244,11 @@ class Renderer:
         num_top = self._form.num_prompt_top or 0
         if self._form.packed:
             parts = [] if reported is None else [reported.logprobs]
-            arrays = packed_logprobs(token_ids, start, parts, num_top)
+            if self._form.by_part:  # a part has its own ids alone
+                count = 0 if reported is None else len(reported.logprobs.chosen)
+                token_ids = token_ids[start : start + count]
+            dtype = self._form.packed_dtype
+            arrays = packed_logprobs(token_ids, start, parts, num_top, dtype=dtype)
             return {**arrays, "mode": self._form.mode}
         items = ["null"] * start
         if reported is not None:
@@ -282,8 +300,8 @@ class Renderer:
         prepared, form = self._prepared, self._form
         if not form.shows_prompt:
             return False
-        per_token = 1 if form.prompt_logprobs is None else 3 + form.prompt_logprobs.num_top
-        per_token += len(form.prompt_explicit_ids or ())
+        wanted = form.prompt_logprobs
+        per_token = 1 if wanted is None else 3 + wanted.num_top + wanted.num_explicit
         num_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
         return num_tokens * per_token * prepared.spec.n > INLINE_VALUES
 

@@ -30,6 +30,12 @@ class ServedModel:
         return self.engine.info
 
     @property
+    def max_drawn_top(self) -> int:
+        """The most top tokens of a drawn token; -1 for no limit but the vocabulary."""
+        most = self.info.max_drawn_top
+        return self.config.max_logprobs if most == -1 else most
+
+    @property
     def fingerprint(self) -> str:
         """The `system_fingerprint`: this version and a hash of all that decides bits."""
         parts = "tailrace", VERSION, self.info.fingerprint, self.engine.state.weight_tag

@@ -29,7 +29,7 @@ def with_support(
             f'{mode_param} must be "processed_logprobs" with return_sampling_mask, '
             f"got {params.logprobs_mode}",
         )
-    vocab_size, most = served.info.vocab_size, served.config.max_logprobs
+    vocab_size, most = served.info.vocab_size, served.max_drawn_top
     widest = min(params.top_k or vocab_size, vocab_size)
     if params.temperature == 0:
         widest = 1

@@ -26,6 +26,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BiasValue = Annotated[float, Field(ge=-100, le=100)]
 Mode = LogprobsMode
 PackedFormat = Literal["json", "packed"]
+PackedDtype = Literal["float32", "float16", "bfloat16"]
 Priority = Annotated[
     int | None,
     Field(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import FailFast, Field
+from pydantic import FailFast, Field, PlainValidator
 
+from engine.arrays import Int32Array
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from server.schema.base import BodyModel
 from server.schema.fields import (
@@ -19,6 +20,7 @@ from server.schema.fields import (
     ModelName,
     NotYet,
     Only,
+    PackedDtype,
     PackedFormat,
     Priority,
     RequestId,
@@ -27,7 +29,7 @@ from server.schema.fields import (
     StopString,
     StreamOptions,
 )
-from server.schema.ids import TokenId
+from server.schema.ids import ID_MAX, TokenId, prompt_ids
 from server.schema.structured import ResponseFormatField, StructuredOutputs
 
 AllowedIds = Annotated[
@@ -35,6 +37,13 @@ AllowedIds = Annotated[
 ]
 """Only the first bad id is reported: an error of each of so many would take long to make."""
 ExplicitIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)]
+PromptIds = Annotated[
+    Int32Array,
+    PlainValidator(
+        prompt_ids,
+        json_schema_input_type=list[TokenId] | list[list[Annotated[int, Field(ge=-1, le=ID_MAX)]]],
+    ),
+]
 BadWords = Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS)]
 StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)]
 
@@ -159,8 +168,11 @@ class LogprobFields(BodyModel):
         description="The reply shows the logprob of each token of the prompt and of this many top "
         "tokens beside it.",
     )
-    prompt_logprob_token_ids: ExplicitIds | None = Field(
-        None, description="The reply shows the values of these ids at every prompt position."
+    prompt_logprob_token_ids: PromptIds | None = Field(
+        None,
+        description="The reply shows the values of these ids at every prompt position; or, of a "
+        "list of lists, those of each list at its position, from `prompt_logprob_start` on; -1 "
+        "pads.",
     )
     prompt_logprob_start: int | None = Field(
         None,
@@ -171,6 +183,9 @@ class LogprobFields(BodyModel):
     logprobs_format: PackedFormat | None = Field(
         None,
         description='With "packed", values are base64 of little-endian arrays instead of lists.',
+    )
+    logprobs_dtype: PackedDtype | None = Field(
+        None, description="What packed values are rounded to; the default is float32."
     )
     return_tokens_as_token_ids: bool | None = Field(
         None, description='Logprobs name tokens "token_id:N" instead of by their texts.'

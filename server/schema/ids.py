@@ -13,6 +13,8 @@ from server.errors import bad_request
 from server.schema.base import shown
 
 ID_MAX = 2**31 - 1
+MAX_PROMPT_IDS = 1024
+"""Explicit ids of a prompt's position."""
 
 TOKEN_ID_TITLE = "Token id"
 
@@ -53,6 +55,31 @@ def good_ids(values: list[Any]) -> Int32Array | None:
         if least < 0 or set(map(type, map(values.__getitem__, doubtful))) != {int}:
             return None
     return token_ids
+
+
+def prompt_ids(value: Any) -> Int32Array:
+    """Ids for all positions, int32 [J], or a list for each, int32 [N, J], shorter ones padded with
+    -1, as which entries may be given too; raises `ValueError` for anything else."""
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"must be a list of token ids or of such lists, got {shown(value)}")
+    if not isinstance(value[0], list):
+        found = id_array(value)
+        _check_width(len(found))
+        return found
+    if odd := next((each for each in value if not isinstance(each, list)), None):
+        raise ValueError(f"must hold lists alone, or ids alone, got {shown(odd)}")
+    width = max(map(len, value))
+    _check_width(width)
+    flat = [token_id for each in value for token_id in (*each, *[-1] * (width - len(each)))]
+    held = [token_id for token_id in flat if token_id != -1]
+    if good_ids(held) is None:
+        raise _refusal(held)
+    return np.array(flat, dtype=np.int32).reshape(len(value), width)
+
+
+def _check_width(width: int) -> None:
+    if not 1 <= width <= MAX_PROMPT_IDS:
+        raise ValueError(f"must have 1 to {MAX_PROMPT_IDS} ids a position, got {width}")
 
 
 def _refusal(value: list[Any]) -> ValueError:

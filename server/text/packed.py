@@ -2,7 +2,8 @@
 
 {"dtype": "<f4", "shape": [2, 3], "data": "..."} stands for the array
 `numpy.frombuffer(base64.b64decode(data), dtype).reshape(shape)`: little-endian, the last index
-running fastest. -inf stays -inf.
+running fastest. -inf stays -inf. Values may be rounded to float16 ("<f2") or bfloat16, whose bits
+are given as 16-bit integers with the dtype "bfloat16", which numpy does not have.
 """
 
 from __future__ import annotations
@@ -14,15 +15,31 @@ import numpy as np
 import numpy.typing as npt
 
 from server.errors import ApiError
+from server.schema.fields import PackedDtype
 
 
-def packed(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """Pack an array of numbers; raises `ApiError` for NaN and +Inf, which never leave."""
+def packed(array: npt.NDArray[Any], dtype: PackedDtype = "float32") -> dict[str, Any]:
+    """Pack an array of numbers; raises `ApiError` for NaN and +Inf, which never leave.
+
+    Args:
+        dtype: what float32 values are rounded to, the nearest, ties to even.
+    """
     if array.dtype.kind == "f":
         check_finite(array)
+    if array.dtype == np.float32 and dtype == "float16":
+        with np.errstate(over="ignore"):  # below its range is -inf
+            array = array.astype(np.float16)
+    elif array.dtype == np.float32 and dtype == "bfloat16":
+        return packed(_bfloat16_bits(array)) | {"dtype": "bfloat16"}
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
     data = base64.b64encode(little.tobytes()).decode("ascii")
     return {"dtype": little.dtype.str, "shape": list(array.shape), "data": data}
+
+
+def _bfloat16_bits(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The bits of float32 values, none of them NaN, rounded to bfloat16."""
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def check_finite(values: npt.NDArray[Any]) -> bool:

@@ -36,7 +36,13 @@ async def completion_spec(
         prompts=body.prompt,
         params=params,
         form=await full_reply_form(
-            body, params, served, NAMES, max_tokens=body.max_tokens, echo=bool(body.echo)
+            body,
+            params,
+            served,
+            NAMES,
+            max_tokens=body.max_tokens,
+            echo=bool(body.echo),
+            sends_parts=(body.n or 1) == 1,
         ),
         max_tokens=max_tokens,
         fits_context=body.max_tokens is None,

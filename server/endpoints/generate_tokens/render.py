@@ -132,9 +132,11 @@ class TokenRenderer(Renderer):
             del fields["prompt_token_ids"]
         explicit = fields.pop("prompt_logprob_token_ids", None)
         if explicit is not None:
-            values = np.zeros((0, len(explicit["token_ids"])), dtype=np.float32)
+            assert self._form.prompt_explicit_ids is not None
+            width = self._form.prompt_explicit_ids.shape[-1]
+            values = np.zeros((0, width), dtype=np.float32)
             if reported is not None:
-                values = reported.logprobs.explicit[:, : values.shape[1]]
+                values = reported.logprobs.explicit[:, :width]
             fields["prompt_token_id_logprobs"] = _npy(values)
         self._prompt = {**fields, **self._prompt}
 

@@ -8,7 +8,12 @@ from sampling.params import SamplingParams
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest
 from server.errors import ClientNames, bad_request
 from server.generation.form import ReplyForm, reply_form, stop_strings
-from server.generation.params import num_top, prompt_logprobs_params, sampling_params
+from server.generation.params import (
+    num_top,
+    packed_dtype,
+    prompt_logprobs_params,
+    sampling_params,
+)
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
 from server.generation.support import with_support
@@ -70,7 +75,7 @@ async def _form(
         silent_ends=frozenset() if wanted.ignore_eos else form.silent_ends,
         include_stop=bool(wanted.include_stop_str_in_output),
         num_prompt_top=num_prompt_top,
-        prompt_explicit_ids=tuple(wanted.prompt_logprob_token_ids or ()) or None,
+        prompt_explicit_ids=wanted.prompt_logprob_token_ids,
         prompt_logprobs=prompt_logprobs_params(
             wanted, params, num_prompt_top, served.info, echo=False
         ),
@@ -80,6 +85,7 @@ async def _form(
         spaces_between=wanted.spaces_between_special_tokens is not False,
         next_token_only=wanted.max_tokens == 0,
         packed=wanted.logprobs_format == "packed",
+        packed_dtype=packed_dtype(wanted),
         origins=bool(wanted.return_token_origin),
         usage_at_end=bool(options.include_usage),
         usage_always=bool(options.continuous_usage_stats),

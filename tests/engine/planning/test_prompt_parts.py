@@ -16,14 +16,14 @@ START = 2
 """Values are asked for from here on: 5 of them."""
 
 
-def admitted(table: RowTable, handle: int) -> Choice:
+def admitted(table: RowTable, handle: int, *, by_part: bool = False) -> Choice:
     """A choice in a row, whose prompt is to be reported."""
     request = Request(
         handle=handle,
         prompt_token_ids=PROMPT,
         params=SamplingParams(),
         max_tokens=9,
-        prompt_logprobs=PromptLogprobsParams(start=START),
+        prompt_logprobs=PromptLogprobsParams(start=START, by_part=by_part),
     )
     choice = Choice(b"front", request, 0, 0, handle, PROMPT, prompt_parts=[])
     table.claim(choice, 0, len(PROMPT), is_pinned=False)
@@ -92,3 +92,29 @@ def test_what_was_planned_for_an_earlier_life_is_passed_over() -> None:
     table.claim(choice, 0, len(PROMPT), is_pinned=False)
     assert read_back(table, plan, [[1.0, 2.0]]) == []
     assert choice.prompt_parts == []
+
+
+def spanning(table: RowTable, choice: Choice, start: int, count: int) -> StepPlan:
+    """A step that computes `count` tokens from position `start` and reports all it can of them."""
+    plan = step_of(table, [choice], [count])
+    plan.starts = np.array([start], dtype=np.int32)
+    first = max(START - 1 - start, 0)
+    plan.spans = [PromptSpan(0, first, count, choice)]
+    return plan
+
+
+def test_parts_are_sent_as_they_come_and_none_twice() -> None:
+    """Positions 2 to 6 are wanted; the choice is preempted after positions 2 and 3 were sent."""
+    table = RowTable(1, 64)
+    choice = admitted(table, 10, by_part=True)
+    [(_, first)] = read_back(table, spanning(table, choice, 0, 3), [[2.0, 3.0]])
+    assert (first.start, first.logprobs.chosen.tolist(), first.is_part) == (2, [2.0, 3.0], True)
+    table.vacate(0)
+    choice.prompt_parts = []
+    table.claim(choice, 0, len(PROMPT), is_pinned=False)
+    assert read_back(table, spanning(table, choice, 0, 2), [[2.0]]) == [], "it was sent"
+    [(_, second)] = read_back(table, spanning(table, choice, 2, 3), [[3.0, 4.0, 5.0]])
+    assert (second.start, second.logprobs.chosen.tolist()) == (4, [4.0, 5.0])
+    [(_, last)] = read_back(table, spanning(table, choice, 5, 1), [[6.0]])
+    assert (last.start, last.logprobs.chosen.tolist()) == (6, [6.0])
+    assert choice.prompt_parts is None, "no more are wanted"

@@ -153,13 +153,41 @@ def test_prompt(
     mode: LogprobsMode, case: int, device: str, logits: torch.Tensor, history: torch.Tensor
 ) -> None:
     params, first, known = CASES[case], 3, history.to(device)
-    reporter = PromptReporter(params, mode, TOP, IDS, shard=VocabShard.whole(VOCAB), history=known)
-    out = reporter(logits[first:PROMPT].to(device), first)
+    reporter = PromptReporter(params, mode, TOP, shard=VocabShard.whole(VOCAB), history=known)
+    ids = torch.tensor([IDS], device=device)
+    out = reporter(logits[first:PROMPT].to(device), first, ids)
     tables = [
         wanted(logits[at].numpy(), history[:at].numpy(), at, params, mode)
         for at in range(first, PROMPT)
     ]
     check(out, tables, history[first:PROMPT].tolist())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", range(0, len(CASES), 7))
+@pytest.mark.parametrize("device", DEVICES)
+def test_lists_of_ids_and_whole_vocabularies(
+    mode: LogprobsMode, case: int, device: str, logits: torch.Tensor, history: torch.Tensor
+) -> None:
+    """Each position has ids of its own, padded with -1; top lists are longer than kernels make."""
+    params, first, known = CASES[case], 3, history.to(device)
+    reporter = PromptReporter(params, mode, VOCAB, shard=VocabShard.whole(VOCAB), history=known)
+    lists = torch.randint(0, VOCAB, (PROMPT - first, 5), generator=torch.Generator().manual_seed(1))
+    lists[1, 3:] = -1
+    out = reporter(logits[first:PROMPT].to(device), first, lists.to(device))
+    for i, at in enumerate(range(first, PROMPT)):
+        table = wanted(logits[at].numpy(), history[:at].numpy(), at, params, mode)
+        due = np.where(lists[i] < 0, -np.inf, table[lists[i].numpy()])
+        order = np.lexsort((np.arange(VOCAB), -table))
+        tops = out.top_logprobs[i].cpu().double().numpy()
+        for have, wants in (
+            (out.explicit[i, :5].cpu().double().numpy(), due),
+            (tops, table[order]),
+        ):
+            np.testing.assert_allclose(have, wants, rtol=1e-5, atol=1e-5)
+        ids = out.top_ids[i].cpu().numpy()
+        assert sorted(ids.tolist()) == list(range(VOCAB))
+        np.testing.assert_allclose(table[ids], table[order], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -177,8 +205,9 @@ def test_what_counts_the_output_has_no_effect_on_a_prompt(
     for params in ({}, counting):
         asked = SamplingParams(stop_token_ids=IDS[:2], logprobs=TOP, **params)
         whole = VocabShard.whole(VOCAB)
-        reporter = PromptReporter(asked, mode, TOP, IDS, shard=whole, history=known)
-        outs.append(reporter(logits[3:PROMPT].to(device), 3))
+        reporter = PromptReporter(asked, mode, TOP, shard=whole, history=known)
+        ids = torch.tensor([IDS], device=device)
+        outs.append(reporter(logits[3:PROMPT].to(device), 3, ids))
     for plain, counted in zip(*outs, strict=True):
         assert torch.equal(plain, counted)
     assert outs[1].explicit[:, : len(IDS)].isfinite().all()

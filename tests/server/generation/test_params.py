@@ -16,6 +16,19 @@ from tests.fakes import BOS, EOS, FakeEngine
 from tests.server.conftest import Site, in_process
 
 
+async def test_drawn_tokens_have_fewer_top_tokens_where_the_engine_says_so() -> None:
+    engine = FakeEngine()
+    engine.info = msgspec.structs.replace(engine.info, max_drawn_top=3)
+    async with in_process(engine, max_logprobs=-1) as site:
+        await site.complete(prompt="hello", max_tokens=1, prompt_logprobs=-1, logprobs=3)
+        wanted = site.engine.requests[-1].prompt_logprobs
+        assert wanted is not None
+        assert wanted.num_top == engine.info.vocab_size
+        for value in (-1, 4):
+            error = await site.refused(prompt="hello", max_tokens=1, logprobs=value)
+            assert "between 0 and 3" in error["message"]
+
+
 class TestToTheEngine:
     async def test_neutral_defaults(self, site: Site) -> None:
         params = (await site.submitted()).params
@@ -54,7 +67,7 @@ class TestToTheEngine:
         fields = SamplingFields.model_fields.keys() | LogprobFields.model_fields.keys()
         prompts = {name for name in fields if name.startswith("prompt_logprob")}
         forms = {"include_stop_str_in_output", "logprobs_format", "return_tokens_as_token_ids"}
-        forms |= {"return_token_ids", "return_token_origin"}
+        forms |= {"return_token_ids", "return_token_origin", "logprobs_dtype"}
         ends = {"max_tokens", "n", "stop", "ignore_eos"}
         assert fields - parameters == prompts | forms | ends
 

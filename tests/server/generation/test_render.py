@@ -83,7 +83,7 @@ class TestChoice:
         assert later["logprobs"]["text_offset"] == [7, 8]  # behind the echoed text
 
     def test_without_reported_values_the_prompt_has_none(self) -> None:
-        wanted = form(num_prompt_top=1, prompt_explicit_ids=(5,))
+        wanted = form(num_prompt_top=1, prompt_explicit_ids=np.array([5]))
         assert rendered(wanted, piece("x"), "a")["prompt_logprobs"] == [None]
         explicit = rendered(wanted, piece("x"), "a")["prompt_logprob_token_ids"]
         assert explicit == {"start": 1, "token_ids": [5], "logprobs": []}

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from server.errors import ApiError
+from server.schema.fields import PackedDtype
 from server.text.packed import check_finite, packed
 from tests.server.text.arrays import unpacked
 
@@ -35,6 +37,22 @@ def test_the_bytes_are_little_endian_and_the_last_index_runs_fastest() -> None:
 def test_empty_arrays_keep_their_shape() -> None:
     made = packed(np.zeros((0, 2), dtype=np.float32))
     assert (made["shape"], made["data"]) == ([0, 2], "")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_are_rounded_to_the_nearest_ties_to_even(dtype: PackedDtype) -> None:
+    rng = np.random.default_rng(1)
+    spacing = 2.0**-10 if dtype == "float16" else 2.0**-7  # of values in [1, 2)
+    ties = 1 + spacing * (np.arange(64) + 0.5)
+    values = np.concatenate([-rng.exponential(5, 500), ties, [-np.inf, 0.0, -1e30]])
+    array = values.astype(np.float32)
+    made = packed(array, dtype)
+    assert made["dtype"] == ("<f2" if dtype == "float16" else "bfloat16")
+    bits = np.frombuffer(base64.b64decode(made["data"]), dtype="<u2").astype(np.int32)
+    torch_dtype = torch.float16 if dtype == "float16" else torch.bfloat16
+    wanted = torch.from_numpy(array).to(torch_dtype).view(torch.int16).numpy().astype(np.int32)
+    assert (bits == (wanted & 0xFFFF)).all()
+    assert packed(np.arange(3), dtype)["dtype"] == "<i8", "ids stay as they are"
 
 
 def test_minus_infinity_stays() -> None:
