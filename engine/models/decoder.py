@@ -44,6 +44,7 @@ class Decoder:
         sizes, places = (spec.vocab_size, spec.hidden_size), LayerPlaces()
         self._embedding = spec.embedding.load(reader, *sizes)
         self._lm_head = spec.lm_head.load(reader, *sizes, self._embedding)
+        self._per_layer = None if spec.per_layer is None else spec.per_layer.load(reader)
         self._final_norm = spec.final_norm.load(reader, spec.hidden_size)
         if reference is None:
             self._layers = [layer.load(reader, places) for layer in spec.layers]
@@ -51,7 +52,9 @@ class Decoder:
             self._layers = list(self._load_beside(spec, reader, places, reference))
         self.attention_specs: Sequence[AttentionSpec] = places.attention_specs
         self._states, self._rope_tables = places.states, self._tables(places)
-        self.is_capturable = not places.states
+        sizes_of_heads = {(spec.num_q_heads, spec.head_dim) for spec in places.attention_specs}
+        attends_alike = len(sizes_of_heads) == 1 and not places.kept
+        self.is_capturable = attends_alike and not places.states
         self.num_weights = _most(reader.num_in_layers, reader.ranks.exchange)
         self._named = reader.named_weights()
         reader.finish()
@@ -83,8 +86,9 @@ class Decoder:
         states: StepStates | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         rotations = [Rotation(table, positions) for table in self._rope_tables]
-        inputs = LayerInputs(attention, rotations, states)
         x = self._embedding(input_ids)  # [T, hidden]
+        per_layer = None if self._per_layer is None else self._per_layer(input_ids, x)
+        inputs = LayerInputs(attention, rotations, states, per_layer, {})
         residual: torch.Tensor | None = None
         outputs: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
@@ -107,7 +111,9 @@ class Decoder:
         """Load layers, and run a text through each without its quantization."""
         unquantized = reader.as_unquantized()
         ids = reference.token_ids(self.vocab_size).to(self.device)
-        run = LayerwiseRun(self.embed(ids))
+        embedded = self.embed(ids)
+        per_layer = None if self._per_layer is None else self._per_layer(ids, embedded)
+        run = LayerwiseRun(embedded, per_layer)
         for layer in spec.layers:
             yield layer.load(reader, places)
             own = LayerPlaces()

@@ -46,10 +46,12 @@ class LayerwiseRun:
 
     Args:
         embedded: [T, hidden_size], of positions 0 to T - 1; is overwritten.
+        per_layer: as of `LayerInputs`.
     """
 
-    def __init__(self, embedded: torch.Tensor) -> None:
-        self._x = embedded
+    def __init__(self, embedded: torch.Tensor, per_layer: torch.Tensor | None = None) -> None:
+        self._x, self._per_layer = embedded, per_layer
+        self._kept: dict[str, torch.Tensor] = {}
         self._residual: torch.Tensor | None = None
 
     @torch.inference_mode()
@@ -60,7 +62,7 @@ class LayerwiseRun:
         x = self._x
         attention = attention_of_text(places.attention_specs, x.dtype, x.device, len(x))
         states = text_states([make(0) for make in places.states], x.device)
-        inputs = LayerInputs(attention, rotations, states(0, len(x)))
+        inputs = LayerInputs(attention, rotations, states(0, len(x)), self._per_layer, self._kept)
         for sublayer in layer:
             self._x, self._residual = sublayer(self._x, self._residual, inputs)
 

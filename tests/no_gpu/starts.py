@@ -59,6 +59,19 @@ SIZES: dict[str, Any] = {
     "dtype": "bfloat16",
 }
 SMALL = SIZES | {"hidden_size": 1024, "intermediate_size": 2560, "num_attention_heads": 8}
+GEMMA4: dict[str, Any] = SIZES | {  # 26B
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 16,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
 MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
 WIDE = SIZES | {"vocab_size": 151_936}
 LATENT: dict[str, Any] = SIZES | {
@@ -219,6 +232,8 @@ STARTS: dict[str, Start] = {
     "4 ranks, gpt-oss, mxfp4": Start(_mxfp4, ON_DISK, {"tensor_parallel_size": 4}),
     "8 ranks": Start(_config(QWEN3), {"quantization": "fp8"}, {"tensor_parallel_size": 8}),
 }
+if hasattr(hf, "Gemma4TextConfig"):  # not in transformers 5.0
+    STARTS["gemma4"] = Start(_config(hf.Gemma4TextConfig(**GEMMA4)))
 
 
 def write(name: str, folder: Path) -> Path:

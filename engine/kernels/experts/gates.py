@@ -3,25 +3,29 @@
 
 silu     silu(gate) * up
 gpt-oss  (up + 1) * gate * sigmoid(1.702 gate), gate at most 7, up from -7 to 7
+gelu     gelu(gate) * up, by its approximation with tanh
 relu2    max(gate, 0)², of experts that have no up product
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from sampling.device.triton_support import constexpr, jit, tl
 
-SILU, GPT_OSS, RELU2 = "silu", "gpt-oss", "relu2"
+SILU, GPT_OSS, GELU_TANH, RELU2 = "silu", "gpt-oss", "gelu_tanh", "relu2"
 ALPHA, LIMIT = 1.702, 7.0
 
 _ALPHA, _LIMIT = constexpr(ALPHA), constexpr(LIMIT)
+_SQRT_2_OVER_PI = constexpr((2 / math.pi) ** 0.5)
 
 
 def num_products(kind: str | None) -> int:
     """How many products an expert has of its input; None of the kind is the product back."""
-    return 2 if kind in (SILU, GPT_OSS) else 1
+    return 2 if kind in (SILU, GPT_OSS, GELU_TANH) else 1
 
 
 def join_torch(products: torch.Tensor, kind: str) -> torch.Tensor:
@@ -31,6 +35,8 @@ def join_torch(products: torch.Tensor, kind: str) -> torch.Tensor:
     gate, up = products.chunk(2, dim=-1)
     if kind == SILU:
         return F.silu(gate) * up
+    if kind == GELU_TANH:
+        return F.gelu(gate, approximate="tanh") * up
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
     return (up + 1) * gate * torch.sigmoid(gate * ALPHA)
 
@@ -40,6 +46,9 @@ def join(gate, up, kind: tl.constexpr):
     """Join float32 gate and up; `up` is not read where experts have none."""
     if kind == "silu":
         joined = gate / (1.0 + tl.exp(-gate)) * up
+    elif kind == "gelu_tanh":  # 1 + tanh(z) is 2 / (1 + exp(-2 z))
+        z = _SQRT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate)
+        joined = gate / (1.0 + tl.exp(-2.0 * z)) * up
     elif kind == "relu2":
         joined = tl.maximum(gate, 0.0, tl.PropagateNan.ALL)
         joined *= joined

@@ -219,15 +219,23 @@ def check_sizes(config: Any) -> None:
     if getattr(config, "use_sliding_window", True):
         names.append("sliding_window")
     for name in names:
-        value = getattr(config, name, None)
+        value = _common(config, name)
         if value is not None and value < 1:
             raise ModelError(f"config.json: {name} must be at least 1, got {value}; {AS_PUBLISHED}")
-    heads, keys = config.num_attention_heads, config.num_key_value_heads
+    heads, keys = config.num_attention_heads, _common(config, "num_key_value_heads")
     if keys is not None and heads % keys:
         raise ModelError(
             f"config.json: num_key_value_heads {keys} does not divide the {heads} of "
             f"num_attention_heads; {AS_PUBLISHED}"
         )
+
+
+def _common(config: Any, name: str) -> Any:
+    """What a config says of all layers alike; None where it says nothing, or of each its own."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers': layers differ in it
+        return None
 
 
 def _own(config: Any, types: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ from engine.models.families.config import NotFusedError, check_sizes, refuse
 from engine.models.families.deepseek import deepseek_v2, deepseek_v3
 from engine.models.families.ernie import ernie4_5, ernie4_5_moe
 from engine.models.families.gemma import gemma, gemma2, gemma3_text
+from engine.models.families.gemma4 import gemma4
 from engine.models.families.glm import glm, glm4, glm4_moe_lite
 from engine.models.families.gpt_oss import gpt_oss
 from engine.models.families.granite import granite
@@ -54,6 +55,8 @@ ARCHITECTURES = {
     "GemmaForCausalLM": Architecture("gemma", gemma),
     "Gemma2ForCausalLM": Architecture("gemma2", gemma2),
     "Gemma3ForCausalLM": Architecture("gemma3_text", gemma3_text),
+    "Gemma4ForCausalLM": Architecture("gemma4_text", gemma4),
+    "Gemma4ForConditionalGeneration": Architecture("gemma4", gemma4),
     "GlmForCausalLM": Architecture("glm", glm),
     "Glm4ForCausalLM": Architecture("glm4", glm4),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", glm4_moe_lite),
@@ -129,5 +132,6 @@ def decoder_spec(config: Any) -> DecoderSpec:
     """
     text = config.get_text_config(decoder=True)
     check_sizes(text)
-    refuse(config, "use_bidirectional_attention")
+    if getattr(text, "use_bidirectional_attention", None) != "vision":  # among images alone
+        refuse(text, "use_bidirectional_attention")
     return DESCRIPTIONS[config.model_type](text)

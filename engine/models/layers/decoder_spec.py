@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.contracts.attention import AttentionSpec
 from engine.models.layers.layer import Layer
 from engine.models.layers.norms import NormSpec
+from engine.models.layers.per_layer import PerLayerEmbedding
 from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 from engine.models.weights.shares import Division
 
@@ -36,6 +37,7 @@ class DecoderSpec:
         max_position: positions that it was made for.
         initializer_range: standard deviation of random weights.
         num_drafting_layers: layers that the checkpoint has besides, which draft further tokens.
+        per_layer: makes vectors of each token for each layer; None: the model has none.
         drafting: the head that drafts further tokens, if such checkpoints may have one.
         renamed: parts of tensors' names in checkpoints, and what we call them.
         unread: beginnings of the names of tensors that are no part of it.
@@ -51,6 +53,7 @@ class DecoderSpec:
     lm_head: LmHead
     num_drafting_layers: int = 0
     drafting: DraftingSpec | None = None
+    per_layer: PerLayerEmbedding | None = None
     renamed: Sequence[tuple[str, str]] = ()
     unread: tuple[str, ...] = ()
 

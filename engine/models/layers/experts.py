@@ -105,7 +105,7 @@ class ExpertMlp(SublayerSpec):
         ]
 
     def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
-        name, columns = f"{prefix}.{self.name}", reader.ranks.columns(self.inner)
+        name = f"{prefix}.{self.name}"
         stored = reader.tensor(f"{prefix}.{self.norm}.weight", undivided(self.hidden_size))
         norm = stored
         if self.norm_plus_one:
@@ -114,10 +114,7 @@ class ExpertMlp(SublayerSpec):
         if self.shared_inner:
             holder = prefix if self.shared_beside else name
             shared = self._read_shared(reader, f"{holder}.{self.shared_name}")
-        weights = self._read_weights(reader, name, columns)
-        # A token multiplies the router's weights and those of its experts.
-        taken = (num_products(self.gate) + 1) * self.rules.top_k * columns.length
-        reader.num_in_layers += self._width * taken + self.hidden_size * self.num_experts
+        weights = self.read_weights(reader, prefix)
         exchange = None if reader.ranks.is_lone else reader.ranks.exchange
         latent = self._read_latent(reader, name)
         experts = Experts(
@@ -127,7 +124,12 @@ class ExpertMlp(SublayerSpec):
         output = self.output.load(reader, self.hidden_size, f"{prefix}.")
         return LoadedExperts(experts, exchange, output)
 
-    def _read_weights(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
+    def read_weights(self, reader: WeightReader, prefix: str) -> ExpertWeights:
+        """Read the experts' products alone."""
+        name, columns = f"{prefix}.{self.name}", reader.ranks.columns(self.inner)
+        # A token multiplies the router's weights and those of its experts.
+        taken = (num_products(self.gate) + 1) * self.rules.top_k * columns.length
+        reader.num_in_layers += self._width * taken + self.hidden_size * self.num_experts
         if self.joined:
             return self._read_joined(reader, f"{name}.experts", columns)
         if self.packed is not None:

@@ -36,11 +36,16 @@ class LayerInputs(NamedTuple):
     Attributes:
         rotations: of the step's tokens, by the places that `LayerPlaces` gave.
         states: of the step's rows; None where no layer keeps a state.
+        per_layer: vectors of the step's tokens for each layer [T, layers, width], where the model
+            has them.
+        kept: keys and values of the step's tokens that layers keep for later ones, by name.
     """
 
     attention: LayerAttention
     rotations: Sequence[Rotation]
     states: StepStates | None = None
+    per_layer: torch.Tensor | None = None
+    kept: dict[str, torch.Tensor] | None = None
 
 
 class Sublayer(Protocol):
@@ -70,12 +75,14 @@ class LayerPlaces:
         rotations: the speeds of which there are.
         states: make what each layer that keeps a state keeps of a row, of the number of drafts
             that its steps bring.
+        kept: the places of layers whose keys later ones read, by name.
     """
 
     def __init__(self) -> None:
         self.attention_specs: list[AttentionSpec] = []
         self.rotations: list[RotationSpeeds] = []
         self.states: list[MakeState] = []
+        self.kept: dict[str, int] = {}
 
     def attention(self, spec: AttentionSpec) -> int:
         """The index of a layer that attends, which the backend knows it by."""

@@ -46,15 +46,17 @@ class Mlp(SublayerSpec):
         return [Division(COLUMNS, self.inner, "the model's intermediate_size")]
 
     def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
+        output = self.output.load(reader, self.hidden_size, f"{prefix}.")
+        return LoadedMlp(*self.read(reader, prefix), output)
+
+    def read(self, reader: WeightReader, prefix: str) -> tuple[Normed, Linear]:
+        """Read what maps the stream to what the last product multiplies, and that product."""
         norm = self.norm.load(reader, self.hidden_size, f"{prefix}.")
         gate_up = reader.product(self.inputs(prefix, reader.ranks), undivided(self.hidden_size))
         down = self.read_down(reader, prefix)
         activation = self.activation.load(reader, f"{prefix}.{self.name}.")
-        return LoadedMlp(
-            norm.before_activated(gate_up, activation, down),
-            reader.sum_of(down.linear, self._columns(reader.ranks)),
-            self.output.load(reader, self.hidden_size, f"{prefix}."),
-        )
+        inner = norm.before_activated(gate_up, activation, down)
+        return inner, reader.sum_of(down.linear, self._columns(reader.ranks))
 
     def inputs(self, prefix: str, ranks: RankShares) -> Sequence[Projection]:
         """The projections of the stream."""

@@ -159,6 +159,18 @@ class RmsNorm(NormSpec):
 
 
 @dataclass(frozen=True)
+class WideNorm(NormSpec):
+    """x / sqrt(mean(x²) + eps) * weight, in float32 and rounded once, as Gemma 4's."""
+
+    name: str
+    eps: float
+
+    def load(self, reader: WeightReader, width: int, prefix: str = "") -> WideRmsNorm:
+        weight = reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
+        return WideRmsNorm(weight.float(), self.eps)
+
+
+@dataclass(frozen=True)
 class RmsNormPlusOne(NormSpec):
     """x / sqrt(mean(x²) + eps) * (1 + weight), in float32 and rounded once, as Gemma's."""
 

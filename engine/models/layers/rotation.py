@@ -63,6 +63,13 @@ def _speeds(theta: float, dim: int) -> torch.Tensor:
     return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
 
 
+def proportional_speeds(theta: float, head_dim: int, part: float) -> RotationSpeeds:
+    """The speeds of a whole head, of which a part of the pairs rotate, the fastest first."""
+    speeds = _speeds(theta, head_dim)
+    speeds[int(part * head_dim // 2) :] = 0.0
+    return RotationSpeeds(speeds, 1.0)
+
+
 def no_rotation(head_dim: int) -> RotationSpeeds:
     """The speeds of layers that turn nothing."""
     return RotationSpeeds(torch.zeros(head_dim // 2), 1.0)

@@ -18,7 +18,7 @@ from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
 from engine.kernels.experts.few_router import route_few
-from engine.kernels.experts.gates import GPT_OSS, RELU2, SILU
+from engine.kernels.experts.gates import GELU_TANH, GPT_OSS, RELU2, SILU
 from engine.kernels.experts.groups import group_pairs_triton
 from engine.kernels.experts.inputs import ordered_pairs_triton, rounded_pairs_triton
 from engine.kernels.experts.layer import experts_few
@@ -68,7 +68,7 @@ def test_routing(rules: RoutingRules, compiled: Compiler) -> None:
     assert compiled.names == {"_choose_kernel", "_route_kernel"}
 
 
-@pytest.mark.parametrize("gate", [SILU, GPT_OSS, RELU2])
+@pytest.mark.parametrize("gate", [SILU, GPT_OSS, GELU_TANH, RELU2])
 def test_few_experts(gate: str, compiled: Compiler) -> None:
     weights = random_weights(8, 64, 96, torch.bfloat16, "cpu", has_bias=gate == GPT_OSS, gate=gate)
     routing = choose_experts_torch(torch.zeros(2, 8), RoutingRules(3, over_chosen=True))

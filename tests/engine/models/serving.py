@@ -73,6 +73,8 @@ def write_tiny(config: PreTrainedConfig, folder: Path, *, spread: float = 0.25, 
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # zeros in a new model
                 buffer.copy_(0.2 * torch.randn_like(buffer))
+            if name.endswith("layer_scalar"):  # ones in a new model
+                buffer.copy_(1.0 + 0.2 * torch.randn_like(buffer))
     model.save_pretrained(folder, **save)
     return model
 

@@ -14,8 +14,12 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.models.decoder import Decoder
+from engine.models.loader import load_model
+from engine.models.reference import Reference
+from engine.startup.error_statement import hidden_states
 from tests.engine.models.serving import (
     GROUPED,
     LATENT,
@@ -215,6 +219,34 @@ MODELS = {
     "starcoder2-no-biases": hf.Starcoder2Config(**GROUPED, use_bias=False, sliding_window=None),
 }
 
+GEMMA4: dict[str, Any] = {
+    **GROUPED,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 11,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+    "use_bidirectional_attention": "vision",
+}
+ONE_GLOBAL_HEAD = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 16,
+}
+GEMMA4_SHARED: dict[str, Any] = {
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 12,
+    "vocab_size_per_layer_input": 97,
+}
+if hasattr(hf, "Gemma4TextConfig"):
+    MODELS["gemma4"] = hf.Gemma4TextConfig(**GEMMA4, **ONE_GLOBAL_HEAD)
+    MODELS["gemma4-experts"] = hf.Gemma4TextConfig(**GEMMA4, **ONE_GLOBAL_HEAD, **GEMMA4_EXPERTS)
+    MODELS["gemma4-shared"] = hf.Gemma4TextConfig(**GEMMA4 | GEMMA4_SHARED)
 if hasattr(hf, "Mistral4Config"):  # transformers 5.0 has none
     MODELS["mistral4"] = hf.Mistral4Config(
         **SIZES,
@@ -426,3 +458,16 @@ def test_another_rotation_is_noticed(name: str, tmp_path: Path) -> None:
     model._rope_tables = [table.roll(1, 0) for table in model._rope_tables]
     model._rope_tables[0] = model._rope_tables[0].roll(7, 1)
     assert (serve(model, ids) - expected(reference, ids)).abs().max() > 1e-2
+
+
+@pytest.mark.skipif("gemma4-shared" not in MODELS, reason="transformers has no Gemma 4")
+def test_layers_run_one_by_one_as_together(tmp_path: Path) -> None:
+    """Those that read another layer's keys too; so the error of quantization is measured."""
+    write_tiny(MODELS["gemma4-shared"], tmp_path)
+    ids, cpu = some_ids()[0], torch.device("cpu")
+    reference = Reference(lambda _: ids)
+    rounded = ModelConfig(model=str(tmp_path), dtype="float32", quantization="fp8")
+    load_model(rounded, cpu, reference=reference)
+    assert reference.hidden is not None
+    wanted = hidden_states(load(tmp_path), ids, None)
+    torch.testing.assert_close(reference.hidden, wanted, rtol=0, atol=1e-5)

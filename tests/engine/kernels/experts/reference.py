@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.experts.gates import ALPHA, LIMIT, RELU2, SILU, num_products
+from engine.kernels.experts.gates import ALPHA, GELU_TANH, LIMIT, RELU2, SILU, num_products
 from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights
 
 
@@ -35,6 +35,9 @@ def joined(products: torch.Tensor, kind: str) -> torch.Tensor:
     if kind == RELU2:
         return products.clamp(min=0) ** 2
     gate, up = products.chunk(2, dim=-1)
+    if kind == GELU_TANH:
+        cube = gate + 0.044715 * gate**3
+        return 0.5 * gate * (1 + torch.tanh((2 / torch.pi) ** 0.5 * cube)) * up
     if kind == SILU:
         return gate * gate.sigmoid() * up
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.kernels.experts.few_router import route_few
-from engine.kernels.experts.gates import GPT_OSS, RELU2, SILU
+from engine.kernels.experts.gates import GELU_TANH, GPT_OSS, RELU2, SILU
 from engine.kernels.experts.grouped import Tile, grouped_linear, tile_of
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import (
@@ -41,7 +41,7 @@ def some_rows(num_tokens: int, hidden: int, dtype: torch.dtype, device: str) -> 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gate", [SILU, GPT_OSS, RELU2])
+@pytest.mark.parametrize("gate", [SILU, GPT_OSS, GELU_TANH, RELU2])
 @pytest.mark.parametrize(("num_experts", "top_k", "hidden", "inner"), SIZES)
 def test_twin(
     num_experts: int, top_k: int, hidden: int, inner: int, gate: str, dtype: torch.dtype
@@ -60,7 +60,7 @@ def test_twin(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("gate", [SILU, GPT_OSS, RELU2])
+@pytest.mark.parametrize("gate", [SILU, GPT_OSS, GELU_TANH, RELU2])
 @pytest.mark.parametrize("num_tokens", [1, 2, 4])
 @pytest.mark.parametrize(("num_experts", "top_k", "hidden", "inner"), SIZES[:2])
 def test_few(
@@ -84,7 +84,7 @@ def test_few(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DOT_DTYPES if INTERPRETED else DTYPES)
-@pytest.mark.parametrize("gate", [SILU, GPT_OSS, RELU2])
+@pytest.mark.parametrize("gate", [SILU, GPT_OSS, GELU_TANH, RELU2])
 @pytest.mark.parametrize("num_tokens", [3, 50])
 @pytest.mark.parametrize(("num_experts", "top_k", "hidden", "inner"), SIZES)
 def test_many(

@@ -52,8 +52,11 @@ EXPERTS: dict[str, Any] = {
 }
 DIVIDED_LATENT = {**LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 1}
 GENERAL = (
+    "apertus",
     "cohere-biases",
     "cohere2",
+    "ernie",
+    "ernie-moe",
     "gemma",
     "gemma2",
     "gemma3",
@@ -61,6 +64,9 @@ GENERAL = (
     "glm4",
     "gpt-oss",
     "granite",
+    "hunyuan",
+    "minimax-m2",
+    "ministral3",
     "olmo2",
     "olmo2-ungrouped",
     "olmo3",
@@ -73,6 +79,8 @@ GENERAL = (
     "starcoder2",
 )
 """Names in `FAMILIES`, which have too few ids to be divided."""
+NEWER = [name for name in FAMILIES if name.startswith(("gemma4", "mistral4"))]
+"""Those that transformers 5.0 does not have."""
 
 
 def widened(config: PreTrainedConfig, **fields: Any) -> PreTrainedConfig:
@@ -100,7 +108,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "deepseek-v3": DeepseekV3Config(
         **WIDE | DIVIDED_LATENT | {"q_lora_rank": 24}, n_group=3, topk_group=2
     ),
-    **{name: widened(FAMILIES[name]) for name in GENERAL},
+    **{name: widened(FAMILIES[name]) for name in (*GENERAL, *NEWER)},
 }
 PARTS = [(0, 0, 20), (1, 0, 7), (2, 0, 1)]
 

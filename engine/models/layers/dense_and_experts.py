@@ -1,0 +1,125 @@
+"""An MLP and experts side by side, each between norms of its own, as Gemma 4's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from engine.kernels.experts.layer import Router, experts
+from engine.kernels.experts.products import ExpertWeights
+from engine.kernels.experts.routing import Routing, RoutingRules
+from engine.kernels.linear import Linear
+from engine.models.formats.part import Normed
+from engine.models.formats.reader import WeightReader
+from engine.models.layers.experts import ExpertMlp
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.mlp import Mlp
+from engine.models.layers.norms import Map, NormSpec
+from engine.models.weights.shares import Division, undivided
+from engine.parallel.collectives import rank_sum
+from sampling.device.ranks import RankExchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseAndExperts(SublayerSpec):
+    """norm(mlp_norm(mlp(x)) + after(experts(before(x)))); the router has a norm without a weight.
+
+    Attributes:
+        mlp: with its norm in front; mlp_norm: after it.
+        experts: whose weights are read; its norm and router are not.
+        before, after: norms of the experts. eps: of the router's. norm: of the sum.
+    """
+
+    varies_with_batch = "a mixture of experts"
+
+    mlp: Mlp
+    mlp_norm: NormSpec
+    experts: ExpertMlp
+    before: NormSpec
+    after: NormSpec
+    norm: NormSpec
+    eps: float
+
+    @property
+    def divisions(self) -> Iterable[Division]:
+        return [*self.mlp.divisions, *self.experts.divisions]
+
+    def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
+        width, prefix = self.mlp.hidden_size, f"{prefix}."
+        inner, down = self.mlp.read(reader, prefix.removesuffix("."))
+        return LoadedDenseAndExperts(
+            inner,
+            down,
+            self.mlp_norm.load(reader, width, prefix),
+            self._read_router(reader, f"{prefix}router"),
+            self.before.load(reader, width, prefix),
+            self.experts.read_weights(reader, prefix.removesuffix(".")),
+            self.after.load(reader, width, prefix),
+            self.norm.load(reader, width, prefix),
+            None if reader.ranks.is_lone else reader.ranks.exchange,
+        )
+
+    def _read_router(self, reader: WeightReader, name: str) -> ScaledRouter:
+        count, hidden = self.experts.num_experts, self.mlp.hidden_size
+        weight = reader.unquantized(f"{name}.proj", undivided(count), hidden)
+        scale = reader.tensor(f"{name}.scale", undivided(hidden))
+        per_expert = reader.tensor(
+            f"{name}.per_expert_scale", undivided(count), dtype=torch.float32
+        )
+        return ScaledRouter(self.experts.rules, weight, scale, per_expert, self.eps)
+
+
+class ScaledRouter(NamedTuple):
+    """Chooses experts by the product of a norm without a weight, times a scale.
+
+    Attributes:
+        weight: [experts, hidden]. scale: [hidden], of inputs beside hidden ** -0.5.
+        per_expert: float32 [experts], factors of the weights that are chosen.
+    """
+
+    rules: RoutingRules
+    weight: torch.Tensor
+    scale: torch.Tensor
+    per_expert: torch.Tensor
+    eps: float
+
+    def __call__(self, x: torch.Tensor) -> Routing:
+        """Choose for the rows of a stream [T, hidden]."""
+        normed = F.rms_norm(x.float(), (x.shape[1],), None, self.eps).to(x.dtype)
+        rows = normed * self.scale * x.shape[1] ** -0.5
+        routing = Router(self.weight, None, self.rules)(rows)
+        return routing._replace(weights=routing.weights * self.per_expert[routing.ids.long()])
+
+
+class LoadedDenseAndExperts(NamedTuple):
+    """The `Sublayer` of a `DenseAndExperts`.
+
+    Attributes:
+        inner: maps (x, residual) to what `down` multiplies, and the sum.
+        exchange: of ranks that have some inner columns of each expert; None is one rank.
+    """
+
+    inner: Normed
+    down: Linear
+    mlp_norm: Map
+    router: ScaledRouter
+    before: Map
+    weights: ExpertWeights
+    after: Map
+    norm: Map
+    exchange: RankExchange | None
+
+    def __call__(
+        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run both over the stream."""
+        inner, total = self.inner(x, residual)
+        dense = self.mlp_norm(self.down(inner))
+        out = experts(self.before(total), self.router(total), self.weights)
+        if self.exchange is not None:
+            out = rank_sum(out, self.exchange)
+        return self.norm(dense + self.after(out)), total
