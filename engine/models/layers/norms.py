@@ -167,7 +167,7 @@ class WideNorm(NormSpec):
 
     def load(self, reader: WeightReader, width: int, prefix: str = "") -> WideRmsNorm:
         weight = reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
-        return WideRmsNorm(weight.float(), self.eps)
+        return WideRmsNorm(reader.derived(weight.float, weight), self.eps)
 
 
 @dataclass(frozen=True)

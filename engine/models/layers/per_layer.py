@@ -44,7 +44,7 @@ class PerLayerEmbedding:
             float(torch.tensor(self.width**0.5).to(reader.dtype)),
             product,
             self.hidden_size**-0.5,
-            WideRmsNorm(weight.float(), self.eps),
+            WideRmsNorm(reader.derived(weight.float, weight), self.eps),
         )
 
 

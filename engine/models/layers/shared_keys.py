@@ -55,7 +55,7 @@ class SharedKeyAttention(Attention):
 
         def norm(part: str) -> WideRmsNorm:
             weight = reader.tensor(f"{name}.{part}_norm.weight", undivided(self.head_dim))
-            return WideRmsNorm(weight.float(), self.eps)
+            return WideRmsNorm(reader.derived(weight.float, weight), self.eps)
 
         return SharedKeyHeads(
             layer,

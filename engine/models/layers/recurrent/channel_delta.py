@@ -84,7 +84,8 @@ class ChannelDelta(SublayerSpec):
         """Read the logarithms of the heads' rates, which checkpoints have as [1, 1, heads, 1]."""
         shape = (1, self.heads, 1)
         rates = reader.channels(f"{name}.A_log", (undivided(1),), *shape, dtype=torch.float32)
-        return rates.flatten()[heads.first : heads.first + heads.length].contiguous()
+        own = slice(heads.first, heads.first + heads.length)
+        return reader.derived(lambda: rates.flatten()[own].clone(), rates)
 
 
 class ChannelSizes(NamedTuple):
