@@ -14,7 +14,6 @@ from engine.models.families.ernie import ernie4_5, ernie4_5_moe
 from engine.models.families.gemma import gemma, gemma2, gemma3_text
 from engine.models.families.gemma4 import gemma4
 from engine.models.families.glm import glm, glm4, glm4_moe_lite
-from engine.models.families.gpt_oss import gpt_oss
 from engine.models.families.granite import granite
 from engine.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from engine.models.families.hybrid.falcon_h1 import falcon_h1
@@ -25,9 +24,10 @@ from engine.models.families.hybrid.nemotron_h import nemotron_h
 from engine.models.families.hybrid.olmo_hybrid import olmo_hybrid
 from engine.models.families.hybrid.qwen3_next import qwen3_5, qwen3_next
 from engine.models.families.llama import llama, smollm3
-from engine.models.families.minimax import minimax_m2
 from engine.models.families.mistral import ministral3, mistral, mistral3, mistral4
-from engine.models.families.mixtral import mixtral
+from engine.models.families.mixture.gpt_oss import gpt_oss
+from engine.models.families.mixture.minimax import minimax_m2
+from engine.models.families.mixture.mixtral import mixtral
 from engine.models.families.olmo import olmo2, olmoe
 from engine.models.families.phi import phi, phi3
 from engine.models.families.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe

@@ -1,0 +1,1 @@
+"""Families all of whose layers have experts."""
