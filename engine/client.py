@@ -18,13 +18,8 @@ import zmq.asyncio
 from engine.awake import LATE_S, AwakeClock
 from engine.codec import decode_output, encode
 from engine.config import EngineConfig, EngineInfo
-from engine.contracts.control import (
-    AnyCommand,
-    ControlError,
-    ControlReply,
-    ControlRequest,
-    EngineState,
-)
+from engine.contracts.control import AnyCommand, ControlReply, ControlRequest, EngineState
+from engine.errors import ControlError
 from engine.parent import EngineProcess
 from engine.progress import Listener
 from engine.request import FrontendMessage, Request, ScoringRequest

@@ -31,3 +31,15 @@ def kind_and_line(error: BaseException) -> str:
     """The class of an error and the first line of its message, for errors of unknown origin."""
     kind, line = type(error).__name__, first_line(error)
     return line if line == kind else f"{kind}: {line}"
+
+
+class ControlError(Exception):
+    """A command that cannot be followed now; nothing changed.
+
+    Attributes:
+        code: a word for programs.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code

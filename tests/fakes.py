@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.arrays import LogprobArrays
 from engine.config import EngineInfo
-from engine.contracts.control import AnyCommand, ControlError, ControlReply, EngineState
+from engine.contracts.control import AnyCommand, ControlReply, EngineState
+from engine.errors import ControlError
 from engine.planning.timings import Timings
 from engine.request import Finish, Origin, PromptLogprobs, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats

@@ -40,7 +40,7 @@ ROOMS = {
         *("kernels", "parallel", "attention", "models.weights", "adapters"),
         "models.formats",
         *("models.layers", "models.families", "models.fallback"),
-        *("models", "speculation", "runner", "scoring", "planning", "structured"),
+        *("models", "weights", "speculation", "runner", "scoring", "planning", "structured"),
         *("step_pipeline", "engine"),
         *("startup", "audit", "frontends", "process", "parent", "client"),
     ),
@@ -71,6 +71,7 @@ NO_TORCH = [
     "engine/contracts/control.py",
     *("engine/adapters/book.py", "engine/contracts/adapters.py"),
     "engine/contracts/scoring.py",
+    "engine/contracts/weights.py",
     "engine/audit/drawn.py",
     *(
         "engine/contracts/shared_blocks.py",

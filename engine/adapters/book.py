@@ -22,8 +22,7 @@ from engine.contracts.adapters import (
     NamedAdapter,
     Ready,
 )
-from engine.contracts.control import ControlError
-from engine.errors import AdapterError, kind_and_line
+from engine.errors import AdapterError, ControlError, kind_and_line
 from engine.rows import Choice
 
 

@@ -52,18 +52,6 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_paused or bool(self.asleep) or self.lacks_weights
 
 
-class ControlError(Exception):
-    """A command that cannot be followed now; nothing changed.
-
-    Attributes:
-        code: a word for programs.
-    """
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="command"):
     """A command; each runs when those before it are done."""
 

@@ -56,7 +56,7 @@ class Portion(NamedTuple):
 
     def whole(self, exchange: RankExchange) -> torch.Tensor:
         """The tensor, from the parts of all ranks, which call it alike."""
-        values = self.values
+        values = self.values if exchange.size == 1 else self.values.cpu()  # as long as they may be
         if all(place is None for place in self.places):
             if exchange.size > 1:  # a sum's bias is rank 0's alone
                 values = exchange.all_gather(values.contiguous())[0]

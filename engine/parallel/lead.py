@@ -8,9 +8,11 @@ from typing import Protocol
 from engine.arrays import Int32Array
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.scoring import ScoringHandle, ScoringPlan, ScoringResult
+from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import kind_and_line
 from engine.parallel.messages import (
     DropAdapter,
+    FollowWeights,
     Forget,
     Message,
     ReadAdapter,
@@ -42,6 +44,14 @@ class OtherRanks(Protocol):
         ...
 
 
+class RankRunner(StartingRunner, Protocol):
+    """The runner of one rank."""
+
+    def weights(self, command: AnyWeightCommand) -> WeightReply:
+        """Read or change weights of this rank, as all ranks do."""
+        ...
+
+
 class LeadRunner:
     """The `StartingRunner` of an engine over several ranks.
 
@@ -51,7 +61,7 @@ class LeadRunner:
         others: the other ranks.
     """
 
-    def __init__(self, runner: StartingRunner, masks: Int32Array, others: OtherRanks) -> None:
+    def __init__(self, runner: RankRunner, masks: Int32Array, others: OtherRanks) -> None:
         self._runner = runner
         self._masks = masks
         self._others = others
@@ -67,6 +77,10 @@ class LeadRunner:
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
         self._others.tell(Score(plan))
         return LedScoring(self._runner.launch_scoring(plan), self._others)
+
+    def weights(self, command: AnyWeightCommand) -> WeightReply:
+        self._others.tell(FollowWeights(command))
+        return self._runner.weights(command)
 
     def forget(self, rows: Int32Array) -> None:
         self._others.tell(Forget(rows))

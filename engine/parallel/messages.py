@@ -15,6 +15,7 @@ from engine.codec import decode_array, encode_array
 from engine.config import EngineConfig
 from engine.contracts.adapters import AdapterLoad
 from engine.contracts.scoring import ScoringPlan
+from engine.contracts.weights import AnyWeightCommand
 from engine.plan import (
     Admission,
     BlockGrant,
@@ -135,7 +136,13 @@ class DropAdapter(msgspec.Struct, tag="drop_adapter", frozen=True):
     number: int
 
 
-Message = Setup | Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter
+class FollowWeights(msgspec.Struct, tag="weights", frozen=True):
+    """A command about weights, which every rank follows."""
+
+    command: AnyWeightCommand
+
+
+Message = Setup | Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter | FollowWeights
 
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),

@@ -13,7 +13,6 @@ from engine.contracts.control import (
     AbortRequests,
     AnyCommand,
     Command,
-    ControlError,
     ControlReply,
     ControlRequest,
     EngineState,
@@ -25,6 +24,7 @@ from engine.contracts.control import (
     UnloadAdapter,
     WakeUp,
 )
+from engine.errors import ControlError
 
 
 class HeldEngine(Protocol):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from engine.adapters.stacks import HostAdapter
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.scoring import ScoringPlan
+from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import first_line
 from engine.memory.states import RowStates, StepStates
 from engine.plan import RunnerLostError, StepMasks, StepPlan
@@ -36,6 +38,7 @@ from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
 from engine.runner.step import TokenStage
 from engine.runner.step_states import step_states
+from engine.weights.room import WeightRoom
 from sampling.device.mirror import to_device
 from sampling.rows import SamplingRows
 
@@ -99,6 +102,18 @@ class ModelRunner:
     def _loads(self, plan: StepPlan | ScoringPlan) -> Loads:
         """The adapters that a step loads, as they are when it is launched."""
         return self.adapters.of_loads(plan.adapter_loads) if self.adapters else ()
+
+    def weights(self, command: AnyWeightCommand) -> WeightReply:
+        """Read or change weights, while no step is in flight; see `WeightRoom.run`."""
+        return self._weight_room.run(command)
+
+    @cached_property
+    def _weight_room(self) -> WeightRoom:
+        stage, draft = self._stage, {}
+        if stage.speculation is not None:
+            draft = dict(stage.speculation.drafter.named_weights())
+        exchange = self._sampling_rows.shard.exchange
+        return WeightRoom(stage.model.named_weights(), draft, self._rows.device, exchange)
 
     def forget(self, rows: Int32Array) -> None:
         """Vacate rows at once and count none as drawn, as after a measurement."""

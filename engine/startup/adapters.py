@@ -8,9 +8,8 @@ from functools import partial
 from msgspec import structs
 
 from engine.config import AdaptersConfig
-from engine.contracts.control import ControlError
 from engine.engine import Engine
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ControlError
 from engine.progress import phase
 
 

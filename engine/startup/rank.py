@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from engine.contracts.weights import WeightUpdateError
 from engine.errors import ConfigError, kind_and_line
 from engine.logs import adopt_library_lines, configure_logging
 from engine.parallel.messages import (
     DrawStep,
     DropAdapter,
+    FollowWeights,
     Forget,
     Launch,
     PlanReader,
@@ -48,7 +50,7 @@ BEAT_S = 0.5
 EXIT_FAILED = 4
 
 
-Told = Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter
+Told = Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter | FollowWeights
 
 
 class Follower:
@@ -86,6 +88,10 @@ class Follower:
             case Forget():
                 self._settle()
                 self._runner.forget(message.rows)
+            case FollowWeights():
+                self._settle()
+                with contextlib.suppress(WeightUpdateError):  # rank 0 answers
+                    self._runner.weights(message.command)
             case ReadAdapter():
                 self._store.read(message.number, message.path)
             case DropAdapter():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.contracts.control import AnyCommand, ControlError, ControlReply
+from engine.contracts.control import AnyCommand, ControlReply
+from engine.errors import ControlError
 from engine.submission import EngineDeadError
 from server.context import Context
 from server.errors import ApiError

@@ -15,8 +15,8 @@ from typing import Protocol
 import numpy as np
 
 from engine.arrays import Int32Array
-from engine.contracts.control import AnyCommand, ControlError, ControlReply, EngineState
-from engine.errors import kind_and_line
+from engine.contracts.control import AnyCommand, ControlReply, EngineState
+from engine.errors import ControlError, kind_and_line
 from engine.planning.seeds import Seeds
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats

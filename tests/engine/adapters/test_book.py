@@ -8,8 +8,7 @@ import pytest
 from engine.adapters.book import AdapterBook
 from engine.config import AdaptersConfig
 from engine.contracts.adapters import NO_SLOT, AdapterLoad, AdapterVersion
-from engine.contracts.control import ControlError
-from engine.errors import AdapterError
+from engine.errors import AdapterError, ControlError
 
 
 class Reader:

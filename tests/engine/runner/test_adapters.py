@@ -23,9 +23,8 @@ from engine.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from engine.contracts.control import ControlError
 from engine.engine import Engine
-from engine.errors import ConfigError
+from engine.errors import ConfigError, ControlError
 from engine.planning import prefixes
 from engine.request import Finish, ItemScores, PromptLogprobsParams, ScoringRequest
 from engine.speculative_config import SpeculativeConfig

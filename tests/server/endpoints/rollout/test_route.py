@@ -6,14 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.contracts.control import (
-    AbortRequests,
-    ControlError,
-    EngineState,
-    FlushPrefixes,
-    Pause,
-    Resume,
-)
+from engine.contracts.control import AbortRequests, EngineState, FlushPrefixes, Pause, Resume
+from engine.errors import ControlError
 from engine.request import Finish
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import Site, error_of, in_process

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.contracts.control import AbortRequests, ControlError, FlushPrefixes, Pause, Resume
+from engine.contracts.control import AbortRequests, FlushPrefixes, Pause, Resume
+from engine.errors import ControlError
 from tests.server.conftest import Site, error_of, in_process
 
 

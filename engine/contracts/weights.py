@@ -1,0 +1,239 @@
+"""Commands that read and change weights, which every rank runs alike, and their answers. No torch.
+
+An update begins, receives tensors by one or several commands, and is finished, which writes all of
+them at once, in place. Until then the old weights are as they were. Names of types are torch's
+without "torch.".
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from engine.errors import ControlError
+
+WeightTarget = Literal["model", "draft"]
+
+GROUP_TIMEOUT_S = 60.0
+"""Seconds in which a group of processes must have formed."""
+PACKED_BYTES, NUM_PACKED = 1 << 30, 2
+"""Of a buffer of packed tensors, and how many of them are in turn, as vLLM has them."""
+
+
+class WeightUpdateError(ControlError):
+    """A command that was not followed: the old weights are still served.
+
+    Attributes:
+        code: "unknown_weight", "wrong_shape", "wrong_dtype", "not_finite", "no_update",
+            "update_in_progress", "version_backwards", "group_timeout", "unknown_group",
+            "bad_source" or "fixed_weight".
+    """
+
+
+class TensorBytes(msgspec.Struct, frozen=True):
+    """A tensor; `data` is its numbers, little-endian, the last dimension fastest."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class TensorSource(msgspec.Struct, frozen=True, kw_only=True, tag_field="source"):
+    """Where tensors come from."""
+
+
+class FolderSource(TensorSource, tag="folder", frozen=True, kw_only=True):
+    """Files of safetensors in a folder: a whole checkpoint, or those that changed."""
+
+    path: str
+
+
+class GivenSource(TensorSource, tag="given", frozen=True, kw_only=True):
+    """The tensors themselves."""
+
+    tensors: tuple[TensorBytes, ...]
+
+
+class GroupSource(TensorSource, tag="group", frozen=True, kw_only=True):
+    """Tensors that rank 0 of a group broadcasts, in this order.
+
+    Attributes:
+        packed: many at once as bytes, as vLLM packs them; None is what the group was made with.
+    """
+
+    group: str
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    packed: bool | None = None
+
+
+class BucketSource(TensorSource, tag="bucket", frozen=True, kw_only=True):
+    """The same as one tensor of all their bytes, as SGLang's flattened bucket."""
+
+    group: str
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class IpcSource(TensorSource, tag="ipc", frozen=True, kw_only=True):
+    """Tensors of another process of this machine, by pickled handles.
+
+    Attributes:
+        handles: pickles, one for all ranks or one each.
+        layout: "vllm" has handles by the GPU's id and parameter; the others are SGLang's.
+        names, dtypes, shapes, sizes: of what the handles of "vllm" hold, where they do not say.
+    """
+
+    handles: tuple[bytes, ...]
+    layout: Literal["vllm", "tensors", "flattened_bucket"] = "vllm"
+    names: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    sizes: tuple[int, ...] | None = None
+
+
+AnySource: TypeAlias = FolderSource | GivenSource | GroupSource | BucketSource | IpcSource
+
+
+class WeightCommand(msgspec.Struct, frozen=True, kw_only=True, tag_field="weights"):
+    """A command about weights, run while no step is in flight."""
+
+
+class BeginUpdate(WeightCommand, tag="begin", frozen=True, kw_only=True):
+    """Begin an update.
+
+    Attributes:
+        check: refuse tensors with numbers that are not finite.
+    """
+
+    target: WeightTarget = "model"
+    check: bool = False
+
+
+class ReceiveTensors(WeightCommand, tag="receive", frozen=True, kw_only=True):
+    """Receive tensors, to be written when the update is finished."""
+
+    source: AnySource
+
+
+class FinishUpdate(WeightCommand, tag="finish", frozen=True, kw_only=True):
+    """Write what was received; its reply is an `UpdateReport`.
+
+    Attributes:
+        version: of the weights from now on; None is the number of updates.
+    """
+
+    version: str | None = None
+
+
+class AbandonUpdate(WeightCommand, tag="abandon", frozen=True, kw_only=True):
+    """Drop what was received."""
+
+
+class InitGroup(WeightCommand, tag="init_group", frozen=True, kw_only=True):
+    """Form a group of processes, of which the trainer is rank 0.
+
+    Attributes:
+        rank_offset: of the engine's rank 0 in the group.
+        backend: None is NCCL on GPUs and gloo elsewhere.
+        unique_id: NCCL's, in place of address and port.
+        packed, buffer_bytes, num_buffers: how tensors are broadcast over it.
+    """
+
+    name: str
+    world_size: int
+    rank_offset: int
+    master_address: str = ""
+    master_port: int = 0
+    backend: str | None = None
+    unique_id: bytes | None = None
+    packed: bool = False
+    buffer_bytes: int = PACKED_BYTES
+    num_buffers: int = NUM_PACKED
+    timeout_s: float = GROUP_TIMEOUT_S
+
+
+class EndGroup(WeightCommand, tag="end_group", frozen=True, kw_only=True):
+    """Leave a group."""
+
+    name: str
+
+
+class ListWeights(WeightCommand, tag="list", frozen=True, kw_only=True):
+    """List the weights; the reply is a `WeightList`."""
+
+    checksums: bool = False
+    target: WeightTarget = "model"
+
+
+class ReadWeight(WeightCommand, tag="read", frozen=True, kw_only=True):
+    """Read a weight; the reply is a `WeightValues`.
+
+    Attributes:
+        truncate: rows at most; None is all.
+    """
+
+    name: str
+    truncate: int | None = None
+
+
+class SetVersion(WeightCommand, tag="version", frozen=True, kw_only=True):
+    """Call the weights by another version."""
+
+    version: str
+
+
+AnyWeightCommand: TypeAlias = (
+    BeginUpdate
+    | ReceiveTensors
+    | FinishUpdate
+    | AbandonUpdate
+    | InitGroup
+    | EndGroup
+    | ListWeights
+    | ReadWeight
+    | SetVersion
+)
+
+
+class UpdateReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """What an update wrote.
+
+    Attributes:
+        seconds: of the writing alone.
+    """
+
+    num_tensors: int
+    num_bytes: int
+    seconds: float
+
+
+class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A weight as the checkpoint has it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    checksum: str | None = None
+
+
+class WeightList(msgspec.Struct, frozen=True, kw_only=True, tag="list"):
+    """The weights, by name."""
+
+    weights: tuple[WeightEntry, ...]
+
+
+class WeightValues(msgspec.Struct, frozen=True, kw_only=True, tag="values"):
+    """The first rows of a weight, row after row; `shape` is of the whole."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    values: tuple[float, ...]
+
+
+WeightReply: TypeAlias = UpdateReport | WeightList | WeightValues | None

@@ -1,0 +1,169 @@
+"""Groups of processes over which a trainer broadcasts weights.
+
+A group is formed as SGLang and the trainers that follow it form theirs: torch's rendezvous at an
+address, a store prefixed by the group's name, and a backend that torch's default group knows
+nothing of. vLLM's trainers form NCCL's own communicator instead, see `nccl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
+from engine.contracts.named_weights import TensorInfo
+from engine.contracts.weights import InitGroup, WeightUpdateError
+from engine.errors import first_line
+from sampling.device.ranks import RankExchange
+
+TRAINER = 0
+"""The rank that broadcasts."""
+
+
+class Broadcast(Protocol):
+    """A group in which rank 0 broadcasts."""
+
+    def receive(self, target: torch.Tensor) -> None:
+        """Overwrite a tensor on the group's device by rank 0's."""
+        ...
+
+    def close(self) -> None:
+        """Leave the group."""
+        ...
+
+
+class TorchGroup:
+    """A process group of torch's, beside its default group."""
+
+    def __init__(self, command: InitGroup, rank: int, backend: str) -> None:
+        timeout = timedelta(seconds=command.timeout_s)
+        address = f"tcp://{command.master_address}:{command.master_port}"
+        meet = rendezvous(address, rank, command.world_size, timeout=timeout)
+        store, rank, size = next(iter(meet))
+        store.set_timeout(timeout)
+        distributed: Any = distributed_c10d
+        group, _ = distributed._new_process_group_helper(
+            size,
+            rank,
+            [],
+            backend,
+            distributed.PrefixStore(command.name, store),
+            group_name=command.name,
+            timeout=timeout,
+        )
+        distributed._world.pg_group_ranks[group] = {i: i for i in range(size)}
+        self._group = group
+
+    def receive(self, target: torch.Tensor) -> None:
+        dist.broadcast(target, TRAINER, group=self._group)
+
+    def close(self) -> None:
+        dist.destroy_process_group(self._group)
+
+
+class WeightGroups:
+    """The groups that this rank is in, by name.
+
+    Args:
+        device: on which tensors are received.
+    """
+
+    def __init__(self, device: torch.device, exchange: RankExchange) -> None:
+        self._device, self._rank = device, exchange.rank
+        self._groups: dict[str, tuple[InitGroup, Broadcast]] = {}
+
+    def form(self, command: InitGroup) -> None:
+        """Form a group with the trainer and this engine's other ranks.
+
+        Raises:
+            WeightUpdateError: there is one of the name, or it does not form in time.
+        """
+        if command.name in self._groups:
+            raise WeightUpdateError(
+                f"there is a group {command.name!r}; end it first, or name another", "bad_source"
+            )
+        rank = command.rank_offset + self._rank
+        if not 0 < rank < command.world_size:
+            raise WeightUpdateError(
+                f"rank {rank} (rank_offset {command.rank_offset}) is not within a group of "
+                f"world_size {command.world_size}, whose rank 0 is the trainer",
+                "bad_source",
+            )
+        backend = command.backend or ("nccl" if self._device.type == "cuda" else "gloo")
+        try:
+            group = TorchGroup(command, rank, backend)
+        except (RuntimeError, ValueError, dist.DistError) as error:
+            raise WeightUpdateError(
+                f"group {command.name!r} of {command.world_size} did not form at "
+                f"{command.master_address}:{command.master_port} within {command.timeout_s:g} s: "
+                f"{first_line(error)}",
+                "group_timeout",
+            ) from error
+        self._groups[command.name] = command, group
+
+    def end(self, name: str) -> None:
+        """Leave a group; raises `WeightUpdateError` if there is none of the name."""
+        _, group = self._of(name)
+        del self._groups[name]
+        group.close()
+
+    def broadcast(
+        self, name: str, infos: Sequence[TensorInfo], *, packed: bool | None, in_one: bool
+    ) -> Iterator[torch.Tensor]:
+        """The tensors that rank 0 of a group broadcasts, on the host or the device.
+
+        Args:
+            packed: they come many at once; None is as the group was made. in_one: all at once.
+
+        Raises:
+            WeightUpdateError: there is no such group.
+        """
+        command, group = self._of(name)
+        if in_one:
+            yield from self._buffer(group, infos)
+        elif command.packed if packed is None else packed:
+            for some in buffers(infos, command.buffer_bytes):
+                yield from self._buffer(group, some)
+        else:
+            for info in infos:
+                target = torch.empty(info.shape, dtype=info.dtype, device=self._device)
+                group.receive(target)
+                yield target
+
+    def _buffer(self, group: Broadcast, infos: Sequence[TensorInfo]) -> Iterator[torch.Tensor]:
+        """Tensors that come as one of all their bytes."""
+        sizes = [prod(info.shape) * info.dtype.itemsize for info in infos]
+        buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        group.receive(buffer)
+        for info, (start, end) in zip(infos, pairwise(accumulate(sizes, initial=0)), strict=True):
+            own = buffer[start:end].clone()  # which is aligned
+            yield own.view(info.dtype).view(info.shape)
+
+    def _of(self, name: str) -> tuple[InitGroup, Broadcast]:
+        if name not in self._groups:
+            known = ", ".join(sorted(self._groups)) or "none"
+            raise WeightUpdateError(
+                f"there is no group {name!r}; there are: {known}", "unknown_group"
+            )
+        return self._groups[name]
+
+
+def buffers(infos: Sequence[TensorInfo], num_bytes: int) -> Iterator[Sequence[TensorInfo]]:
+    """Tensors by the buffers in which vLLM's trainers send them: each ends once it is over full."""
+    some: list[TensorInfo] = []
+    total = 0
+    for info in infos:
+        some.append(info)
+        total += prod(info.shape) * info.dtype.itemsize
+        if total > num_bytes:
+            yield some
+            some, total = [], 0
+    if some:
+        yield some

@@ -1,0 +1,143 @@
+"""Tensors of another process of this machine, by handles that it pickled.
+
+A pickle can run anything, so no more is unpickled than what torch makes of a tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+from engine.contracts.named_weights import TensorInfo
+from engine.contracts.weights import IpcSource, WeightUpdateError
+from sampling.device.ranks import RankExchange
+
+ALLOWED = {
+    ("torch.multiprocessing.reductions", "rebuild_cuda_tensor"),
+    ("torch.multiprocessing.reductions", "rebuild_tensor"),
+    ("torch.multiprocessing.reductions", "rebuild_storage_fd"),
+    ("torch.multiprocessing.reductions", "rebuild_storage_filename"),
+    ("torch.storage", "UntypedStorage"),
+    ("torch.storage", "TypedStorage"),
+    ("torch", "Tensor"),
+    ("torch", "Size"),
+    ("torch", "device"),
+    ("torch.nn.parameter", "Parameter"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("collections", "OrderedDict"),
+    ("builtins", "slice"),
+}
+"""Modules and names of what pickles of tensors call."""
+DEVICE_ARG = 6
+"""The place of a device's index among the arguments of `rebuild_cuda_tensor`."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if (module, name) in ALLOWED or is_dtype:
+            return super().find_class(module, name)
+        if name in ("FlattenedTensorMetadata", "LocalSerializedTensor"):
+            return _Fields
+        raise WeightUpdateError(
+            f"handles hold {module}.{name}, which is no part of a tensor", "bad_source"
+        )
+
+
+class _Fields:
+    """The fields of an object of another server."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        self.args = args
+        self.__dict__ |= fields
+
+
+def unpickled(raw: bytes) -> Any:
+    """What a pickle of tensors holds; raises `WeightUpdateError` where it holds anything else."""
+    return _Unpickler(io.BytesIO(raw)).load()
+
+
+def shared_tensors(source: IpcSource, exchange: RankExchange) -> Iterator[tuple[str, torch.Tensor]]:
+    """Copies of the tensors of a source's handles.
+
+    Raises:
+        WeightUpdateError: they are not for this rank, or not what they say.
+    """
+    if len(source.handles) not in (1, exchange.size):
+        raise WeightUpdateError(
+            f"there are handles for {len(source.handles)} ranks, the engine has {exchange.size}",
+            "bad_source",
+        )
+    content = unpickled(source.handles[exchange.rank if len(source.handles) > 1 else 0])
+    if source.layout == "vllm":
+        yield from _of_vllm(source, content)
+    elif source.layout == "tensors":
+        for name, tensor in content:
+            yield name, _opened(tensor, exchange.rank).clone()
+    else:
+        yield from _of_bucket(content)
+
+
+def _of_vllm(source: IpcSource, content: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Handles by the GPU's id: of each parameter, or of buffers of all their bytes."""
+    if source.sizes is None:
+        for name, handles in zip(source.names, content, strict=True):
+            yield name, _of_gpu(handles).clone()
+        return
+    buffer = _of_gpu(content)
+    starts = accumulate(source.sizes, initial=0)
+    fields = zip(source.names, source.dtypes, source.shapes, pairwise(starts), strict=True)
+    for name, dtype, shape, (start, end) in fields:
+        own = getattr(torch, dtype.removeprefix("torch."))
+        yield name, _part(buffer, start, end, TensorInfo(tuple(shape), own))
+
+
+def _part(buffer: torch.Tensor, start: int, end: int, info: TensorInfo) -> torch.Tensor:
+    num_bytes = prod(info.shape) * info.dtype.itemsize
+    if end - start != num_bytes or end > buffer.numel():
+        raise WeightUpdateError(
+            f"bytes {start} to {end} of a buffer of {buffer.numel()} are not a tensor "
+            f"{list(info.shape)} of {num_bytes} bytes",
+            "bad_source",
+        )
+    return buffer[start:end].clone().view(info.dtype).view(info.shape)
+
+
+def _of_gpu(handles: Mapping[str, Any]) -> torch.Tensor:
+    """The tensor of this rank's GPU; handles are a function and its arguments by GPU."""
+    index = torch.cuda.current_device()
+    own = str(torch.cuda.get_device_properties(index).uuid)
+    if own not in handles:
+        known = ", ".join(handles)
+        raise WeightUpdateError(f"handles are of GPUs {known}; this rank's is {own}", "bad_source")
+    handle = handles[own]
+    arguments = list(handle[1] if len(handle) == 2 else handle)  # after the function, or alone
+    arguments[DEVICE_ARG] = index
+    tensor: torch.Tensor = rebuild_cuda_tensor(*arguments)  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _opened(value: Any, rank: int) -> torch.Tensor:
+    """A tensor, or that of a rank in SGLang's list of pickles by rank."""
+    if isinstance(value, torch.Tensor):
+        return value
+    fields = vars(value)
+    values = fields.get("values") or fields["args"][0]
+    tensor: torch.Tensor = unpickled(values[rank])
+    return tensor
+
+
+def _of_bucket(content: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """SGLang's flattened bucket: bytes, and of each tensor its name, shape, type and place."""
+    buffer = content["flattened_tensor"].view(-1).view(torch.uint8)
+    for each in content["metadata"]:
+        fields = vars(each)
+        info = TensorInfo(tuple(fields["shape"]), fields["dtype"])
+        yield fields["name"], _part(buffer, fields["start_idx"], fields["end_idx"], info)

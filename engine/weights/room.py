@@ -1,0 +1,186 @@
+"""Follows the commands that read and change the weights of one rank's model and drafter."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+import torch
+
+from engine.contracts.named_weights import NamedWeights
+from engine.contracts.weights import (
+    AbandonUpdate,
+    AnyWeightCommand,
+    BeginUpdate,
+    EndGroup,
+    FinishUpdate,
+    InitGroup,
+    ListWeights,
+    ReadWeight,
+    ReceiveTensors,
+    SetVersion,
+    UpdateReport,
+    WeightEntry,
+    WeightList,
+    WeightReply,
+    WeightTarget,
+    WeightUpdateError,
+    WeightValues,
+)
+from engine.errors import kind_and_line
+from engine.models.weights.sources import IGNORED, LAYER
+from engine.plan import RunnerLostError
+from engine.weights.agreement import agreed
+from engine.weights.groups import WeightGroups
+from engine.weights.names import NameMap
+from engine.weights.sources import received
+from engine.weights.update import WeightUpdate
+from sampling.device.ranks import RankExchange
+
+DRAFTING = re.compile(r"(model\.)?mtp\.")
+"""The beginning of the names of heads that checkpoints have for drafts, which may not be loaded."""
+
+
+class WeightRoom:
+    """The weights of this rank. All ranks run the same commands in the same order.
+
+    Args:
+        model, draft: weights of both. A drafter's that are of the model's checkpoint are updated
+            with the model's.
+    """
+
+    def __init__(
+        self,
+        model: NamedWeights,
+        draft: NamedWeights,
+        device: torch.device,
+        exchange: RankExchange,
+    ) -> None:
+        self._weights: dict[WeightTarget, NamedWeights] = {"model": model, "draft": draft}
+        is_of_model = all(map(_passes(model), draft))
+        self._joint = {**draft, **model} if is_of_model else model
+        self._device, self._exchange = device, exchange
+        self._groups = WeightGroups(device, exchange)
+        self._update: WeightUpdate | None = None
+
+    def run(self, command: AnyWeightCommand) -> WeightReply:
+        """Follow a command, while no step is in flight.
+
+        Raises:
+            WeightUpdateError: on all ranks; the weights are as they were, and no update goes on.
+            RunnerLostError: some weights were written and others not.
+        """
+        match command:
+            case BeginUpdate():
+                self._agreed(lambda: self._begin(command))
+            case ReceiveTensors():
+                self._receive(command)
+            case FinishUpdate():
+                return self._finish()
+            case AbandonUpdate():
+                self._update = None
+            case InitGroup():
+                self._agreed(lambda: self._groups.form(command))
+            case EndGroup():
+                self._agreed(lambda: self._groups.end(command.name))
+            case ListWeights():
+                return self._list(command)
+            case ReadWeight():
+                return self._read(command)
+            case SetVersion():
+                pass  # the engine's own
+        return None
+
+    def _agreed(self, work: Callable[[], object]) -> None:
+        agreed(work, self._exchange)
+
+    def _begin(self, command: BeginUpdate) -> None:
+        if self._update is not None:
+            raise WeightUpdateError(
+                "an update is in progress: finish it first", "update_in_progress"
+            )
+        if not self._weights[command.target]:
+            raise WeightUpdateError("there is no drafter with weights", "unknown_weight")
+        named = self._joint if command.target == "model" else self._weights["draft"]
+        self._update = WeightUpdate(NameMap(named), _passes(named), check=command.check)
+
+    def _begun(self) -> WeightUpdate:
+        if self._update is None:
+            raise WeightUpdateError("no update was begun", "no_update")
+        return self._update
+
+    def _receive(self, command: ReceiveTensors) -> None:
+        update = self._update
+        try:
+            self._agreed(
+                lambda: self._begun().add(received(command.source, self._groups, self._exchange))
+            )
+        except WeightUpdateError:
+            self._update = None
+            raise
+        assert update is not None
+
+    def _finish(self) -> UpdateReport:
+        self._agreed(self._begun)
+        update, self._update = self._begun(), None
+        start = time.perf_counter()
+        try:
+            with torch.no_grad():
+                update.write()
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        except Exception as error:
+            raise RunnerLostError(
+                f"weights were written in part: {kind_and_line(error)}"
+            ) from error
+        return UpdateReport(
+            num_tensors=update.num_tensors,
+            num_bytes=update.num_bytes,
+            seconds=time.perf_counter() - start,
+        )
+
+    @torch.no_grad()
+    def _list(self, command: ListWeights) -> WeightList:
+        entries = [
+            WeightEntry(
+                name=name,
+                shape=weight.shape,
+                dtype=_dtype_name(weight.dtype),
+                checksum=weight.checksum() if command.checksums else None,
+            )
+            for name, weight in sorted(self._weights[command.target].items())
+        ]
+        return WeightList(weights=tuple(entries))
+
+    @torch.no_grad()
+    def _read(self, command: ReadWeight) -> WeightValues:
+        named = {**self._weights["draft"], **self._weights["model"]}
+        if command.name not in named:
+            raise WeightUpdateError(f"the model has no weight {command.name!r}", "unknown_weight")
+        weight = named[command.name]
+        values = weight.read()[: command.truncate] if weight.shape else weight.read()
+        return WeightValues(
+            name=command.name,
+            shape=weight.shape,
+            dtype=_dtype_name(weight.dtype),
+            values=tuple(values.double().flatten().tolist()),
+        )
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _passes(named: NamedWeights) -> Callable[[str], bool]:
+    """Whether a checkpoint may have a tensor besides, which the model does not load."""
+    layers = {int(found[1]) for name in named if (found := LAYER.match(name))}
+    num_layers = max(layers, default=-1) + 1
+
+    def passes(name: str) -> bool:
+        found = LAYER.match(name)
+        is_drafting = DRAFTING.match(name) is not None
+        is_beyond = found is not None and bool(layers) and int(found[1]) >= num_layers
+        return is_drafting or is_beyond or IGNORED.search(name) is not None
+
+    return passes

@@ -1,0 +1,140 @@
+"""Tensors that an update receives, from wherever they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+
+from engine.contracts.named_weights import TensorInfo
+from engine.contracts.weights import (
+    AnySource,
+    BucketSource,
+    FolderSource,
+    GivenSource,
+    GroupSource,
+    IpcSource,
+    TensorBytes,
+    WeightUpdateError,
+)
+from engine.models.weights.sources import weight_files
+from engine.models.weights.stored import TORCH_TYPES
+from engine.weights.groups import WeightGroups
+from engine.weights.handles import shared_tensors
+from sampling.device.ranks import RankExchange
+
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_TYPES.values()}
+"""The types of tensors, by torch's names."""
+
+
+class ReceivedTensor(NamedTuple):
+    """A tensor that was received.
+
+    Attributes:
+        load: gives its numbers, now or later.
+        is_stored: they are in a file.
+    """
+
+    name: str
+    info: TensorInfo
+    load: Callable[[], torch.Tensor]
+    is_stored: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its numbers."""
+        return prod(self.info.shape) * self.info.dtype.itemsize
+
+
+def received(
+    source: AnySource, groups: WeightGroups, exchange: RankExchange
+) -> Iterator[ReceivedTensor]:
+    """The tensors of a source.
+
+    Those of a folder are read when they are loaded; others are copied before the next one comes,
+    since whoever sent them may overwrite them.
+
+    Raises:
+        WeightUpdateError: there is no such source, or it gives other than it said.
+    """
+    match source:
+        case FolderSource():
+            yield from _of_folder(Path(source.path))
+        case GivenSource():
+            yield from (_held(each.name, _of_bytes(each)) for each in source.tensors)
+        case GroupSource() | BucketSource():
+            infos = infos_of(source.names, source.dtypes, source.shapes)
+            in_one = isinstance(source, BucketSource)
+            packed = None if isinstance(source, BucketSource) else source.packed
+            tensors = groups.broadcast(source.group, infos, packed=packed, in_one=in_one)
+            for name, tensor in zip(source.names, tensors, strict=True):
+                yield _held(name, tensor)
+        case IpcSource():
+            for name, tensor in shared_tensors(source, exchange):
+                yield _held(name, tensor)
+
+
+def infos_of(
+    names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> list[TensorInfo]:
+    """The tensors that three lists describe; raises `WeightUpdateError`."""
+    if not len(names) == len(dtypes) == len(shapes):
+        raise WeightUpdateError(
+            f"{len(names)} names, {len(dtypes)} dtypes and {len(shapes)} shapes are not as many",
+            "bad_source",
+        )
+    return [
+        TensorInfo(tuple(shape), dtype_of(name, dtype))
+        for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
+    ]
+
+
+def dtype_of(name: str, dtype: str) -> torch.dtype:
+    """The type of a tensor by torch's name; raises `WeightUpdateError`."""
+    own = DTYPES.get(dtype.removeprefix("torch."))
+    if own is None:
+        known = ", ".join(sorted(DTYPES))
+        raise WeightUpdateError(
+            f"weight {name!r} has dtype {dtype!r}; known are {known}", "wrong_dtype"
+        )
+    return own
+
+
+def _held(name: str, tensor: torch.Tensor) -> ReceivedTensor:
+    return ReceivedTensor(name, TensorInfo(tuple(tensor.shape), tensor.dtype), lambda: tensor)
+
+
+def _of_folder(folder: Path) -> Iterator[ReceivedTensor]:
+    if not folder.is_dir():
+        raise WeightUpdateError(f"{str(folder)!r} is no folder that this server sees", "bad_source")
+    for path in weight_files(folder):
+        file: Any = safe_open(path, framework="pt")
+        for name in file.keys():  # noqa: SIM118 (not a dictionary)
+            own = file.get_slice(name)
+            info = TensorInfo(tuple(own.get_shape()), TORCH_TYPES[own.get_dtype()])
+            yield ReceivedTensor(name, info, _reading(file, name), is_stored=True)
+
+
+def _reading(file: Any, name: str) -> Callable[[], torch.Tensor]:
+    def read() -> torch.Tensor:
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+    return read
+
+
+def _of_bytes(tensor: TensorBytes) -> torch.Tensor:
+    dtype = dtype_of(tensor.name, tensor.dtype)
+    num_bytes = prod(tensor.shape) * dtype.itemsize
+    if len(tensor.data) != num_bytes:
+        raise WeightUpdateError(
+            f"weight {tensor.name!r} has {len(tensor.data)} bytes; {list(tensor.shape)} of "
+            f"{tensor.dtype} are {num_bytes}",
+            "bad_source",
+        )
+    raw = torch.frombuffer(bytearray(tensor.data) or bytearray(1), dtype=torch.uint8)[:num_bytes]
+    return raw.view(dtype).view(tensor.shape)

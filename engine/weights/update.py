@@ -1,0 +1,114 @@
+"""One update: tensors are received and checked, and then all written at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from engine.contracts.named_weights import NamedWeight, WeightUnit
+from engine.contracts.weights import WeightUpdateError
+from engine.weights.names import NameMap, WeightPiece
+from engine.weights.sources import ReceivedTensor
+
+SPARE_BYTES = 2 << 30
+"""Memory of a GPU that is left alone when received tensors are kept there."""
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A piece of a weight that is to be written."""
+
+    piece: WeightPiece
+    name: str
+    load: Callable[[], torch.Tensor]
+
+    def values(self) -> torch.Tensor:
+        return self.piece.of(self.load())
+
+
+class WeightUpdate:
+    """Tensors of an update that has begun; nothing is written before `write`.
+
+    Args:
+        names: of what is updated.
+        passes: whether a tensor that no weight is may be passed over, by its name.
+        check: refuse tensors with numbers that are not finite.
+    """
+
+    def __init__(self, names: NameMap, passes: Callable[[str], bool], *, check: bool) -> None:
+        self._names, self._passes, self._check = names, passes, check
+        self._staged: dict[NamedWeight, list[_Staged]] = {}
+        self.num_tensors, self.num_bytes = 0, 0
+
+    def add(self, tensors: Iterable[ReceivedTensor]) -> None:
+        """Check tensors, and keep them.
+
+        Raises:
+            WeightUpdateError: a name is unknown, or numbers are not finite.
+            WeightError: a shape, a type, or what lays others out is another.
+        """
+        for tensor in tensors:
+            if self._passes(tensor.name) and not self._names.knows(tensor.name):
+                continue
+            pieces = self._names.pieces(tensor.name, tensor.info)
+            load = _kept(tensor)
+            for piece in pieces:
+                self._add(_Staged(piece, tensor.name, load))
+            self.num_tensors += 1
+            self.num_bytes += tensor.num_bytes
+
+    def _add(self, staged: _Staged) -> None:
+        weight = staged.piece.weight
+        unit, values = weight.unit, None
+        is_scale = len(unit.tensors) > 1
+        if weight.own_name in unit.fixed:
+            unit.check_values(weight.own_name, staged.values())
+        if (self._check or is_scale) and weight.dtype.is_floating_point:
+            values = staged.values()
+            if not bool(values.float().isfinite().all()):
+                raise WeightUpdateError(
+                    f"weight {staged.name!r} holds numbers that are not finite", "not_finite"
+                )
+        before = self._staged.setdefault(weight, [])
+        if staged.piece.rows is None:
+            for other in before:
+                is_same = other.name == staged.name or torch.equal(other.values(), staged.values())
+                if other.piece.rows is None and not is_same:
+                    raise WeightUpdateError(
+                        f"weights {other.name!r} and {staged.name!r} are one in this model, and "
+                        "their numbers differ",
+                        "bad_source",
+                    )
+            before.clear()
+        before.append(staged)
+
+    def write(self) -> None:
+        """Write all that was received; what raises here leaves weights of both."""
+        units: dict[WeightUnit, list[NamedWeight]] = {}
+        for weight in self._staged:
+            units.setdefault(weight.unit, []).append(weight)
+        for unit, weights in units.items():
+            unit.write({weight.own_name: self._whole(weight) for weight in weights})
+
+    def _whole(self, weight: NamedWeight) -> torch.Tensor:
+        """A weight's new numbers; rows that were not received stay as they are."""
+        pieces = self._staged[weight]
+        if pieces[0].piece.rows is None and len(pieces) == 1:
+            return pieces[0].values()
+        whole = weight.read().clone()
+        for staged in pieces:
+            rows = staged.piece.rows
+            whole[slice(None) if rows is None else rows] = staged.values().to(whole)
+        return whole
+
+
+def _kept(tensor: ReceivedTensor) -> Callable[[], torch.Tensor]:
+    """Keep a tensor until it is written: where it is, unless a GPU has too little room."""
+    if tensor.is_stored:
+        return tensor.load
+    values = tensor.load()
+    if values.is_cuda and torch.cuda.mem_get_info(values.device)[0] < SPARE_BYTES:
+        values = values.cpu()
+    return lambda: values
