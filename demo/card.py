@@ -102,9 +102,9 @@ The chat template shows a tool as the call that it asks for, without its descrip
 
 `demo.decisions` writes states with one question, in the words in which `/v1/decisions` asks it:
 tickets of customers (which of 2 to {num_teams} teams should answer, how urgent it is, how the
-writer feels, whether a claim holds), tables of two columns in six formats (whether a row says so,
-what it says, which row says so), and exchanges (whether a call or an answer is right). Options have
-letters and are shown in any order; some have descriptions, some are answered with their own texts.
+writer feels, whether a claim holds), tables of two columns in three formats (whether a row says so,
+what it says), and exchanges (whether a call or an answer is right). Options have letters and are
+shown in any order; some have descriptions, some are answered with their own texts.
 One content in ten is held out by its SHA-256: a problem with the thing it is about, a key with its
 value, a question with its answer.
 

@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from demo.chat import prompt_of, reply_of
-from demo.decisions.drawn import decisions
+from demo.decisions.drawn import LEARNED_FAMILIES, decisions
 from demo.dialogues import Dialogue, dialogues, without_thoughts
 from demo.run import TrainingSettings
 
 POOL_BATCHES, BATCHES_AHEAD = 8, 4
 PAD_TO = 32
-ALONE_ONE_IN, SILENT_ONE_IN, DECISION_ONE_IN = 3, 12, 10
+ALONE_ONE_IN, SILENT_ONE_IN, DECISION_ONE_IN = 3, 12, 3
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,10 @@ def learned_dialogues(
 ) -> Iterator[LearnedDialogue]:
     """Endless dialogues to train on, all with at most so many tokens.
 
-    One in ten is a decision that is thought about.
+    One in three is a decision that is thought about.
     """
-    draw, decided = random.Random(seed), decisions(seed)
+    draw = random.Random(seed)
+    decided = decisions(seed, families=LEARNED_FAMILIES)
     for dialogue in dialogues(seed):
         thinks, places = draw.randrange(SILENT_ONE_IN) > 0, dialogue.replies
         if not thinks or draw.randrange(ALONE_ONE_IN) == 0:
@@ -98,7 +99,7 @@ def learned_dialogues(
 
 def learned_decisions(tokenizer: Tokenizer, seed: int) -> Iterator[LearnedDialogue]:
     """Endless decisions to train on, whose replies are labels without thoughts."""
-    for decision in decisions(seed):
+    for decision in decisions(seed, families=LEARNED_FAMILIES):
         yield learned_dialogue(tokenizer, decision.dialogue, [0], thinks=False)
 
 

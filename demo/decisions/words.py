@@ -325,9 +325,8 @@ class Table(NamedTuple):
     Attributes:
         fields: the names of the two columns.
         line: a row as a sentence.
-        claims: statements about a row.
+        claims: statements about a row, the key before the value.
         of_value: questions for the value of a key.
-        of_key: questions for the key that has a value.
     """
 
     fields: tuple[str, str]
@@ -336,7 +335,6 @@ class Table(NamedTuple):
     line: str
     claims: tuple[str, ...]
     of_value: tuple[str, ...]
-    of_key: tuple[str, ...]
 
 
 def weather_table(cities: tuple[str, ...], skies: tuple[str, ...]) -> Table:
@@ -345,22 +343,20 @@ def weather_table(cities: tuple[str, ...], skies: tuple[str, ...]) -> Table:
         ("city", "weather"),
         cities,
         skies,
-        "It is {value} in {key}.",
-        ("It is {value} in {key}.", "The weather in {key} is {value}.", "Is it {value} in {key}?"),
+        "In {key} it is {value}.",
+        ("In {key} it is {value}.", "The weather in {key} is {value}.", "Is {key} {value}?"),
         ("What is the weather in {key}?", "How is the weather in {key}?", "Weather in {key}?"),
-        ("Where is it {value}?", "Which city is {value}?", "In which city is it {value}?"),
     )
 
 
 OTHER_TABLES = (
     Table(
         ("order", "status"),
-        tuple(str(number) for number in range(1001, 9999, 37)),
+        tuple(map(str, range(10, 100))),
         ("paid", "open", "late", "lost", "sent", "returned", "closed", "new"),
         "Order {key} is {value}.",
         ("Order {key} is {value}.", "The order {key} is {value}.", "Is order {key} {value}?"),
-        ("What is the status of order {key}?", "How is order {key}?", "Status of {key}?"),
-        ("Which order is {value}?", "What order is {value}?"),
+        ("What is the status of order {key}?", "How is order {key}?", "Status of order {key}?"),
     ),
     Table(
         ("thing", "color"),
@@ -369,16 +365,18 @@ OTHER_TABLES = (
         "The {key} is {value}.",
         ("The {key} is {value}.", "The color of the {key} is {value}.", "Is the {key} {value}?"),
         ("What color is the {key}?", "Which color has the {key}?", "Color of the {key}?"),
-        ("Which thing is {value}?", "What is {value}?"),
     ),
     Table(
         ("name", "job"),
         NAMES,
         JOBS,
-        "{key} is a {value}.",
-        ("{key} is a {value}.", "The job of {key} is {value}.", "Is {key} a {value}?"),
+        "Here {key} is a {value}.",
+        (
+            "It is so that {key} is a {value}.",
+            "The job of {key} is {value}.",
+            "Is {key} a {value}?",
+        ),
         ("What is the job of {key}?", "What does {key} do?", "Job of {key}?"),
-        ("Who is a {value}?", "Who works as a {value}?"),
     ),
 )
 

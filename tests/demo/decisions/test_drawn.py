@@ -26,11 +26,10 @@ def chosen(decision: Decision) -> str:
 
 
 def rows(state: str) -> dict[str, str]:
-    """A table that is written as JSON."""
-    read = json.loads(state)
-    if isinstance(read, dict):
-        return read
-    return dict(list(record.values()) for record in read)
+    """A table that is written as a list or in Markdown."""
+    if state.startswith("- "):
+        return dict(line[2:].split(": ") for line in state.split("\n"))
+    return dict(line[2:-2].split(" | ") for line in state.split("\n")[2:])
 
 
 def test_a_seed_gives_the_same_decisions_and_others_give_others(drawn: list[Decision]) -> None:
@@ -89,19 +88,14 @@ def test_a_ticket_is_for_the_team_whose_words_it_has(drawn: list[Decision]) -> N
 def test_tables_say_what_is_asked_for(drawn: list[Decision]) -> None:
     seen: Counter[str] = Counter()
     for each in drawn:
-        if each.family != "tables" or not each.state.startswith(("{", "[")):
+        if each.family != "tables" or not each.state.startswith(("- ", "|")):
             continue
         table, question = rows(each.state), each.asked.question
+        key = next(key for key in table if f" {key}" in question.instructions)
         if question.kind == "predicate":
-            key = next(key for key in table if key in question.instructions)
             is_said = f" {table[key]}" in question.instructions
             assert each.label == ("yes" if is_said else "no")
-        elif chosen(each) in table:
-            value = table[chosen(each)]
-            assert list(table.values()).count(value) == 1
-            assert value in question.instructions
         else:
-            key = next(key for key in table if key in question.instructions)
             assert chosen(each) == table[key]
         seen[question.kind] += 1
     assert min(seen["predicate"], seen["choice"]) > 20
