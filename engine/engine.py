@@ -51,6 +51,7 @@ class Engine:
         adapters: AdapterReader | None = None,
     ) -> None:
         self.info = info
+        self._drafting = drafting = drafting.begun()
         self.adapters = None
         if config.adapters is not None and adapters is not None:
             self.adapters = AdapterBook(config.adapters, adapters)
@@ -323,6 +324,7 @@ class Engine:
         self._timings.drew(self._table.choices_of(settled.first_drawn))
         if self._drafts is not None:
             self._drafts.add(settled)
+            self._drafting.learn(settled)
         for frontend, prompt_logprobs in join_prompt_parts(self._table, plan, result):
             self._ring.add_prompt_logprobs(frontend, prompt_logprobs)
         self._ring.add(settled, result.logprobs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -287,6 +288,24 @@ class StepResult:
     logprobs: LogprobArrays | None
     prompt_logprobs: list[LogprobArrays]
     drafts: Int32Array | None = None
+
+
+class StepCosts(NamedTuple):
+    """Measured times of decode steps.
+
+    Attributes:
+        sizes: numbers of rows, ascending.
+        plain_s, drafting_s: seconds of a step of as many rows, without drafts and with.
+    """
+
+    sizes: tuple[int, ...]
+    plain_s: tuple[float, ...]
+    drafting_s: tuple[float, ...]
+
+    def ratio(self, num_rows: int) -> float:
+        """How many times longer a step of so many rows takes with drafts."""
+        i = min(bisect.bisect_left(self.sizes, num_rows), len(self.sizes) - 1)
+        return self.drafting_s[i] / self.plain_s[i]
 
 
 class RunnerLostError(RuntimeError):

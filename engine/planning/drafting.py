@@ -2,24 +2,27 @@
 
 Under the standard method the tokens of a row depend on the positions its drafts begin at. So a
 seeded row drafts in every step whatever the load, and its tokens depend on that row alone. The
-other rows draft while the batch is small. While the drafter does not run, rows that are computed
+other rows draft while that pays (`engine.planning.draft_choice`), or while the batch is small where
+nothing was measured. While the drafter does not run, rows that are computed
 get a gap in its KV cache; they draft again once they are admitted anew and computed from the start.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.arrays import Int64Array
+from engine.plan import StepCosts
+from engine.planning.draft_choice import DraftChoice
 from engine.planning.settle import Settled
 from engine.request import Request
 from engine.rows import Choice, RowTable
 from engine.speculative_config import SpeculativeConfig
 
 DRAFTS_OFF_FROM = 129
-"""The default number of rows from which on drafting costs more than it saves."""
+"""The number of rows from which on nobody drafts where no times of steps were measured."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,10 @@ class DraftRules:
 
     Attributes:
         num_tokens: k, drafts per row and step; 0 without a drafter.
-        max_rows: with more rows running nobody drafts, unless one of them is pinned.
+        max_rows: with more rows running nobody drafts, unless one of them is pinned; None sets no
+            limit.
+        costs: measured times of steps, by which it is chosen whether to draft; None drafts always.
+        choice: of one engine, see `begun`.
         has_cache: the drafter has keys and values of its own, in which a row may have a gap.
         looks_ahead: the drafter's entry at a position depends on the next token, so that the last
             block of a shared prefix cannot be shared.
@@ -37,11 +43,17 @@ class DraftRules:
     """
 
     num_tokens: int = 0
-    max_rows: int = 0
+    max_rows: int | None = 0
     has_cache: bool = False
     looks_ahead: bool = False
     draws_differ: bool = False
     shares_outputs: bool = False
+    costs: StepCosts | None = None
+    choice: DraftChoice | None = None
+
+    def begun(self) -> DraftRules:
+        """The rules of an engine that begins, which choose by what it will have accepted."""
+        return self if self.costs is None else replace(self, choice=DraftChoice(self.costs))
 
     @property
     def lookahead(self) -> int:
@@ -69,7 +81,21 @@ class DraftRules:
         if not self.num_tokens:
             return False
         running = table.running
-        return len(running) <= self.max_rows or bool(table.is_pinned[running].any())
+        if bool(table.is_pinned[running].any()):
+            return True
+        if self.max_rows is not None and len(running) > self.max_rows:
+            return False
+        return self.choice is None or self.choice.pays(len(running))
+
+    def learn(self, settled: Settled) -> None:
+        """Note what became of the drafts of a step."""
+        offered, accepted = settled.num_offered, settled.num_accepted
+        if self.choice is None:
+            return
+        if offered is None or accepted is None:
+            self.choice.learn(len(settled.rows), 0, 0)
+        else:
+            self.choice.learn(len(settled.rows), len(offered), int(accepted.sum()))
 
     def num_drafts(self, table: RowTable, decoding: Int64Array) -> int:
         """The number of drafts that each decoding row brings to the next step."""
@@ -82,14 +108,21 @@ class DraftRules:
 NO_DRAFTS = DraftRules()
 
 
-def draft_rules(config: SpeculativeConfig | None) -> DraftRules:
-    """The rules that follow from a configuration, None being no drafter."""
+def draft_rules(config: SpeculativeConfig | None, costs: StepCosts | None = None) -> DraftRules:
+    """The rules that follow from a configuration, None being no drafter.
+
+    Args:
+        costs: where the times of steps were measured.
+    """
     if config is None:
         return NO_DRAFTS
-    off_from = config.disable_by_batch_size or DRAFTS_OFF_FROM
+    off_from = config.disable_by_batch_size
+    if off_from is None and costs is None:
+        off_from = DRAFTS_OFF_FROM
     return DraftRules(
         num_tokens=config.num_speculative_tokens,
-        max_rows=off_from - 1,
+        max_rows=None if off_from is None else off_from - 1,
+        costs=costs,
         has_cache=config.method not in ("ngram", "suffix"),
         looks_ahead=config.method in ("eagle", "eagle3", "mtp"),
         draws_differ=config.rejection_sample_method != "coupled",

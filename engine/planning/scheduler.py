@@ -366,7 +366,8 @@ class Scheduler:
         samples = decodes | (ready & (ends == table.num_tokens[rows]))
         table.num_tokens[rows] += samples + decodes * num_drafts
         table.num_drawing[rows] += samples
-        runs_drafter = num_drafts > 0 or self._drafting.is_on(table)
+        may_propose = self._drafting.is_on(table) and not table.has_gap[rows].all()
+        runs_drafter = num_drafts > 0 or may_propose
         undrafted = rows[decodes & ~table.has_drafts[rows]] if num_drafts else rows[:0]
         prompt_lens = table.prompt_len[rows]
         plan = StepPlan(

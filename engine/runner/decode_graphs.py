@@ -26,7 +26,7 @@ from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.attention import AttentionBackend
 from engine.memory.states import RowStates
-from engine.plan import StepPlan
+from engine.plan import StepCosts, StepPlan
 from engine.progress import report
 from engine.runner.adapters import RunnerAdapters
 from engine.runner.decode_step import DecodeStep, StepRows
@@ -51,6 +51,8 @@ COMMON_NEEDS = (
     SamplingNeeds(flags=FILTERED | REPORTED, greedy=True, num_top=20, num_explicit=0),
 )
 """The needs that are captured, cheapest first. A batch runs on the first that covers its own."""
+MEASURED_NEEDS, MEASURED_STEPS = COMMON_NEEDS[1], 4
+"""What steps draw with that are timed, and how many of each kind are."""
 LONE_NEEDS = COMMON_NEEDS[:2]
 """Those for which a lone row's step is one graph besides: launching another takes the host some
 20 us, where a small model's step takes the GPU 600."""
@@ -145,6 +147,40 @@ class DecodeGraphs:
                 for size in reversed(self.sizes):
                     report(len(self._forwards), total)
                     self._capture(step, size, pool)
+
+    @torch.inference_mode()
+    def step_costs(self) -> StepCosts | None:
+        """Measure steps of every size without drafts and with them; None without a drafter.
+
+        The rows are the scratch row, which has no context. Attention over a context takes both
+        kinds of step alike, so drafting costs at most what is found.
+        """
+        draws = [
+            self._captured_draw(step, size, MEASURED_NEEDS)
+            for step in self._steps.values()
+            for size in self.sizes
+        ]
+        if len(self._steps) == 1 or None in draws:
+            return None
+        plain_s, drafting_s = (
+            tuple(self._measure(step, size) for size in self.sizes) for step in self._steps.values()
+        )
+        return StepCosts(self.sizes, plain_s, drafting_s)
+
+    def _measure(self, step: DecodeStep, size: int) -> float:
+        """The seconds that a captured step takes the device, the least of a few."""
+        forward = self._forwards[step.num_drafts, size].graph
+        drawn, times = self._captured_draw(step, size, MEASURED_NEEDS), []
+        assert drawn is not None
+        for _ in range(MEASURED_STEPS):
+            start, end = _timed_event(), _timed_event()
+            start.record()
+            forward.replay()
+            drawn.graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(float(start.elapsed_time(end)) / 1000.0)
+        return min(times)
 
     def _capture(self, step: DecodeStep, size: int, pool: Any) -> None:
         warm = step.forward(size)  # compiles kernels and makes library handles
@@ -293,6 +329,10 @@ class DecodeGraphs:
         self._step_rows.ids_np[:size] = wanted
         self._step_rows.ids[:size].copy_(to_device(wanted, self._rows.device))
         self._published = published
+
+
+def _timed_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import first_line
 from engine.memory.states import RowStates, StepStates
-from engine.plan import RunnerLostError, StepMasks, StepPlan
+from engine.plan import RunnerLostError, StepCosts, StepMasks, StepPlan
 from engine.runner.adapters import RunnerAdapters, of_tokens
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden
@@ -114,6 +114,10 @@ class ModelRunner:
             draft = dict(stage.speculation.drafter.named_weights())
         exchange = self._sampling_rows.shard.exchange
         return WeightRoom(stage.model.named_weights(), draft, self._rows.device, exchange)
+
+    def step_costs(self) -> StepCosts | None:
+        """Measure what drafts cost; None where nothing is drafted or no step is captured."""
+        return None if self._graphs is None else self._graphs.step_costs()
 
     def forget(self, rows: Int32Array) -> None:
         """Vacate rows at once and count none as drawn, as after a measurement."""

@@ -31,7 +31,7 @@ from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.models.reference import Reference
 from engine.parallel.lead import LeadReader, LeadRunner
-from engine.plan import StartingRunner
+from engine.plan import StartingRunner, StepCosts
 from engine.planning.drafting import draft_rules
 from engine.progress import phase, report
 from engine.runner.adapters import RunnerAdapters
@@ -231,7 +231,7 @@ def assemble(
         max_drawn_top=most_drawn(config.sampling, device, config.tensor_parallel_size),
         fingerprint="" if fingerprint is None else fingerprint.result(),
     )
-    serving, drafting = wrap(runner), draft_rules(config.speculation)
+    serving, drafting = wrap(runner), draft_rules(config.speculation, built.costs)
     rehearse(config, info, serving, drafting)
     _freeze()
     on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
@@ -249,7 +249,7 @@ class _BuiltRunner(NamedTuple):
     """A rank's runner, and what it was sized to.
 
     `sampler` says which path draws rows, in words, `statement` how far the model is from its
-    reference.
+    reference, `costs` what steps with drafts and without took.
     """
 
     runner: ModelRunner
@@ -257,6 +257,7 @@ class _BuiltRunner(NamedTuple):
     snapshot_multiple: int
     sampler: str
     statement: ErrorStatement | None
+    costs: StepCosts | None
 
 
 def _build_runner(
@@ -285,7 +286,9 @@ def _build_runner(
         torch.cuda.empty_cache()  # what only the preparations needed
     sampler = assembly.sampler.description
     multiple = snapshot_multiple(assembly.state_specs, config.cache.block_size)
-    return _BuiltRunner(runner, size, multiple, sampler, statement)
+    with phase("timing steps"):
+        costs = runner.step_costs()
+    return _BuiltRunner(runner, size, multiple, sampler, statement, costs)
 
 
 def _grammars(

@@ -39,6 +39,9 @@ class _Event:
     def query(self) -> bool:
         return True
 
+    def elapsed_time(self, end: _Event) -> float:
+        return 1.0
+
 
 class _Graph:
     """A captured graph; a replay computes nothing."""

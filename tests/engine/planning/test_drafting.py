@@ -10,7 +10,7 @@ import pytest
 
 from engine.arrays import UInt8Array
 from engine.memory.blocks import BlockPool
-from engine.plan import StepHandle, StepPlan
+from engine.plan import StepCosts, StepHandle, StepPlan
 from engine.planning.drafting import DRAFTS_OFF_FROM, DraftRules, draft_rules
 from engine.planning.settle import Settled
 from engine.request import Finish, Origin
@@ -23,7 +23,7 @@ from tests.engine.traffic import FRONTEND, Inbox, prompts, request, run, run_wit
 SEEDED = SamplingParams(seed=1, stop_token_ids=(0,))
 
 
-def rules(num_tokens: int = 4, max_rows: int = 99, **fields: bool) -> DraftRules:
+def rules(num_tokens: int = 4, max_rows: int = 99, **fields: Any) -> DraftRules:
     return DraftRules(num_tokens=num_tokens, max_rows=max_rows, **fields)
 
 
@@ -270,6 +270,42 @@ def test_what_a_row_shares_of_a_prefix_ends_a_block_before_the_drafter_looks() -
 )
 def test_rules_of_a_configuration(config: SpeculativeConfig | None, expected: DraftRules) -> None:
     assert draft_rules(config) == expected
+
+
+def test_rows_draft_while_it_pays() -> None:
+    """The runner accepts about half of what it drafts; drafts stop where that does not pay."""
+    verified = []
+    for ratio in (1.1, 9.0):
+        costs = StepCosts((8,), (1.0,), (ratio,))
+        engine, _ = make_engine(num_blocks=200, budget=64, drafting=rules(costs=costs))
+        inbox = Inbox()
+        for handle in range(8):
+            engine.submit(FRONTEND, request(handle, [1 + handle, 2, 3], max_tokens=60))
+        run(engine, inbox)
+        stats = engine.stats().drafts
+        assert stats is not None
+        verified.append(stats.num_drafts)
+    assert verified[1] < verified[0] / 2
+    assert verified[1] > 0
+
+
+def test_a_drafter_does_not_run_for_rows_with_gaps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting = rules(max_rows=1, has_cache=True)
+    engine, runner = make_engine(num_blocks=200, budget=64, drafting=drafting)
+    plans: list[StepPlan] = []
+    launch = runner.launch
+
+    def launch_and_note(plan: StepPlan) -> StepHandle:
+        plans.append(plan)
+        return launch(plan)
+
+    monkeypatch.setattr(runner, "launch", launch_and_note)
+    for handle, max_tokens in ((0, 40), (1, 8)):  # too many for drafts, until the second ends
+        params = SamplingParams()
+        engine.submit(FRONTEND, request(handle, [1, 2], max_tokens=max_tokens, params=params))
+    run(engine, Inbox())
+    assert plans
+    assert not any(plan.runs_drafter for plan in plans)
 
 
 @pytest.mark.parametrize(
