@@ -274,7 +274,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _check_invariance(self) -> None:
         """Refuse what cannot keep the promise of `--batch-invariant`."""
         lacks = {
-            "--kv-cache-dtype fp8": self.cache.dtype == "fp8",
             "--model-impl transformers": self.model.model_impl == "transformers",
             "--use-flashinfer-sampler 1": self.sampling.flashinfer == "always",
             f"--tensor-parallel-size {self.tensor_parallel_size}": self.tensor_parallel_size > 1,

@@ -14,10 +14,9 @@ from engine.memory.pages import KVCache
 
 
 class InvariantPlainAttention(PlainAttention):
-    """The `AttentionBackend` of `--batch-invariant` on a CPU; its cache is not in float8."""
+    """The `AttentionBackend` of `--batch-invariant` on a CPU."""
 
     def __init__(self, specs: Sequence[AttentionSpec], cache: KVCache) -> None:
-        assert cache.scales is None
         super().__init__(specs, cache)
         self._tables = torch.zeros((0, 1), dtype=torch.int32)
         self._ends = torch.zeros(0, dtype=torch.int64)
@@ -43,4 +42,5 @@ class InvariantPlainAttention(PlainAttention):
             self._tables,
             self._ends,
             self._longest,
+            self._cache.layer_scales(layer),
         )

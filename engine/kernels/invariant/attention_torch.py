@@ -14,6 +14,7 @@ import torch
 from engine.contracts.attention import AttentionSpec
 from engine.kernels.invariant.attention import block_of
 from engine.kernels.invariant.shares import LEVELS
+from engine.memory.pages import FP8_CACHE
 
 TOKENS = 256
 """Query tokens computed at once, which bounds the keys gathered for them."""
@@ -53,22 +54,26 @@ def invariant_attention_torch(
     tables: torch.Tensor,
     ends: torch.Tensor,
     longest: int,
+    scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from every query token to the keys before position `ends` of its row.
 
     Args:
         q: [T, H * G, D].
-        pages: one layer of a KVCache, not in float8.
+        pages: one layer of a KVCache.
         tables: int32 [T, max_blocks], of each token's row.
         ends: int64 [T]; a token's own position is one less. 0 attends to nothing: zeros.
         longest: upper bound of `ends`.
+        scales: of the layer, as `KVCache.scales`.
 
     Returns:
         [T, H * G, D] in q's dtype.
     """
+    if scales is not None:  # float8 cannot be gathered on a CPU
+        pages = pages.view(torch.uint8)
     cut = (torch.split(tensor, TOKENS) for tensor in (q, tables, ends))
     parts = [
-        _attend(spec, some, their_tables, their_ends, pages, longest)
+        _attend(spec, some, their_tables, their_ends, pages, longest, scales)
         for some, their_tables, their_ends in zip(*cut, strict=True)
     ]
     return torch.cat(parts)
@@ -81,6 +86,7 @@ def _attend(
     ends: torch.Tensor,
     pages: torch.Tensor,
     longest: int,
+    scales: torch.Tensor | None,
 ) -> torch.Tensor:
     num_tokens, head_dim = len(q), spec.head_dim
     block = block_of(head_dim, q.dtype)
@@ -93,7 +99,8 @@ def _attend(
         seeing = torch.nonzero((ends > at) & (firsts < at + block)).flatten()
         if len(seeing):
             extended = _see_block(
-                spec, share.at(seeing), grouped[seeing], pages, tables[seeing], ends[seeing], at
+                *(spec, share.at(seeing), grouped[seeing], pages),
+                *(tables[seeing], ends[seeing], at, scales),
             )
             share.put(seeing, extended)
         if _ends_share(at + block):
@@ -124,6 +131,7 @@ def _see_block(
     tables: torch.Tensor,
     ends: torch.Tensor,
     at: int,
+    scales: torch.Tensor | None,
 ) -> _Softmax:
     """Extend a share's sums of A tokens over the block of keys at `at`."""
     num_tokens, num_kv_heads, group, head_dim = q.shape
@@ -133,6 +141,8 @@ def _see_block(
     blocks, offsets = tables[:, columns].long(), (positions % page).expand(num_tokens, -1)
     there = positions < ends[:, None]  # [A, N]
     cells = pages[blocks, :, offsets]  # [A, N, 2, H, D]
+    if scales is not None:
+        cells = (cells.view(FP8_CACHE).float() * scales[..., None]).to(q.dtype)
     cells = cells.masked_fill(~there[:, :, None, None, None], 0.0)  # what was left there may be NaN
     keys, values = cells.permute(2, 0, 3, 1, 4).reshape(2, -1, len(positions), head_dim)
     queries = q.reshape(-1, group, head_dim)

@@ -25,7 +25,12 @@ EXPERTS = ("mixtral", "qwen2_moe", "gpt_oss")
 
 
 def _config(
-    folder: Path, device: Any, dtype: Any = "float32", quantization: Any = None, **fields: Any
+    folder: Path,
+    device: Any,
+    dtype: Any = "float32",
+    quantization: Any = None,
+    keys: Any = "auto",
+    **fields: Any,
 ) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(
@@ -35,7 +40,7 @@ def _config(
             quantization=quantization,
             batch_invariant=True,
         ),
-        cache=CacheConfig(num_blocks=400),
+        cache=CacheConfig(num_blocks=400, dtype=keys),
         scheduler=SchedulerConfig(max_rows=12),
         **fields,
     )
@@ -65,6 +70,18 @@ def test_bits_of_float8_on_a_cpu(kind: str, tmp_path: Path) -> None:
 def test_bits_on_a_gpu(kind: str, dtype: str, tmp_path: Path) -> None:
     write_model(kind, tmp_path)
     assert not _failed(_config(tmp_path, "cuda", dtype))
+
+
+def test_bits_of_float8_keys_on_a_cpu(tmp_path: Path) -> None:
+    write_model("qwen3", tmp_path)
+    assert not _failed(_config(tmp_path, "cpu", keys="fp8"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_bits_of_float8_keys_on_a_gpu(kind: str, tmp_path: Path) -> None:
+    write_model(kind, tmp_path)
+    assert not _failed(_config(tmp_path, "cuda", "bfloat16", keys="fp8"))
 
 
 @pytest.mark.parametrize("kind", QUANTIZED)
@@ -110,7 +127,6 @@ def test_what_cannot_promise_is_refused(kind: str, tmp_path: Path) -> None:
 def test_flags_that_cannot_go_with_it(tmp_path: Path) -> None:
     for fields in (
         {"tensor_parallel_size": 2},
-        {"cache": CacheConfig(dtype="fp8")},
         {"model": ModelConfig(model="m", batch_invariant=True, model_impl="transformers")},
     ):
         model = ModelConfig(model="m", batch_invariant=True)
