@@ -20,6 +20,7 @@ from engine.client import EngineHandle
 from server.config import ServerConfig
 from server.context import Context, make_context
 from server.endpoints import docs, health, page, server_info, verify
+from server.endpoints.adapters import route as adapters
 from server.endpoints.chat import route as chat
 from server.endpoints.completions import route as completions
 from server.endpoints.decisions import route as decisions
@@ -121,6 +122,7 @@ def create_app(
         ),
         *(server_info, verify, docs, page),
         *((rollout, sglang) if config.weight_updates else ()),
+        *((adapters,) if config.enable_lora else ()),
     )
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]
     _add_error_replies(app)

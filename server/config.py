@@ -92,6 +92,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_log_len: characters of the prompt in that line.
         defaults: values of sampling fields that a request leaves out.
         weight_updates: routes by which trainers steer the engine are served.
+        enable_lora: adapters can be loaded, and are models by their names.
+        lora_root: the folder that they must be in; None for any.
         page: `/` shows the page.
         verify_command: the program, with arguments, that `/verify` runs; none where it may not.
         flags: the settings that were given, as they are typed, keys left out.
@@ -141,6 +143,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_log_len: int | None = None
     defaults: SamplingDefaults = SamplingDefaults()
     weight_updates: bool = False
+    enable_lora: bool = False
+    lora_root: str | None = None
     page: bool = True
     verify_command: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()

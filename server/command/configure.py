@@ -25,6 +25,7 @@ from engine.config import (
 )
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from sampling.params import ParameterError, SamplingParams
+from server.command.adapter_settings import adapters_config
 from server.command.logs import log_level
 from server.command.settings import Settings, flag_of
 from server.config import ResponseStoreConfig, SamplingDefaults, ServerConfig
@@ -86,6 +87,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         ),
         speculation=_speculation(settings),
         structured=_structured(settings),
+        adapters=adapters_config(settings),
         tensor_parallel_size=settings.tensor_parallel_size,
         cuda_graphs=not settings.enforce_eager,
         wait_for_kernels=settings.wait_for_kernels,
@@ -98,9 +100,10 @@ def engine_config(settings: Settings) -> EngineConfig:
 
 
 def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
-    """The configuration of the HTTP side."""
+    """The configuration of the HTTP side; raises `ConfigError`."""
     model = config.model.model
     own_name = model if settings.model else DEMO_NAME
+    _check_names(tuple(settings.served_model_name) or (own_name,), settings, config)
     return ServerConfig(
         model_names=tuple(settings.served_model_name) or (own_name,),
         any_model_name=settings.allow_any_model_name,
@@ -143,6 +146,8 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         max_log_len=settings.max_log_len,
         defaults=_sampling_defaults(settings, model),
         weight_updates=settings.enable_weight_updates,
+        enable_lora=settings.enable_lora,
+        lora_root=settings.lora_root,
         page=settings.page,
         verify_command=_verify_command(settings, config) if settings.page_verify else (),
         flags=_flags(settings),
@@ -166,6 +171,20 @@ def _response_store(settings: Settings) -> ResponseStoreConfig | None:
     except StoreError as error:
         raise ConfigError(f"--response-store {given}: {error}") from None
     return config
+
+
+def _check_names(names: tuple[str, ...], settings: Settings, config: EngineConfig) -> None:
+    """Refuse adapters that could not be told from the model."""
+    if config.adapters is None:
+        return
+    if settings.allow_any_model_name:
+        raise ConfigError(
+            "--allow-any-model-name would take an adapter that is not there for the model: leave "
+            "it out, or --enable-lora"
+        )
+    for name, _ in config.adapters.modules:
+        if name in names:
+            raise ConfigError(f"--lora-modules {name}: that is a name of the model itself")
 
 
 def _verify_command(settings: Settings, config: EngineConfig) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.config import ConfigError
+from server.command.adapter_settings import AdapterSettings
 from server.command.engine_settings import (
     CacheSettings,
     ModelSettings,
@@ -44,6 +45,7 @@ class Settings(
     SchedulingSettings,
     SamplingSettings,
     SpeculationSettings,
+    AdapterSettings,
     HttpSettings,
     ChatSettings,
     ResponseStoreSettings,
@@ -87,6 +89,7 @@ class Settings(
 
 GROUPS: tuple[type[BaseModel], ...] = (
     *(ModelSettings, CacheSettings, SchedulingSettings, SamplingSettings, SpeculationSettings),
+    AdapterSettings,
     *(HttpSettings, ChatSettings, ResponseStoreSettings, LimitSettings, SecuritySettings),
     *(RolloutSettings, LogSettings),
     *(TraceSettings, FileSettings),

@@ -65,7 +65,7 @@ async def conversation_prompt(
     spec: ConversationSpec, served: ServedChatModel
 ) -> ConversationPrompt:
     """Make a conversation ready to be continued; raises `ApiError` for what cannot be served."""
-    model = check_model(spec.model, served.config)
+    model = check_model(spec.model, served.config, served.engine.state)
     source, tools, prompt = await _render_for_reply(spec, served, served.info.max_model_len)
     parsing = None
     if spec.generates:
@@ -86,7 +86,7 @@ async def conversation_prompt(
 
 async def count_tokens(spec: ConversationSpec, served: ServedChatModel) -> int:
     """The number of tokens of a conversation's prompt, however many; raises `ApiError`."""
-    check_model(spec.model, served.config)
+    check_model(spec.model, served.config, served.engine.state)
     return len((await _render_for_reply(spec, served)).prompt.token_ids)
 
 
@@ -110,7 +110,7 @@ async def _render_for_reply(
 
 async def render_tokens(spec: ConversationSpec, served: ServedChatModel) -> Int32Array:
     """The ids of a conversation's prompt, int32 [prompt_len], where no reply is asked for."""
-    check_model(spec.model, served.config)
+    check_model(spec.model, served.config, served.engine.state)
     source = _source(spec, served, with_tools=bool(spec.tools))
     check_known(spec.tools, source)
     return (await _encode(spec, source, spec.tools, served)).token_ids

@@ -28,6 +28,7 @@ async def rank(
     field: str,
     max_document_tokens: int | None = None,
     reply_id: str,
+    model: str | None,
     request: Request,
     context: Context,
 ) -> tuple[Float64Array, dict[str, Any]]:
@@ -35,6 +36,7 @@ async def rank(
 
     Args:
         field: the request's field of documents, for errors.
+        model: the checked name of the model or adapter that is asked.
     """
     reranker = context.reranker
     if not reranker.is_known:
@@ -62,7 +64,7 @@ async def rank(
         raise _too_many(field, total, context)
     account = account_of(request.scope)
     with CancelOnDisconnect(request.receive):
-        scores = await run_scoring(spec.request, total, context)
+        scores = await run_scoring(spec.request, total, context, model=model)
     account.report = lambda: GenerationReport(
         context.config.model_names[0], reply_id, total, scores.num_cached
     )

@@ -6,20 +6,28 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from msgspec import structs
+
 from engine.request import Finish, ItemScores, ScoringRequest
 from engine.submission import EngineDeadError
 from server.context import Context
 from server.http.failures import failed_request, lost_engine
+from server.schema.checks import adapter_of
 
 
 async def run_scoring(
-    request_of: Callable[[int], ScoringRequest], num_prompt_tokens: int, context: Context
+    request_of: Callable[[int], ScoringRequest],
+    num_prompt_tokens: int,
+    context: Context,
+    *,
+    model: str | None,
 ) -> ItemScores:
     """The engine's answer; the request ends there if nobody waits for it any more.
 
     Args:
         request_of: makes the engine's request of its handle.
         num_prompt_tokens: tokens that are billed.
+        model: the checked name of the model or adapter that is asked.
 
     Raises:
         ApiError: the engine failed, or is gone.
@@ -28,7 +36,8 @@ async def run_scoring(
     context.admission.admit(1)
     reason = "error"
     try:
-        scores = await _submitted(request_of, context)
+        adapter = adapter_of(model, context.config)
+        scores = await _submitted(request_of, adapter, context)
         if scores.finish != Finish.LENGTH:
             raise failed_request(scores.finish, scores.error)
         reason = "length"
@@ -46,9 +55,12 @@ async def run_scoring(
         metrics.prompt_lens.observe(num_prompt_tokens)
 
 
-async def _submitted(request_of: Callable[[int], ScoringRequest], context: Context) -> ItemScores:
+async def _submitted(
+    request_of: Callable[[int], ScoringRequest], adapter: str, context: Context
+) -> ItemScores:
     engine = context.engine
-    submission = engine.score(request_of(engine.new_handle()))
+    request = request_of(engine.new_handle())
+    submission = engine.score(structs.replace(request, adapter=adapter) if adapter else request)
     context.admission.enter(submission)
     try:
         async for _ in submission:

@@ -20,7 +20,7 @@ async def steer(command: AnyCommand, context: Context) -> ControlReply:
     try:
         return await context.engine.control(command)
     except ControlError as error:
-        status = 409 if error.code in CONFLICTS else 400
+        status = 409 if error.code in CONFLICTS else 404 if error.code == "no_adapter" else 400
         raise ApiError(status, str(error), code=error.code) from None
     except EngineDeadError as error:
         raise lost_engine(error) from error

@@ -31,7 +31,7 @@ _NO_TIMES: tuple[float, ...] = (0.0, 0.0, 0.0)
 _FAILURES = frozenset(
     (
         *(Finish.ABORT, Finish.NAN, Finish.ERROR),
-        *(Finish.EMPTY, Finish.GRAMMAR, Finish.TOO_COMPLEX),
+        *(Finish.EMPTY, Finish.GRAMMAR, Finish.TOO_COMPLEX, Finish.ADAPTER),
     )
 )
 
@@ -124,6 +124,7 @@ class Generation:
             report_origins=spec.form.origins,
             cache_salt=spec.cache_salt,
             name=spec.reply_id,
+            adapter=prepared.adapter,
             grammar=prepared.grammar,
             thinking_budget=spec.constraints.budget,
         )

@@ -16,7 +16,7 @@ from server.generation.params import INLINE_IDS, check_budget, check_grammar
 from server.generation.prompts import Prompt, prepare_prompts
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
-from server.schema.checks import check_priority
+from server.schema.checks import adapter_of, check_priority
 from server.structured.spec import CheckedGrammar
 
 NON_STREAM_INTERVAL, STOP_STRING_INTERVAL = 32, 4
@@ -29,6 +29,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
         grammar: restricts each choice's tokens; None for none.
         ignored_keywords: where keywords of JSON schemas were dropped.
         emit_interval: tokens between two reports of the engine.
+        adapter: as of `Request.adapter`.
     """
 
     spec: GenerationSpec
@@ -38,6 +39,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     grammar: Grammar | None
     ignored_keywords: list[str]
     emit_interval: int
+    adapter: str = ""
 
     @property
     def num_choices(self) -> int:
@@ -66,6 +68,7 @@ async def prepare(spec: GenerationSpec, served: ServedModel) -> PreparedRequest:
         grammar=grammar,
         ignored_keywords=ignored,
         emit_interval=_emit_interval(spec, config),
+        adapter=adapter_of(spec.model, config),
     )
 
 

@@ -37,6 +37,9 @@ def failed_request(finish: Finish, message: str | None) -> ApiError:
         return ApiError(500, words, code="grammar_failed")
     if finish == Finish.ERROR:
         return ApiError(500, message or "the engine's step failed", code="engine_error")
+    if finish == Finish.ADAPTER:
+        words = message or "the adapter is not there any more"
+        return ApiError(404, words, param="model", code="model_not_found")
     if finish == Finish.CANCELED:
         return aborted()
     return ApiError(500, "the engine ended the request", code="aborted")

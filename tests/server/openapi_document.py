@@ -22,7 +22,9 @@ STORED = Path(__file__).parents[2] / "docs" / "openapi.json"
 def document() -> dict[str, Any]:
     """The document, with the widest bound of token ids and without the version."""
     app = create_app(
-        FakeEngine(), byte_tokenizer(), ServerConfig(model_names=("model",), weight_updates=True)
+        FakeEngine(),
+        byte_tokenizer(),
+        ServerConfig(model_names=("model",), weight_updates=True, enable_lora=True),
     )
     app.state.context.close()
     add_openapi(app, ID_MAX + 1)

@@ -22,7 +22,7 @@ async def completion_spec(
 ) -> GenerationSpec:
     """What a body asks for; raises `ApiError` for what cannot be served."""
     config = served.config
-    model = check_model(body.model, config)
+    model = check_model(body.model, config, served.engine.state)
     _check_counts(body, config)
     constraints = Constraints(wanted_grammar(body.response_format, body.structured_outputs))
     params = await sampling_params(

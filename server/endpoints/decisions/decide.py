@@ -57,6 +57,7 @@ async def decide(
     reading: Reading,
     *,
     prior: bool,
+    model: str | None,
     request_id: str | None,
     request: Request,
     context: Context,
@@ -65,6 +66,7 @@ async def decide(
 
     Args:
         prior: ask them without a state too, and divide by what that gives.
+        model: the checked name of the model or adapter that is asked.
         request_id: the end of the reply's id.
     """
     config, account = context.config, account_of(request.scope)
@@ -86,7 +88,7 @@ async def decide(
     account.report = partial(report, 0)
     began = time.perf_counter()
     with CancelOnDisconnect(request.receive):
-        scores = await _scores(prompts, context)
+        scores = await _scores(prompts, model, context)
     num_cached = sum(each.num_cached for each in scores)
     account.report = partial(report, num_cached)
     pairs = list(zip(prompts, scores, strict=True))
@@ -102,11 +104,15 @@ async def decide(
     )
 
 
-async def _scores(prompts: Sequence[DecisionPrompts], context: Context) -> list[ItemScores]:
+async def _scores(
+    prompts: Sequence[DecisionPrompts], model: str | None, context: Context
+) -> list[ItemScores]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(run_scoring(each.spec.request, each.num_prompt_tokens, context))
+                group.create_task(
+                    run_scoring(each.spec.request, each.num_prompt_tokens, context, model=model)
+                )
                 for each in prompts
             ]
     except BaseExceptionGroup as failed:

@@ -27,13 +27,14 @@ async def decisions(request: Request) -> Response:
     """Give the probability of every answer that each question allows."""
     context = context_of(request)
     body = await context.bodies.read(request, DecisionsRequest)
-    check_model(body.model, context.config)
+    check_model(body.model, context.config, context.engine.state)
     questions = questions_of(body)
     decided = await decide(
         state_of(body.input),
         questions,
         reading_of(body, salt_of(body), context.config),
         prior=body.prior is not None,
+        model=body.model,
         request_id=body.request_id,
         request=request,
         context=context,

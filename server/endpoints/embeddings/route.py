@@ -35,7 +35,7 @@ async def embeddings(request: Request) -> Response:
     """Make a vector of each text."""
     context = context_of(request)
     body = await context.bodies.read(request, EmbeddingsRequest)
-    check_model(body.model, context.config)
+    check_model(body.model, context.config, context.engine.state)
     if (why := context.config.pooling.refusal) is not None:
         raise bad_request("model", f"the model has no embeddings here: {why}")
     token_ids = await _token_ids(body, context)
@@ -43,7 +43,7 @@ async def embeddings(request: Request) -> Response:
     prompts = EmbeddingPrompts.of(token_ids)
     name, account = reply_id("embd-", body.request_id, request.scope), account_of(request.scope)
     with CancelOnDisconnect(request.receive):
-        scores = await run_scoring(prompts.request, total, context)
+        scores = await run_scoring(prompts.request, total, context, model=body.model)
     account.report = lambda: GenerationReport(
         context.config.model_names[0], name, total, scores.num_cached
     )

@@ -34,7 +34,10 @@ async def tokens_spec(
     body: GenerateTokensRequest, served: ServedModel, reply_id: str
 ) -> GenerationSpec:
     """What a body asks for; raises `ApiError` for what cannot be served."""
-    model, wanted = check_model(body.model, served.config), body.sampling_params
+    model, wanted = (
+        check_model(body.model, served.config, served.engine.state),
+        body.sampling_params,
+    )
     if not len(body.token_ids):
         raise NAMES.refuse("prompts", "must not be empty, got an empty list")
     constraints = Constraints(wanted_grammar(None, wanted.structured_outputs))

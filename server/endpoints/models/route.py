@@ -23,7 +23,7 @@ router = APIRouter(tags=["models"], route_class=PlainRoute)
 async def list_models(request: Request) -> Response:
     """List the names that this server answers to."""
     context = context_of(request)
-    names = context.config.model_names
+    names = [*context.config.model_names, *(each.name for each in context.engine.state.adapters)]
     if _is_anthropic(request):
         cards = [_anthropic_card(name, context) for name in names]
         ends = {"first_id": names[0], "last_id": names[-1], "has_more": False}
@@ -40,7 +40,7 @@ async def retrieve_model(request: Request) -> Response:
     """Describe one of the names."""
     context = context_of(request)
     model: str = request.path_params["model"]
-    check_model(model, context.config)
+    check_model(model, context.config, context.engine.state)
     card = _anthropic_card if _is_anthropic(request) else _card
     return json_response(card(model, context))
 
@@ -62,13 +62,15 @@ def _anthropic_card(name: str, context: Context) -> dict[str, Any]:
 
 
 def _card(name: str, context: Context) -> dict[str, Any]:
+    config = context.config
+    folders = {each.name: each.path for each in context.engine.state.adapters}
     return {
         "id": name,
         "object": "model",
-        "created": context.config.created,
+        "created": config.created,
         "owned_by": "tailrace",
-        "root": context.config.model_root or name,
-        "parent": None,
+        "root": folders.get(name) or config.model_root or name,
+        "parent": config.model_names[0] if name in folders else None,
         "max_model_len": context.info.max_model_len,
         "quantization": context.quantization,
         "system_fingerprint": context.fingerprint,

@@ -28,7 +28,7 @@ async def rerank(request: Request) -> Response:
     """Rank documents by their relevance to a query."""
     context = context_of(request)
     body = await context.bodies.read(request, RerankRequest)
-    check_model(body.model, context.config)
+    check_model(body.model, context.config, context.engine.state)
     documents = body.texts if body.documents is None else body.documents
     name = reply_id("rerank-", body.request_id, request.scope)
     raw, usage = await rank(
@@ -37,6 +37,7 @@ async def rerank(request: Request) -> Response:
         field="texts" if body.is_tei else "documents",
         max_document_tokens=body.max_tokens_per_doc,
         reply_id=name,
+        model=body.model,
         request=request,
         context=context,
     )

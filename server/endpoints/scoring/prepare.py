@@ -65,7 +65,7 @@ async def prepare_scoring(
         softmax: whether softmax applies where the request does not say.
     """
     info, tokenizer = served.info, served.tokenizer
-    model = check_model(body.model, served.config)
+    model = check_model(body.model, served.config, served.engine.state)
     check_priority(body.priority, served.config)
     if (body.labels is None) == (body.label_token_ids is None):
         got = "neither" if body.labels is None else "both"

@@ -62,7 +62,7 @@ async def score(request: Request) -> Response:
 async def _score_pairs(request: Request, body: ScoreRequest) -> Response:
     """Answer a request of pairs as vLLM's clients read it."""
     context = context_of(request)
-    check_model(body.model, context.config)
+    check_model(body.model, context.config, context.engine.state)
     first, second = body.sides
     queries = first * len(second) if len(first) == 1 else first
     name = reply_id("score-", body.request_id, request.scope)
@@ -71,6 +71,7 @@ async def _score_pairs(request: Request, body: ScoreRequest) -> Response:
         body.instruction,
         field=next(second for _, second in PAIRED if getattr(body, second) is not None),
         reply_id=name,
+        model=body.model,
         request=request,
         context=context,
     )
@@ -92,7 +93,9 @@ async def _answer(
     account = account_of(request.scope)
     account.report = partial(_report, prepared)
     with CancelOnDisconnect(request.receive):
-        scores = await run_scoring(prepared.spec.request, prepared.num_prompt_tokens, context)
+        scores = await run_scoring(
+            prepared.spec.request, prepared.num_prompt_tokens, context, model=prepared.model
+        )
         account.report = partial(_report, prepared, scores)
         if scores.values.size > INLINE_VALUES:
             return json_reply(await context.worker.run(write, prepared, scores))

@@ -77,13 +77,14 @@ async def permute(request: Request) -> Response:
 async def _decided(
     body: SystemOneRequest, request: Request, context: Context
 ) -> tuple[list[Question], Decided]:
-    check_model(body.model, context.config)
+    check_model(body.model, context.config, context.engine.state)
     questions = questions_of(body)
     decided = await decide(
         state_of(body),
         questions,
         reading_of(body, body.cache_salt or "", context.config),
         prior=body.prior is not None,
+        model=body.model,
         request_id=body.request_id,
         request=request,
         context=context,

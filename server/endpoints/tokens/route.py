@@ -32,7 +32,7 @@ async def tokenize(request: Request) -> Response:
     """Turn a text or a conversation into ids."""
     context = context_of(request)
     body = await context.bodies.read(request, TokenizeRequest)
-    check_model(body.model, context.config)
+    check_model(body.model, context.config, context.engine.state)
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("prompt", "one of prompt and messages is required, and not both")
     if body.tools and body.messages is None:
@@ -76,7 +76,7 @@ async def detokenize(request: Request) -> Response:
     """Turn ids into a text."""
     context = context_of(request)
     body = await context.bodies.read(request, DetokenizeRequest)
-    check_model(body.model, context.config)
+    check_model(body.model, context.config, context.engine.state)
     check_vocab("tokens", body.tokens, context.info.vocab_size)
 
     def reply() -> Response:

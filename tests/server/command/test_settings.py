@@ -12,6 +12,7 @@ from msgspec import structs
 
 from engine.config import ConfigError
 from engine.speculative_config import SpeculativeConfig
+from server.command.adapter_settings import AdapterSettings
 from server.command.configure import DEMO_NAME, demo_model, engine_config, server_config
 from server.command.settings import ENVIRONMENT_ONLY, GROUPS, Settings, load_settings
 
@@ -197,21 +198,29 @@ def test_every_setting_reaches_a_configuration() -> None:
         "max_num_batched_tokens": 999,
         "response_store": "none",
         "speculative_config": SPECULATION,
+        "lora_modules": ["a=b"],
+        "lora_root": "folder",
+        "max_cpu_loras": 9,
     }
+    needs: dict[str, dict[str, Any]] = {
+        name: {"enable_lora": True} for name in AdapterSettings.model_fields
+    }
+    needs["enable_lora"] = {}
 
     def both(settings: Settings) -> tuple[object, object]:
         config = engine_config(settings)
         # `flags` tells of each of them, whatever it does.
         return config, structs.replace(server_config(settings, config), flags=())
 
-    before = both(load_settings({"model": "m"}))
     for name, field in Settings.model_fields.items():
         if name in used_elsewhere:
             continue
         value = other.get(name)
         if value is None:
             value = not field.default if field.annotation is bool else (field.default or 0) + 7
-        assert both(load_settings({"model": "m", name: value})) != before, name
+        needed: dict[str, Any] = {"model": "m", **needs.get(name, {})}
+        before = both(load_settings(needed))
+        assert both(load_settings({**needed, name: value})) != before, name
 
 
 def test_the_demo_model_is_the_default() -> None:
