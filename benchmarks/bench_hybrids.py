@@ -37,7 +37,7 @@ from engine.startup.build import assemble
 from sampling.params import SamplingParams
 
 PROMPT, CACHED, TAIL, BATCH_PROMPTS = 512, 8000, 64, 16
-MAX_LEN, ROWS = 1024, (256, 128, 64, 32, 16, 8)
+MAX_LEN, ROWS = 1024, (256, 128, 64, 32, 16, 8, 2)
 NUM_DRAFTS, LENGTH = 3, 2.5
 BLOCK, SNAPSHOTS = 16, 16
 Row = dict[str, Any]
@@ -104,7 +104,6 @@ def engine_of(
         cache=CacheConfig(num_blocks=num_tokens // BLOCK + 2, num_snapshots=SNAPSHOTS),
         scheduler=SchedulerConfig(max_rows=max_rows, max_step_tokens=8192),
         speculation=speculation,
-        wait_for_kernels=True,
     )
     return assemble(engine_config, model, DEVICE).engine()
 
@@ -140,11 +139,13 @@ def row(name: str, value: float, bound: float, unit: str) -> Row:
     }
 
 
-def decode_rows(model: CausalLM, config: ModelConfig, sizes: Sizes, rate: float) -> Iterator[Row]:
-    """One stream, and as many rows as fit."""
+def decode_rows(
+    model: CausalLM, config: ModelConfig, sizes: Sizes, rate: float, most: int
+) -> Iterator[Row]:
+    """One stream, and as many rows as fit, `most` at most."""
     free = 0.8 * free_bytes() - (2 << 30)
     per_row = sizes.state + MAX_LEN * sizes.token
-    count = next(n for n in ROWS if n * per_row + SNAPSHOTS * sizes.state < free)
+    count = next(n for n in ROWS if n <= most and n * per_row + SNAPSHOTS * sizes.state < free)
     engine = engine_of(model, config, count, MAX_LEN, count * MAX_LEN)
     for batch in (1, count):
         prompts = prompts_of(batch, PROMPT, batch)
@@ -202,11 +203,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--shape", default="lfm2-8b-a1b", choices=HYBRIDS)
     parser.add_argument("--quantization", choices=["fp8"])
+    parser.add_argument("--layers", type=int, help="run the first layers alone")
+    parser.add_argument("--rows", type=int, default=ROWS[0], help="the most rows that decode")
+    parser.add_argument("--parts", default="decode,prefill,drafts")
     args = parser.parse_args()
     rate, rows = copy_rate(), []
     free_memory()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = str(write_hybrid_shape(args.shape, Path(temporary)))
+        folder = str(write_hybrid_shape(args.shape, Path(temporary), args.layers))
         config = ModelConfig(
             model=folder,
             max_model_len=CACHED + 1024,
@@ -219,11 +223,13 @@ def main() -> None:
         free_memory()
         allocated = before - free_bytes()
         sizes = Sizes.of(model, allocated, tied=tied, fp8=args.quantization == "fp8")
-        measurements = [decode_rows(model, config, sizes, rate), prefill_rows(model, config, sizes)]
-        if args.shape.startswith("qwen"):
-            measurements.append(draft_rows(model, config))
-        for each in measurements:
-            for measured in each:
+        measurements = {
+            "decode": decode_rows(model, config, sizes, rate, args.rows),
+            "prefill": prefill_rows(model, config, sizes),
+            "drafts": draft_rows(model, config) if args.shape.startswith("qwen") else (),
+        }
+        for part in args.parts.split(","):
+            for measured in measurements[part]:
                 print(args.shape, measured, flush=True)
                 rows.append(measured)
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"

@@ -111,7 +111,13 @@ HYBRIDS: dict[str, dict[str, Any]] = {  # the first tells nothing: it is tried o
 }
 
 
-def write_hybrid_shape(name: str, folder: Path, **fields: Any) -> Path:
-    """Write a folder with the config of a shape; `fields` replace its own."""
-    (folder / "config.json").write_text(json.dumps(COMMON | HYBRIDS[name] | fields))
+def write_hybrid_shape(name: str, folder: Path, num_layers: int | None = None) -> Path:
+    """Write a folder with the config of a shape, or of its first layers alone."""
+    config = COMMON | HYBRIDS[name]
+    if num_layers is not None:
+        for field in ("hybrid_override_pattern", "layer_types"):
+            if field in config:
+                config[field] = config[field][:num_layers]
+        config["num_hidden_layers"] = num_layers
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
