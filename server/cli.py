@@ -1,4 +1,4 @@
-"""The command `tailrace`: serve, deploy, verify, audit, warm up, bench, conformance."""
+"""The command `tailrace`: serve, deploy, verify, audit, warm up, bench, conformance, models."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from server.audit.command import add_audit, run_audit
 from server.command.bench_flags import add_bench
 from server.command.configure import engine_config
 from server.command.deploy import add_deploy, deploy, fleet_options
+from server.command.listing import add_models, run_models
 from server.command.models import check_models
 from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
 from server.command.settings import Settings, load_settings
@@ -136,6 +137,7 @@ COMMANDS: dict[str, Command] = {
     "warmup": ("Build kernels ahead of the first start.", _add_warmup, _warmup),
     "health": ("Ask a server that runs here how it is.", add_settings, _health),
     "conformance": ("Examine any OpenAI-compatible server.", add_conformance, run_conformance),
+    "models": ("List the models on our own layers.", add_models, run_models),
     "bench": ("Measure any OpenAI-compatible server.", add_bench, _bench),
 }
 """Each command by name: its help, what adds its flags, and what runs it and returns the status."""

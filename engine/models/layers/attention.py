@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -38,7 +38,7 @@ class Attention(SublayerSpec):
         has_sinks: each head has one more score in the softmax, without a value.
     """
 
-    varies_with_batch = None
+    varies_with_batch: ClassVar[str | None] = None
 
     hidden_size: int
     num_q_heads: int
