@@ -36,6 +36,7 @@ PYTHON = {
     "inspect": "inspect-ai openai",
     "anthropic": "anthropic",
     "responses": "openai",
+    "stored": "openai",
 }
 """Packages by program."""
 

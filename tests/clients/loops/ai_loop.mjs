@@ -28,11 +28,12 @@ const models = {
   "openai-compatible": compatible.chatModel(model),
   "chat of openai": openai.chat(model),
   "responses of openai": openai.responses(model),
+  "openai as it comes": openai(model), // which sends ids of stored items
 };
 const found = {};
 for (const [name, each] of Object.entries(models)) {
   const wish = { model: each, tools, prompt, temperature: 0, maxRetries: 0, stopWhen: stepCountIs(5) };
-  wish.providerOptions = { openai: { store: false } };
+  if (name !== "openai as it comes") wish.providerOptions = { openai: { store: false } };
   const answers = {
     [name]: async () => (await generateText(wish)).text,
     [`${name}, a stream`]: async () => await streamText(wish).text,

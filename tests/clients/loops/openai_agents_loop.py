@@ -30,10 +30,13 @@ async def main() -> None:
         agent = Agent(
             name="calculator",
             model=each,
-            model_settings=ModelSettings(temperature=0, store=False),
+            model_settings=ModelSettings(temperature=0),
             tools=[function_tool(add), function_tool(multiply)],
         )
         note(name, (await Runner.run(agent, question)).final_output)
+        if name == "responses":
+            run = await Runner.run(agent, question, auto_previous_response_id=True)
+            note("responses, by their ids", run.final_output)
         streamed = Runner.run_streamed(agent, question)
         async for _ in streamed.stream_events():
             pass
