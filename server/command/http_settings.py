@@ -55,7 +55,8 @@ class HttpSettings(BaseModel):
         False, description="Tell in `usage` how many prompt tokens came from the KV cache."
     )
     enable_force_include_usage: bool = Field(
-        False, description="End every stream with its `usage`, asked for or not."
+        False,
+        description="Send `usage` with every chunk of a stream and at its end, asked for or not.",
     )
     return_tokens_as_token_ids: bool = Field(
         False, description='Name tokens "token_id:N" in log-probabilities.'

@@ -151,5 +151,10 @@ async def _encode(
         variables=options.variables,
     )
     return await served.template.encode(
-        source, conversation, served.tokenizer, runs=spec.runs, max_model_len=max_model_len
+        source,
+        conversation,
+        served.tokenizer,
+        runs=spec.runs,
+        truncation=spec.truncation,
+        max_model_len=max_model_len,
     )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import orjson
 
+from engine.request import PromptLogprobs
 from server.conversation.logprobs import CONTENT, MARKUP, NO_CUTS, ChatLogprobWriter
 from server.conversation.parsing.format import Part
 from server.conversation.parsing.message import message_of
@@ -19,6 +20,8 @@ from server.generation.render import PLAIN_END, Renderer
 from server.text.packed import packed
 from server.text.tokenizer import Tokenizer
 
+_TOP_FIELDS = ("prompt_token_ids", "prompt_logprobs")
+"""Fields of a chat that are beside its choices, as vLLM has them."""
 _CODES = {part: code for code, part in enumerate(get_args(Part))}
 """The code of a part in packed logprobs: its place in reasoning, content, tool, markup."""
 
@@ -47,6 +50,7 @@ class ChatRenderer(Renderer):
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, echoed: str) -> None:
         super().__init__(prepared, tokenizer)
         self._prefix = echoed
+        self._top: dict[str, Any] | None = None
         self._special_ids = tokenizer.special_ids
         self._chat_writer = ChatLogprobWriter(
             tokenizer.fragments, as_ids=prepared.spec.form.tokens_as_ids
@@ -64,6 +68,23 @@ class ChatRenderer(Renderer):
         """Read the next piece of the only choice, to be written in another shape."""
         events = [Event("content", piece.text)] if piece.text else []
         return PieceContent(events, self._entries(piece))
+
+    def _prompt_fields(self, prompt_idx: int, reported: PromptLogprobs | None) -> dict[str, Any]:
+        """What a choice has of the prompt, which is one alone: the rest is beside the choices."""
+        fields = super()._prompt_fields(prompt_idx, reported)
+        top = {name: fields.pop(name) for name in _TOP_FIELDS if name in fields}
+        if self._top is None:
+            self._top = top
+        return fields
+
+    def top_fields(self) -> dict[str, Any]:
+        """See `Renderer`: once in a stream, and in a whole reply also what was not asked for."""
+        if not self._form.stream:
+            return dict.fromkeys(_TOP_FIELDS) | (self._top or {})
+        if self._top:
+            top, self._top = self._top, {}
+            return top
+        return {}
 
     def _entries(self, piece: Piece) -> str:
         [columns] = self._columns(0, piece) or [{"content": ""}]

@@ -9,6 +9,7 @@ import msgspec
 
 from server.conversation.rendering import Message
 from server.errors import ClientNames, bad_request
+from server.generation.spec import Truncation
 from server.response_store.records import GeneratedRun
 from server.schema.template import TemplateFields
 from server.schema.tools import ToolFunction, ToolMode
@@ -117,6 +118,7 @@ class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):
         thinking_budget: tokens of thoughts at most; None for no limit.
         generates: a reply is generated, not only the next token's logprobs.
         shows_special: special tokens that are no markers are text.
+        truncation: the prompt is cut; None leaves it whole.
         runs: what the model generated in earlier turns, where that is known, oldest first.
     """
 
@@ -134,6 +136,7 @@ class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):
     thinking_budget: int | None = None
     generates: bool = True
     shows_special: bool = False
+    truncation: Truncation | None = None
     runs: Sequence[GeneratedRun] = ()
 
     @property

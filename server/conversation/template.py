@@ -11,6 +11,8 @@ import logging
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from engine.arrays import Int32Array
 from server.conversation.parsing.learning.learn import Formats, formats_by_name
 from server.conversation.rendering import (
@@ -24,8 +26,11 @@ from server.conversation.rendering import (
 )
 from server.conversation.replay import replayed_ids
 from server.errors import ApiError, bad_request
+from server.generation.spec import Truncation
 from server.response_store.records import GeneratedRun
+from server.schema.base import shown
 from server.schema.checks import too_long
+from server.schema.messages import ROLES
 from server.text.tokenizer import Tokenizer
 from server.work.bounded import BoundedThread
 from server.work.processes import CallEndedError, Preparation, ProcessPool
@@ -170,22 +175,29 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         *,
         runs: Sequence[GeneratedRun] = (),
+        truncation: Truncation | None = None,
         max_model_len: int | None = None,
     ) -> RenderedPrompt:
         """The conversation as a prompt; raises `ApiError` as `render`.
 
         Args:
             runs: what the model generated in it, in order.
+            truncation: the prompt is cut.
             max_model_len: a text that surely has more tokens is refused without counting them; None
                 to count those of any.
         """
         rendering = self._rendering(source, conversation)
-        if (pool := self._pool(rendering)) is None:
+        token_ids: Int32Array | None
+        if truncation is not None:
+            text = await self.text(source, conversation)
+            token_ids = await asyncio.to_thread(_cut_ids, text, tokenizer, truncation)
+        elif (pool := self._pool(rendering)) is None:
             call = self._thread.run(self._timeout_s, _encode, rendering, tokenizer, runs)
             text, token_ids = await self._bounded(call, conversation.param)
         else:
             call_apart = pool.run(self._timeout_s, render, rendering)
             text, token_ids = await self._bounded(call_apart, conversation.param), None
+        _check_roles(conversation, text)
         if token_ids is None:
             if max_model_len is not None and (least := tokenizer.min_tokens(text)) > max_model_len:
                 raise too_long(conversation.param, f"at least {least}", max_model_len)
@@ -230,6 +242,28 @@ class ChatTemplate:
         """End the thread and the processes of its own."""
         self._thread.close()
         self._strangers.close()
+
+
+def _cut_ids(text: str, tokenizer: Tokenizer, truncation: Truncation) -> Int32Array:
+    """The ids of a prompt, cut; int32 [prompt_len]."""
+    token_ids = tokenizer.encode(
+        text,
+        add_special_tokens=False,
+        max_tokens=truncation.max_tokens,
+        truncation_side=truncation.side,
+    )
+    return np.array(token_ids, dtype=np.int32)
+
+
+def _check_roles(conversation: Conversation, text: str) -> None:
+    """Raise a 400 for a message of a role of its own that the template leaves out."""
+    for i, message in enumerate(conversation.messages):
+        role, content = message.get("role"), message.get("content")
+        if role in ROLES or not isinstance(content, str) or content.strip() in text:
+            continue
+        where = f"{conversation.param}[{i}].role"
+        words = f"{where} must be a role that the chat template knows, got {shown(role)}"
+        raise bad_request(where, words)
 
 
 def _encode(

@@ -179,7 +179,7 @@ async def full_reply_form(
         packed_dtype=packed_dtype(body),
         origins=bool(body.return_token_origin),
         usage_at_end=config.force_include_usage or bool(options.include_usage),
-        usage_always=bool(options.continuous_usage_stats),
+        usage_always=config.force_include_usage or bool(options.continuous_usage_stats),
         usage_cached=config.prompt_tokens_details,
         weight_versions=bool(body.return_weight_versions),
     )

@@ -274,11 +274,16 @@ class Renderer:
             "usage": self.usage(usage),  # after the choices, whose tokens it may count by kind
             "system_fingerprint": prepared.fingerprint,
         }
+        reply |= self.top_fields()
         if metrics is not None:
             reply["metrics"] = metrics
         if prepared.ignored_keywords:
             reply["ignored_keywords"] = prepared.ignored_keywords
         return orjson.dumps(reply)
+
+    def top_fields(self) -> dict[str, Any]:
+        """What is reported of the prompt beside the choices, once it was written with one."""
+        return {}
 
     def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The usage of the request so far, as a reply or a chunk shows it."""

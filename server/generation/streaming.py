@@ -86,10 +86,15 @@ class ChunkWriter:
         for choice in changed:
             if (piece := choice.take()) is not None:
                 for body in self._renderer.chunks(choice.index, choice.prompt_idx, piece):
-                    parts += [self._head, body, self._usage_tail()]
+                    parts += [self._head, body, self._with_top(self._usage_tail())]
         if parts and self._generation.ended:
             parts[-1] = self._last_tail(parts[-1])
         return b"".join(parts)
+
+    def _with_top(self, tail: bytes) -> bytes:
+        """The tail of a chunk, and what it has beside its choice."""
+        top = self._renderer.top_fields()
+        return b"]," + orjson.dumps(top)[1:-1] + tail[1:] if top else tail
 
     def _last_tail(self, tail: bytes) -> bytes:
         """The tail of the last chunk that has a choice, and what is reported of the whole."""

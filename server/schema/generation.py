@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, PlainValidator
 
@@ -236,6 +236,16 @@ class GenerationFields(SamplingFields, LogprobFields):
         None,
         description="The reply says which version of the weights drew which of its tokens, for "
         "servers whose weights are updated.",
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        description="A longer prompt is cut to this many tokens; -1 keeps as many as the context "
+        "holds besides `max_tokens`. By default nothing is cut.",
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="The side on which a longer prompt is cut; the default is left."
     )
     priority: Priority = None
     request_id: RequestId = None

@@ -11,7 +11,9 @@ from server.schema.fields import Accepted, NotYet
 
 MAX_MESSAGES = MAX_PARTS = MAX_CALLS = 8192
 """Errors name only the first bad one of them: each of very many would take long to make."""
-Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+"""Roles that OpenAI has; templates may take others."""
+Role = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
 class ContentPart(ReplayedModel):

@@ -132,7 +132,6 @@ class GeneratedChoice(BaseModel):
     )
     logprob_token_ids: ExplicitLogprobs | None = None
     prompt_logprob_token_ids: PromptExplicitLogprobs | None = None
-    prompt_logprobs: list[dict[str, dict[str, Any]] | None] | PackedLogprobs | None = None
     kept_logprobs: list[float] | PackedArray | None = Field(
         None,
         description="With `kept_logprob`, for each generated position the log of the mass that "
@@ -145,7 +144,9 @@ class GeneratedChoice(BaseModel):
         "without drafts, a draft that was accepted, the place of a refused draft, or after the "
         "last draft where all were accepted.",
     )
-    prompt_token_ids: list[int] | None = None
+
+
+PromptLogprobList = list[dict[str, dict[str, Any]] | None]
 
 
 class DraftMetrics(BaseModel):

@@ -11,6 +11,7 @@ from server.schema.replies import (
     GeneratedChoice,
     IgnoredKeywords,
     PackedLogprobs,
+    PromptLogprobList,
     Usage,
 )
 
@@ -97,5 +98,11 @@ class ChatReply(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
+    prompt_token_ids: list[int] | None = Field(
+        description="With `return_token_ids`; a stream has it in its first chunk."
+    )
+    prompt_logprobs: PromptLogprobList | PackedLogprobs | None = Field(
+        description="With `prompt_logprobs`; a stream has it in its first chunk."
+    )
     metrics: DraftMetrics | None = None
     ignored_keywords: IgnoredKeywords = None

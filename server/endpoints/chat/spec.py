@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.config import EngineInfo
 from server.conversation.messages import content_text, template_messages
 from server.conversation.prompt import ConversationPrompt
 from server.conversation.served import ServedChatModel
@@ -11,6 +12,7 @@ from server.errors import ClientNames, bad_request
 from server.generation.form import full_reply_form
 from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
+from server.generation.truncation import wanted_truncation
 from server.schema.tools import NamedTool
 from server.structured.wanted import wanted_grammar
 
@@ -24,9 +26,11 @@ _NEWER_NAMES = ClientNames(_NAMES, max_tokens="max_completion_tokens")
 """The same where a body has the limit by OpenAI's newer name of it."""
 
 
-def chat_conversation(body: ChatRequest) -> ConversationSpec:
+def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
     """The conversation that a body goes on with; raises `ApiError`."""
     _check_fields(body)
+    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    room = 1 if max_tokens is None else max_tokens
     choice, structured = body.tool_choice or "auto", body.structured_outputs
     return ConversationSpec(
         names=_NAMES,
@@ -45,6 +49,7 @@ def chat_conversation(body: ChatRequest) -> ConversationSpec:
         thinking_budget=body.thinking_token_budget,
         generates=0 not in (body.max_tokens, body.max_completion_tokens),
         shows_special=body.skip_special_tokens is False,
+        truncation=wanted_truncation(body, room, info, _NAMES),
     )
 
 

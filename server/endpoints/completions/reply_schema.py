@@ -12,6 +12,7 @@ from server.schema.replies import (
     IgnoredKeywords,
     Logprobs,
     PackedLogprobs,
+    PromptLogprobList,
     Usage,
 )
 
@@ -21,6 +22,8 @@ class CompletionChoice(GeneratedChoice):
 
     text: str
     logprobs: Logprobs | PackedLogprobs | None
+    prompt_logprobs: PromptLogprobList | PackedLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionReply(BaseModel):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from server.generation.prompt_field import PromptField
-from server.schema.fields import Instead, NotYet
+from server.schema.fields import MAX_TEXT_CHARS, Instead, NotYet
 from server.schema.generation import GenerationFields
 
 
@@ -24,24 +24,19 @@ class CompletionRequest(GenerationFields):
         "tokens beside it; -1 shows all, where the server has no cap (--max-logprobs -1).",
     )
     echo: bool | None = Field(None, description="The text begins with the prompt.")
+    suffix: str | None = Field(
+        None,
+        max_length=MAX_TEXT_CHARS,
+        description="What follows the text: it is filled in between, by a tokenizer that has "
+        "markers for that. Prompts are texts then.",
+    )
     best_of: int | None = Field(
         None, ge=1, description="This must be null or `n`: no choice is left out."
     )
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its beginning of text; the default is true."
     )
-    truncate_prompt_tokens: int | None = Field(
-        None,
-        ge=-1,
-        le=2**31 - 1,
-        description="A longer prompt is cut to this many tokens; -1 keeps as many as the context "
-        "holds besides `max_tokens`. By default nothing is cut.",
-    )
-    truncation_side: Literal["left", "right"] | None = Field(
-        None, description="The side on which a longer prompt is cut; the default is left."
-    )
     max_completion_tokens: Annotated[Any, Instead("max_tokens")] = None
 
     thinking_token_budget: NotYet = None
-    suffix: NotYet = None
     prompt_embeds: NotYet = None

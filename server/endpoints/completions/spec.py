@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from engine.config import EngineInfo
 from server.config import ServerConfig
 from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ClientNames, bad_request
 from server.generation.form import full_reply_form
 from server.generation.params import sampling_params
 from server.generation.served import ServedModel
-from server.generation.spec import GenerationSpec, Truncation
+from server.generation.spec import GenerationSpec, Prompts
+from server.generation.truncation import wanted_truncation
 from server.schema.checks import check_model
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
+from server.text.fill_in import fill_in_markers
 
 NAMES = ClientNames(prompts="prompt")
 
@@ -33,7 +34,7 @@ async def completion_spec(
         names=NAMES,
         reply_id=reply_id,
         model=model,
-        prompts=body.prompt,
+        prompts=_prompts(body, served),
         params=params,
         form=await full_reply_form(
             body,
@@ -52,8 +53,26 @@ async def completion_spec(
         cache_salt=body.cache_salt or "",
         stream_interval=body.stream_interval or 1,
         add_special_tokens=body.add_special_tokens is not False,
-        truncation=_truncation(body, max_tokens, served.info),
+        truncation=wanted_truncation(body, max_tokens, served.info, NAMES),
     )
+
+
+def _prompts(body: CompletionRequest, served: ServedModel) -> Prompts:
+    """The prompts, with what is to follow the text where a suffix is given."""
+    if not body.suffix:
+        return body.prompt
+    markers = fill_in_markers(served.tokenizer)
+    if markers is None:
+        raise bad_request("suffix", "suffix needs a tokenizer that has markers to fill in between")
+    if body.echo:
+        raise bad_request("echo", "echo must be false with suffix")
+    if body.truncate_prompt_tokens is not None:
+        words = "truncate_prompt_tokens must be null with suffix: it could cut the markers"
+        raise bad_request("truncate_prompt_tokens", words)
+    filled = [markers.prompt(item, body.suffix) for item in body.prompt if isinstance(item, str)]
+    if len(filled) < len(body.prompt):
+        raise bad_request("prompt", "prompt must be texts with suffix, got token ids")
+    return filled
 
 
 def _check_counts(body: CompletionRequest, config: ServerConfig) -> None:
@@ -63,15 +82,3 @@ def _check_counts(body: CompletionRequest, config: ServerConfig) -> None:
     if num_prompts > config.max_prompts:
         words = f"must be at most {config.max_prompts} prompts (--max-completion-prompts), got"
         raise NAMES.refuse("prompts", f"{words} {num_prompts}")
-
-
-def _truncation(body: CompletionRequest, max_tokens: int, info: EngineInfo) -> Truncation | None:
-    keep = body.truncate_prompt_tokens
-    if keep is None:
-        return None
-    if keep == 0 or keep > info.max_model_len:
-        words = f"must be -1 or in [1, {info.max_model_len}], got {keep}"
-        raise NAMES.refuse("truncate_prompt_tokens", words)
-    if keep == -1:
-        keep = max(info.max_model_len - max_tokens, 1)
-    return Truncation(keep, body.truncation_side or "left")

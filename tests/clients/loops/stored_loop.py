@@ -47,13 +47,11 @@ def loop(by_items: bool) -> str:
         calls = [item for item in response.output if item.type == "function_call"]
         if not calls:
             listed = client.responses.input_items.list(response.id, order="asc", limit=100)
-            assert [item.type for item in listed][0] == "message"
+            assert next(item.type for item in listed) == "message"
             client.responses.delete(response.id)
             return response.output_text
         if by_items:
-            past += turn + [
-                {"type": "item_reference", "id": item.id} for item in response.output
-            ]
+            past += turn + [{"type": "item_reference", "id": item.id} for item in response.output]
         turn = [
             {
                 "type": "function_call_output",

@@ -116,7 +116,6 @@ def test_long_values_are_cut_short_in_messages() -> None:
 
 
 NOT_YET = {
-    "suffix": "x",
     "prompt_embeds": "x",
     "use_beam_search": True,
     "length_penalty": 1.5,

@@ -121,6 +121,7 @@ async function read(branch, asked) {
 /** @param {Branch} branch @param {any} chunk */
 function take(branch, chunk) {
   if (chunk.usage) branch.usage = chunk.usage;
+  if (chunk.prompt_token_ids) branch.promptIds = chunk.prompt_token_ids; // of a chat
   const choice = chunk.choices[0];
   if (!choice) return;
   if (choice.prompt_token_ids) branch.promptIds = choice.prompt_token_ids;

@@ -117,9 +117,51 @@ class TestReply:
 
     async def test_ids(self) -> None:
         async with in_process(FakeEngine(says("hi")), chat_template=TEMPLATE) as site:
-            [choice] = (await chat(site, return_token_ids=True))["choices"]
-            assert choice["token_ids"] == [*b"hi", EOS]
-            assert bytes(choice["prompt_token_ids"]) == b"[user]hello[assistant]"
+            reply = await chat(site, return_token_ids=True, n=2)
+            assert reply["choices"][0]["token_ids"] == [*b"hi", EOS]
+            assert bytes(reply["prompt_token_ids"]) == b"[user]hello[assistant]"
+            assert reply["prompt_logprobs"] is None
+            assert "prompt_token_ids" not in reply["choices"][0]
+            assert (await chat(site))["prompt_token_ids"] is None
+            chunks = await stream(site, return_token_ids=True, n=2)
+            [ids] = [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c]
+            assert bytes(ids) == b"[user]hello[assistant]"
+
+    async def test_prompts_are_cut_where_asked(self) -> None:
+        async with in_process(FakeEngine(says("hi")), chat_template=TEMPLATE) as site:
+            for fields, prompt in (
+                ({"truncate_prompt_tokens": 11}, "[assistant]"),
+                ({"truncate_prompt_tokens": 6, "truncation_side": "right"}, "[user]"),
+                ({"truncate_prompt_tokens": 99}, "[user]hello[assistant]"),
+            ):
+                await chat(site, **fields)
+                assert prompt_of(site) == prompt
+            long = [{"role": "user", "content": "x" * 999}]
+            await chat(site, messages=long, truncate_prompt_tokens=-1, max_tokens=16)
+            assert len(site.engine.requests[-1].prompt_token_ids) == 240
+            error = await chat(site, 400, truncate_prompt_tokens=0)
+            assert error["param"] == "truncate_prompt_tokens"
+
+    async def test_roles_that_the_template_takes(self) -> None:
+        messages = [{"role": "critic", "content": "no"}]
+        async with in_process(FakeEngine(says("hi")), chat_template=TEMPLATE) as site:
+            await chat(site, messages=messages)
+            assert prompt_of(site) == "[critic]no[assistant]"
+            error = await chat(site, 400, messages=[{"role": "a b", "content": "no"}])
+            assert error["param"] == "messages[0].role"
+        picky = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}."
+        async with in_process(chat_template=picky) as site:
+            error = await chat(site, 400, messages=messages)
+            assert error["param"] == "messages[0].role"
+            assert "critic" in error["message"]
+
+    async def test_usage_in_every_chunk_where_the_server_says_so(self) -> None:
+        engine = FakeEngine(says("hi"))
+        async with in_process(engine, chat_template=TEMPLATE, force_include_usage=True) as site:
+            chunks = await stream(site)
+            counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+            assert counts == sorted(counts)
+            assert counts[-1] == len("hi") + 1
 
     @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
     async def test_nothing_generated(self, name: str) -> None:
@@ -185,8 +227,9 @@ class TestLogprobs:
 
     async def test_of_the_prompt(self) -> None:
         async with in_process(chat_template=TEMPLATE) as site:
-            [choice] = (await chat(site, prompt_logprobs=1, max_tokens=1))["choices"]
-            assert len(choice["prompt_logprobs"]) == len("[user]hello[assistant]")
+            reply = await chat(site, prompt_logprobs=1, max_tokens=1)
+            assert len(reply["prompt_logprobs"]) == len("[user]hello[assistant]")
+            assert "prompt_logprobs" not in reply["choices"][0]
 
 
 SLOW_FIXTURES = settings(
@@ -242,7 +285,7 @@ class TestRefusals:
         ("fields", "param", "words"),
         [
             ({"messages": []}, "messages", "too short"),
-            ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "robot"),
+            ({"messages": [{"role": "a robot", "content": "x"}]}, "messages[0].role", "robot"),
             ({"messages": [{"role": "user"}]}, "messages[0].content", "got null"),
             ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "a text or"),
             ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]", "obj"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from server.endpoints.completions import spec as completion_spec
+from server.text.fill_in import FillInMarkers
 from server.version import VERSION
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import Site, eventually, in_process
@@ -32,6 +35,27 @@ class TestReply:
             "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
             "system_fingerprint": f"tailrace-{VERSION}",
         }
+
+    async def test_a_suffix_needs_markers(self, site: Site) -> None:
+        error = await site.refused(prompt="a", suffix="b")
+        assert error["param"] == "suffix"
+        await site.complete(prompt="a", suffix="")
+
+    @pytest.mark.parametrize(
+        ("fields", "param"),
+        [
+            ({"echo": True}, "echo"),
+            ({"prompt": [1]}, "prompt"),
+            ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ],
+    )
+    async def test_text_is_filled_in(self, fields: dict[str, Any], param: str, site: Site) -> None:
+        markers = FillInMarkers("<", "|", ">")
+        with patch.object(completion_spec, "fill_in_markers", lambda tokenizer: markers):
+            request = await site.submitted(prompt="a", suffix="b")
+            assert bytes(request.prompt_token_ids.tolist()) == b"<a|b>"
+            error = await site.refused(**{"prompt": "a", "suffix": "b", **fields})
+        assert error["param"] == param
 
     async def test_prompts_times_n(self, site: Site) -> None:
         reply = await site.complete(prompt=["ab", "cde"], n=2, max_tokens=3)
