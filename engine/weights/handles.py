@@ -22,8 +22,8 @@ from sampling.device.ranks import RankExchange
 ALLOWED = {
     ("torch.multiprocessing.reductions", "rebuild_cuda_tensor"),
     ("torch.multiprocessing.reductions", "rebuild_tensor"),
-    ("torch.multiprocessing.reductions", "rebuild_storage_fd"),
     ("torch.multiprocessing.reductions", "rebuild_storage_filename"),
+    ("torch.multiprocessing.reductions", "rebuild_typed_storage"),
     ("torch.storage", "UntypedStorage"),
     ("torch.storage", "TypedStorage"),
     ("torch", "Tensor"),

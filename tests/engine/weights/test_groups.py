@@ -1,0 +1,142 @@
+"""Weights over a group of processes: a trainer of its own broadcasts them by gloo."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.contracts.named_weights import TensorInfo
+from engine.contracts.weights import (
+    BeginUpdate,
+    BucketSource,
+    EndGroup,
+    FinishUpdate,
+    GroupSource,
+    InitGroup,
+    ReceiveTensors,
+    WeightUpdateError,
+)
+from engine.weights.groups import buffers
+from engine.weights.room import WeightRoom
+from tests.engine.models.rewriting import (
+    Tensors,
+    assert_holds,
+    stored_tensors,
+    text_logits,
+    write_other,
+)
+from tests.engine.models.serving import load, write_tiny
+from tests.engine.models.test_decoder import MODELS
+from tests.engine.weights.test_room import given, room_of, update
+from tests.engine.weights.trainer import BUFFER_BYTES, NAME
+
+ROOT = Path(__file__).parents[3]
+LOCALHOST = "127.0.0.1"
+HOW = ("alone", "packed", "bucket")
+
+
+def free_port() -> int:
+    with socket.socket() as own:
+        own.bind((LOCALHOST, 0))
+        port: int = own.getsockname()[1]
+        return port
+
+
+def group_of(port: int, **fields: object) -> InitGroup:
+    settings: dict[str, object] = {
+        "name": NAME,
+        "world_size": 2,
+        "rank_offset": 1,
+        "master_address": LOCALHOST,
+        "master_port": port,
+        "buffer_bytes": BUFFER_BYTES,
+    }
+    return InitGroup(**(settings | fields))  # type: ignore[arg-type]
+
+
+def source_of(tensors: Tensors, how: str) -> GroupSource | BucketSource:
+    fields = {
+        "group": NAME,
+        "names": tuple(tensors),
+        "dtypes": tuple(str(each.dtype).removeprefix("torch.") for each in tensors.values()),
+        "shapes": tuple(tuple(each.shape) for each in tensors.values()),
+    }
+    if how == "bucket":
+        return BucketSource(**fields)  # type: ignore[arg-type]
+    return GroupSource(**fields, packed=how == "packed")  # type: ignore[arg-type]
+
+
+def test_a_trainer_broadcasts_its_weights(tmp_path: Path) -> None:
+    """Tensor by tensor, packed, and all at once."""
+    write_tiny(MODELS["qwen3"], tmp_path / "new")
+    old = write_other(tmp_path / "new", tmp_path / "old")
+    new = stored_tensors(tmp_path / "new")
+    wanted, port = text_logits(load(tmp_path / "new")), free_port()
+    command = [sys.executable, "-m", "tests.engine.weights.trainer"]
+    trainer = subprocess.Popen([*command, LOCALHOST, str(port), tmp_path / "new", *HOW], cwd=ROOT)
+    model = load(tmp_path / "old")
+    room, weights = room_of(model), model.named_weights()
+    try:
+        room.run(group_of(port))
+        for how in HOW:
+            update(room, given(old))
+            room.run(BeginUpdate(check=True))
+            room.run(ReceiveTensors(source=source_of(new, how)))
+            room.run(FinishUpdate())
+            assert_holds(weights, new)
+            assert torch.equal(text_logits(model), wanted)
+        room.run(EndGroup(name=NAME))
+        assert trainer.wait(60) == 0
+    finally:
+        trainer.kill()
+
+
+def test_a_group_that_nobody_joins(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path)
+    room = room_of(load(tmp_path))
+    port = free_port()
+    with pytest.raises(WeightUpdateError, match=f"did not form at {LOCALHOST}:{port} within 1 s"):
+        room.run(group_of(port, timeout_s=1.0))
+    assert_unknown(room)
+
+
+@pytest.mark.parametrize(("offset", "size"), [(0, 2), (2, 2)])
+def test_a_rank_outside_its_group(offset: int, size: int, tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path)
+    room = room_of(load(tmp_path))
+    with pytest.raises(WeightUpdateError, match=f"rank {offset} .*world_size {size}"):
+        room.run(group_of(1, rank_offset=offset, world_size=size))
+    assert_unknown(room)
+
+
+def assert_unknown(room: WeightRoom) -> None:
+    """Assert that there is no group, and that the room goes on."""
+    room.run(BeginUpdate())
+    for command in (EndGroup(name=NAME), ReceiveTensors(source=source_of({}, "alone"))):
+        with pytest.raises(WeightUpdateError, match=f"no group '{NAME}'; there are: none") as error:
+            room.run(command)
+        assert error.value.code == "unknown_group"
+
+
+def test_buffers_end_once_they_are_over_full() -> None:
+    infos = [TensorInfo((n,), torch.float32) for n in (2, 2, 1, 9, 1)]
+    sizes = [[info.shape[0] for info in some] for some in buffers(infos, 16)]
+    assert sizes == [[2, 2, 1], [9], [1]]
+
+
+def test_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path)
+    room = room_of(load(tmp_path))
+    room.run(BeginUpdate())
+    source = GroupSource(group=NAME, names=("a", "b"), dtypes=("float32",), shapes=((1,),))
+    with pytest.raises(WeightUpdateError, match="2 names, 1 dtypes and 1 shapes"):
+        room.run(ReceiveTensors(source=source))
+    room.run(BeginUpdate())
+    source = GroupSource(group=NAME, names=("a",), dtypes=("float33",), shapes=((1,),))
+    with pytest.raises(WeightUpdateError, match="dtype 'float33'; known are"):
+        room.run(ReceiveTensors(source=source))

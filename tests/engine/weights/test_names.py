@@ -1,0 +1,106 @@
+"""Names of trainers: joined or apart, experts in one tensor, tied heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from engine.contracts.named_weights import TensorInfo, WeightError
+from engine.contracts.weights import BeginUpdate, WeightUpdateError
+from engine.weights.names import NameMap
+from tests.engine.models.rewriting import Tensors, assert_holds, text_logits, write_other
+from tests.engine.models.serving import GROUPED, load, write_tiny
+from tests.engine.models.test_decoder import MODELS
+from tests.engine.weights.test_room import given, room_of, update
+
+
+def joined(tensors: Tensors, stem: str, parts: tuple[str, ...], name: str) -> Tensors:
+    """Tensors with some of them in one."""
+    rest = dict(tensors)
+    own = [rest.pop(f"{stem}.{part}.weight") for part in parts]
+    return rest | {f"{stem}.{name}.weight": torch.cat(own)}
+
+
+def test_a_joined_tensor_of_weights_that_are_apart(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")
+    sent = new
+    for layer in range(2):
+        stem = f"model.layers.{layer}"
+        sent = joined(sent, f"{stem}.self_attn", ("q_proj", "k_proj", "v_proj"), "qkv_proj")
+        sent = joined(sent, f"{stem}.mlp", ("gate_proj", "up_proj"), "gate_up_proj")
+    model = load(tmp_path / "old")
+    update(room_of(model), given(sent))
+    assert_holds(model.named_weights(), new)
+    assert torch.equal(text_logits(model), text_logits(load(tmp_path / "new")))
+
+
+def test_tensors_that_a_checkpoint_has_joined(tmp_path: Path) -> None:
+    """Some rows of a joined weight alone, too: the others stay."""
+    write_tiny(hf.Phi3Config(**GROUPED), tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")
+    sent: Tensors = {}
+    for name, tensor in new.items():
+        if "qkv_proj" in name:
+            parts = torch.split(tensor, [32, 16, 16])
+            names = ("q_proj", "k_proj", "v_proj")
+            sent |= {name.replace("qkv_proj", n): p for n, p in zip(names, parts, strict=True)}
+        elif "gate_up_proj" in name:
+            gate, up = tensor.chunk(2)
+            sent[name.replace("gate_up_proj", "gate_proj")] = gate
+            sent[name.replace("gate_up_proj", "up_proj")] = up
+        else:
+            sent[name] = tensor
+    model = load(tmp_path / "old")
+    room = room_of(model)
+    keys = {name: tensor for name, tensor in sent.items() if ".k_proj." in name}
+    update(room, given(keys))
+    held = model.named_weights()["model.layers.1.self_attn.qkv_proj.weight"].read()
+    assert torch.equal(held[32:48], sent["model.layers.1.self_attn.k_proj.weight"])
+    assert not torch.equal(held, new["model.layers.1.self_attn.qkv_proj.weight"])
+    update(room, given(sent))
+    assert_holds(model.named_weights(), new)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
+def test_all_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
+    """As transformers 5 has them in memory, where checkpoints have modules of each."""
+    write_tiny(MODELS[name], tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")
+    module: Any = hf.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
+    sent = {key: tensor.data for key, tensor in module.named_parameters()}
+    assert any(key.endswith("experts.gate_up_proj") for key in sent)
+    model = load(tmp_path / "old")
+    router = "block_sparse_moe.gate" if name == "mixtral" else "mlp.gate"
+    sent = {key.replace("mlp.gate.", f"{router}."): tensor for key, tensor in sent.items()}
+    update(room_of(model), given(sent))
+    assert_holds(model.named_weights(), new)
+
+
+def test_a_tied_head_is_the_embeddings(tmp_path: Path) -> None:
+    write_tiny(MODELS["llama-tied"], tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")
+    model = load(tmp_path / "old")
+    room = room_of(model)
+    head = new["model.embed_tokens.weight"]
+    update(room, given(new | {"lm_head.weight": head}))
+    assert_holds(model.named_weights(), new)
+    room.run(BeginUpdate())
+    with pytest.raises(WeightUpdateError, match="are one in this model, and their numbers differ"):
+        room.run(given(new | {"lm_head.weight": head + 1}))
+    assert_holds(model.named_weights(), new)
+
+
+def test_shapes_of_joined_tensors_are_checked(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path)
+    names = NameMap(load(tmp_path).named_weights())
+    with pytest.raises(WeightUpdateError, match=r"\[95, 32\], the model's have \[96, 32\] tog"):
+        names.pieces("model.layers.0.mlp.gate_up_proj.weight", TensorInfo((95, 32), torch.float32))
+    with pytest.raises(WeightError, match=r"has shape \[48, 31\]"):
+        names.pieces("model.layers.0.mlp.gate_up_proj.weight", TensorInfo((96, 31), torch.float32))
+    with pytest.raises(WeightUpdateError, match=r"has no weight 'nothing'$"):
+        names.pieces("nothing", TensorInfo((1,), torch.float32))

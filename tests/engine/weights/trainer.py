@@ -1,0 +1,57 @@
+"""A trainer that broadcasts a folder's tensors over gloo: ADDRESS PORT FOLDER HOW...
+
+The group is formed as SGLang's `init_custom_process_group` forms it.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
+
+NAME = "weights"
+BUFFER_BYTES = 3000
+
+
+def main() -> None:
+    address, port, folder, *ways = sys.argv[1:]
+    tensors = load_file(Path(folder) / "model.safetensors")
+    distributed: Any = c10d
+    timeout = timedelta(seconds=60)
+    store, rank, size = next(iter(rendezvous(f"tcp://{address}:{port}", 0, 2, timeout=timeout)))
+    store = distributed.PrefixStore(NAME, store)
+    group, _ = distributed._new_process_group_helper(
+        size, rank, [], "gloo", store, group_name=NAME, timeout=timeout
+    )
+    distributed._world.pg_group_ranks[group] = {i: i for i in range(size)}
+    for how in ways:
+        for buffer in buffers(list(tensors.values()), how):
+            dist.broadcast(buffer, 0, group=group)
+    dist.destroy_process_group(group)
+
+
+def buffers(tensors: list[torch.Tensor], how: str) -> list[torch.Tensor]:
+    """What is broadcast: tensors alone, all bytes at once, or vLLM's packed buffers."""
+    if how == "alone":
+        return tensors
+    raw = [tensor.contiguous().view(torch.uint8).view(-1) for tensor in tensors]
+    if how == "bucket":
+        return [torch.cat(raw)]
+    packed, some = [], []
+    for each in raw:
+        some.append(each)
+        if sum(map(len, some)) > BUFFER_BYTES:
+            packed.append(torch.cat(some))
+            some = []
+    return [*packed, torch.cat(some)] if some else packed
+
+
+if __name__ == "__main__":
+    main()
