@@ -69,7 +69,7 @@ class BodyReader:
                 raise self._too_long("more once decompressed")
             raw = plain
         if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
-            body, without_effect = decode_adopted(kind, raw, self._accepts_unknown)
+            body, without_effect = decode_adopted(kind, bytes(raw), self._accepts_unknown)
         else:
             body, without_effect = await self._decode_elsewhere(kind, raw)
         account_of(request.scope).without_effect = without_effect
@@ -82,12 +82,12 @@ class BodyReader:
             return kind()
         return await self.read(request, kind)
 
-    async def _receive(self, scope: Scope, receive: Receive, is_compressed: bool) -> bytes:
+    async def _receive(self, scope: Scope, receive: Receive, is_compressed: bool) -> bytearray:
         declared = header(scope, b"content-length")
         size = int(declared) if declared and declared.isdigit() else 0
         if size > DRAINED_BYTES:
             raise self._too_long(str(size))
-        chunks: list[bytes] = []
+        body = bytearray()  # grows piece by piece: joining them would hold up the event loop
         come, more, deadline = 0, True, None
         too_long = size > self._max_bytes
         while more and come <= DRAINED_BYTES:
@@ -99,15 +99,15 @@ class BodyReader:
             come += len(chunk)
             too_long = too_long or come > self._max_bytes
             if too_long:
-                chunks.clear()
+                body.clear()
                 continue
-            chunks.append(chunk)
+            body += chunk
             if deadline is None and (wanted := self._memory_for(come, size, is_compressed)):
                 account_of(scope).body_memory = await self._memory.lease(wanted)
                 deadline = time.monotonic() + GRACE_S + (size or self._max_bytes) / LEAST_RATE
         if too_long:
             raise self._too_long(declared or str(come))
-        return b"".join(chunks)
+        return body
 
     def _memory_for(self, come: int, declared: int, is_compressed: bool) -> int:
         """Bytes that a body may take, of which some have come; 0 while it seems a small one."""
@@ -126,7 +126,7 @@ class BodyReader:
             headers={"connection": "close"},
         )
 
-    async def _decode_elsewhere(self, kind: type[Body], raw: bytes) -> tuple[Body, list[str]]:
+    async def _decode_elsewhere(self, kind: type[Body], raw: bytearray) -> tuple[Body, list[str]]:
         try:
             return await self._pool.run(PARSE_S, decode_large, kind, raw, self._accepts_unknown)
         except (TimeoutError, MemoryError):

@@ -50,36 +50,36 @@ def content_encoding(scope: Scope) -> str | None:
     return encoding
 
 
-def decompress(raw: bytes, encoding: str, limit: int) -> bytes | None:
+def decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytearray | None:
     """The body as it was; None where it is longer than `limit` bytes, which are not exceeded.
 
     Raises:
         ApiError: 400, the body is not what its encoding says, or not all of it.
     """
     bits = _WINDOW_BITS[encoding]
-    if encoding == "deflate" and not _is_zlib(raw):
+    if encoding == "deflate" and not _is_zlib(body):
         bits = _RAW_DEFLATE  # what many clients mean by it
-    parts: list[bytes] = []
-    size = 0
+    raw: bytes | bytearray = body
+    plain = bytearray()  # grows piece by piece: joining them would hold Python's lock
     try:
-        while raw or not parts:  # gzip may be of several members
+        while True:  # gzip may be of several members
             stream = zlib.decompressobj(bits)
             pending = raw
             while not stream.eof:
                 part = stream.decompress(pending, _CHUNK_BYTES)
                 pending = stream.unconsumed_tail
-                parts.append(part)
-                size += len(part)
-                if size > limit:
+                plain += part
+                if len(plain) > limit:
                     return None
                 if not part and not pending and not stream.eof:
                     raise bad_request(None, f"the body's {encoding} ends too early")
             raw = stream.unused_data
+            if not raw:
+                return plain
     except zlib.error as error:
         raise bad_request(None, f"the body is not valid {encoding}: {error}") from None
-    return b"".join(parts)
 
 
-def _is_zlib(raw: bytes) -> bool:
+def _is_zlib(raw: bytes | bytearray) -> bool:
     """Whether a zlib header stands in front, as the standard wants it."""
     return len(raw) >= 2 and raw[0] & 0x0F == 8 and int.from_bytes(raw[:2], "big") % 31 == 0

@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import io
 import multiprocessing
 import os
+import pickle
 import queue
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
@@ -35,6 +37,8 @@ MAX_WAITING = 1024
 NICENESS = 5
 """Such work yields to the event loop and the engine where they want the same processor."""
 LOOK_S = 0.25
+LARGE_BYTES = 64 << 10
+"""Longer bytes are sent apart from the pickle."""
 
 
 class CallEndedError(Exception):
@@ -75,7 +79,8 @@ class BoundedProcess:
         return not self._is_closed and self._process.is_alive()
 
     def call(self, limit_s: float, function: Callable[..., T], *args: Any) -> T:
-        """What the function returns there, or raises; both are sent as pickles.
+        """What the function returns there, or raises; both are sent as pickles, but large bytes
+        among the arguments as they are: a copy of them would hold Python's lock.
 
         Raises:
             TimeoutError: it took longer, and was killed; time of this process being stopped does
@@ -83,7 +88,7 @@ class BoundedProcess:
             MemoryError: it took too much. CallEndedError: the process ended.
         """
         try:
-            self._connection.send((function, args))
+            _send_call(self._connection, function, args)
             result, error = self._answer(limit_s)
         except (EOFError, ConnectionError):
             self.close()
@@ -200,6 +205,21 @@ def trim_memory() -> None:
         trim(0)
 
 
+def _send_call(connection: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Send a pickle that says how many buffers follow, and these; writing lets go of the lock."""
+    buffers: list[pickle.PickleBuffer] = []
+    wrapped = [
+        pickle.PickleBuffer(arg)
+        if isinstance(arg, bytes | bytearray) and len(arg) > LARGE_BYTES
+        else arg
+        for arg in args
+    ]
+    call = pickle.dumps((function, wrapped), protocol=5, buffer_callback=buffers.append)
+    connection.send_bytes(pickle.dumps(len(buffers)) + call)
+    for buffer in buffers:
+        connection.send_bytes(buffer.raw())
+
+
 # -- in the process ---------------------------------------------------------------------------
 
 
@@ -215,13 +235,21 @@ def _serve(connection: Connection, memory_bytes: int) -> None:
         _bound_memory(memory_bytes)
         connection.send((None, None))
         while True:
-            function, args = connection.recv()
+            function, args = _receive_call(connection)
             connection.send(_called(function, args))
             del function, args
             _tidy()
 
 
-def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+def _receive_call(connection: Connection) -> tuple[Callable[..., Any], list[Any]]:
+    """What `_send_call` sent; each buffer is bytes, whatever it was."""
+    sent = io.BytesIO(connection.recv_bytes())
+    buffers = [connection.recv_bytes() for _ in range(pickle.load(sent))]
+    call: tuple[Callable[..., Any], list[Any]] = pickle.load(sent, buffers=buffers)
+    return call
+
+
+def _called(function: Callable[..., Any], args: Sequence[Any]) -> tuple[Any, Exception | None]:
     try:
         return function(*args), None
     except MemoryError:

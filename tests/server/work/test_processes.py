@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,34 @@ async def test_what_a_function_returns_or_raises(pool: ProcessPool) -> None:
     with pytest.raises(ApiError, match="it is refused") as refused:
         await pool.run(30.0, refuse)
     assert (refused.value.status, refused.value.param) == (400, "field")
+
+
+def told(*args: object) -> list[tuple[str, object]]:
+    return [(type(arg).__name__, arg) for arg in args]
+
+
+async def test_large_bytes_go_beside_the_pickle(
+    pool: ProcessPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They arrive as bytes, in their places, and no copy of them is made on the way."""
+    large, larger = bytes(range(256)) * 1024, bytearray(b"ab") * (1 << 20)
+    pickled: list[int] = []
+    dumps = pickle.dumps
+
+    def noted(*args: Any, **options: Any) -> bytes:
+        text = dumps(*args, **options)
+        pickled.append(len(text))
+        return text
+
+    monkeypatch.setattr(pickle, "dumps", noted)
+    found = await pool.run(30.0, told, larger, b"small", large, 7)
+    assert found == [
+        ("bytes", bytes(larger)),
+        ("bytes", b"small"),
+        ("bytes", large),
+        ("int", 7),
+    ]
+    assert max(pickled) < 1000
 
 
 async def test_processes_are_made_ready_and_stay(pool: ProcessPool) -> None:
