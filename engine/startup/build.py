@@ -44,7 +44,7 @@ from engine.startup.error_statement import ErrorMeasure
 from engine.startup.fingerprint import Fingerprint
 from engine.startup.kernels import begin_compiling, begin_loading, wait_for_kernels
 from engine.startup.kv_scales import kv_scales
-from engine.startup.parts import EngineParts
+from engine.startup.parts import BuildParts, EngineParts
 from engine.startup.ranks import Ranks, set_threads, start_ranks
 from engine.startup.rehearsal import rehearse
 from engine.startup.samplers import make_sampler, most_drawn
@@ -112,11 +112,18 @@ def build_engine(
     ).engine()
 
 
-def invariant_parts(config: EngineConfig) -> Callable[[EngineConfig], EngineParts]:
+def invariant_parts(config: EngineConfig) -> BuildParts:
     """Load a model once; the function makes parts of configurations that differ in other things."""
     device = _prepare(_settled(config))
     model, adapters = load(config, device)
-    return lambda other: assemble(_settled(other), model, device, adapters=adapters)
+
+    def build(
+        config: EngineConfig, watch: Callable[[CausalLM], CausalLM] | None = None
+    ) -> EngineParts:
+        watched = model if watch is None else watch(model)
+        return assemble(_settled(config), watched, device, adapters=adapters)
+
+    return build
 
 
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from engine.config import EngineConfig, EngineInfo
 from engine.contracts.adapters import AdapterReader
+from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.plan import StartingRunner
 from engine.planning.drafting import DraftRules
@@ -33,3 +35,13 @@ class EngineParts(NamedTuple):
         if self.config.adapters is not None and adapters is not None:
             load_modules(engine, self.config.adapters)
         return engine
+
+
+class BuildParts(Protocol):
+    """Makes the parts of configurations over a model that is loaded once."""
+
+    def __call__(
+        self, config: EngineConfig, watch: Callable[[CausalLM], CausalLM] | None = None
+    ) -> EngineParts:
+        """Make them; `watch` wraps the model."""
+        ...

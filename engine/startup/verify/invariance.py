@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, cast
 
 import numpy as np
 from msgspec import structs
 
-from engine.arrays import Float32Array, Int32Array
+from engine.arrays import Int32Array
 from engine.config import EngineConfig, EngineInfo
+from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.request import PromptLogprobsParams, Request, ScoringRequest
 from engine.speculative_config import SpeculativeConfig
-from engine.startup.parts import EngineParts
+from engine.startup.parts import BuildParts, EngineParts
+from engine.startup.verify.differences import PositionValues, ServedBits, first_differing, result_of
+from engine.startup.verify.first_layer import LayerDigests, first_difference
 from sampling.params import SamplingParams
 from sampling.selftest.checks import Result
 
@@ -32,23 +35,8 @@ CHUNKS = (5, 16, 33, 64, 100, 250)
 """Token budgets of steps."""
 NUM_DRAFTS = 3
 
-Build = Callable[[EngineConfig], EngineParts]
-"""Makes the parts of a configuration, over a model that is loaded once."""
 
-
-class _Values(NamedTuple):
-    """What a request's positions have: tokens [T], log-probabilities [T, J]."""
-
-    tokens: Int32Array
-    logprobs: Float32Array
-
-
-@dataclass
-class _Served:
-    """What the requests of a way got, by handle."""
-
-    replies: dict[int, _Values] = field(default_factory=dict)
-    prompts: dict[int, Float32Array] = field(default_factory=dict)
+_Serve = Callable[[EngineParts], "ServedBits"]
 
 
 class _Way(NamedTuple):
@@ -70,7 +58,7 @@ class _Way(NamedTuple):
 
 
 def invariance_results(
-    config: EngineConfig, build: Build, prompt_lens: Sequence[int] = PROMPT_LENS
+    config: EngineConfig, build: BuildParts, prompt_lens: Sequence[int] = PROMPT_LENS
 ) -> Iterator[Result]:
     """Serve in every way and compare; a `Result` for each.
 
@@ -78,17 +66,56 @@ def invariance_results(
         prompt_lens: of the requests' prompts.
     """
     parts = build(config)
-    requests = _requests(parts.info, prompt_lens)
+    info = parts.info
+    requests = _requests(info, prompt_lens)
     alone = _serve(parts, requests, _Way(together=False))
-    for name, way in _ways(parts.info, requests):
-        yield _compared(name, alone, _serve(parts, requests, way))
-    yield _compared("scored as prompts", alone, _rescored(parts, requests, alone))
-    yield _compared("scored as items", alone, _scored(parts, requests, alone))
-    on_gpu = parts.info.device != "cpu"
+    found = [
+        (name, config, serve, first_differing(alone, serve(parts)))
+        for name, serve in _by_one_runner(info, requests, alone)
+    ]
     del parts
-    for name, other in _other_configs(config, on_gpu=on_gpu):
+    for name, other in _other_configs(config, on_gpu=info.device != "cpu"):
         gc.collect()
-        yield _compared(name, alone, _serve(build(other), requests, _Way()))
+        serve_it: _Serve = partial(_serve, requests=requests, way=_Way())
+        found.append((name, other, serve_it, first_differing(alone, serve_it(build(other)))))
+    for name, own, serve, difference in found:
+        where = None
+        if difference.place is not None:
+            handle, position = difference.place
+            where = _layer_of(build, own, serve, requests[handle], position)
+        yield result_of(name, difference, where)
+
+
+def _by_one_runner(
+    info: EngineInfo, requests: Sequence[Request], alone: ServedBits
+) -> Iterator[tuple[str, _Serve]]:
+    """The ways that one runner serves in."""
+    for name, way in _ways(info, requests):
+        yield name, partial(_serve, requests=requests, way=way)
+    yield "scored as prompts", partial(_rescored, requests=requests, alone=alone)
+    yield "scored as items", partial(_scored, requests=requests, alone=alone)
+
+
+def _layer_of(
+    build: BuildParts, config: EngineConfig, serve: _Serve, request: Request, position: int
+) -> str:
+    """Where the bits of a request's position begin to differ, without graphs."""
+    eager = structs.replace(config, cuda_graphs=False)
+    chains = []
+    for own in (partial(_serve, requests=[request], way=_Way(together=False)), serve):
+        gc.collect()
+        watched: list[LayerDigests] = []
+
+        def watch(model: CausalLM, watched: list[LayerDigests] = watched) -> CausalLM:
+            watched.append(LayerDigests(model))
+            return cast(CausalLM, watched[-1])
+
+        parts = build(eager, watch)
+        watched[0].chains.clear()  # of the start's own runs
+        own(parts)
+        chains.append(watched[0].chains[position - 1])  # whose logits are the position's
+        del parts
+    return first_difference(*chains) or "no layer, when it ran without graphs"
 
 
 def _ways(info: EngineInfo, requests: Sequence[Request]) -> Iterator[tuple[str, _Way]]:
@@ -140,7 +167,7 @@ def _ids(info: EngineInfo) -> tuple[int, ...]:
     return tuple(ids.tolist())
 
 
-def _serve(parts: EngineParts, requests: Sequence[Request], way: _Way) -> _Served:
+def _serve(parts: EngineParts, requests: Sequence[Request], way: _Way) -> ServedBits:
     """Serve requests in a way, and leave the runner as it was."""
     config, info = parts.config, parts.info
     max_rows = way.max_rows or info.max_rows
@@ -152,7 +179,7 @@ def _serve(parts: EngineParts, requests: Sequence[Request], way: _Way) -> _Serve
     cache = structs.replace(config.cache, prefix_caching=way.rounds > 1)
     config = structs.replace(config, scheduler=scheduler, cache=cache)
     info = structs.replace(info, max_rows=max_rows, num_blocks=way.num_blocks or info.num_blocks)
-    engine, served = parts._replace(config=config, info=info).engine(), _Served()
+    engine, served = parts._replace(config=config, info=info).engine(), ServedBits()
     for last in range(1 - way.rounds, 1):
         for request in requests:
             if way.rounds > 1:  # positions that are reported are computed
@@ -160,15 +187,15 @@ def _serve(parts: EngineParts, requests: Sequence[Request], way: _Way) -> _Serve
             engine.submit(b"", request)
             if not way.together:
                 _read(engine, served)
-        served = served if last == 0 else _Served()
+        served = served if last == 0 else ServedBits()
         _read(engine, served)
     parts.runner.forget(np.arange(info.max_rows, dtype=np.int32))
     return served
 
 
-def _read(engine: Engine, served: _Served) -> None:
+def _read(engine: Engine, served: ServedBits) -> None:
     """Step until the engine has no work left, and enter what it reports."""
-    found: dict[int, list[_Values]] = {}
+    found: dict[int, list[PositionValues]] = {}
     while engine.has_work:
         for _, output in engine.step():
             start = 0
@@ -176,7 +203,7 @@ def _read(engine: Engine, served: _Served) -> None:
                 if count and output.logprobs is not None:
                     own = slice(start, start + count)
                     tokens = output.token_ids[own].copy()
-                    values = _Values(tokens, output.logprobs.explicit[own].copy())
+                    values = PositionValues(tokens, output.logprobs.explicit[own].copy())
                     found.setdefault(handle, []).append(values)
                 start += count
             for prompt in output.prompt_logprobs:
@@ -185,37 +212,37 @@ def _read(engine: Engine, served: _Served) -> None:
                 served.prompts[scores.handle] = scores.values.copy()
     for handle, steps in found.items():
         tokens, logprobs = map(np.concatenate, zip(*steps, strict=True))
-        served.replies[handle] = _Values(tokens, logprobs)
+        served.replies[handle] = PositionValues(tokens, logprobs)
 
 
-def _whole(alone: _Served, requests: Sequence[Request]) -> Iterator[tuple[Request, Int32Array]]:
+def _whole(alone: ServedBits, requests: Sequence[Request]) -> Iterator[tuple[Request, Int32Array]]:
     """Each request with its prompt and its reply but for the last token."""
     for request in requests:
         reply = alone.replies[request.handle].tokens
         yield request, np.concatenate([request.prompt_token_ids, reply[:-1]])
 
 
-def _rescored(parts: EngineParts, requests: Sequence[Request], alone: _Served) -> _Served:
+def _rescored(parts: EngineParts, requests: Sequence[Request], alone: ServedBits) -> ServedBits:
     """Prompts with their replies as prompts: the values of the replies' positions."""
     longer = [
         structs.replace(request, prompt_token_ids=tokens, max_tokens=1)
         for request, tokens in _whole(alone, requests)
     ]
-    served, split = _serve(parts, longer, _Way()), _Served()
+    served, split = _serve(parts, longer, _Way()), ServedBits()
     for request in requests:
         values = served.prompts.get(request.handle, np.zeros((0, 0), np.float32))
         count = len(request.prompt_token_ids)
         last = served.replies[request.handle]
         replied = np.concatenate([values[count - 1 :], last.logprobs])
         tokens = np.concatenate([alone.replies[request.handle].tokens[:-1], last.tokens])
-        split.replies[request.handle] = _Values(tokens, replied)
+        split.replies[request.handle] = PositionValues(tokens, replied)
         split.prompts[request.handle] = values[: count - 1]
     return split
 
 
-def _scored(parts: EngineParts, requests: Sequence[Request], alone: _Served) -> _Served:
+def _scored(parts: EngineParts, requests: Sequence[Request], alone: ServedBits) -> ServedBits:
     """Replies as items after their prompts."""
-    info, served, engine = parts.info, _Served(), parts.engine()
+    info, served, engine = parts.info, ServedBits(), parts.engine()
     for request in requests:
         reply = alone.replies[request.handle].tokens
         engine.score(
@@ -232,37 +259,7 @@ def _scored(parts: EngineParts, requests: Sequence[Request], alone: _Served) -> 
     _read(engine, served)
     parts.runner.forget(np.arange(info.max_rows, dtype=np.int32))
     replies = {
-        handle: _Values(alone.replies[handle].tokens, values)
+        handle: PositionValues(alone.replies[handle].tokens, values)
         for handle, values in served.prompts.items()
     }
-    return _Served(replies)
-
-
-def _compared(name: str, alone: _Served, served: _Served) -> Result:
-    """The line of a way: how many positions have other bits than served alone."""
-    num_positions, differing = 0, []
-    for handle, wanted in alone.replies.items():
-        got = served.replies[handle]
-        num_positions += len(wanted.tokens)
-        first = len(alone.prompts.get(handle, ())) + 1
-        differing += [(handle, first + i) for i in _differing(wanted.logprobs, got.logprobs)]
-        if not np.array_equal(wanted.tokens, got.tokens):
-            differing.append((handle, first))
-        if handle in served.prompts and handle in alone.prompts:
-            num_positions += len(alone.prompts[handle])
-            found = _differing(alone.prompts[handle], served.prompts[handle])
-            differing += [(handle, 1 + i) for i in found]
-    words = f"{len(differing)} of {num_positions} positions differ"
-    path = "bits as alone"
-    if differing:
-        handle, position = min(differing, key=lambda place: place[1])
-        path = f"first: request {handle}, position {position}"
-    return Result(f"invariance: {name}", path, words, "0", 0.0, not differing)
-
-
-def _differing(wanted: Float32Array, got: Float32Array) -> list[int]:
-    """The positions whose values differ in a bit."""
-    if wanted.shape != got.shape:
-        return list(range(max(len(wanted), len(got), 1)))
-    bits = wanted.view(np.uint32) != got.view(np.uint32)
-    return np.flatnonzero(bits.any(axis=1)).tolist()
+    return ServedBits(replies)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from engine.attention.invariant import InvariantPlainAttention
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 from engine.errors import ModelError
 from engine.kernels.invariant import product
@@ -132,3 +133,20 @@ def test_flags_that_cannot_go_with_it(tmp_path: Path) -> None:
         model = ModelConfig(model="m", batch_invariant=True)
         with pytest.raises(ConfigError, match="--batch-invariant cannot be promised with --"):
             EngineConfig(**({"model": model} | fields))
+
+
+def test_the_first_layer_that_differs_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layer 1's attention adds the number of tokens of its step to what it gives."""
+    write_model("llama", tmp_path)
+    config = _config(tmp_path, "cpu")
+    attend = InvariantPlainAttention.attend_stored
+
+    def attend_by_batch(backend: Any, layer: int, q: torch.Tensor) -> torch.Tensor:
+        out = attend(backend, layer, q)
+        return out + 0.01 * len(q) if layer == 1 else out
+
+    monkeypatch.setattr(InvariantPlainAttention, "attend_stored", attend_by_batch)
+    failed = {result.check: result.path for result in _failed(config)}
+    assert failed["invariance: beside one another"].endswith(", layer 1")
