@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_modul
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
 from engine.arrays import Int32Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.contracts.control import MemoryPart
 from engine.contracts.model import CausalLM
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
+from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.engine import Engine
 from engine.models.decoder import Decoder
 from engine.models.families.table import decoder_spec
@@ -87,6 +89,15 @@ class TimedRunner:
 
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
         return self._runner.launch_scoring(plan)
+
+    def weights(self, command: AnyWeightCommand) -> WeightReply:
+        return self._runner.weights(command)
+
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        self._runner.give_back(parts, keeps_weights=keeps_weights)
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        self._runner.take_again(parts)
 
     def forget(self, rows: Int32Array) -> None:
         self._runner.forget(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,9 @@ import numpy as np
 from engine import parent, process
 from engine.arrays import LogprobArrays
 from engine.config import EngineConfig, EngineInfo
+from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringPlan, ScoringResult
+from engine.contracts.weights import AnyWeightCommand
 from engine.engine import Engine
 from engine.models.weights.folder import model_folder, read_json
 from engine.plan import StepMasks, StepPlan, StepResult
@@ -86,6 +89,15 @@ class _Runner:
 
     def launch_scoring(self, plan: ScoringPlan) -> _ScoringStep:
         return _ScoringStep(plan, self._end(len(plan.token_ids)))
+
+    def weights(self, command: AnyWeightCommand) -> None:
+        """There are no weights."""
+
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        """There is no memory."""
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        """There is no memory."""
 
     def _end(self, num_tokens: int, seconds: float = 0.0) -> float:
         seconds = seconds or max(MIXED_S, num_tokens * TOKEN_S)

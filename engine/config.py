@@ -217,6 +217,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             change while the server runs (`--wait-for-kernels`).
         num_threads: torch threads on CPU; None leaves torch's choice.
         step_timeout_s: seconds after which a step counts as hung.
+        sleep_mode: weights and cache lie where their memory can be given back.
         report_times: outputs tell when their choices were queued, started and drew.
         log_level: least level of the engine's log lines.
         log_format: what its log lines look like.
@@ -234,6 +235,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     wait_for_kernels: bool = False
     num_threads: int | None = None
     step_timeout_s: float = 300.0
+    sleep_mode: bool = False
     report_times: bool = False
     log_level: str = "info"
     log_format: LogFormat = "text"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from engine.adapters.book import AdapterBook
 from engine.config import EngineConfig, EngineInfo
 from engine.contracts.adapters import AdapterReader
+from engine.contracts.control import MemoryPart
+from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.memory.blocks import BlockPool
 from engine.plan import Runner, StepPlan
 from engine.planning.arrivals import Arrivals
@@ -189,6 +191,18 @@ class Engine:
         num_scoring = self._scoring.cancel_all() if names is None else 0
         self._end(choices, Finish.CANCELED)
         return num_scoring + len({(c.frontend, c.request.handle) for c in choices})
+
+    def run_weights(self, command: AnyWeightCommand) -> WeightReply:
+        """Read or change weights, between two steps; raises `WeightUpdateError`."""
+        return self._runner.weights(command)
+
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        """Give parts of the memory back, between two steps; raises `ControlError`."""
+        self._runner.give_back(parts, keeps_weights=keeps_weights)
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        """Take parts of the memory again, between two steps."""
+        self._runner.take_again(parts)
 
     def change_weights(self, version: str, num_updates: int) -> None:
         """Note that weights were written, between two steps.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, TypeVar
@@ -11,7 +12,9 @@ import numpy as np
 
 from engine.arrays import Int32Array, Int64Array, LogprobArrays, UInt8Array
 from engine.contracts.adapters import AdapterLoad
+from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringRunner
+from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import kind_and_line
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.rows import BoolArray, Choice
@@ -375,6 +378,30 @@ class Runner(ScoringRunner, Protocol):
 
     def launch(self, plan: StepPlan) -> StepHandle:
         """Issue a step behind those already issued; where it awaits masks, all but its draw."""
+        ...
+
+    def weights(self, command: AnyWeightCommand) -> WeightReply:
+        """Read or change weights on all ranks, while no step is in flight.
+
+        Raises:
+            WeightUpdateError: nothing changed.
+            RunnerLostError: the weights would be a mixture.
+        """
+        ...
+
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        """Give parts of the memory of all ranks back, while no step is in flight.
+
+        Args:
+            keeps_weights: weights are copied to the host; else they are let go.
+
+        Raises:
+            ControlError: this engine's memory cannot be given back.
+        """
+        ...
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        """Take parts of the memory again that were given back."""
         ...
 
 

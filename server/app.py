@@ -21,6 +21,7 @@ from server.config import ServerConfig
 from server.context import Context, make_context
 from server.endpoints import docs, health, page, server_info, verify
 from server.endpoints.adapters import route as adapters
+from server.endpoints.chat import render_route as render_chat
 from server.endpoints.chat import route as chat
 from server.endpoints.completions import route as completions
 from server.endpoints.decisions import route as decisions
@@ -32,8 +33,11 @@ from server.endpoints.rerank import route as rerank
 from server.endpoints.responses import route as responses
 from server.endpoints.responses import stored
 from server.endpoints.rollout import route as rollout
+from server.endpoints.rollout import sleep as rollout_sleep
+from server.endpoints.rollout import weights as rollout_weights
 from server.endpoints.scoring import route as scoring
 from server.endpoints.sglang import route as sglang
+from server.endpoints.sglang import weights as sglang_weights
 from server.endpoints.sglang_generate import route as sglang_generate
 from server.endpoints.systemone import route as systemone
 from server.endpoints.tokens import route as tokens
@@ -50,6 +54,8 @@ from server.schema.openapi import add_openapi
 from server.text.tokenizer import Tokenizer
 from server.version import VERSION
 
+_STEERING = (rollout, rollout_weights, rollout_sleep, sglang, sglang_weights)
+"""Routes by which trainers steer the engine."""
 _DESCRIPTION = "An OpenAI-compatible inference server whose sampler is exact to the tail."
 
 
@@ -106,6 +112,7 @@ def create_app(
         *(
             completions,
             chat,
+            render_chat,
             responses,
             stored,
             messages,
@@ -121,7 +128,7 @@ def create_app(
             health,
         ),
         *(server_info, verify, docs, page),
-        *((rollout, sglang) if config.weight_updates else ()),
+        *(_STEERING if config.weight_updates else ()),
         *((adapters,) if config.enable_lora else ()),
     )
     app.router.routes[:0] = [route for each in modules for route in each.router.routes]

@@ -1,4 +1,4 @@
-"""The command `tailrace`: serve, deploy, verify, audit, warm up, bench, conformance, models."""
+"""The command `tailrace`: serve, deploy, verify, audit, bench, compare, conformance and others."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from server.command.models import check_models
 from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
 from server.command.settings import Settings, load_settings
 from server.command.vllm_flags import NOTES, take_quantization, with_dashes
+from server.compare.command import add_compare, run_compare
 from server.conformance.command import add_conformance, run_conformance
 from server.version import VERSION
 
@@ -138,6 +139,7 @@ COMMANDS: dict[str, Command] = {
     "health": ("Ask a server that runs here how it is.", add_settings, _health),
     "conformance": ("Examine any OpenAI-compatible server.", add_conformance, run_conformance),
     "models": ("List the models on our own layers.", add_models, run_models),
+    "compare-logprobs": ("Compare a trainer's logprobs with a server's.", add_compare, run_compare),
     "bench": ("Measure any OpenAI-compatible server.", add_bench, _bench),
 }
 """Each command by name: its help, what adds its flags, and what runs it and returns the status."""

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from engine.arrays import LogprobArrays
 from engine.config import EngineInfo
 from engine.contracts.control import AnyCommand, ControlReply, EngineState
+from engine.contracts.weights import WeightReply
 from engine.errors import ControlError
 from engine.planning.timings import Timings
 from engine.request import Finish, Origin, PromptLogprobs, Request, ScoringRequest, StepOutput
@@ -95,6 +96,7 @@ class FakeEngine:
         requests: everything submitted.
         aborted: (handle, choice) pairs that were aborted while unfinished.
         commands: commands that were sent. refusal: raised by all of them, if any.
+        weights_reply: what commands about weights give.
         state: what holds the engine, as the server is told.
         scored: scoring requests submitted. scoring_finish: how they end.
     """
@@ -121,6 +123,7 @@ class FakeEngine:
         self.state = EngineState()
         self.commands: list[AnyCommand] = []
         self.refusal: ControlError | None = None
+        self.weights_reply: WeightReply = None
         self.script = script
         self.step_s = step_s
         self.reports_times = self.speculates = False
@@ -183,7 +186,7 @@ class FakeEngine:
         self.commands.append(command)
         if self.refusal is not None:
             raise self.refusal
-        return ControlReply(handle=0, state=self.state, count=3)
+        return ControlReply(handle=0, state=self.state, count=3, weights=self.weights_reply)
 
     @property
     def has_ended(self) -> bool:

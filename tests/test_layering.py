@@ -48,7 +48,7 @@ ROOMS = {
         *("schema", "text", "work", "response_store", "http", "fleet", "structured"),
         *("generation", "conversation.parsing", "conversation", "scoring"),
         *("self_test", "context", "endpoints", "app", "bench", "remote"),
-        *("command", "audit", "conformance"),
+        *("command", "audit", "compare", "conformance"),
         *("fleet.ray_serve", "command.deploy", "cli"),
     ),
 }

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from engine.contracts.adapters import NamedAdapter
+from engine.contracts.weights import AnyWeightCommand, WeightReply
 
 FIRST_VERSION = "default"
 """The version of the weights that an engine was started with."""
@@ -138,8 +139,22 @@ class UnloadAdapter(Command, tag="unload_adapter", frozen=True, kw_only=True):
     name: str
 
 
+class RunWeights(Command, tag="weights", frozen=True, kw_only=True):
+    """Read or change weights, on every rank alike."""
+
+    weights: AnyWeightCommand
+
+
 AnyCommand: TypeAlias = (
-    Pause | Resume | FlushPrefixes | AbortRequests | Sleep | WakeUp | LoadAdapter | UnloadAdapter
+    Pause
+    | Resume
+    | FlushPrefixes
+    | AbortRequests
+    | Sleep
+    | WakeUp
+    | LoadAdapter
+    | UnloadAdapter
+    | RunWeights
 )
 
 
@@ -161,6 +176,7 @@ class ControlReply(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         state: of the engine afterwards.
         error, code: why it was not followed; None where it was.
+        weights: what `RunWeights` gave.
         count: requests that `AbortRequests` ended, or that a pause keeps.
     """
 
@@ -169,3 +185,4 @@ class ControlReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     code: str | None = None
     count: int = 0
+    weights: WeightReply = None

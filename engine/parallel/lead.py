@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from engine.arrays import Int32Array
 from engine.contracts.adapters import AdapterReader
+from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringHandle, ScoringPlan, ScoringResult
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import kind_and_line
@@ -14,9 +16,11 @@ from engine.parallel.messages import (
     DropAdapter,
     FollowWeights,
     Forget,
+    GiveBack,
     Message,
     ReadAdapter,
     Score,
+    TakeAgain,
     draw_of,
     launch_of,
 )
@@ -81,6 +85,14 @@ class LeadRunner:
     def weights(self, command: AnyWeightCommand) -> WeightReply:
         self._others.tell(FollowWeights(command))
         return self._runner.weights(command)
+
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        self._runner.give_back(parts, keeps_weights=keeps_weights)
+        self._others.tell(GiveBack(list(parts), keeps_weights))
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        self._others.tell(TakeAgain(list(parts)))
+        self._runner.take_again(parts)
 
     def forget(self, rows: Int32Array) -> None:
         self._others.tell(Forget(rows))

@@ -14,6 +14,7 @@ from engine.arrays import Int32Array, Int64Array
 from engine.codec import decode_array, encode_array
 from engine.config import EngineConfig
 from engine.contracts.adapters import AdapterLoad
+from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand
 from engine.plan import (
@@ -142,7 +143,31 @@ class FollowWeights(msgspec.Struct, tag="weights", frozen=True):
     command: AnyWeightCommand
 
 
-Message = Setup | Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter | FollowWeights
+class GiveBack(msgspec.Struct, tag="give_back", frozen=True):
+    """Parts of the memory to give back; see `engine.plan.Runner.give_back`."""
+
+    parts: list[MemoryPart]
+    keeps_weights: bool
+
+
+class TakeAgain(msgspec.Struct, tag="take_again", frozen=True):
+    """Parts of the memory to take again."""
+
+    parts: list[MemoryPart]
+
+
+Message = (
+    Setup
+    | Launch
+    | DrawStep
+    | Score
+    | Forget
+    | ReadAdapter
+    | DropAdapter
+    | FollowWeights
+    | GiveBack
+    | TakeAgain
+)
 
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from msgspec import structs
 
 from engine.adapters.book import AdapterBook
 from engine.contracts.control import (
+    MEMORY_PARTS,
     AbortRequests,
     AnyCommand,
     Command,
@@ -18,11 +20,27 @@ from engine.contracts.control import (
     EngineState,
     FlushPrefixes,
     LoadAdapter,
+    MemoryPart,
     Pause,
     Resume,
+    RunWeights,
     Sleep,
     UnloadAdapter,
     WakeUp,
+)
+from engine.contracts.weights import (
+    AnyWeightCommand,
+    BeginUpdate,
+    EndGroup,
+    FinishUpdate,
+    InitGroup,
+    ListWeights,
+    SetVersion,
+    UpdateReport,
+    WeightList,
+    WeightReply,
+    WeightTarget,
+    WeightUpdateError,
 )
 from engine.errors import ControlError
 
@@ -52,6 +70,16 @@ class HeldEngine(Protocol):
 
     def forget_prefixes(self, *, restarts: bool) -> None: ...
 
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None: ...
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None: ...
+
+    def run_weights(self, command: AnyWeightCommand) -> WeightReply: ...
+
+    def change_weights(self, version: str, num_updates: int) -> None: ...
+
+    def rename_weights(self, version: str) -> None: ...
+
 
 class CommandQueue:
     """The commands of all frontends, and what they made of the engine.
@@ -68,6 +96,9 @@ class CommandQueue:
         self._reply = reply
         self._waiting: deque[tuple[bytes, ControlRequest]] = deque()
         self._has_begun = False
+        self._weights_reply: WeightReply = None
+        self._target: WeightTarget = "model"
+        self._num_lacking = 0
         self.state = EngineState(adapters=engine.adapters.named if engine.adapters else ())
 
     def submit(self, frontend: bytes, request: ControlRequest) -> None:
@@ -166,11 +197,12 @@ class CommandQueue:
             count = self._follow(request.command)
         except ControlError as refusal:
             error = refusal
+        weights, self._weights_reply = self._weights_reply, None
         if self.state.is_held:
             self._engine.hold()
         else:
             self._engine.release()
-        self._end(frontend, request, error, count)
+        self._end(frontend, request, error, count, weights)
 
     def _follow(self, command: AnyCommand) -> int:
         """Follow a command, with no step in flight; returns the count of its reply."""
@@ -183,8 +215,12 @@ class CommandQueue:
                 self._resume()
             case FlushPrefixes():
                 self._flush(command)
-            case Sleep() | WakeUp():
-                raise ControlError("this engine's memory cannot be given back", "no_sleep")
+            case Sleep():
+                self._sleep(command)
+            case WakeUp():
+                self._wake(command)
+            case RunWeights():
+                self._weights_reply = self._run_weights(command.weights)
             case AbortRequests() | LoadAdapter() | UnloadAdapter():
                 raise AssertionError("they wait for nothing")
         return 0
@@ -192,7 +228,12 @@ class CommandQueue:
     def _resume(self) -> None:
         if not self.state.is_paused:
             raise ControlError("the engine is not paused", "not_paused")
-        self.state = structs.replace(self.state, is_paused=False, refuses=False)
+        self._set_state(is_paused=False)
+
+    def _set_state(self, **changes: Any) -> None:
+        """Change the state; an engine that nothing holds refuses nothing."""
+        state = structs.replace(self.state, **changes)
+        self.state = structs.replace(state, refuses=state.refuses and state.is_held)
 
     def _flush(self, command: FlushPrefixes) -> None:
         if not command.restarts and (count := self._engine.num_holding):
@@ -200,12 +241,85 @@ class CommandQueue:
             raise ControlError(words, "busy")
         self._engine.forget_prefixes(restarts=command.restarts)
 
+    # -- memory -----------------------------------------------------------------------------
+
+    def _sleep(self, command: Sleep) -> None:
+        if not self.state.is_paused and (count := self._engine.num_ending):
+            words = f"{count} choices or scoring requests have not ended: pause the engine first"
+            raise ControlError(words, "busy")
+        parts = [part for part in command.parts if part not in self.state.asleep]
+        if "weights" in parts and not command.keeps_weights:
+            weights = self._engine.run_weights(ListWeights())
+            assert isinstance(weights, WeightList)
+            self._num_lacking = len(weights.weights)
+        if "kv_cache" in parts:
+            self._engine.forget_prefixes(restarts=True)
+        self._engine.give_back(parts, keeps_weights=command.keeps_weights)
+        asleep = {*self.state.asleep, *parts}
+        self.state = structs.replace(
+            self.state,
+            refuses=self.state.refuses or not self.state.is_paused,
+            asleep=tuple(part for part in MEMORY_PARTS if part in asleep),
+            lacks_weights=self._num_lacking > 0,
+        )
+
+    def _wake(self, command: WakeUp) -> None:
+        state = self.state
+        parts = [part for part in state.asleep if part in command.parts]
+        self._engine.take_again(parts)
+        asleep = tuple(part for part in state.asleep if part not in parts)
+        goes_on = command.resumes and not asleep
+        self._set_state(asleep=asleep, is_paused=state.is_paused and not goes_on)
+
+    # -- weights ----------------------------------------------------------------------------
+
+    def _run_weights(self, command: AnyWeightCommand) -> WeightReply:
+        if isinstance(command, SetVersion):
+            self._check_version(command.version)
+            self._engine.rename_weights(command.version)
+            self.state = structs.replace(self.state, weight_version=command.version)
+            return None
+        if "weights" in self.state.asleep and not isinstance(command, InitGroup | EndGroup):
+            raise ControlError("the weights are asleep: wake them up first", "asleep")
+        if isinstance(command, FinishUpdate) and command.version is not None:
+            self._check_version(command.version)
+        if isinstance(command, BeginUpdate):
+            self._target = command.target
+        reply = self._engine.run_weights(command)
+        if isinstance(reply, UpdateReport) and isinstance(command, FinishUpdate):
+            self._enter_update(command.version, reply)
+        return reply
+
+    def _enter_update(self, version: str | None, report: UpdateReport) -> None:
+        """Let requests, prefixes and replies know that weights were written."""
+        if self._target == "draft":
+            return
+        num_updates = self.state.num_updates + 1
+        version = str(num_updates) if version is None else version
+        self._num_lacking = max(0, self._num_lacking - report.num_tensors)
+        self._engine.change_weights(version, num_updates)
+        self._set_state(
+            weight_version=version,
+            num_updates=num_updates,
+            weight_tag=secrets.token_hex(8),
+            lacks_weights=self._num_lacking > 0,
+        )
+
+    def _check_version(self, version: str) -> None:
+        """Refuse a number below the number that the weights have."""
+        now = self.state.weight_version
+        if version.isdecimal() and now.isdecimal() and int(version) < int(now):
+            raise WeightUpdateError(
+                f"weight version {version} is before {now}, the present one", "version_backwards"
+            )
+
     def _end(
         self,
         frontend: bytes,
         request: ControlRequest,
         error: ControlError | None = None,
         count: int = 0,
+        weights: WeightReply = None,
     ) -> None:
         reply = ControlReply(
             handle=request.handle,
@@ -213,6 +327,7 @@ class CommandQueue:
             error=None if error is None else str(error),
             code=None if error is None else error.code,
             count=count,
+            weights=weights,
         )
         self._reply(frontend, reply)
 

@@ -19,9 +19,11 @@ import torch
 from engine.adapters.stacks import HostAdapter
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
+from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import first_line
+from engine.memory.sleeping import FixedMemory, SleepingMemory
 from engine.memory.states import RowStates, StepStates
 from engine.plan import RunnerLostError, StepCosts, StepMasks, StepPlan
 from engine.runner.adapters import RunnerAdapters, of_tokens
@@ -55,6 +57,7 @@ class ModelRunner:
         stage: the second half of those steps.
         graphs: captured, for steps in which every row decodes; None runs these eagerly too.
         states: of rows, where the model's layers keep them.
+        memory: of this rank; None where it is never given back.
 
     Attributes:
         adapters: that rows may have; None where none are served.
@@ -69,6 +72,7 @@ class ModelRunner:
         graphs: DecodeGraphs | None = None,
         states: RowStates | None = None,
         adapters: RunnerAdapters | None = None,
+        memory: SleepingMemory | None = None,
     ) -> None:
         self.adapters = adapters
         self._forward = forward
@@ -77,6 +81,7 @@ class ModelRunner:
         self._sampling_rows = sampling_rows
         self._graphs = graphs
         self._states = states
+        self._memory = memory or FixedMemory()
         self._masks = HostMasks(sampling_rows)
         on_cpu = rows.device.type == "cpu"
         self._launcher = HostStream() if on_cpu else InlineLauncher()
@@ -125,6 +130,16 @@ class ModelRunner:
             self._sampling_rows.remove(row)
         self._stage.sampler.forget_counts()
         self._rows.forget(rows.tolist())
+
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        """Give parts of this rank's memory back; see `Runner`."""
+        for part in parts:
+            self._memory.give_back(part, keep=keeps_weights and part == "weights")
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        """Take parts of this rank's memory again."""
+        for part in parts:
+            self._memory.take_again(part)
 
     @property
     def rows_by_path(self) -> dict[str, int]:

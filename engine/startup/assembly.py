@@ -17,6 +17,7 @@ from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.model import CausalLM
 from engine.errors import first_line
 from engine.memory.pages import FP8_CACHE, KVCache
+from engine.memory.sleeping import SleepingMemory
 from engine.memory.states import RowStates, StateSpec
 from engine.runner.adapters import RunnerAdapters
 from engine.runner.decode_graphs import DecodeGraphs
@@ -123,16 +124,23 @@ class Assembly:
             return LayerMemory(pages, None)
         return LayerMemory(pages, RowStates(states, max_rows, num_snapshots, self.device))
 
-    def runner(self, memory: LayerMemory, *, with_graphs: bool) -> ModelRunner:
-        """Make a runner over `memory`; `with_graphs` captures its steps where that is possible."""
+    def runner(
+        self, kept: LayerMemory, *, with_graphs: bool, memory: SleepingMemory | None = None
+    ) -> ModelRunner:
+        """Make a runner over what layers keep.
+
+        Args:
+            with_graphs: capture its steps where that is possible.
+            memory: in which weights and `kept` are; None where it is never given back.
+        """
         attention = make_attention(self.rows, invariant=self.invariant)(
-            self.model.attention_specs, memory.pages
+            self.model.attention_specs, kept.pages
         )
         pieces, graphs = None, None
         if with_graphs and isinstance(attention, CudaAttention):
             pool = torch.cuda.graph_pool_handle()
             pieces = self._pieces(attention, pool)
-            graphs = self._graphs(attention, pool, memory.states)
+            graphs = self._graphs(attention, pool, kept.states)
         active = None if self.adapters is None else self.adapters.active
         return ModelRunner(
             Forward(self.model, attention, self.feature_layers, pieces, active),
@@ -140,8 +148,9 @@ class Assembly:
             self.rows,
             self.sampling_rows,
             graphs,
-            memory.states,
+            kept.states,
             self.adapters,
+            memory,
         )
 
     @property

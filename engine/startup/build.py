@@ -26,6 +26,7 @@ from engine.engine import Engine
 from engine.errors import first_line
 from engine.kernels.invariant.product import use_uncut_products
 from engine.memory.recent_outputs import RecentOutputs
+from engine.memory.sleeping import FixedMemory, SleepingMemory
 from engine.memory.states import snapshot_multiple
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
@@ -49,6 +50,7 @@ from engine.startup.ranks import Ranks, set_threads, start_ranks
 from engine.startup.rehearsal import rehearse
 from engine.startup.samplers import make_sampler, most_drawn
 from engine.startup.sizes import CacheSize, check_context, longest_context, size_cache
+from engine.startup.sleeping import make_sleeping
 from engine.structured.grammars import Grammars
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
 from sampling.device.compiling import Compilation, on_compilation
@@ -83,7 +85,8 @@ def build_engine(
     device = _prepare(config)
     if config.tensor_parallel_size == 1:
         begun, measure = begin_compiling(config, device), ErrorMeasure(config, tokenizer)
-        model, adapters = load(config, device, reference=measure.reference)
+        memory = make_sleeping(config, device)
+        model, adapters = load(config, device, reference=measure.reference, memory=memory)
         parts = assemble(
             config,
             model,
@@ -93,11 +96,12 @@ def build_engine(
             begun=begun,
             fingerprint=Fingerprint(config, device),
             adapters=adapters,
+            memory=memory,
         )
         return parts.engine()
     others, exchange = ranks or start_ranks(config, device, on_rank_lost)
-    measure = ErrorMeasure(config, tokenizer, exchange)
-    model, adapters = load(config, device, exchange, measure.reference)
+    measure, memory = ErrorMeasure(config, tokenizer, exchange), make_sleeping(config, device)
+    model, adapters = load(config, device, exchange, measure.reference, memory)
     return assemble(
         config,
         model,
@@ -109,6 +113,7 @@ def build_engine(
         fingerprint=Fingerprint(config, device),
         adapters=adapters,
         lead_reader=lambda reader: LeadReader(reader, others),
+        memory=memory,
     ).engine()
 
 
@@ -129,10 +134,12 @@ def invariant_parts(config: EngineConfig) -> BuildParts:
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     """Build the runner of a rank other than 0; raises as `build_engine`."""
     device = _prepare(config)
-    measure = ErrorMeasure(config, None, exchange)
-    model, adapters = load(config, device, exchange, measure.reference)
+    measure, memory = ErrorMeasure(config, None, exchange), make_sleeping(config, device)
+    model, adapters = load(config, device, exchange, measure.reference, memory)
     config = _on_device(config, device)
-    runner = _build_runner(config, model, device, exchange, measure, adapters=adapters).runner
+    runner = _build_runner(
+        config, model, device, exchange, measure, adapters=adapters, memory=memory
+    ).runner
     _freeze()
     return runner
 
@@ -170,13 +177,14 @@ def load(
     device: torch.device,
     exchange: RankExchange | None = None,
     reference: Reference | None = None,
+    memory: SleepingMemory | None = None,
 ) -> tuple[CausalLM, AdapterStacks | None]:
     """Load the model, and slots for adapters beside its products where these are served."""
     wanted, adapters = config.adapters, None
     if wanted is not None:
         adapters = AdapterStacks(wanted.max_loras, wanted.max_rank)
     try:
-        with phase("loading weights"):
+        with phase("loading weights"), (memory or FixedMemory()).making("weights"):
             return load_model(config.model, device, exchange, reference, adapters), adapters
     except torch.OutOfMemoryError as error:
         raise ConfigError(
@@ -196,6 +204,7 @@ def assemble(
     fingerprint: Fingerprint | None = None,
     adapters: AdapterStacks | None = None,
     lead_reader: Callable[[AdapterReader], AdapterReader] = lambda reader: reader,
+    memory: SleepingMemory | None = None,
 ) -> EngineParts:
     """Build what an engine around a loaded model is made of; raises `ConfigError`.
 
@@ -208,9 +217,10 @@ def assemble(
         fingerprint: of the engine, on its way; None for a model that no folder holds.
         adapters: slots beside the model's products; None where none are served.
         lead_reader: turns the runner's reader of adapters into the one that the engine is to use.
+        memory: in which the model's weights are; None where it is never given back.
     """
     config = _on_device(config, device)
-    built = _build_runner(config, model, device, exchange, measure, begun, adapters)
+    built = _build_runner(config, model, device, exchange, measure, begun, adapters, memory)
     runner, max_model_len = built.runner, built.size.max_model_len
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
         raise ConfigError(
@@ -275,9 +285,10 @@ def _build_runner(
     measure: ErrorMeasure | None = None,
     begun: Compilation | None = None,
     adapters: AdapterStacks | None = None,
+    memory: SleepingMemory | None = None,
 ) -> _BuiltRunner:
     """Make rows, sampler, cache and runner of a rank."""
-    exchange = exchange or LoneRank()
+    exchange, memory = exchange or LoneRank(), memory or FixedMemory()
     max_model_len = longest_context(config, model)
     assembly = _assembly(config, model, device, max_model_len, exchange, begun, adapters)
     statement = None
@@ -287,8 +298,10 @@ def _build_runner(
     with phase("measuring memory"):
         size = size_cache(config, assembly, max_model_len, exchange)
     with phase("capturing steps"):
-        memory = assembly.memory(size.num_blocks, size.num_snapshots or 0)
-        runner = assembly.runner(memory, with_graphs=config.cuda_graphs)
+        with memory.making("kv_cache"):
+            kept = assembly.memory(size.num_blocks, size.num_snapshots or 0)
+        memory.note("kv_cache", kept.pages.layers)
+        runner = assembly.runner(kept, with_graphs=config.cuda_graphs, memory=memory)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what only the preparations needed
     sampler = assembly.sampler.description

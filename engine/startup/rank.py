@@ -27,11 +27,13 @@ from engine.parallel.messages import (
     DropAdapter,
     FollowWeights,
     Forget,
+    GiveBack,
     Launch,
     PlanReader,
     ReadAdapter,
     Score,
     Setup,
+    TakeAgain,
     decode,
 )
 from engine.parallel.processes import RankStatus, read_message
@@ -50,7 +52,17 @@ BEAT_S = 0.5
 EXIT_FAILED = 4
 
 
-Told = Launch | DrawStep | Score | Forget | ReadAdapter | DropAdapter | FollowWeights
+Told = (
+    Launch
+    | DrawStep
+    | Score
+    | Forget
+    | ReadAdapter
+    | DropAdapter
+    | FollowWeights
+    | GiveBack
+    | TakeAgain
+)
 
 
 class Follower:
@@ -88,6 +100,11 @@ class Follower:
             case Forget():
                 self._settle()
                 self._runner.forget(message.rows)
+            case GiveBack():
+                self._settle()
+                self._runner.give_back(message.parts, keeps_weights=message.keeps_weights)
+            case TakeAgain():
+                self._runner.take_again(message.parts)
             case FollowWeights():
                 self._settle()
                 with contextlib.suppress(WeightUpdateError):  # rank 0 answers

@@ -93,6 +93,7 @@ def engine_config(settings: Settings) -> EngineConfig:
         wait_for_kernels=settings.wait_for_kernels,
         num_threads=settings.num_threads,
         step_timeout_s=settings.step_timeout,
+        sleep_mode=settings.enable_sleep_mode,
         report_times=settings.otlp_traces_endpoint is not None,
         log_level=log_level(settings),
         log_format=settings.log_format,

@@ -213,6 +213,11 @@ class RolloutSettings(BaseModel):
         description="Serve the routes by which trainers pause the engine and change its weights. "
         "They need a key where there are keys.",
     )
+    enable_sleep_mode: bool = Field(
+        False,
+        description="Let /sleep and /release_memory_occupation give the memory of weights and KV "
+        "cache back, until it is taken again.",
+    )
 
 
 class LogSettings(BaseModel):

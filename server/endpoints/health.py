@@ -61,6 +61,13 @@ async def ping(request: Request) -> Response:
     return await health(request)
 
 
+@router.get("/health_generate", include_in_schema=False)
+@router.get("/liveness", include_in_schema=False)
+async def liveness(request: Request) -> Response:
+    """Tell whether the engine can serve, by SGLang's name and prime-rl's."""
+    return await health(request)
+
+
 @router.get("/load", responses=replies(LoadReply))
 async def load(request: Request) -> Response:
     """Tell how many choices all fronts work at, or let wait."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.context import context_of
+from server.context import Context, context_of
 from server.endpoints.plain import PlainRoute
 from server.errors import json_response
 from server.schema.openapi import replies
@@ -15,6 +17,15 @@ from server.schema.replies import QuantizationReply
 from server.version import VERSION
 
 router = APIRouter(tags=["server"], route_class=PlainRoute)
+
+
+class VllmConfigReply(BaseModel):
+    """A part of vLLM's configuration, as its `/server_info?config_format=json` has it."""
+
+    model_config_: dict[str, Any] = Field(alias="model_config")
+    parallel_config: dict[str, int]
+    weight_transfer_config: dict[str, str]
+    lora_config: None
 
 
 class ServerInfoReply(BaseModel):
@@ -36,7 +47,27 @@ class ServerInfoReply(BaseModel):
     metrics_prefix: str = Field(description="What the names of metrics begin with.")
     verify: bool = Field(description="Whether `/verify` runs the self-test.")
     quantization: QuantizationReply | None = Field(description="As at `/v1/models`.")
+    vllm_config: VllmConfigReply | None = Field(
+        description="What trainers read of vLLM's configuration, where weights may be updated."
+    )
     flags: list[str] = Field(description="The settings that were given, without keys.")
+
+
+def _vllm_config(context: Context) -> dict[str, Any]:
+    """What TRL reads before it updates weights."""
+    config, info = context.config, context.info
+    return {
+        "model_config": {
+            "model": config.model_root,
+            "dtype": f"torch.{info.dtype}",
+            "max_model_len": info.max_model_len,
+            "logprobs_mode": config.logprobs_mode,
+            "max_logprobs": config.max_logprobs,
+        },
+        "parallel_config": {"tensor_parallel_size": info.num_ranks, "data_parallel_size": 1},
+        "weight_transfer_config": {"backend": "nccl"},
+        "lora_config": None,
+    }
 
 
 @router.get("/server_info", responses=replies(ServerInfoReply))
@@ -61,6 +92,7 @@ async def server_info(request: Request) -> Response:
         "metrics_prefix": config.metrics_prefix,
         "verify": bool(config.verify_command),
         "quantization": context.quantization,
+        "vllm_config": _vllm_config(context) if config.weight_updates else None,
         "flags": list(config.flags),
     }
     return json_response(content)

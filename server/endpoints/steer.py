@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from engine.contracts.control import AnyCommand, ControlReply
+import contextlib
+
+from engine.contracts.control import AnyCommand, ControlReply, RunWeights
+from engine.contracts.weights import (
+    AbandonUpdate,
+    AnySource,
+    AnyWeightCommand,
+    BeginUpdate,
+    FinishUpdate,
+    ListWeights,
+    ReceiveTensors,
+    WeightList,
+    WeightReply,
+    WeightTarget,
+)
 from engine.errors import ControlError
 from engine.submission import EngineDeadError
 from server.context import Context
@@ -24,3 +38,50 @@ async def steer(command: AnyCommand, context: Context) -> ControlReply:
         raise ApiError(status, str(error), code=error.code) from None
     except EngineDeadError as error:
         raise lost_engine(error) from error
+
+
+async def run_weights(command: AnyWeightCommand, context: Context) -> WeightReply:
+    """Let the engine follow a command about weights; raises as `steer`."""
+    return (await steer(RunWeights(weights=command), context)).weights
+
+
+async def update_weights(
+    source: AnySource,
+    context: Context,
+    *,
+    version: str | None = None,
+    target: WeightTarget = "model",
+    joins: bool = False,
+) -> None:
+    """Do all of an update; raises as `steer`, and the old weights are still there.
+
+    Args:
+        joins: where an update was begun, be a part of it, which is not finished here.
+    """
+    try:
+        await run_weights(BeginUpdate(target=target), context)
+    except ApiError as error:
+        if not joins or error.code != "update_in_progress":
+            raise
+        await run_weights(ReceiveTensors(source=source), context)
+        return
+    try:
+        await run_weights(ReceiveTensors(source=source), context)
+        await run_weights(FinishUpdate(version=version), context)
+    except BaseException:
+        with contextlib.suppress(ApiError):  # an update that failed has ended by itself
+            await run_weights(AbandonUpdate(), context)
+        raise
+
+
+async def list_weights(command: ListWeights, context: Context) -> WeightList:
+    """The weights by name; raises as `steer`."""
+    reply = await run_weights(command, context)
+    assert isinstance(reply, WeightList)
+    return reply
+
+
+async def checksums(context: Context) -> dict[str, str | None]:
+    """The checksum of every weight, by name; raises as `steer`."""
+    found = await list_weights(ListWeights(checksums=True), context)
+    return {weight.name: weight.checksum for weight in found.weights}

@@ -7,6 +7,7 @@ unwritten block draws a token the reference would not draw.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -14,8 +15,19 @@ import numpy as np
 
 from engine.arrays import Int32Array, LogprobArrays
 from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
+from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
+from engine.contracts.weights import (
+    AnyWeightCommand,
+    FinishUpdate,
+    ListWeights,
+    UpdateReport,
+    WeightEntry,
+    WeightList,
+    WeightReply,
+)
 from engine.engine import Engine
+from engine.errors import ControlError
 from engine.plan import PromptSpan, StepMasks, StepPlan, StepResult
 from engine.planning.drafting import NO_DRAFTS, DraftRules
 from engine.request import Finish, Origin
@@ -75,6 +87,10 @@ class PagedFake:
         self, max_rows: int, max_len: int, num_blocks: int, block_size: int, num_drafts: int = 0
     ) -> None:
         self.block_size = block_size
+        self.weight_commands: list[AnyWeightCommand] = []
+        self.refusal: ControlError | None = None
+        self.num_written = 3
+        self.asleep: set[MemoryPart] = set()
         self.max_len = max_len
         width = max_len + 2 * num_drafts + 2
         self.tokens = np.full((max_rows, width), -1, dtype=np.int32)
@@ -128,6 +144,29 @@ class PagedFake:
             prompt_logprobs=prompt_logprobs,
         )
         return _Handle(plan, result)
+
+    def weights(self, command: AnyWeightCommand) -> WeightReply:
+        """Follows a command about its three weights."""
+        self.weight_commands.append(command)
+        if self.refusal is not None:
+            raise self.refusal
+        match command:
+            case FinishUpdate():
+                return UpdateReport(num_tensors=self.num_written, num_bytes=1, seconds=0.0)
+            case ListWeights():
+                entries = (WeightEntry(name=n, shape=(1,), dtype="float32") for n in "abc")
+                return WeightList(weights=tuple(entries))
+        return None
+
+    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.asleep |= set(parts)
+        if "kv_cache" in parts:
+            self.keys[:] = -1  # what is found there afterwards is no key
+
+    def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        self.asleep -= set(parts)
 
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
         raise NotImplementedError  # `ScoringFake` does

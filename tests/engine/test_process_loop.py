@@ -43,6 +43,7 @@ class LoggedEngine:
     def __init__(self) -> None:
         self.calls: list[tuple[str, bytes, int]] = []
         self.has_work = True
+        self.adapters = None
         self.outputs: list[tuple[bytes, StepOutput]] = []
 
     def on_compiled(self, wake: Callable[[], None]) -> None:

@@ -43,3 +43,69 @@ class WorldSizeReply(BaseModel):
     """Processes that hold a part of the model each."""
 
     world_size: int
+
+
+class DoneReply(BaseModel):
+    """It was done."""
+
+    message: str
+
+
+class VersionSetReply(BaseModel):
+    """The weights have another version."""
+
+    success: bool
+    message: str
+    new_version: str
+
+
+class WeightInfoReply(BaseModel):
+    """Which weights the engine has."""
+
+    weight_version: str
+    num_updates: int = Field(description="How often weights were written since the start.")
+
+
+class ChecksumsReply(BaseModel):
+    """Checksums, or what differs from others."""
+
+    checksums: dict[str, str] | None = None
+    match: bool | None = None
+    mismatches: list[str] | None = None
+
+
+class WeightReplyEntry(BaseModel):
+    """A weight as the checkpoint has it."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    checksum: str | None = None
+
+
+class WeightListReply(BaseModel):
+    """The weights."""
+
+    weight_version: str
+    weights: list[WeightReplyEntry]
+
+
+class SleepingReply(BaseModel):
+    """Memory was given back."""
+
+    status: Literal["sleeping"]
+    level: int
+
+
+class AwakeReply(BaseModel):
+    """Memory was taken again; `sleeping` where some is still missing."""
+
+    status: Literal["awake", "sleeping"]
+    tags: list[str] | None
+
+
+class IsSleepingReply(BaseModel):
+    """Whether memory is given back."""
+
+    is_sleeping: bool
+    asleep: list[str]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from engine.contracts.control import PauseMode
+from engine.contracts.control import MemoryPart, PauseMode
 from server.schema.base import BodyModel
 from server.schema.query import QueryModel
 
@@ -59,3 +59,25 @@ class ResetQuery(QueryModel):
         "any run.",
     )
     reset_external: bool = Field(False, description="This has no effect: there is no other cache.")
+
+
+class SleepQuery(QueryModel):
+    """How to sleep."""
+
+    level: int = Field(
+        1,
+        ge=0,
+        le=2,
+        description="0 pauses alone; 1 gives memory back and keeps the weights on the host; 2 lets "
+        "them go, and all of them must be written again by an update.",
+    )
+    mode: PauseMode = Field("abort", description="What becomes of requests, as in `/pause`.")
+    new_requests: Literal["refuse", "queue"] = Field(
+        "refuse", description="What becomes of requests that come meanwhile, as in `/pause`."
+    )
+
+
+class WakeQuery(QueryModel):
+    """What to wake."""
+
+    tags: list[MemoryPart] = Field([], description="Parts of the memory; all where none is named.")

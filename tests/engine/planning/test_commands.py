@@ -13,11 +13,17 @@ from engine.contracts.control import (
     AnyCommand,
     ControlReply,
     ControlRequest,
+    EngineState,
     FlushPrefixes,
     Pause,
     PauseMode,
     Resume,
+    RunWeights,
+    Sleep,
+    WakeUp,
 )
+from engine.contracts.weights import BeginUpdate, FinishUpdate, SetVersion, WeightUpdateError
+from engine.errors import ControlError
 from engine.planning.commands import CommandQueue
 from engine.request import Finish, ScoringRequest
 from sampling.params import SamplingParams
@@ -299,3 +305,111 @@ def test_a_prompt_is_never_computed_by_two_weights() -> None:
     loop.settle()
     assert loop.engine.stats().prompt_tokens_computed > len(prompt)
     assert loop.inbox.versions[1, 0] == ["v1"]
+
+
+def test_an_update_changes_version_tag_and_count() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    for command in (BeginUpdate(), FinishUpdate(version="7")):
+        loop.send(RunWeights(weights=command))
+        loop.rounds(3)
+    state = loop.commands.state
+    assert (state.weight_version, state.num_updates) == ("7", 1)
+    loop.send(RunWeights(weights=FinishUpdate()))
+    loop.send(RunWeights(weights=SetVersion(version="9")))
+    loop.settle()
+    later = loop.commands.state
+    assert (later.weight_version, later.num_updates) == ("9", 2)
+    assert "" != state.weight_tag != later.weight_tag
+    assert loop.inbox.versions[1, 0][:2] == ["default", "7"]
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0), "it went on by itself"
+    loop.send(RunWeights(weights=FinishUpdate(version="8")))
+    assert loop.last().code == "version_backwards"
+    assert loop.commands.state == later
+    assert FinishUpdate(version="8") not in loop.runner.weight_commands
+
+
+def test_a_drafter_s_update_leaves_version_and_prefixes() -> None:
+    loop = Loop()
+    for command in (BeginUpdate(target="draft"), FinishUpdate(version="7")):
+        loop.send(RunWeights(weights=command))
+    loop.settle()
+    assert loop.commands.state == EngineState()
+
+
+def test_a_refused_update_leaves_everything_as_it_was() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    loop.runner.refusal = WeightUpdateError("no update was begun", "no_update")
+    loop.send(RunWeights(weights=FinishUpdate(version="7")))
+    assert loop.last().code == "no_update"
+    assert loop.commands.state == EngineState()
+    assert loop.inbox.versions[1, 0] == ["default"]
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+
+
+@pytest.mark.parametrize("mode", ["keep", "abort"])
+def test_what_sleeps_goes_on_where_it_was_kept(mode: PauseMode) -> None:
+    prompt = list(range(1, 13))
+    loop = Loop(budget=64)
+    loop.submit(1, prompt, **LONG)
+    loop.submit(2, prompt, **LONG)
+    loop.rounds(3)
+    loop.send(Pause(mode=mode))
+    loop.send(Sleep())
+    state = loop.last().state
+    assert state.asleep == ("weights", "kv_cache")
+    assert loop.runner.asleep == {"weights", "kv_cache"}
+    loop.send(RunWeights(weights=FinishUpdate()))
+    assert loop.last().code == "asleep"
+    loop.send(Resume())
+    assert loop.last().error is None
+    loop.submit(3, prompt, **LONG)
+    loop.settle()
+    assert (3, 0) not in loop.inbox.finish, "nothing runs while a part sleeps"
+    loop.send(WakeUp(parts=("weights",)))
+    assert loop.last().state.asleep == ("kv_cache",)
+    loop.send(WakeUp(parts=("kv_cache",)))
+    assert loop.last().state == EngineState()
+    for handle in (1, 2, 3) if mode == "keep" else (3,):
+        assert loop.inbox.tokens[handle, 0] == reference(prompt, 8, (), 0)
+
+
+def test_sleep_is_refused_while_requests_have_not_ended() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    loop.send(Sleep())
+    assert loop.last().code == "busy"
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+    loop.send(Sleep(parts=("kv_cache",)))
+    assert loop.last().state.refuses
+    loop.send(WakeUp(resumes=False))
+    assert loop.last().state == EngineState()
+
+
+def test_weights_that_were_let_go_must_all_be_written_again() -> None:
+    loop = Loop()
+    loop.send(Pause())
+    loop.send(Sleep(keeps_weights=False))
+    loop.send(WakeUp())
+    assert loop.last().state == EngineState(lacks_weights=True, refuses=True)
+    loop.submit(1, [5, 6], **LONG)
+    loop.runner.num_written = 2
+    loop.send(RunWeights(weights=FinishUpdate()))
+    assert loop.last().state.lacks_weights
+    assert (1, 0) not in loop.inbox.finish
+    loop.runner.num_written = 1
+    loop.send(RunWeights(weights=FinishUpdate()))
+    assert not loop.last().state.is_held
+    assert loop.inbox.versions[1, 0] == ["2"]
+
+
+def test_memory_that_cannot_be_given_back_is_refused() -> None:
+    loop = Loop()
+    loop.runner.refusal = ControlError("no", "no_sleep")
+    loop.send(Sleep(parts=("kv_cache",)))
+    assert loop.last().code == "no_sleep"
+    assert loop.commands.state == EngineState()

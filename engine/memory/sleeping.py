@@ -1,0 +1,95 @@
+"""Memory of a rank that is given back and taken again at the same addresses.
+
+Captured graphs, views and compiled products hold addresses, so parts are unmapped from under them
+and mapped again. On a GPU a part is what was allocated while it was made (`engine.memory.mapped`);
+on a CPU, where weights are on the host as they are, the cache's pages are returned to the system.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+
+from engine.contracts.control import MemoryPart
+from engine.errors import ControlError
+
+_DONT_NEED = 4
+"""Linux's MADV_DONTNEED: pages are dropped, and zero when they are touched again."""
+
+
+class SleepingMemory(Protocol):
+    """The memory of one rank, by parts."""
+
+    def making(self, part: MemoryPart) -> AbstractContextManager[None]:
+        """What is allocated on the device within it belongs to a part."""
+        ...
+
+    def note(self, part: MemoryPart, tensors: Iterable[torch.Tensor]) -> None:
+        """Note what a part has."""
+        ...
+
+    def give_back(self, part: MemoryPart, *, keep: bool) -> None:
+        """Give a part back; `keep` copies it to the host before."""
+        ...
+
+    def take_again(self, part: MemoryPart) -> None:
+        """Take a part again, with its contents where they were kept, else with any."""
+        ...
+
+
+class FixedMemory:
+    """Memory that is never given back."""
+
+    def making(self, part: MemoryPart) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def note(self, part: MemoryPart, tensors: Iterable[torch.Tensor]) -> None:
+        pass
+
+    def give_back(self, part: MemoryPart, *, keep: bool) -> None:
+        raise ControlError(
+            "this server's memory cannot be given back: start it with --enable-sleep-mode",
+            "no_sleep",
+        )
+
+    def take_again(self, part: MemoryPart) -> None:
+        raise AssertionError("nothing was given back")
+
+
+class HostMemory:
+    """Memory of a CPU: the cache's pages go, weights stay."""
+
+    def __init__(self) -> None:
+        self._cache: list[torch.Tensor] = []
+
+    def making(self, part: MemoryPart) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def note(self, part: MemoryPart, tensors: Iterable[torch.Tensor]) -> None:
+        if part == "kv_cache":
+            self._cache += tensors
+
+    def give_back(self, part: MemoryPart, *, keep: bool) -> None:
+        if part == "kv_cache":
+            for tensor in self._cache:
+                drop_pages(tensor)
+
+    def take_again(self, part: MemoryPart) -> None:
+        """Pages come back by themselves, as zeros."""
+
+
+def drop_pages(tensor: torch.Tensor) -> None:
+    """Return to the system the whole pages within a tensor's memory; they are zeros afterwards."""
+    page = mmap.PAGESIZE
+    begin = -(-tensor.data_ptr() // page) * page
+    end = (tensor.data_ptr() + tensor.nbytes) // page * page
+    if begin < end:
+        libc = ctypes.CDLL(None, use_errno=True)
+        address, length = ctypes.c_void_p(begin), ctypes.c_size_t(end - begin)
+        if libc.madvise(address, length, _DONT_NEED):
+            raise OSError(ctypes.get_errno(), "madvise")

@@ -1,0 +1,49 @@
+"""vLLM's routes that give the engine's memory back and take it again."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.contracts.control import MEMORY_PARTS, MemoryPart, Pause, Sleep, WakeUp
+from server.context import context_of
+from server.endpoints.plain import PlainRoute
+from server.endpoints.rollout.reply_schema import AwakeReply, IsSleepingReply, SleepingReply
+from server.endpoints.rollout.schema import SleepQuery, WakeQuery
+from server.endpoints.steer import steer
+from server.errors import json_response
+from server.schema.openapi import queries, replies
+from server.schema.query import read_query
+
+router = APIRouter(tags=["rollouts"], route_class=PlainRoute)
+
+LET_GO = 2
+"""The level of sleep at which weights are not kept on the host."""
+
+
+@router.post("/sleep", **queries(SleepQuery, SleepingReply))
+async def sleep(request: Request) -> Response:
+    """Pause, and give back the memory of weights and cache until `/wake_up`."""
+    query, context = read_query(SleepQuery, request.query_params), context_of(request)
+    await steer(Pause(mode=query.mode, refuses=query.new_requests != "queue"), context)
+    if query.level:
+        await steer(Sleep(keeps_weights=query.level < LET_GO), context)
+    return json_response({"status": "sleeping", "level": query.level})
+
+
+@router.post("/wake_up", **queries(WakeQuery, AwakeReply))
+async def wake_up(request: Request) -> Response:
+    """Take memory again, all or by parts; with the last part the engine goes on."""
+    query, context = read_query(WakeQuery, request.query_params), context_of(request)
+    parts: tuple[MemoryPart, ...] = tuple(query.tags) or MEMORY_PARTS
+    reply = await steer(WakeUp(parts=parts), context)
+    status = "sleeping" if reply.state.asleep else "awake"
+    return json_response({"status": status, "tags": query.tags or None})
+
+
+@router.get("/is_sleeping", responses=replies(IsSleepingReply))
+async def is_sleeping(request: Request) -> Response:
+    """Say whether memory is given back, and which."""
+    asleep = context_of(request).engine.state.asleep
+    return json_response({"is_sleeping": bool(asleep), "asleep": asleep})

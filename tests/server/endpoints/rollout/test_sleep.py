@@ -1,0 +1,44 @@
+"""vLLM's routes of sleep, over the fake engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine.contracts.control import EngineState, Pause, Sleep, WakeUp
+from tests.server.conftest import Site, in_process
+
+
+@pytest.fixture
+async def steered() -> AsyncIterator[Site]:
+    async with in_process(weight_updates=True) as site:
+        yield site
+
+
+@pytest.mark.parametrize(
+    ("query", "commands"),
+    [
+        ("", [Pause(mode="abort"), Sleep()]),
+        ("?level=0&mode=keep", [Pause(mode="keep")]),
+        ("?level=2&mode=wait", [Pause(mode="wait"), Sleep(keeps_weights=False)]),
+        ("?new_requests=queue", [Pause(refuses=False), Sleep()]),
+    ],
+)
+async def test_sleep(steered: Site, query: str, commands: list[Pause | Sleep]) -> None:
+    reply = await steered.client.post(f"/sleep{query}")
+    assert reply.json()["status"] == "sleeping"
+    assert steered.engine.commands == commands
+
+
+async def test_wake_up_by_parts(steered: Site) -> None:
+    steered.engine.state = EngineState(asleep=("kv_cache",))
+    reply = await steered.client.post("/wake_up?tags=weights")
+    assert reply.json() == {"status": "sleeping", "tags": ["weights"]}
+    found = (await steered.client.get("/is_sleeping")).json()
+    assert found == {"is_sleeping": True, "asleep": ["kv_cache"]}
+    steered.engine.state = EngineState()
+    reply = await steered.client.post("/wake_up")
+    assert reply.json() == {"status": "awake", "tags": None}
+    assert steered.engine.commands == [WakeUp(parts=("weights",)), WakeUp()]
+    assert (await steered.client.post("/wake_up?tags=graphs")).status_code == 400
