@@ -7,6 +7,7 @@ import { Header, KeyDialog } from "./parts/shell.js";
 const LOADERS = {
   write: () => import("./views/write/view.js"),
   score: () => import("./views/score/view.js"),
+  decide: () => import("./views/decide/view.js"),
   server: () => import("./views/server/view.js"),
 };
 

@@ -15,7 +15,7 @@ axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
 pytestmark = SLOW
 
-VIEWS = ("#/write", "#/score", "#/server")
+VIEWS = ("#/write", "#/score", "#/decide", "#/server")
 SERIOUS = ("serious", "critical")
 FRAME_MS = 100
 FIRST_PAINT_MS = 500

@@ -5,7 +5,7 @@
 import { signal } from "./html.js";
 import { packState, unpackState } from "./ids.js";
 
-export const VIEWS = /** @type {const} */ (["write", "score", "server"]);
+export const VIEWS = /** @type {const} */ (["write", "score", "decide", "server"]);
 
 function read() {
   const [, name, state] = /^#\/(\w+)(?:\/([\w-]+))?/.exec(location.hash) ?? [];

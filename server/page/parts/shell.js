@@ -21,7 +21,7 @@ function nextTheme() {
   applyTheme();
 }
 
-const NAMES = { write: "Write", score: "Score", server: "Server" };
+const NAMES = { write: "Write", score: "Score", decide: "Decide", server: "Server" };
 
 export function Header() {
   const about = info.value;
