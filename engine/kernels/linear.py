@@ -65,7 +65,7 @@ class LaidOut:
         """Write a weight [out, in] in the place of this one; all products read the new one."""
         if self._multiply is _packed_linear:
             self._stored.copy_(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
-        else:
+        elif weight.data_ptr() != self._stored.data_ptr():  # else it was written in place
             self.plain().copy_(weight)
 
 

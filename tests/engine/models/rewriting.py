@@ -75,8 +75,8 @@ def text_logits(model: CausalLM, num_tokens: int = NUM_TOKENS) -> torch.Tensor:
     ids = (torch.arange(num_tokens) * 7919 + 13) % 89
     attention = attention_of_text(model.attention_specs, model.dtype, model.device, num_tokens)
     states = text_states(model.state_specs(0), model.device)(0, num_tokens)
-    positions = torch.arange(num_tokens)
-    hidden = model.forward(ids.int(), positions, attention, states)
+    positions = torch.arange(num_tokens, device=model.device)
+    hidden = model.forward(ids.int().to(model.device), positions, attention, states)
     return model.logits(hidden)
 
 
