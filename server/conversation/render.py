@@ -69,11 +69,13 @@ class ChatRenderer(Renderer):
         events = [Event("content", piece.text)] if piece.text else []
         return PieceContent(events, self._entries(piece))
 
-    def _prompt_fields(self, prompt_idx: int, reported: PromptLogprobs | None) -> dict[str, Any]:
+    def _prompt_fields(
+        self, prompt_idx: int, reported: PromptLogprobs | None, *, is_first: bool = True
+    ) -> dict[str, Any]:
         """What a choice has of the prompt, which is one alone: the rest is beside the choices."""
-        fields = super()._prompt_fields(prompt_idx, reported)
+        fields = super()._prompt_fields(prompt_idx, reported, is_first=is_first)
         top = {name: fields.pop(name) for name in _TOP_FIELDS if name in fields}
-        if self._top is None:
+        if self._top is None or not is_first:  # other choices begin with the same
             self._top = top
         return fields
 
