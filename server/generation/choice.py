@@ -43,6 +43,7 @@ class Piece(msgspec.Struct, frozen=True):
         logprobs: logprobs of these tokens, or of the dropped one where nothing is generated.
         prompt_logprobs: on the first piece only, where the engine reported any; parts on any.
         finish_reason: set on the last piece only.
+        place: where the logprobs of a lone token of a stream are among those of its step.
         weight_versions: of all the choice's tokens, on the last piece only.
     """
 
@@ -56,6 +57,7 @@ class Piece(msgspec.Struct, frozen=True):
     finish_reason: str | None
     stop_reason: str | int | None
     weight_versions: tuple[WeightSpan, ...]
+    place: tuple[LogprobArrays, int] | None
 
 
 class ReplyChoice:
@@ -185,6 +187,8 @@ class ReplyChoice:
         told = self._take_prompt() if self._first or self.prompt_parts else None
         if not (text or finished or shows_prompt or told or (token_ids and form.shows_tokens)):
             return None
+        is_lone = len(token_ids) == 1 and form.stream
+        place = self._logprobs.place_of_one() if is_lone else None
         piece = Piece(
             first=self._first,
             text=text,
@@ -196,6 +200,7 @@ class ReplyChoice:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             weight_versions=self._weight_spans(upto) if finished else (),
+            place=place,
         )
         self._first = False
         self._text = self._text[len(text) :]

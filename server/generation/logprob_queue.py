@@ -26,6 +26,10 @@ class LogprobQueue:
         """Append the positions of arrays from `start` to `stop`; the arrays are kept."""
         self._parts.append((arrays, start, len(arrays.chosen) if stop is None else stop))
 
+    def place_of_one(self) -> tuple[LogprobArrays, int] | None:
+        """Where the next position is in the arrays that were pushed; None if there is none."""
+        return self._parts[0][:2] if self._parts else None
+
     def take(self, count: int) -> LogprobArrays | None:
         """Remove the first `count` positions, or all if there are fewer; None if there are none."""
         if not self._parts:
@@ -44,10 +48,18 @@ class LogprobQueue:
 
     def _join(self, parts: list[tuple[LogprobArrays, slice]]) -> LogprobArrays:
         """The positions in arrays of their own, or views where all are of one array."""
+        if len(parts) == 1:
+            [(arrays, at)] = parts
+            return LogprobArrays(
+                chosen=arrays.chosen[at],
+                ranks=arrays.ranks[at],
+                top_ids=arrays.top_ids[at, : self._num_top],
+                top_logprobs=arrays.top_logprobs[at, : self._num_top],
+                explicit=arrays.explicit[at, : self._num_explicit],
+                kept=arrays.kept[at],
+            )
         columns = {name: [getattr(arrays, name)[at] for arrays, at in parts] for name in _FLAT}
         for name in _TOP:
             columns[name] = [getattr(arrays, name)[at, : self._num_top] for arrays, at in parts]
         columns["explicit"] = [arrays.explicit[at, : self._num_explicit] for arrays, at in parts]
-        if len(parts) == 1:
-            return LogprobArrays(**{name: column[0] for name, column in columns.items()})
         return LogprobArrays(**{name: np.concatenate(column) for name, column in columns.items()})

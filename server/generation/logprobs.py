@@ -16,7 +16,14 @@ import orjson
 
 from engine.arrays import Float32Array, Int32Array, Int64Array, LogprobArrays
 from server.schema.fields import PackedDtype
-from server.text.json_fragments import TokenFragments, dump, id_rows, objects_of, texts_of
+from server.text.json_fragments import (
+    PositionTexts,
+    TokenFragments,
+    dump,
+    id_rows,
+    objects_of,
+    texts_of,
+)
 from server.text.packed import packed
 
 Columns = dict[str, str]
@@ -94,11 +101,17 @@ class LogprobWriter:
         arrays: LogprobArrays,
         num_top: int,
         explicit_ids: tuple[int, ...] = (),
+        place: tuple[LogprobArrays, int] | None = None,
     ) -> Columns:
-        """Write positions with their values; `TopLists` says what top lists hold."""
-        is_one = len(token_ids) == 1 and not explicit_ids
-        if is_one and (columns := self._one_with_values(token_ids, arrays, num_top)) is not None:
-            return self._tokens(token_ids, offsets) | columns
+        """Write positions with their values; `TopLists` says what top lists hold.
+
+        Args:
+            place: of a lone position, where it is among those of its step, if that is known.
+        """
+        if len(token_ids) == 1 and not explicit_ids:
+            columns = self.one_with_values(int(token_ids[0]), offsets[0], arrays, num_top, place)
+            if columns is not None:
+                return columns
         shown = TopLists(token_ids, arrays, num_top, explicit_ids)
         keys = self._fragments.keys(
             shown.token_ids, shown.values, shown.starts, as_ids=self._as_ids
@@ -110,26 +123,40 @@ class LogprobWriter:
             "top_token_ids": shown.id_rows,
         }
 
-    def _one_with_values(
-        self, token_ids: Int32Array, arrays: LogprobArrays, num_top: int
+    def one_with_values(
+        self,
+        token_id: int,
+        offset: int,
+        arrays: LogprobArrays,
+        num_top: int,
+        place: tuple[LogprobArrays, int] | None,
     ) -> Columns | None:
-        """The values of a single position, as `with_values` would write them; None where names
-        need its care.
+        """Write a single position as `with_values` would; None where names need its care.
 
         A stream has a chunk for each token, of which arrays of one row would take half the time.
         """
-        ids: list[int] = [*arrays.top_ids[0, :num_top].tolist(), *token_ids.tolist()]
-        texts = texts_of(np.concatenate((arrays.top_logprobs[0, :num_top], arrays.chosen)))
-        chosen = texts[-1]
-        if ids[-1] in ids[:-1]:
-            del ids[-1], texts[-1]
-        keys = self._fragments.plain_keys(ids, as_ids=self._as_ids)
+        fragments, found = self._fragments, None
+        if place is not None:
+            found = fragments.steps.position(*place, num_top)
+        if found is None:
+            texts = texts_of(np.concatenate((arrays.top_logprobs[0, :num_top], arrays.chosen)))
+            top_ids: list[int] = arrays.top_ids[0, :num_top].tolist()
+            found = PositionTexts(top_ids, texts[:-1], texts[-1], int(arrays.ranks[0]))
+        ids, values, chosen, rank = found
+        if token_id not in ids:
+            ids, values = [*ids, token_id], [*values, chosen]
+        keys = fragments.plain_keys(ids, as_ids=self._as_ids)
         if keys is None:
             return None
+        one = [token_id]
         return {
+            "tokens": fragments.names(one, as_ids=self._as_ids)[0],
+            "text_offset": str(offset),
+            "token_ids": str(token_id),
+            "bytes": fragments.byte_lists(one)[0],
             "token_logprobs": chosen,
-            "top_logprobs": "{" + ",".join(map(add, keys, texts)) + "}",
-            "ranks": str(arrays.ranks[0]),
+            "top_logprobs": "{" + ",".join(map(add, keys, values)) + "}",
+            "ranks": str(rank),
             "top_token_ids": "[" + ",".join(map(str, ids)) + "]",
         }
 

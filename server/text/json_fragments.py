@@ -6,18 +6,23 @@ What is known of every id (`TokenFragments`) is written once, when the server st
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 
-from engine.arrays import Float32Array, Int32Array, Int64Array
+from engine.arrays import Float32Array, Int32Array, Int64Array, LogprobArrays
 from server.text.packed import check_finite
 
 MINUS_INFINITY = -9999.0
+STEPS_KEPT = 4
+"""Steps whose texts are kept: streams of one turn show positions of the last step or two."""
+POSITIONS_A_SHOW = 8
+"""The texts of a step are made once it was asked for one position in so many."""
 
 
 def dump(values: npt.NDArray[Any]) -> str:
@@ -37,10 +42,92 @@ def texts_of(values: npt.NDArray[Any]) -> list[str]:
     return dump(values)[1:-1].split(",") if len(values) else []
 
 
+class PositionTexts(NamedTuple):
+    """One position: ids as they are, values as JSON."""
+
+    top_ids: list[int]
+    top_values: list[str]
+    chosen: str
+    rank: int
+
+
+class _Step:
+    """A step's arrays, and their texts once they pay."""
+
+    def __init__(self, arrays: LogprobArrays) -> None:
+        self.arrays = arrays
+        self.num_asked = 0
+        self._is_made = False
+
+    def position(self, i: int, num_top: int) -> PositionTexts | None:
+        self.num_asked += 1
+        if not self._is_made:
+            if self.num_asked * POSITIONS_A_SHOW < len(self.arrays.chosen):
+                return None
+            self._make()
+        if self._is_bad[i]:
+            return None
+        first = i * self._width
+        return PositionTexts(
+            self._top_ids[i][:num_top],
+            self._top_values[first : first + num_top],
+            self._chosen[i],
+            self._ranks[i],
+        )
+
+    def _make(self) -> None:
+        """Make the texts; positions that nobody asked for may hold anything, NaN included."""
+        arrays = self.arrays
+        top, chosen = arrays.top_logprobs, arrays.chosen
+        self._width = arrays.num_top
+        self._is_bad = ~(_usable(top).all(axis=1) & _usable(chosen))
+        self._top_values = texts_of(np.where(_usable(top), top, np.float32(0)).reshape(-1))
+        self._chosen = texts_of(np.where(_usable(chosen), chosen, np.float32(0)))
+        self._top_ids: list[list[int]] = arrays.top_ids.tolist()
+        self._ranks: list[int] = arrays.ranks.tolist()
+        self._is_made = True
+
+
+def _usable(values: Float32Array) -> npt.NDArray[np.bool_]:
+    """Whether each value can be written: it is finite, or -inf."""
+    usable: npt.NDArray[np.bool_] = values < np.inf  # NaN is not
+    return usable
+
+
+class StepTexts:
+    """The texts of the last steps, made once for all streams that show positions of them.
+
+    A stream writes a chunk for each token. To turn the few numbers of one position into text takes
+    longer by itself than its share of what is made for a step of hundreds of positions in one go.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[_Step] = deque(maxlen=STEPS_KEPT)
+
+    def position(self, arrays: LogprobArrays, i: int, num_top: int) -> PositionTexts | None:
+        """The texts of position i; None where they do not pay or cannot be written.
+
+        Args:
+            arrays: the same object for all positions of a step, [T] positions.
+            num_top: top tokens wanted, no more than there are.
+        """
+        for step in reversed(self._steps):
+            if step.arrays is arrays:
+                return step.position(i, num_top)
+        step = _Step(arrays)
+        self._steps.append(step)
+        return step.position(i, num_top)
+
+
 class TokenFragments:
-    """The names, keys and bytes of every id as JSON."""
+    """The names, keys and bytes of every id as JSON.
+
+    Attributes:
+        steps: values of the last steps.
+    """
 
     def __init__(self, texts: Sequence[str], raw: Sequence[bytes]) -> None:
+        self.steps = StepTexts()
         # ASCII joins fastest. One table for names too: finding a string in memory is what costs.
         self._keys = [encode_basestring_ascii(text) + ":" for text in texts]
         self._bytes = [orjson.dumps(list(chunk)).decode() for chunk in raw]
@@ -61,11 +148,13 @@ class TokenFragments:
         return list(map(self._bytes.__getitem__, token_ids))
 
     def plain_keys(self, token_ids: Sequence[int], *, as_ids: bool) -> list[str] | None:
-        """Write `"name":` for each id of one row; None where two of them may have one name."""
+        """Write `"name":` for each id of one row; None where two of them have one name."""
         if as_ids:
             return [f'"token_id:{token_id}":' for token_id in token_ids]
         if any(map(self._ambiguous.__getitem__, token_ids)):
-            return None
+            doubtful = [i for i in token_ids if self._ambiguous[i]]
+            if len({int(self._classes[i]) for i in doubtful}) < len(doubtful):
+                return None
         return list(map(self._keys.__getitem__, token_ids))
 
     def keys(

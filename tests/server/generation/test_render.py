@@ -56,6 +56,7 @@ def piece(text: str = "", **changes: Any) -> Piece:
         "finish_reason": "length",
         "stop_reason": None,
         "weight_versions": (),
+        "place": None,
     }
     return Piece(text=text, **{**neutral, **changes})
 
@@ -103,6 +104,47 @@ class TestChoice:
         wanted = form(explicit_ids=(7, 8), num_top=2, packed=packed)
         rows = rendered(wanted, piece())["logprob_token_ids"]["logprobs"]
         assert (rows["shape"] if packed else rows) == ([0, 2] if packed else [])
+
+
+class TestChunksOfOneToken:
+    """What a stream writes for a token with values is joined; it is what `choice` makes."""
+
+    STEP = LogprobArrays(
+        chosen=np.array([-1.5, -np.inf, -0.25], dtype=np.float32),
+        ranks=np.array([2, 9, 1], dtype=np.int32),
+        top_ids=np.array([[97, 98], [98, 97], [120, 97]], dtype=np.int32),
+        top_logprobs=np.array([[-0.5, -1.5], [-0.1, -np.inf], [-0.25, -3]], dtype=np.float32),
+        explicit=np.zeros((3, 0), dtype=np.float32),
+        kept=np.zeros(3, dtype=np.float32),
+    )
+
+    @pytest.mark.parametrize("num_top", [0, 1, 2])
+    @pytest.mark.parametrize("as_ids", [False, True])
+    @pytest.mark.parametrize("i", range(3))
+    def test_bytes_are_those_of_the_object(self, i: int, as_ids: bool, num_top: int) -> None:
+        wanted = form(num_top=num_top, tokens_as_ids=as_ids, stream=True)
+        at = slice(i, i + 1)
+        values = LogprobArrays(
+            chosen=self.STEP.chosen[at],
+            ranks=self.STEP.ranks[at],
+            top_ids=self.STEP.top_ids[at, :num_top],
+            top_logprobs=self.STEP.top_logprobs[at, :num_top],
+            explicit=self.STEP.explicit[at],
+            kept=self.STEP.kept[at],
+        )
+        fields = {"logprobs": values, "starts": [7], "finish_reason": None, "first": i == 0}
+        renderer = Renderer(prepared(wanted), TOKENIZER)
+        alone = orjson.dumps(renderer.choice(3, 0, piece("x", **fields)))
+        for place in (None, (self.STEP, i)):
+            assert renderer.chunk(3, 0, piece("x", place=place, **fields)) == alone
+
+    def test_whatever_else_is_shown_stays(self) -> None:
+        for more in ({"kept": True}, {"return_token_ids": True}, {"explicit_ids": (7,)}):
+            wanted = form(num_top=1, stream=True, **more)
+            fields = {"logprobs": values(1, num_explicit=1), "finish_reason": None, "first": False}
+            renderer = Renderer(prepared(wanted), TOKENIZER)
+            one = piece("x", place=(fields["logprobs"], 0), **fields)
+            assert renderer.chunk(3, 0, one) == orjson.dumps(renderer.choice(3, 0, one))
 
 
 class TestWrittenAhead:

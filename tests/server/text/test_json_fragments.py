@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.arrays import LogprobArrays
 from server.errors import ApiError
 from server.text.json_fragments import (
     MINUS_INFINITY,
+    POSITIONS_A_SHOW,
+    STEPS_KEPT,
+    StepTexts,
     TokenFragments,
     dump,
     id_rows,
@@ -23,6 +27,46 @@ from server.text.json_fragments import (
 TEXTS = ["a", "b", "\ufffd", "\ufffd", 'é"\n', ""]
 RAW = [b"a", b"b", b"\x80", b"\xff", 'é"\n'.encode(), b""]
 FRAGMENTS = TokenFragments(TEXTS, RAW)
+
+
+def step_of(count: int) -> LogprobArrays:
+    rng = np.random.default_rng(count)
+    return LogprobArrays(
+        chosen=-rng.random(count, dtype=np.float32),
+        ranks=rng.integers(1, 9, count).astype(np.int32),
+        top_ids=rng.integers(0, 99, (count, 3)).astype(np.int32),
+        top_logprobs=-rng.random((count, 3), dtype=np.float32),
+        explicit=np.zeros((count, 0), dtype=np.float32),
+        kept=np.zeros(count, dtype=np.float32),
+    )
+
+
+def test_texts_of_a_step_are_made_once_enough_of_it_is_asked_for() -> None:
+    step, steps = step_of(4 * POSITIONS_A_SHOW), StepTexts()
+    asked = [steps.position(step, i, 2) for i in range(6)]
+    assert asked[:3] == [None] * 3
+    for i, found in list(enumerate(asked))[3:]:
+        assert found is not None
+        assert found.top_ids == step.top_ids[i, :2].tolist()
+        assert found.top_values == texts_of(step.top_logprobs[i, :2])
+        assert [found.chosen] == texts_of(step.chosen[i : i + 1])
+        assert found.rank == step.ranks[i]
+
+
+def test_positions_that_cannot_be_written_harm_no_other() -> None:
+    step, steps = step_of(4), StepTexts()
+    step.chosen[1], step.top_logprobs[2, 1], step.top_logprobs[3, 0] = np.nan, np.inf, -np.inf
+    found = [steps.position(step, i, 3) for i in range(4)]
+    assert [each is None for each in found] == [False, True, True, False]
+    assert found[3] is not None
+    assert found[3].top_values[0] == str(MINUS_INFINITY)
+
+
+def test_old_steps_are_forgotten() -> None:
+    steps, many = StepTexts(), [step_of(1) for _ in range(STEPS_KEPT + 1)]
+    for step in many:
+        assert steps.position(step, 0, 1) is not None
+    assert len(steps._steps) == STEPS_KEPT
 
 
 def test_names_and_bytes_of_ids() -> None:
