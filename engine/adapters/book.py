@@ -49,7 +49,7 @@ class AdapterBook:
     def named(self) -> tuple[NamedAdapter, ...]:
         """The names there are."""
         return tuple(
-            NamedAdapter(name, version.path, self._counts[name])
+            NamedAdapter(name, version.path, self._counts[name], version.digest.hex())
             for name, version in self._named.items()
         )
 

@@ -23,11 +23,13 @@ class NamedAdapter(NamedTuple):
 
     Attributes:
         version: counts the adapters that the name has stood for, from 1.
+        digest: a hash of its configuration and tensors, in hexadecimal digits.
     """
 
     name: str
     path: str
     version: int
+    digest: str
 
 
 class AdapterReader(Protocol):

@@ -187,8 +187,9 @@ def load(
         with phase("loading weights"), (memory or FixedMemory()).making("weights"):
             return load_model(config.model, device, exchange, reference, adapters), adapters
     except torch.OutOfMemoryError as error:
+        slots = "" if wanted is None else " and adapters' slots (--max-loras, --max-lora-rank)"
         raise ConfigError(
-            f"the model's weights do not fit on the GPU: {first_line(error)}"
+            f"the model's weights{slots} do not fit on the GPU: {first_line(error)}"
         ) from error
 
 

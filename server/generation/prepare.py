@@ -63,7 +63,7 @@ async def prepare(spec: GenerationSpec, served: ServedModel) -> PreparedRequest:
     return PreparedRequest(
         spec=spec,
         created=int(time.time()),
-        fingerprint=served.fingerprint,
+        fingerprint=served.fingerprint_of(spec.model),
         prompts=prompts,
         grammar=grammar,
         ignored_keywords=ignored,

@@ -41,6 +41,12 @@ class ServedModel:
         parts = "tailrace", VERSION, self.info.fingerprint, self.engine.state.weight_tag
         return "-".join(filter(None, parts))
 
+    def fingerprint_of(self, model: str) -> str:
+        """The fingerprint of replies by a checked name; those of an adapter are its own."""
+        digests = {each.name: each.digest for each in self.engine.state.adapters}
+        is_base = model in self.config.model_names or model not in digests
+        return self.fingerprint if is_base else f"{self.fingerprint}-{digests[model][:8]}"
+
     @property
     def quantization(self) -> dict[str, Any] | None:
         """How far the engine's weights are from those they were made of, as in replies."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,15 @@ import torch
 import transformers as hf
 from msgspec import structs
 
+from benchmarks.bench_lora import write_random_adapter
 from demo import EAGLE_FOLDER, MODEL_FOLDER
-from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config import (
+    AdaptersConfig,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from engine.engine import Engine
 from engine.models.loader import load_model
 from engine.parallel.lead import LeadRunner
@@ -47,6 +55,7 @@ from tests.no_gpu.ranks import PretendedRanks, SilentRanks
 from tests.no_gpu.tensors import GPU
 
 VOCAB, NUM_STEPS = 8192, 12
+ADAPTER = "adapter"
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 2048,
@@ -178,6 +187,7 @@ def _mxfp4(folder: Path) -> None:
 ROUTERS = {"modules_to_not_convert": ["gate"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 FP8_CACHE = {"cache": structs.replace(BASE.cache, dtype="fp8")}
+ADAPTERS = {"adapters": AdaptersConfig(max_loras=2, max_rank=8)}
 RANKS = {"tensor_parallel_size": 2}
 ON_DISK = {"load_format": "auto", "dtype": "bfloat16"}
 QWEN3 = hf.Qwen3Config(**SIZES, head_dim=128)
@@ -225,6 +235,9 @@ STARTS: dict[str, Start] = {
     "draft model": Start(None, {}, _drafts("draft_model", model=str(MODEL_FOLDER))),
     "n-grams": Start(None, {}, _drafts("ngram")),
     "suffixes": Start(None, {}, _drafts("suffix", suffix_decoding_max_cached_requests=8)),
+    "adapters": Start(_config(QWEN3), {}, ADAPTERS),
+    "adapters, fp8 at load": Start(_config(QWEN3), {"quantization": "fp8"}, ADAPTERS),
+    "adapters, drafts": Start(_config(QWEN3), {}, ADAPTERS | _drafts("ngram")),
     "synthetic": Start(None, {}, _drafts("ngram", **LENGTH) | {"structured": None}),
     "2 ranks": Start(None, {}, RANKS | EAGLE()),
     "2 ranks, experts": Start(_config(QWEN3_MOE), {}, RANKS),
@@ -250,13 +263,31 @@ def start(name: str, folder: Path) -> Engine:
 
     That needs tokens that are drawn, and what it compiles late would not be told of `serve`.
     """
-    with mock.patch("engine.startup.build.rehearse"):
+    threads = mock.patch("engine.adapters.store.ThreadPoolExecutor", return_value=Inline())
+    with mock.patch("engine.startup.build.rehearse"), threads:
         return _start(name, folder)
+
+
+class Inline(Executor):
+    """Does what it is given at once: tensors pretend on one thread alone."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
 
 def _start(name: str, folder: Path) -> Engine:
     model = structs.replace(BASE.model, model=str(folder), **STARTS[name].model)
     config = structs.replace(BASE, model=model, **STARTS[name].fields)
+    if config.adapters is not None:
+        adapter = folder / "adapter"
+        write_random_adapter(adapter, json.loads((folder / "config.json").read_text()), rank=8)
+        modules = ((ADAPTER, str(adapter)),)
+        config = structs.replace(config, adapters=structs.replace(config.adapters, modules=modules))
     if config.tensor_parallel_size == 1:
         return build_engine(config)
     set_threads(config)
@@ -273,8 +304,10 @@ def _start(name: str, folder: Path) -> Engine:
 
 def serve(engine: Engine) -> None:
     """Take the first steps of many kinds of requests; what they answer says nothing."""
-    for request in mixed(24):
-        engine.submit(FRONTEND, request)
+    names = [""] if engine.adapters is None else ["", ADAPTER]
+    for index, request in enumerate(mixed(24)):
+        adapter = names[index % len(names)]
+        engine.submit(FRONTEND, structs.replace(request, adapter=adapter))
     engine.score(FRONTEND, SCORING)
     for _ in range(NUM_STEPS):
         engine.step()

@@ -66,7 +66,7 @@ def test_names_count_their_versions() -> None:
     assert error is not None
     assert error.code == "adapter_exists"
     assert books.load("x", "b", replaces=True) is None
-    assert books.book.named == (("x", "b", 2),)
+    assert books.book.named == (("x", "b", 2, b"b".hex()),)
     books.book.unload("x")
     with pytest.raises(ControlError) as unknown:
         books.book.unload("x")
@@ -83,7 +83,7 @@ def test_two_loads_of_a_name_at_once() -> None:
     first, second = books.ends
     assert first is None
     assert second is not None
-    assert books.book.named == (("x", "a", 1),)
+    assert books.book.named == (("x", "a", 1, b"a".hex()),)
     assert len(books.reader.held) == 1
 
 

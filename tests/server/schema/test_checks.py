@@ -11,7 +11,7 @@ from server.errors import ApiError
 from server.schema.checks import adapter_of, check_model, check_priority
 
 CONFIG = ServerConfig(model_names=("m", "other"))
-STATE = EngineState(adapters=(NamedAdapter("sql", "/adapters/sql", 1),))
+STATE = EngineState(adapters=(NamedAdapter("sql", "/adapters/sql", 1, ""),))
 
 
 @pytest.mark.parametrize("name", [None, "m", "other", "sql"])

@@ -16,7 +16,7 @@ from engine.request import Finish
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, error_of, in_process
 
-SQL = NamedAdapter("sql", "/adapters/sql", 1)
+SQL = NamedAdapter("sql", "/adapters/sql", 1, "0123456789abcdef")
 
 
 @pytest.fixture
@@ -113,6 +113,7 @@ async def test_requests_name_an_adapter(site: Site) -> None:
         reply = (await site.client.post("/v1/completions", json=body)).json()
         assert reply["model"] == name
         assert site.engine.requests[-1].adapter == wanted
+        assert reply["system_fingerprint"].endswith("-01234567") == bool(wanted)
     refused(await site.client.post("/v1/completions", json={"model": "no", "prompt": [5]}), 404)
 
 
