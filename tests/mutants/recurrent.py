@@ -10,6 +10,7 @@ from tests.mutants.mutant import Mutant
 KERNELS = "tests/engine/kernels/recurrent"
 RECURRENCE = f"{KERNELS}/test_recurrence.py"
 REFUSED = f"{RECURRENCE}::test_refused_drafts_leave_no_trace"
+LOGITS = "tests/engine/models/test_decoder.py::test_logits"
 HYBRIDS = "tests/engine/models/families/test_hybrids.py"
 
 RECURRENT = (
@@ -69,6 +70,55 @@ RECURRENT = (
         "beta_scale=2.0 if",
         "beta_scale=1.0 if",
         (f"{HYBRIDS}::test_preempted",),
+    ),
+    Mutant(
+        "kimis-gate-goes-through-silu",
+        "engine/models/layers/recurrent/channel_delta.py",
+        "self.eps, sigmoid=True)",
+        "self.eps)",
+        (f"{HYBRIDS}::test_preempted[kimi_linear]",),
+    ),
+    Mutant(
+        "kimis-decays-are-those-of-the-first-channel",
+        "engine/models/layers/recurrent/channel_delta.py",
+        "delta_gates(a, b,",
+        "delta_gates(a[..., :1].expand_as(a), b,",
+        (f"{HYBRIDS}::test_preempted[kimi_linear]",),
+    ),
+    Mutant(
+        "ungated-experts-are-not-squared",
+        "engine/kernels/experts/gates.py",
+        "F.relu(products).square()",
+        "F.relu(products)",
+        (f"{HYBRIDS}::test_preempted[nemotron_h_experts]",),
+    ),
+    Mutant(
+        "a-latent-expert-is-added-before-it-is-widened",
+        "engine/kernels/experts/layer.py",
+        "self._latent.widen(compute(self._latent.compress(x), None))",
+        "self._latent.widen(self._latent.compress(x))",
+        (f"{HYBRIDS}::test_preempted[nemotron_h_latent]",),
+    ),
+    Mutant(
+        "corrections-of-probabilities-are-added-to-logits",
+        "engine/kernels/experts/routing.py",
+        "(scores if rules.sigmoid else logits.softmax(dim=-1)) + correction",
+        "scores + correction",
+        (f"{LOGITS}[ernie-moe]",),
+    ),
+    Mutant(
+        "the-stream-is-not-scaled-at-a-layers-end",
+        "engine/models/layers/per_layer.py",
+        "added * self.scalar, total.mul_(self.scalar)",
+        "added * self.scalar, total",
+        (f"{LOGITS}[gemma4-shared]",),
+    ),
+    Mutant(
+        "keys-that-are-values-are-normed-as-keys",
+        "engine/models/layers/shared_keys.py",
+        "v = k if self.keys_are_values",
+        "v = self.k_norm(k) if self.keys_are_values",
+        (f"{LOGITS}[gemma4]",),
     ),
     Mutant(
         "a-head-reads-its-output-before-the-norm",
