@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
@@ -36,6 +36,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             output channel, and their inputs in each step, a scale a token; None changes nothing.
         max_model_len: context length in tokens; None takes the model's.
         trust_remote_code: run modelling code that comes with the model.
+        hf_overrides: values in place of those of the model's config.json.
         batch_invariant: the bits of a position's logits depend on the weights, on the tokens up to
             it and on the class of device alone (`--batch-invariant`).
     """
@@ -49,6 +50,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: Literal["fp8"] | None = None
     max_model_len: int | None = None
     trust_remote_code: bool = False
+    hf_overrides: dict[str, Any] = {}
     batch_invariant: bool = False
 
 

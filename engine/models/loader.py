@@ -13,7 +13,7 @@ from engine.adapters.stacks import AdapterStacks
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.model import CausalLM
-from engine.errors import ModelError, first_line
+from engine.errors import ModelError
 from engine.models.decoder import Decoder
 from engine.models.fallback.checks import position_limit
 from engine.models.families.table import TESTED_QUANTIZED, decoder_spec, unfused_reason
@@ -21,6 +21,7 @@ from engine.models.formats.config import quantization as quantization_of
 from engine.models.formats.reader import WeightReader
 from engine.models.formats.scheme import Quantization
 from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.model_config import read_config
 from engine.models.reference import Reference
 from engine.models.weights.folder import eos_token_ids as eos_token_ids_of
 from engine.models.weights.folder import model_folder, read_json
@@ -58,7 +59,9 @@ def load_model(
         ModelError: it cannot be served; the message names the file, field or feature.
     """
     folder = model_folder(config.model, config.revision, weights=config.load_format != "dummy")
-    hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
+    hf_config = read_config(
+        folder, config.trust_remote_code, may_be_quantized=True, overrides=config.hf_overrides
+    )
     path = folder / "config.json"
     quantization = quantization_of(read_json(path), path)
     dtype = resolve_dtype(config, hf_config, device)
@@ -115,7 +118,9 @@ def check_ranks(config: ModelConfig, size: int) -> None:
         ModelError: the message names what does not divide, or is not divided.
     """
     folder = model_folder(config.model, config.revision, weights=False)
-    hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
+    hf_config = read_config(
+        folder, config.trust_remote_code, may_be_quantized=True, overrides=config.hf_overrides
+    )
     path = folder / "config.json"
     quantization = quantization_of(read_json(path), path)
     reason = unfused_reason(hf_config)
@@ -134,7 +139,9 @@ def check_ranks(config: ModelConfig, size: int) -> None:
 def max_position(config: ModelConfig) -> int:
     """The positions that the model was made for, read from its config, without its weights."""
     folder = model_folder(config.model, config.revision, weights=False)
-    hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
+    hf_config = read_config(
+        folder, config.trust_remote_code, may_be_quantized=True, overrides=config.hf_overrides
+    )
     return position_limit(hf_config, config.max_model_len)
 
 
@@ -157,7 +164,9 @@ class ExpectedModel(NamedTuple):
 def expected_model(config: ModelConfig, device: torch.device) -> ExpectedModel:
     """Read what is to be loaded from its config; raises `ModelError`."""
     folder = model_folder(config.model, config.revision, weights=False)
-    hf_config = read_config(folder, config.trust_remote_code, may_be_quantized=True)
+    hf_config = read_config(
+        folder, config.trust_remote_code, may_be_quantized=True, overrides=config.hf_overrides
+    )
     dtype = resolve_dtype(config, hf_config, device)
     limit = position_limit(hf_config, config.max_model_len)
     if unfused_reason(hf_config) is not None:
@@ -171,25 +180,6 @@ def expected_model(config: ModelConfig, device: torch.device) -> ExpectedModel:
 def eos_token_ids(config: ModelConfig) -> tuple[int, ...]:
     """The end-of-sequence ids of config.json and generation_config.json."""
     return eos_token_ids_of(model_folder(config.model, config.revision, weights=False))
-
-
-def read_config(folder: Path, trust_remote_code: bool, *, may_be_quantized: bool = False) -> Any:
-    """Read the folder's transformers config.
-
-    Raises:
-        ModelError: config.json is missing, unreadable, or of an unknown architecture, or of a
-            checkpoint that is quantised and may not be.
-    """
-    from transformers import AutoConfig  # seconds to import
-
-    path = folder / "config.json"
-    quantization = quantization_of(read_json(path), path)
-    if not may_be_quantized and quantization is not None:
-        raise ModelError(f"{folder}: quantized weights are only read of a model, not of its head")
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # transformers validates in many ways
-        raise ModelError(f"{path}: {first_line(error)}; correct it") from error
 
 
 def resolve_dtype(config: ModelConfig, hf_config: Any, device: torch.device) -> torch.dtype:

@@ -12,7 +12,7 @@ from engine.contracts.model import CausalLM
 from engine.errors import ModelError
 from engine.kernels.rope import rope_table
 from engine.models.families.table import decoder_spec, unfused_layer_reason
-from engine.models.loader import read_config
+from engine.models.model_config import read_config
 from engine.models.weights.folder import model_folder
 from engine.models.weights.sources import Checkpoint, DummyWeights
 from engine.models.weights.stored import WeightSource

@@ -74,6 +74,7 @@ def _load_draft_model(
         revision=config.revision,
         dtype=str(target.dtype).removeprefix("torch."),
         max_model_len=max_model_len,
+        hf_overrides={},  # which are the target's
     )
     model = load_model(own, device)
     if model.state_specs(0):

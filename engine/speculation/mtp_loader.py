@@ -11,7 +11,7 @@ from engine.kernels.rope import rope_table
 from engine.models.families.table import decoder_spec, unfused_reason
 from engine.models.formats.config import quantization as quantization_of
 from engine.models.formats.reader import WeightReader
-from engine.models.loader import read_config
+from engine.models.model_config import read_config
 from engine.models.weights.folder import model_folder, read_json
 from engine.models.weights.sources import Checkpoint, DummyWeights
 from engine.models.weights.stored import WeightSource
@@ -39,7 +39,12 @@ def load_mtp_head(
     """
     is_dummy = target_config.load_format == "dummy"
     folder = model_folder(target_config.model, target_config.revision, weights=not is_dummy)
-    hf_config = read_config(folder, target_config.trust_remote_code, may_be_quantized=True)
+    hf_config = read_config(
+        folder,
+        target_config.trust_remote_code,
+        may_be_quantized=True,
+        overrides=target_config.hf_overrides,
+    )
     spec = None if unfused_reason(hf_config) is not None else decoder_spec(hf_config)
     drafting = None if spec is None else spec.drafting
     if spec is None or drafting is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import orjson
 from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -23,6 +24,7 @@ from engine.config import (
     SchedulerConfig,
     StructuredConfig,
 )
+from engine.models.weights.overrides import ROPE
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from sampling.params import ParameterError, SamplingParams
 from server.command.adapter_settings import adapters_config
@@ -61,6 +63,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             quantization=None if settings.quantization == "none" else settings.quantization,
             max_model_len=settings.max_model_len,
             trust_remote_code=settings.trust_remote_code,
+            hf_overrides=_hf_overrides(settings),
             batch_invariant=settings.batch_invariant,
         ),
         cache=CacheConfig(
@@ -266,6 +269,25 @@ def _template_text(flag: str, given: str | None) -> str | None:
         return Path(given).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{flag} {given}: {error}") from None
+
+
+def _hf_overrides(settings: Settings) -> dict[str, Any]:
+    """Values in place of the config's; raises `ConfigError` for what is no object of JSON."""
+    found: dict[str, Any] = {}
+    for name, given in (
+        ("hf_overrides", settings.hf_overrides),
+        ("rope_scaling", settings.rope_scaling),
+    ):
+        if given is None:
+            continue
+        try:
+            value = orjson.loads(given)
+        except orjson.JSONDecodeError as error:
+            raise ConfigError(f"{flag_of(name)} must be JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{flag_of(name)} must be an object of JSON, got {given[:64]}")
+        found |= value if name == "hf_overrides" else {ROPE: value}
+    return found
 
 
 def _structured(settings: Settings) -> StructuredConfig:

@@ -72,6 +72,17 @@ class ModelSettings(BaseModel):
         description="How weights are rounded when they are loaded. fp8 takes half of bfloat16's "
         "bytes: 8-bit floats with a scale an output channel, inputs rounded with a scale a token.",
     )
+    hf_overrides: Json | None = Field(
+        None,
+        description="Values in place of those of the model's config.json, as JSON. Objects are "
+        "merged.",
+    )
+    rope_scaling: Json | None = Field(
+        None,
+        description="The scaling of RoPE in place of the model's own, as JSON, such as "
+        '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. The '
+        "context grows by the factor.",
+    )
     max_model_len: Count | None = Field(
         None,
         ge=1,

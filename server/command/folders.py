@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.config import ConfigError, ModelConfig
 from engine.models.weights.folder import POSITION_LIMITS
+from engine.models.weights.overrides import overridden
 
 _ENCODERS = frozenset(
     (
@@ -42,7 +43,7 @@ def check_folder(folder: Path, config: ModelConfig) -> None:
         pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in names)
         has = "has pickled weights, which are not loaded" if pickled else "has no weights"
         raise ConfigError(f"MODEL {folder} {has}; {_WHOLE}")
-    _check_context(about, config.max_model_len)
+    _check_context(overridden(about, config.hf_overrides), config.max_model_len)
 
 
 def quantization_of_folder(folder: Path) -> str | None:

@@ -77,7 +77,7 @@ def what_runs(model: str) -> str:
         ConfigError: its config cannot be read.
     """
     from engine.models.families.table import unfused_reason  # seconds to import
-    from engine.models.loader import read_config
+    from engine.models.model_config import read_config
     from engine.models.weights.folder import model_folder
 
     try:

@@ -197,6 +197,8 @@ def test_every_setting_reaches_a_configuration() -> None:
         "cpu_kvcache_space": 2.5,
         "max_num_batched_tokens": 999,
         "response_store": "none",
+        "hf_overrides": '{"a": 1}',
+        "rope_scaling": '{"factor": 2}',
         "speculative_config": SPECULATION,
         "lora_modules": ["a=b"],
         "lora_root": "folder",
