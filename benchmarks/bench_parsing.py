@@ -59,6 +59,7 @@ def pieces_of(text: str, count: int) -> tuple[list[str], list[Piece]]:
                 finish_reason=None,
                 stop_reason=None,
                 weight_versions=(),
+                place=None,
             )
         )
     return texts, pieces
