@@ -81,6 +81,10 @@ def test_axe_finds_nothing_serious(open_tab: OpenTab, scheme: str, width: int) -
     tab.page.click("text=Measure")
     expect(tab.page.locator(".bits-per-byte")).to_have_count(2)
     assert findings(tab) == []
+    tab.open("#/decide")
+    tab.page.click(".asked button.main")
+    expect(tab.page.locator(".answer")).to_have_count(3)
+    assert findings(tab) == []
     tab.open("#/server")
     expect(tab.page.locator(".about")).to_be_visible()
     assert findings(tab) == []
