@@ -129,6 +129,6 @@ def test_the_checksum_of_a_few_bytes() -> None:
     for place in range(2):
         word = int.from_bytes(data[4 * place : 4 * place + 4], "little", signed=True)
         for index in range(2):
-            weight = splitmix(2 * place + index) | 1
-            sums[index] = (sums[index] + (word + (1 << 31) + 1) * weight) & mask
+            factor = (splitmix(2 * place + index) | 1) * (splitmix(index) | 1)
+            sums[index] = (sums[index] + (word + (1 << 31) + 1) * factor) & mask
     assert checksum(tensor) == f"{sums[0]:016x}{sums[1]:016x}"
