@@ -141,6 +141,8 @@ class InitGroup(WeightCommand, tag="init_group", frozen=True, kw_only=True):
         rank_offset: of the engine's rank 0 in the group.
         backend: None is NCCL on GPUs and gloo elsewhere.
         unique_id: NCCL's, in place of address and port.
+        forms_as: how the trainer forms it: by torch's rendezvous, or on GPUs by NCCL's own
+            communicator as vLLM's trainers do.
         packed, buffer_bytes, num_buffers: how tensors are broadcast over it.
     """
 
@@ -155,6 +157,7 @@ class InitGroup(WeightCommand, tag="init_group", frozen=True, kw_only=True):
     buffer_bytes: int = PACKED_BYTES
     num_buffers: int = NUM_PACKED
     timeout_s: float = GROUP_TIMEOUT_S
+    forms_as: Literal["torch", "vllm"] = "torch"
 
 
 class EndGroup(WeightCommand, tag="end_group", frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import InitGroup, WeightUpdateError
 from engine.errors import first_line
+from engine.weights.nccl import NcclGroup
 from sampling.device.ranks import RankExchange
 
 TRAINER = 0
@@ -98,7 +99,11 @@ class WeightGroups:
             )
         backend = command.backend or ("nccl" if self._device.type == "cuda" else "gloo")
         try:
-            group = TorchGroup(command, rank, backend)
+            group: Broadcast = (
+                NcclGroup(command, rank, self._device)
+                if command.forms_as == "vllm" and backend == "nccl"
+                else TorchGroup(command, rank, backend)
+            )
         except (RuntimeError, ValueError, dist.DistError) as error:
             raise WeightUpdateError(
                 f"group {command.name!r} of {command.world_size} did not form at "

@@ -85,6 +85,7 @@ def _group(info: InitInfo | dict[str, Any]) -> InitGroup:
         buffer_bytes=checked.packed_buffer_size_bytes,
         num_buffers=checked.packed_num_buffers,
         timeout_s=checked.timeout_s,
+        forms_as="vllm",
     )
 
 
