@@ -67,6 +67,11 @@ def _expand_kernel(
     token = tl.load(tokens + place)
     n = first + tl.arange(0, COLUMNS)
     here, inside = token >= 0, n < end
+    # What does not wait for one another is asked for at once: a program is a chain of loads.
+    at_out = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
+    mask = here[:, None] & inside[None, :]
+    base = tl.load(at_out, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.load(scales + slot * scale_stride + module)
     factor = tl.zeros((ROWS,), tl.float32) + 1.0
     if squares is not None:
         square = tl.zeros((ROWS,), tl.float32)
@@ -77,19 +82,15 @@ def _expand_kernel(
     dtype = b.dtype.element_ty
     for start in range(0, RANK, STEP):
         r = start + tl.arange(0, STEP)
+        own = b + slot * slot_stride + n[None, :].to(tl.int64) * RANK + r[:, None]
+        tile = tl.load(own, mask=inside[None, :], other=0.0)
         shrunk = tl.zeros((ROWS, STEP), tl.float32)
         for span in range(num_spans):
             at = ((span * num_modules + module) * num_places + place).to(tl.int64)
             shrunk += tl.load(sums + at[:, None] * RANK + r[None, :])
         shrunk *= factor[:, None]
-        own = b + slot * slot_stride + n[None, :].to(tl.int64) * RANK + r[:, None]
-        tile = tl.load(own, mask=inside[None, :], other=0.0)
         total = tl.dot(shrunk.to(dtype), tile, total, input_precision="ieee")
-    total *= tl.load(scales + slot * scale_stride + module)
-    at = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
-    mask = here[:, None] & inside[None, :]
-    base = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(at, (base + total).to(dtype), mask=mask)
+    tl.store(at_out, (base + total * scale).to(dtype), mask=mask)
 
 
 def expand_triton(

@@ -6,6 +6,7 @@ Both compute in float32; a merge rounds each weight once. Logits of these models
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,9 +28,10 @@ PARTS = ([(0, 0, 16), (1, 0, 5), (2, 0, 7)], [(2, 7, 21), (0, 16, 17), (1, 5, 21
 NOT_ADAPTED = ("router", ".gate", "shared_expert_gate", ".experts.")
 
 
-def load(folder: Path, num_slots: int = 2, max_rank: int = 8) -> tuple[CausalLM, AdapterStacks]:
-    stacks = AdapterStacks(num_slots, max_rank)
-    model = load_model(ModelConfig(model=str(folder)), torch.device("cpu"), adapters=stacks)
+def load(folder: Path, **settings: Any) -> tuple[CausalLM, AdapterStacks]:
+    stacks = AdapterStacks(num_slots=2, max_rank=8)
+    config = ModelConfig(model=str(folder), **settings)
+    model = load_model(config, torch.device("cpu"), adapters=stacks)
     return model, stacks
 
 
@@ -85,15 +87,35 @@ def test_logits_are_those_of_the_merged_model(kind: str, tmp_path: Path) -> None
     assert (logits[0] - base(ids[:1]).logits[0]).abs().max() > 0.1, "adapters change little"
 
 
-def test_a_row_without_an_adapter_keeps_its_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_row_without_an_adapter_keeps_its_bits(quantization: Any, tmp_path: Path) -> None:
     base = write_model("qwen3", tmp_path / "base")
     write_adapter(base, tmp_path / "adapter")
-    model, stacks = load(tmp_path / "base")
+    model, stacks = load(tmp_path / "base", quantization=quantization)
     put(stacks, 0, tmp_path / "adapter")
     ids = some_ids(base.config.vocab_size)
     alone, mixed = (serve(model, stacks, ids, slots) for slots in ([-1, -1, -1], [0, 0, -1]))
     assert torch.equal(mixed[2], alone[2])
     assert not torch.equal(mixed[0], alone[0])
+
+
+def test_beside_a_base_in_float8_adapters_are_not_rounded(tmp_path: Path) -> None:
+    """What float8 takes from an adapted model is what it takes from the base, about.
+
+    Twice as much is allowed for the other numbers that are rounded; an adapter that was left out
+    or applied to rounded inputs alone would be 10 times as far.
+    """
+    base = write_model("llama", tmp_path / "base")
+    merged = write_adapter(base, tmp_path / "adapter")
+    model, stacks = load(tmp_path / "base", quantization="fp8")
+    put(stacks, 0, tmp_path / "adapter")
+    ids = some_ids(base.config.vocab_size)
+    adapted, plain = (serve(model, stacks, ids, [slot] * 3) for slot in (0, -1))
+    with torch.inference_mode():
+        wanted, before = merged(ids).logits, base(ids).logits
+    lost = (plain - before).norm()
+    assert (adapted - wanted).norm() < 2 * lost
+    assert (plain - wanted).norm() > 4 * lost, "the adapter changes little"
 
 
 def test_a_slot_is_replaced_whole(tmp_path: Path) -> None:
