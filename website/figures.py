@@ -46,7 +46,7 @@ def pages() -> dict[str, str]:
         "# Measured",
         f"One {stored['gpu']}; {versions}. A blue bar is what was measured, a red mark what it "
         "must keep to, an orange mark what nothing can beat, or what is due. Where less is better "
-        "the bar ends before the red mark. [Performance](performance.md) says how each came about.",
+        "the bar ends before the red mark. [Performance](performance.md) says how to get each.",
     ]
     made: dict[str, str] = {}
     for chart in CHARTS:
