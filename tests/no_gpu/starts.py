@@ -206,6 +206,13 @@ STARTS: dict[str, Start] = {
     "float32": Start(None, {"dtype": "float32"}),
     "batch invariant": Start(None, {"batch_invariant": True}, _drafts("ngram")),
     "batch invariant, float32": Start(None, {"batch_invariant": True, "dtype": "float32"}),
+    "batch invariant, experts": Start(_config(QWEN3_MOE), {"batch_invariant": True}),
+    "batch invariant, fp8": Start(
+        _config(QWEN3_MOE), {"batch_invariant": True, "quantization": "fp8"}, FP8_CACHE
+    ),
+    "batch invariant, gptq": Start(
+        _checkpoint("gptq, symmetric"), ON_DISK | {"batch_invariant": True}
+    ),
     "wide vocabulary": Start(_config(hf.Qwen3Config(**WIDE, head_dim=128))),
     "fp8 cache": Start(_config(hf.LlamaConfig(**SIZES)), {}, FP8_CACHE),
     "flashinfer": Start(None, has_flashinfer=True),
