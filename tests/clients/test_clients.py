@@ -32,6 +32,7 @@ PYTHON = {
     "instructor": "instructor",
     "inspect": "inspect-ai openai",
     "anthropic": "anthropic",
+    "huggingface": "huggingface_hub",
     "responses": "openai",
 }
 """Packages by program."""

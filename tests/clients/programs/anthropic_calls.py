@@ -21,6 +21,10 @@ def text_of(message: anthropic.types.Message) -> str:
     return "".join(block.text for block in message.content if block.type == "text")
 
 
+(listed,) = client.models.list()
+assert (listed.type, listed.id) == ("model", model)
+assert client.models.retrieve(model).id == model
+
 message = client.messages.create(**common)
 counted = client.messages.count_tokens(model=model, messages=messages)
 usage = message.usage

@@ -1,0 +1,40 @@
+"""huggingface_hub's client: a chat, the same streamed, and structured output by its own types."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from huggingface_hub import ChatCompletionInputResponseFormatJSONSchema, InferenceClient
+
+base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+client = InferenceClient(base_url=base_url, api_key="none")
+messages = [{"role": "user", "content": prompt}]
+options = {"model": model, "max_tokens": max_tokens, "temperature": 0.0}
+
+chat = client.chat_completion(messages, **options)
+pieces = [
+    chunk.choices[0].delta.content or ""
+    for chunk in client.chat_completion(messages, stream=True, **options)
+    if chunk.choices
+]
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+OPTIONS = {"model": model, "max_tokens": 400, "temperature": 0.0}
+typed = ChatCompletionInputResponseFormatJSONSchema(
+    type="json_schema", json_schema={"name": "count", "schema": SCHEMA, "strict": True}
+)
+older = {"type": "json_object", "value": SCHEMA}
+for response_format in (typed, older):
+    reply = client.chat_completion(messages, response_format=response_format, **OPTIONS)
+    found = json.loads(reply.choices[0].message.content)
+    assert set(found) == {"n"}, found
+    assert 0 <= found["n"] <= 99, found
+
+texts = {"chat": chat.choices[0].message.content, "chat streamed": "".join(pieces)}
+print(json.dumps(texts))
