@@ -67,8 +67,9 @@ def test_python(program: str, server: Server, tmp_path: Path) -> None:
     check(output_of([python, LOOPS / f"{program}_loop.py", *arguments], tmp_path))
 
 
-def test_node(server: Server) -> None:
-    folder = node_with(*NODE["ai"].split())
+@pytest.mark.parametrize("program", NODE)
+def test_node(program: str, server: Server) -> None:
+    folder = node_with(*NODE[program].split())
     # Node looks for packages beside the program.
-    copied = shutil.copy(LOOPS / "ai_loop.mjs", folder)
+    copied = shutil.copy(LOOPS / f"{program}_loop.mjs", folder)
     check(output_of(["node", copied, f"{server.url}/v1", MODEL, QUESTION], folder))
