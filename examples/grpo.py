@@ -19,6 +19,7 @@ import random
 import re
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from demo import MODEL_FOLDER, topics
 
 TOOLS = {"add": topics.ADD_QUESTIONS, "multiply": topics.MULTIPLY_QUESTIONS}
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+EVALUATED = 4
+"""Replies to each question of an evaluation."""
 MAX_RATIO = 2.0
 """Importance ratios are cut here, so that no token outweighs all others."""
 
@@ -58,9 +61,9 @@ class Rollout:
 
 
 def ask(draw: random.Random) -> Question:
-    """A question with numbers of up to five digits."""
+    """A question with numbers of ten digits, more than the model was trained on."""
     tool = draw.choice(list(TOOLS))
-    a, b = (draw.randrange(10 ** draw.randint(1, 5)) for _ in range(2))
+    a, b = (draw.randrange(10**9, 10**10) for _ in range(2))
     text = draw.choice(TOOLS[tool]).format(a=a, b=b)
     return Question([{"role": "user", "content": text}], tool, (a, b))
 
@@ -117,6 +120,13 @@ class Server:
             )
             for choice in reply["choices"]
         ]
+
+    def groups(
+        self, questions: list[Question], count: int, temperature: float
+    ) -> list[list[Rollout]]:
+        """Replies to each of many questions, all asked at once."""
+        with ThreadPoolExecutor(len(questions)) as threads:
+            return list(threads.map(lambda q: self.rollouts(q, count, temperature), questions))
 
     def update(self, model: LlamaForCausalLM, version: int) -> None:
         """Let the server go on with the model's weights."""
@@ -178,10 +188,10 @@ def train_step(
 
 
 def evaluate(server: Server, count: int) -> float:
-    """The share of held-out questions that greedy replies call the right tool for."""
+    """The share of drawn replies to held-out questions that call the right tool."""
     draw = random.Random(0)
-    questions = [ask(draw) for _ in range(count)]
-    return sum(server.rollouts(each, 1, 0.0)[0].reward for each in questions) / count
+    groups = server.groups([ask(draw) for _ in range(count)], EVALUATED, 1.0)
+    return sum(each.reward for group in groups for each in group) / (count * EVALUATED)
 
 
 def main() -> None:
@@ -193,16 +203,19 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=16, help="of a step")
     parser.add_argument("--group", type=int, default=8, help="replies to each question")
     parser.add_argument("--rate", type=float, default=5e-5, help="of learning")
-    parser.add_argument("--held-out", type=int, default=100, help="questions of an evaluation")
+    parser.add_argument("--held-out", type=int, default=50, help="questions of an evaluation")
     args = parser.parse_args()
     server, draw = Server(args.base_url, args.api_key), random.Random(1)
     model = LlamaForCausalLM.from_pretrained(MODEL_FOLDER, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.0)
     server.update(model, 0)
-    print(f"before: {evaluate(server, args.held_out):.2f} of held-out questions right", flush=True)
+    print(
+        f"before: {evaluate(server, args.held_out):.2f} of replies to held-out questions right",
+        flush=True,
+    )
     for step in range(1, args.steps + 1):
         began = time.perf_counter()
-        groups = [server.rollouts(ask(draw), args.group, 1.0) for _ in range(args.questions)]
+        groups = server.groups([ask(draw) for _ in range(args.questions)], args.group, 1.0)
         for group in groups:
             set_advantages(group)
         rollouts = [each for group in groups for each in group]
@@ -215,7 +228,7 @@ def main() -> None:
             f"step {step}: reward {mean:.2f}, mean |ratio - 1| {off:.1e}, {seconds:.1f} s",
             flush=True,
         )
-    print(f"after: {evaluate(server, args.held_out):.2f} of held-out questions right")
+    print(f"after: {evaluate(server, args.held_out):.2f} of replies to held-out questions right")
 
 
 if __name__ == "__main__":

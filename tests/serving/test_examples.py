@@ -18,7 +18,11 @@ ROOT = Path(__file__).parent.parent.parent
 BLOCKS = re.findall(
     r"^```(python|sh)\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL
 )
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+TUTORIALS = [
+    page
+    for page in sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+    if "```python" in page.read_text()
+]
 URL = "http://127.0.0.1:8000"
 SPECULATION = '{"method": "eagle", "num_speculative_tokens": 4, "draft_sample_method": "gumbel"}'
 """Of the server that all examples ask, as one of them is about it."""
@@ -69,9 +73,9 @@ def test_a_tutorial_from_top_to_bottom(page: Path, server: Server, tmp_path: Pat
     assert len(output.splitlines()) >= 2
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
-def test_examples(path: Path, tmp_path: Path) -> None:
-    prompt = "import os\n\n\ndef walk("
+def test_the_engine_without_http(tmp_path: Path) -> None:
+    """Training has a test of its own, in `tests/serving/test_rollouts.py`."""
+    prompt, path = "import os\n\n\ndef walk(", ROOT / "examples" / "generate.py"
     output = printed([sys.executable, str(path), prompt], tmp_path)
     assert output.startswith(prompt)
     assert len(output) > len(prompt) + 10

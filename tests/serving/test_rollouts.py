@@ -1,0 +1,226 @@
+"""A server whose weights are updated while it runs: as a fresh one, under load, and refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from demo import MODEL_FOLDER
+from tests.serving.process import Server, free_port, serve
+
+PROMPT = list(range(40, 90))
+ONE = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1}}
+DRAWN = {"max_tokens": 12, "seed": 5, "logprobs": 2, "n": 2, "ignore_eos": True}
+
+
+def post(server: Server, path: str, body: Any = None, **query: Any) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, params=query, timeout=60)
+
+
+def done(server: Server, path: str, body: Any = None, **query: Any) -> Any:
+    reply = post(server, path, body, **query)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def generated(server: Server, *, shares: bool = False, **params: Any) -> Any:
+    """Choices; bits are equal only where no cached prefix changes what a step computes.
+
+    Args:
+        shares: prefixes of other requests may be found.
+    """
+    body: dict[str, Any] = {"token_ids": PROMPT, "sampling_params": DRAWN | params}
+    if not shares:
+        body["cache_salt"] = uuid.uuid4().hex
+    return done(server, "/inference/v1/generate", body)["choices"]
+
+
+def numbers(choices: list[dict[str, Any]]) -> list[Any]:
+    """What weights decide of choices, to the last bit."""
+    return [(choice["token_ids"], choice["logprobs"]) for choice in choices]
+
+
+@pytest.fixture(scope="module")
+def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with noise on every weight."""
+    folder = tmp_path_factory.mktemp("weights") / "model"
+    copytree(MODEL_FOLDER, folder)
+    torch.manual_seed(0)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        noise = 0.02 * torch.randn_like(tensor.float()) * tensor.float().std().nan_to_num()
+        tensors[name] = (tensor.float() + noise).to(tensor.dtype)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve(
+        "--enable-weight-updates", "--enable-sleep-mode", "--num-gpu-blocks-override", "600"
+    ) as made:
+        yield made
+
+
+def update(server: Server, folder: Path, version: str) -> None:
+    done(server, "/update_weights", {"weight_dir": str(folder), "weight_version": version})
+
+
+def scored(server: Server) -> Any:
+    body = {"query": "def f(", "items": ["a", "b"], "label_token_ids": [5, 6]}
+    return [row["score"] for row in done(server, "/generative_scoring", body)["data"]]
+
+
+def test_an_updated_server_gives_what_a_fresh_one_gives(
+    server: Server, other_weights: Path
+) -> None:
+    """Seeded and greedy tokens, logprobs and scores, bit for bit; and back again."""
+    with serve("--model", str(other_weights)) as fresh:
+        wanted = [numbers(generated(fresh)), numbers(generated(fresh, temperature=0))]
+        wanted.append(scored(fresh))
+    before = numbers(generated(server)), scored(server)
+    fingerprint = done(server, "/inference/v1/generate", ONE)
+    update(server, other_weights, "other")
+    found = [numbers(generated(server)), numbers(generated(server, temperature=0))]
+    found.append(scored(server))
+    assert found == wanted
+    assert before[0] != wanted[0]
+    again = done(server, "/inference/v1/generate", ONE)
+    assert again["system_fingerprint"] != fingerprint["system_fingerprint"]
+    update(server, MODEL_FOLDER, "own")
+    assert (numbers(generated(server)), scored(server)) == before
+    done(server, "/sleep", mode="keep")
+    assert post(server, "/generate", {"text": "x"}).status_code == 503
+    done(server, "/wake_up", tags="weights")
+    done(server, "/wake_up", tags="kv_cache")
+    assert numbers(generated(server)) == before[0]
+
+
+def test_many_updates_under_load_mix_no_weights(server: Server, other_weights: Path) -> None:
+    """A reply that one version drew is that version's; what two drew says so; none is lost."""
+    folders = {"even": MODEL_FOLDER, "odd": other_weights}
+    reference = {}
+    for name, folder in folders.items():
+        update(server, folder, name)
+        reference[name] = [choice["token_ids"] for choice in generated(server)]
+    assert reference["even"] != reference["odd"]
+    stop, replies, errors = threading.Event(), [], []
+
+    def load() -> None:
+        while not stop.is_set():
+            try:
+                replies.append(generated(server, shares=True))
+            except AssertionError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for count in range(20):
+        name = list(folders)[count % 2]
+        if count % 3 == 0:
+            done(server, "/pause", mode="keep", clear_cache=count % 2 == 0)
+        update(server, folders[name], name)
+        if count % 3 == 0:
+            done(server, "/resume")
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    mixed = 0
+    for choices in replies:
+        for index, choice in enumerate(choices):
+            spans = choice["weight_versions"]
+            assert [span["start"] for span in spans[1:]] == [span["end"] for span in spans[:-1]]
+            assert (spans[0]["start"], spans[-1]["end"]) == (0, len(choice["token_ids"]))
+            mixed += len(spans) > 1
+            if len(spans) == 1:
+                assert choice["token_ids"] == reference[spans[0]["version"]][index]
+    assert len(replies) >= 6
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "code"),
+    [
+        ("/finish_weight_update", {}, "no_update"),
+        ("/resume", None, "not_paused"),
+        ("/update_weights", {"weight_dir": "/no/such/folder"}, "bad_source"),
+        (
+            "/init_weight_transfer_engine",
+            {
+                "init_info": {
+                    "master_address": "127.0.0.1",
+                    "master_port": free_port(),
+                    "world_size": 2,
+                    "timeout_s": 1.0,
+                }
+            },
+            "group_timeout",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(server: Server, path: str, body: Any, code: str) -> None:
+    before = numbers(generated(server))
+    reply = post(server, path, body)
+    assert reply.status_code in (400, 409), reply.text
+    assert reply.json()["error"]["code"] == code
+    assert numbers(generated(server)) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"name": "model.nothing.weight"}, "unknown_weight"),
+        ({"shape": [128, 2]}, "wrong_shape"),
+        ({"data": "AACAfwAAgH8AAIB/" * 85 + "AACAfw=="}, "not_finite"),
+    ],
+)
+def test_bad_tensors_leave_the_old_weights(
+    server: Server, change: dict[str, Any], code: str
+) -> None:
+    before = numbers(generated(server))
+    tensor = {
+        "name": "model.norm.weight",
+        "dtype": "float32",
+        "shape": [256],
+        "data": "AACAPwAAgD8AAIA/" * 85 + "AACAPw==",
+    }
+    done(server, "/start_weight_update", {"check": True})
+    assert post(server, "/start_weight_update").json()["error"]["code"] == "update_in_progress"
+    reply = post(server, "/update_weights", {"update_info": {"tensors": [tensor | change]}})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, code), reply.text
+    assert post(server, "/finish_weight_update").json()["error"]["code"] == "no_update"
+    assert numbers(generated(server)) == before
+
+
+def test_a_version_does_not_go_back(server: Server) -> None:
+    update(server, MODEL_FOLDER, "12")
+    body = {"weight_dir": str(MODEL_FOLDER), "weight_version": "11"}
+    assert post(server, "/update_weights", body).json()["error"]["code"] == "version_backwards"
+    update(server, MODEL_FOLDER, "own")
+
+
+def test_the_tutorial_trains(server: Server, tmp_path: Path) -> None:
+    """One small step; its ratios are those of float32 on both sides."""
+    command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "grpo.py")]
+    sizes = ["--steps", "1", "--questions", "2", "--group", "4", "--held-out", "2"]
+    run = subprocess.run(
+        [*command, "--base-url", server.url, *sizes], capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stderr
+    (line,) = [each for each in run.stdout.splitlines() if each.startswith("step 1")]
+    off = float(line.split("mean |ratio - 1| ")[1].split(",")[0])
+    assert 0 < off < 1e-4
+    assert json.loads(httpx.get(f"{server.url}/weight_info").text)["weight_version"] == "step 1"
