@@ -48,14 +48,6 @@ class OtherRanks(Protocol):
         ...
 
 
-class RankRunner(StartingRunner, Protocol):
-    """The runner of one rank."""
-
-    def weights(self, command: AnyWeightCommand) -> WeightReply:
-        """Read or change weights of this rank, as all ranks do."""
-        ...
-
-
 class LeadRunner:
     """The `StartingRunner` of an engine over several ranks.
 
@@ -65,7 +57,7 @@ class LeadRunner:
         others: the other ranks.
     """
 
-    def __init__(self, runner: RankRunner, masks: Int32Array, others: OtherRanks) -> None:
+    def __init__(self, runner: StartingRunner, masks: Int32Array, others: OtherRanks) -> None:
         self._runner = runner
         self._masks = masks
         self._others = others
