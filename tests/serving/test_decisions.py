@@ -97,6 +97,38 @@ def test_the_same_request_beside_generation(server: Server) -> None:
             np.testing.assert_allclose(other, first, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_beside_preempted_generation_that_drafts(oracle: Oracle) -> None:
+    """Choices are preempted and drafts verified while the questions are read."""
+    drafts = '{"method": "ngram", "num_speculative_tokens": 3}'
+    flags = ["--max-num-batched-tokens", "128", "--max-num-seqs", "12", "--max-model-len", "1024"]
+    flags += ["--num-gpu-blocks-override", "70", "--speculative-config", drafts]
+    rng = np.random.default_rng(4)
+    bodies = [random_body(rng, MODEL, most=20) for _ in range(10)]
+    generate: dict[str, Any] = {"prompt": "def f(x):\n    x = ", "max_tokens": 250, "n": 4}
+
+    async def ask(server: Server) -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=500) as client:
+            written = [
+                client.post("/v1/completions", json={**generate, "seed": i, "ignore_eos": True})
+                for i in range(3)
+            ]
+            asked = [client.post("/v1/decisions", json=body) for body in bodies]
+            replies = await asyncio.gather(*written, *asked)
+            assert all(reply.status_code == 200 for reply in replies[:3])
+            return list(replies[3:])
+
+    with serve(*flags) as server:
+        replies = asyncio.run(ask(server))
+        counts = server.metrics()
+    assert sum(v for name, v in counts.items() if "preemptions" in name) > 0
+    assert sum(v for name, v in counts.items() if "accepted" in name) > 0
+    for body, reply in zip(bodies, replies, strict=True):
+        for want, got in zip(oracle.probabilities(body), answers_of(body, reply), strict=True):
+            np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE)
+
+
 EXAMPLES: dict[str, Body] = {
     "as it is": {},
     '`labels: "options"`': {"labels": "options"},
