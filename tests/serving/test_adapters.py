@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from demo import MODEL_FOLDER
 from tests.engine.adapters.peft import write_adapter
-from tests.serving.process import Server, refused, serve
+from tests.serving.process import Server, serve
 
 PROMPT = [40, 41, 42, 43, 44, 45, 46, 47]
 
@@ -92,9 +92,3 @@ def _check_other_endpoints(server: Server) -> None:
 
 def _values(reply: dict[str, Any]) -> Any:
     return [reply.get(name) for name in ("choices", "data", "answers")]
-
-
-def test_a_bad_adapter_ends_the_start(tmp_path: Path) -> None:
-    status, said = refused("--device", "cpu", "--enable-lora", "--lora-modules", f"a={tmp_path}")
-    assert status != 0
-    assert f"--lora-modules a={tmp_path}: {tmp_path} has no adapter_config.json" in said
