@@ -199,7 +199,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
     parser.add_argument("--api-key", default=None)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--questions", type=int, default=16, help="of a step")
     parser.add_argument("--group", type=int, default=8, help="replies to each question")
     parser.add_argument("--rate", type=float, default=5e-5, help="of learning")
