@@ -48,7 +48,10 @@ def judged(path: Path, is_lenient: bool) -> Verdict:
     wrong, valid, taken = [], 0, 0
     for test in case["tests"]:
         text = json.dumps(test["data"], ensure_ascii=False, separators=(",", ":"))
-        is_taken = matches(grammar, text)
+        try:
+            is_taken = matches(grammar, text)
+        except AssertionError:  # over a limit of the grammar's, which ends a reply with a 400
+            is_taken = False
         if test["valid"]:
             valid, taken = valid + 1, taken + is_taken
         elif is_taken and not grammar.ignored:
