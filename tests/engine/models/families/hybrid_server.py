@@ -128,6 +128,7 @@ def serve(
     speculation: SpeculativeConfig | None = None,
     num_blocks: int = 60,
     num_snapshots: int = 24,
+    prefix_caching: bool = True,
     device: Device = "cpu",
     **scheduler: Any,
 ) -> Server:
@@ -138,6 +139,7 @@ def serve(
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
             num_snapshots=num_snapshots,
+            prefix_caching=prefix_caching,
         ),
         scheduler=SchedulerConfig(**({"max_rows": 5, "max_step_tokens": 64} | scheduler)),
         speculation=speculation,
