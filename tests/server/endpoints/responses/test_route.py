@@ -18,6 +18,19 @@ from tests.server.endpoints.responses.sent import TOOLS, events_of, respond
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
+OPENRESPONSES = frozenset(
+    (
+        *("id", "object", "created_at", "completed_at", "status", "incomplete_details"),
+        *("model", "previous_response_id", "instructions", "output", "error", "tools"),
+        *("tool_choice", "truncation", "parallel_tool_calls", "text", "top_p"),
+        *("presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning"),
+        *("user", "usage", "max_output_tokens", "max_tool_calls", "store", "background"),
+        *("service_tier", "metadata", "safety_identifier", "prompt_cache_key"),
+    )
+)
+"""The fields that the schema of OpenResponses requires (ResponseResource)."""
+
+
 async def stream(site: Site, **body: Any) -> list[dict[str, Any]]:
     """The events of a stream, in order."""
     body = {"model": MODEL, "input": "hello", "stream": True, **body}
@@ -117,6 +130,15 @@ class TestReply:
             assert (params.temperature, params.top_p) == (0.5, 0.25)
             assert site.engine.requests[-1].max_tokens == 99
             assert site.engine.requests[-1].grammar is not None
+
+    async def test_all_fields_that_openresponses_asks_for(self) -> None:
+        async with in_process(FakeEngine(says("Hi")), chat_template=TEMPLATE) as site:
+            reply = await respond(site, presence_penalty=0.5, frequency_penalty=0.25, user="u")
+            params = site.engine.requests[-1].params
+            assert (params.presence_penalty, params.frequency_penalty) == (0.5, 0.25)
+        assert reply.keys() >= OPENRESPONSES
+        assert (reply["presence_penalty"], reply["user"]) == (0.5, "u")
+        assert reply["service_tier"] == "default"
 
     async def test_a_reply_that_is_cut_off(self) -> None:
         script = says("I look.", Finish.LENGTH)
