@@ -55,6 +55,10 @@ _ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ct
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 
 
+_CALLBACKS: list[tuple[Any, Any]] = []
+"""Functions whose addresses torch has; it may call them as long as the process lives."""
+
+
 @dataclass
 class _Segment:
     """A range of addresses.
@@ -75,7 +79,6 @@ class _Pool:
     """A part: torch's pool, and its segments by address."""
 
     pool: Any
-    callbacks: tuple[Any, Any]
     segments: dict[int, _Segment] = field(default_factory=dict)
 
 
@@ -162,24 +165,26 @@ class MappedMemory:
 
     def _new_pool(self) -> _Pool:
         segments: dict[int, _Segment] = {}
+        driver = self._driver  # torch may free after this object is gone
 
         def allocate(size: int, device: int, stream: int | None) -> int:
-            whole = -(-size // self._driver.granularity) * self._driver.granularity
-            address = self._driver.reserve(whole)
-            segments[address] = _Segment(address, whole, self._driver.map(address, whole))
+            whole = -(-size // driver.granularity) * driver.granularity
+            address = driver.reserve(whole)
+            segments[address] = _Segment(address, whole, driver.map(address, whole))
             return address
 
         def free(address: int, size: int, device: int, stream: int | None) -> None:
             segment = segments.pop(address)
             if segment.handle is not None:
-                self._driver.unmap(segment.address, segment.size, segment.handle)
-            self._driver.free(segment.address, segment.size)
+                driver.unmap(segment.address, segment.size, segment.handle)
+            driver.free(segment.address, segment.size)
 
         callbacks = _ALLOCATE(allocate), _FREE(free)
+        _CALLBACKS.append(callbacks)
         addresses = [ctypes.cast(each, ctypes.c_void_p).value for each in callbacks]
         made: Any = torch._C
         allocator = made._cuda_customAllocator(*addresses)
-        return _Pool(torch.cuda.MemPool(allocator), callbacks, segments)
+        return _Pool(torch.cuda.MemPool(allocator), segments)
 
     def note(self, part: MemoryPart, tensors: Iterable[torch.Tensor]) -> None:
         """Nothing is to be noted: a part is what was allocated for it."""
