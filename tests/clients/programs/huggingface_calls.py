@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from huggingface_hub import ChatCompletionInputResponseFormatJSONSchema, InferenceClient
 
 base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
 client = InferenceClient(base_url=base_url, api_key="none")
 messages = [{"role": "user", "content": prompt}]
-options = {"model": model, "max_tokens": max_tokens, "temperature": 0.0}
+options: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": 0.0}
 
 chat = client.chat_completion(messages, **options)
 pieces = [
@@ -19,17 +20,17 @@ pieces = [
     if chunk.choices
 ]
 
-SCHEMA = {
+SCHEMA: Any = {
     "type": "object",
     "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["n"],
     "additionalProperties": False,
 }
-OPTIONS = {"model": model, "max_tokens": 400, "temperature": 0.0}
-typed = ChatCompletionInputResponseFormatJSONSchema(
-    type="json_schema", json_schema={"name": "count", "schema": SCHEMA, "strict": True}
-)
+OPTIONS: dict[str, Any] = {"model": model, "max_tokens": 400, "temperature": 0.0}
+named: Any = {"name": "count", "schema": SCHEMA, "strict": True}
+typed = ChatCompletionInputResponseFormatJSONSchema(type="json_schema", json_schema=named)
 older = {"type": "json_object", "value": SCHEMA}
+response_format: Any
 for response_format in (typed, older):
     reply = client.chat_completion(messages, response_format=response_format, **OPTIONS)
     found = json.loads(reply.choices[0].message.content)
