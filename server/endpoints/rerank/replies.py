@@ -29,6 +29,16 @@ def tei_reply(body: RerankRequest, raw: Float64Array) -> list[Json]:
     ]
 
 
+def sglang_reply(body: RerankRequest, raw: Float64Array) -> list[Json]:
+    """A list, as SGLang's clients read it."""
+    documents = body.documents or []
+    shows = body.return_documents is not False
+    return [
+        {"score": score, **({"document": documents[index]} if shows else {}), "index": index}
+        for index, score in ranked(body, raw)
+    ]
+
+
 def rerank_reply(
     body: RerankRequest, raw: Float64Array, reply_id: str, model: str, usage: Json
 ) -> Json:

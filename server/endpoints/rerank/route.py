@@ -10,7 +10,7 @@ from starlette.responses import Response
 from server.context import context_of
 from server.endpoints.plain import PlainRoute
 from server.endpoints.ranking import rank
-from server.endpoints.rerank.replies import rerank_reply, tei_reply
+from server.endpoints.rerank.replies import rerank_reply, sglang_reply, tei_reply
 from server.endpoints.rerank.schema import RerankReply, RerankRequest
 from server.http.account import reply_id
 from server.http.reply import json_reply
@@ -43,5 +43,7 @@ async def rerank(request: Request) -> Response:
     )
     if body.is_tei:
         return json_reply(orjson.dumps(tei_reply(body, raw)))
+    if body.is_sglang:
+        return json_reply(orjson.dumps(sglang_reply(body, raw)))
     model = body.model or context.config.model_names[0]
     return json_reply(orjson.dumps(rerank_reply(body, raw, name, model, usage)))

@@ -1,4 +1,4 @@
-"""Bodies of rerank requests: what Jina's, Cohere's, vLLM's and TEI's clients send, as one type."""
+"""Bodies of rerank requests, as Jina's, Cohere's, vLLM's, SGLang's and TEI's clients send them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,19 @@ Documents = Annotated[
 
 
 class RerankRequest(BodyModel):
-    """Rank documents by their relevance to a query. With `texts` the reply has TEI's shape."""
+    """Rank documents by their relevance to a query.
+
+    With `texts` the reply has TEI's shape, with `instruct` SGLang's: both are lists.
+    """
 
     model: ModelName | None = None
     query: Annotated[str, Field(min_length=1)]
     documents: Documents | None = None
     texts: Documents | None = Field(None, description="TEI's name of `documents`.")
     instruction: str | None = Field(None, description="What relevance means; the model's default.")
-    instruct: str | None = Field(None, description="SGLang's name of `instruction`.")
+    instruct: str | None = Field(
+        None, description="SGLang's name of `instruction`: the reply is a list."
+    )
     top_n: int | None = Field(None, ge=0, description="The best so many; 0 for all.")
     return_documents: bool | None = Field(None, description="The default is true.")
     return_text: bool | None = Field(None, description="TEI's; the default is false.")
@@ -69,6 +74,11 @@ class RerankRequest(BodyModel):
     def is_tei(self) -> bool:
         """Whether the reply has TEI's shape."""
         return self.texts is not None
+
+    @property
+    def is_sglang(self) -> bool:
+        """Whether the reply has SGLang's shape."""
+        return self.instruct is not None and not self.is_tei
 
     @property
     def raw(self) -> bool:

@@ -71,6 +71,29 @@ async def test_texts_are_answered_with_a_list(site: Site) -> None:
     )
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_instruct_is_answered_with_a_list_of_texts(site: Site, path: str) -> None:
+    whole = (await post(site, documents=DOCUMENTS, instruction="cities"))["results"]
+    listed = await post(site, path, documents=DOCUMENTS, instruct="cities")
+    assert listed == [
+        {
+            "score": each["relevance_score"],
+            "document": each["document"]["text"],
+            "index": each["index"],
+        }
+        for each in whole
+    ]
+    few = await post(
+        site, path, documents=DOCUMENTS, instruct="cities", top_n=2, return_documents=False
+    )
+    assert few == [{"score": each["score"], "index": each["index"]} for each in listed[:2]]
+
+
+async def test_texts_decide_beside_instruct(site: Site) -> None:
+    listed = await post(site, "/rerank", texts=DOCUMENTS, instruct="cities")
+    assert listed == await post(site, "/rerank", texts=DOCUMENTS, instruction="cities")
+
+
 @pytest.mark.parametrize(
     ("changes", "param", "words"),
     [
