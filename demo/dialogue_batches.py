@@ -1,4 +1,4 @@
-"""Dialogues as ids: replies to learn, behind the prompts that the template makes of all before."""
+"""Dialogues as ids: replies to learn, after the prompts that the template makes of all before."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ class LearnedDialogue:
 
 @dataclass(frozen=True)
 class DialogueBatch:
-    """Dialogues padded behind their ends.
+    """Dialogues padded after their ends.
 
     Attributes:
         inputs: int64 [batch, length].

@@ -31,7 +31,7 @@ def scoring_windows(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Cut ids [length] into (inputs, targets), both [context_tokens]; targets name each id once.
 
-    Places behind the document's end, and targets that an earlier window scored, are padding.
+    Places after the document's end, and targets that an earlier window scored, are padding.
     """
     num_targets = len(document) - 1
     scored = start = 0

@@ -25,7 +25,7 @@ from sampling.rows import SamplingNeeds
 
 
 def row_width(max_len: int, num_drafts: int) -> int:
-    """The positions a row may touch: a step in flight behind a row's end may begin one position
+    """The positions a row may touch: a step in flight after a row's end may begin one position
     past it, and drafts twice k."""
     return max_len + (2 * num_drafts + 2 if num_drafts else 0)
 
@@ -33,7 +33,7 @@ def row_width(max_len: int, num_drafts: int) -> int:
 class RequestRows:
     """Owns what the device knows of each row.
 
-    Histories and tables are wide enough for the drafts behind the last place of the context.
+    Histories and tables are wide enough for the drafts after the last place of the context.
 
     Attributes:
         scratch_row: max_rows; no choice's, it pads decode steps to the size of a graph.
@@ -122,13 +122,13 @@ class RequestRows:
         publish(self._vacate(rows))
 
     def tables_of(self, rows: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-        """Block tables of rows int64 [n], wide enough for a step and what is drafted behind it."""
+        """Block tables of rows int64 [n], wide enough for a step and what is drafted after it."""
         num_drafts = self.drafts.shape[1]
         reach = max_seq_len + (2 * num_drafts + 1 if num_drafts else 0)
         return self.block_tables[rows, : -(-reach // self.block_size)]
 
     def enter_drafts(self, rows: torch.Tensor) -> None:
-        """Put the drafts of rows int64 [n] behind their last tokens, until they are verified."""
+        """Put the drafts of rows int64 [n] after their last tokens, until they are verified."""
         num_drafts = self.drafts.shape[1]
         places = torch.arange(1, 1 + num_drafts, device=self.device)
         positions = self.num_computed[rows, None] + places
@@ -144,7 +144,7 @@ class RequestRows:
 
 
 class Drafting(NamedTuple):
-    """The rows for which the drafter proposes behind a step: P of its R rows.
+    """The rows for which the drafter proposes after a step: P of its R rows.
 
     Attributes:
         places: int64 [P], where they are among the step's rows.
@@ -189,7 +189,7 @@ class RowWriter(Protocol):
             num_new: int32 [L], how many of them stand, where drafts were verified. None: all do.
 
         Returns:
-            None where the drafter does not run behind the step.
+            None where the drafter does not run after the step.
         """
         ...
 
@@ -207,7 +207,7 @@ class StepInputs:
         sampling: the N logit rows; None where no row draws.
         drafts: what the logit rows verify, its `logits` left to the drafter; None where they
             verify nothing.
-        drafting: None where the drafter does not run behind the step, or there is none.
+        drafting: None where the drafter does not run after the step, or there is none.
         row_writer: puts the step's tokens into their rows.
     """
 

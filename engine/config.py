@@ -98,7 +98,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CPU_STEP_TOKENS, GPU_STEP_TOKENS = 512, 8192
-"""Whoever comes while a step computes waits for its end and for that of the step issued behind it.
+"""Whoever comes while a step computes waits for its end and for that of the step issued after it.
 On a CPU core 2048 tokens of the demo model take 0.2 s, and are computed no faster than 4 x 512."""
 
 CPU_WHOLE_PROMPT_TOKENS = 2048

@@ -272,7 +272,7 @@ class Engine:
 
         One launch becomes two where rows draw under a grammar: the forward at once, the draw when
         the step before is read back and masks are filled, both while the forward runs. The step
-        behind it is planned meanwhile and launched right behind that draw, so that the device waits
+        after it is planned meanwhile and launched right after that draw, so that the device waits
         for neither. Steps of scoring run between the two: behind the draw, which reads what their
         forwards would overwrite.
         """
@@ -308,7 +308,7 @@ class Engine:
         self._pipeline.launch(plan)
 
     def _draw(self, plan: StepPlan) -> None:
-        """Issue the draw of a step that awaits masks, and launch the step behind it."""
+        """Issue the draw of a step that awaits masks, and launch the step after it."""
         assert self._grammars is not None, "only choices with a grammar await masks"
         entered = self._enter()
         filling = self._grammars.fill(plan)

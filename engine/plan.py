@@ -80,7 +80,7 @@ class PromptSpan:
 class StepPlan:
     """One forward over R rows: decoding rows first, then other rows with one query token.
 
-    A decoding row computes its last token and `num_drafts` drafts, and draws behind each.
+    A decoding row computes its last token and `num_drafts` drafts, and draws after each.
 
     Attributes:
         rows: int32 [R]. num_query: int32 [R], tokens each row computes.
@@ -168,7 +168,7 @@ class StepPlan:
         return plan
 
     def again(self) -> StepPlan:
-        """The step behind this one, where all its rows decode without drafts and go on.
+        """The step after this one, where all its rows decode without drafts and go on.
 
         All else is this plan's own, the properties worked out so far too: none follows from what
         differs, and `dataclasses.replace` would take ten times as long.
@@ -200,7 +200,7 @@ class StepPlan:
 
     @property
     def num_logits(self) -> Int64Array:
-        """int64 [R], logit rows of each row: one for each token that is drawn behind."""
+        """int64 [R], logit rows of each row: one for each token that is drawn after."""
         return self.samples + self.decodes * self.num_drafts
 
     @cached_property
@@ -220,7 +220,7 @@ class StepPlan:
 
     @property
     def reports_drafts(self) -> bool:
-        """Whether the drafts made behind the step are part of its result."""
+        """Whether the drafts made after the step are part of its result."""
         return bool((self.constrained & self.proposes).any())
 
     @property
@@ -230,7 +230,7 @@ class StepPlan:
 
 
 def prompt_spans(plan: StepPlan, prefilling: Int64Array) -> list[PromptSpan]:
-    """The query tokens behind which the logprobs of prompt tokens are wanted.
+    """The query tokens after which the logprobs of prompt tokens are wanted.
 
     Args:
         prefilling: int64, indices of the plan's rows that compute prompt tokens.
@@ -274,7 +274,7 @@ class StepResult:
     Attributes:
         token_ids: int32 [L, 1 + num_drafts], in the plan's order of drawing rows.
         num_new: int32 [L], how many of each row's tokens were drawn; the others are undefined.
-        failed: uint8 [L], `Finish.NAN` or `Finish.EMPTY` where nothing could be drawn behind those,
+        failed: uint8 [L], `Finish.NAN` or `Finish.EMPTY` where nothing could be drawn after those,
             else `Finish.RUNNING`.
         num_offered, num_accepted: int32 [L], drafts verified and kept; None without drafts.
         logprobs: logprobs of N positions, None where no row asked for any.
@@ -377,7 +377,7 @@ class Runner(ScoringRunner, Protocol):
     def rows_by_path(self) -> dict[str, int]: ...
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        """Issue a step behind those already issued; where it awaits masks, all but its draw."""
+        """Issue a step after those already issued; where it awaits masks, all but its draw."""
         ...
 
     def weights(self, command: AnyWeightCommand) -> WeightReply:

@@ -58,7 +58,7 @@ class Origin(enum.IntEnum):
     RECOVERED = 2
     """It stands in place of a refused draft."""
     BONUS = 3
-    """It stands behind the last draft, all of which were accepted."""
+    """It stands after the last draft, all of which were accepted."""
 
 
 MAX_STEP_VALUES = 1 << 24
@@ -102,7 +102,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: llguidance's serialised grammar, as `LLMatcher.grammar_from_json_schema` and its
             siblings return it.
-        after: token ids behind whose first occurrence among the generated tokens the grammar
+        after: token ids after whose first occurrence among the generated tokens the grammar
             begins, such as the end of a model's reasoning; empty: with the first of them.
         unless_opened: token ids that the generated tokens must begin with for `after` to be waited
             for; where they do not, the grammar begins with the first of them. Empty: `after` is

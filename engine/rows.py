@@ -125,7 +125,7 @@ class RowTable:
         """Make vacant rows.
 
         Args:
-            max_new: tokens a row may draw in one step, some of them behind its end.
+            max_new: tokens a row may draw in one step, some of them after its end.
         """
         self.max_rows = max_rows
         self.max_len = max_len

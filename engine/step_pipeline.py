@@ -4,7 +4,7 @@
 
 The step in flight is read back when the next one was launched. A step that awaits masks is drawn
 only then, since its masks follow from the tokens read back; the step after it is launched ahead,
-right behind that draw, so that the device waits for neither.
+right after that draw, so that the device waits for neither.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StepPipeline:
         self._grammars = grammars
         self._on_failure = on_failure
         self._in_flight: StepHandle | None = None
-        self._launched: deque[StepHandle] = deque()  # behind it
+        self._launched: deque[StepHandle] = deque()  # after it
 
     @property
     def is_empty(self) -> bool:
@@ -75,7 +75,7 @@ class StepPipeline:
         return None
 
     def launch(self, plan: StepPlan) -> None:
-        """Launch a step behind those before it."""
+        """Launch a step after those before it."""
         self._pace.launched()
         self._launched.append(self._runner.launch(plan))
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names behind a prefix, of the engine and of every request.
+"""Prometheus metrics: vLLM's names after a prefix, of the engine and of every request.
 
 Several fronts count in files that all of them read (`prometheus_client`'s multiprocess mode), so
 whoever is asked tells of all, and what a front that died had counted stays. Numbers of the engine

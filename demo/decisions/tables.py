@@ -1,6 +1,6 @@
 """Tables of two columns in three formats, and questions about one of their rows.
 
-Keys and values stand behind a blank everywhere: a word at the beginning of a line is another token.
+Keys and values stand after a blank everywhere: a word at the beginning of a line is another token.
 """
 
 import random

@@ -1,6 +1,6 @@
 """A step's tiles and block tables at fixed addresses, where a graph's prefill kernel reads them.
 
-A graph launches as many programs as it was captured with. So a step has its own tiles, and behind
+A graph launches as many programs as it was captured with. So a step has its own tiles, and after
 them tiles of no tokens, which read no key and write nothing.
 """
 

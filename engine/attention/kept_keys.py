@@ -23,7 +23,7 @@ KEPT_BYTES = 64 << 20
 """Bytes that are kept at most; steps of more rows or longer ones gather anew."""
 
 SPARE_BLOCKS = 4
-"""Blocks of room behind the longest row, so that rows are gathered again once in so many."""
+"""Blocks of room after the longest row, so that rows are gathered again once in so many."""
 
 
 class KeptKeys:

@@ -149,5 +149,5 @@ def _load(spec: Any, load: Callable[[], Any], future: Future[None]) -> None:
 def _build(spec: Any) -> None:
     with contextlib.suppress(AttributeError, OSError):  # threads have priorities on Linux alone
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BUILD_NICE)
-    with contextlib.suppress(Exception):  # the load behind it meets the error again and tells it
+    with contextlib.suppress(Exception):  # the load after it meets the error again and tells it
         spec.build(need_lock=True)

@@ -27,7 +27,7 @@ class VerifiedStep:
         rows: int64 [R].
         input_ids: int32 [T]. positions: int64 [T]. The query tokens the target computed.
         next_ids: int32 [T], the token that follows each in its row: the next prompt token or the
-            token entered after it. Behind a row's last token that stands they are undefined, but
+            token entered after it. After a row's last token that stands they are undefined, but
             below vocab_size.
         hidden: [T, hidden_size], the target's hidden states after its final norm.
         features: [T, F], outputs of the target's layers `Drafter.feature_layers` side by side;
@@ -91,7 +91,7 @@ class Drafter(Protocol):
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         """Propose drafts int32 [L, k]; -1 stands for no draft, and verification always refuses it.
 
-        Behind a -1 a row has no drafts.
+        After a -1 a row has no drafts.
 
         Reads nothing on the host beyond shapes, so that a graph can hold it on CUDA. Draft logits
         of the rows are written in the same call.

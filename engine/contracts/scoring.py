@@ -80,6 +80,6 @@ class ScoringHandle(Protocol):
 
 
 class ScoringRunner(Protocol):
-    """Runs steps of scoring in order, behind the steps of choices that were launched before."""
+    """Runs steps of scoring in order, after the steps of choices that were launched before."""
 
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle: ...

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The gated activation of the Llama family, alone and with quantization behind it."""
+"""The gated activation of the Llama family, alone and with quantization after it."""
 
 from __future__ import annotations
 

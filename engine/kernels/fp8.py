@@ -2,7 +2,7 @@
 """Numbers in float8 (e4m3) beside float32 scales: a scale a token, a scale an output channel.
 
 A row v becomes s = max(|v|, TINY) / 448 and q = round(v / s), so that its largest value is
-the largest of the format and s * q is within s * 448 / 16 / 2 of v: e4m3 has three bits behind the
+the largest of the format and s * q is within s * 448 / 16 / 2 of v: e4m3 has three bits after the
 leading one. The rounding is to nearest, ties to even, on every device.
 """
 
@@ -91,7 +91,7 @@ def _over(values, scale):
     """Divide float32 values by scales of their shape, as exactly as e4m3 can tell.
 
     A division takes some ten instructions and a branch. A reciprocal leaves products that are
-    within 2^-22 of the quotients, and the line behind it within 2^-45 before it rounds. A quotient
+    within 2^-22 of the quotients, and the line after it within 2^-45 before it rounds. A quotient
     of two float32 numbers that lies between two neighbours of five bits, where e4m3 rounds up or
     down, but not in their middle, is 2^-29 or more from it: it is rounded as the quotient would be.
     """
@@ -188,14 +188,14 @@ def row_launch(x: torch.Tensor, width: int | None = None) -> dict[str, Any]:
 
 
 def empty_rows(num_rows: int, width: int, device: torch.device) -> Fp8Rows:
-    """Allocate rows for a kernel to write, with room behind them to the end of a `TILE`."""
+    """Allocate rows for a kernel to write, with room after them to the end of a `TILE`."""
     room = triton.cdiv(num_rows, TILE) * TILE
     values = torch.empty((room, width), dtype=FP8, device=device)
     return Fp8Rows(values[:num_rows], torch.empty(room, device=device)[:num_rows])
 
 
 def in_whole_tiles(rows: Fp8Rows) -> Fp8Rows:
-    """The rows, and behind them to the end of a `TILE` whatever is in memory, if there is room.
+    """The rows, and after them to the end of a `TILE` whatever is in memory, if there is room.
 
     The library multiplies 256 rows faster than 144 (3.8 and 5.1 ms for an 8B model's layers on an
     H200); what it makes of the others is thrown away.

@@ -1,4 +1,4 @@
-"""LayerNorm, alone and behind a residual addition, by the library's kernels."""
+"""LayerNorm, alone and after a residual addition, by the library's kernels."""
 
 from __future__ import annotations
 

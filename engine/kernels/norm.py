@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""RMSNorm, alone and fused with the residual addition in front of it and quantization behind it."""
+"""RMSNorm, alone and fused with the residual addition in front of it and quantization after it."""
 
 from __future__ import annotations
 

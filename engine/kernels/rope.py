@@ -136,7 +136,7 @@ def _rope_and_store_kernel(
         tl.store(cell_ptr, new_low, mask=stored)
         tl.store(cell_ptr + HALF, new_high, mask=stored)
     else:
-        # Keys' scales, then values': in the order of the heads behind the queries'.
+        # Keys' scales, then values': in the order of the heads after the queries'.
         scale = tl.load(scales_ptr + heads - num_q, mask=stored, other=1.0)
         tl.store(cell_ptr, stored_fp8(new_low, scale), mask=stored)
         tl.store(cell_ptr + HALF, stored_fp8(new_high, scale), mask=stored)

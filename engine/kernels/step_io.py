@@ -116,7 +116,7 @@ def _gather_kernel(
     tl.store(inputs.seq_lens + i, (start + 1 + num_drafts).to(tl.int32))
     room = tl.load(state.limits + row) - start - 1
     tl.store(inputs.room + i, tl.maximum(room, 1).to(tl.int32))
-    # As far as the drafter goes behind the newest token.
+    # As far as the drafter goes after the newest token.
     for first in range(0, (start + 2 * num_drafts + 1) // block_size + 1, BLOCK):
         columns = first + tl.arange(0, BLOCK)
         inside = columns < max_blocks
@@ -129,7 +129,7 @@ def gather_decode_inputs(
 ) -> None:
     """Fill `inputs` for rows int64 [S]; table entries past a row's reach are not written.
 
-    The rows' drafts are put behind their last tokens, where their histories hold them until they
+    The rows' drafts are put after their last tokens, where their histories hold them until they
     are verified.
     """
     num_rows, width = state.token_ids.shape
@@ -164,7 +164,7 @@ def enter_decoded(rows: torch.Tensor, token_ids: torch.Tensor, state: RowState) 
 
 
 class Entered(NamedTuple):
-    """The ends of S rows behind their verified tokens; see `engine.batch.RowEnds`.
+    """The ends of S rows after their verified tokens; see `engine.batch.RowEnds`.
 
     Attributes:
         last: int64 [S], the last of each row's query tokens that stands, among all S * Q.

@@ -15,7 +15,7 @@ from sampling.device.mirror import Writes
 CAPACITY = 1 << 18
 """Tokens that are kept at most, 1 MiB of them."""
 END = -1
-"""Stands before and behind each output."""
+"""Comes before and after each output."""
 
 
 class RecentOutputs:

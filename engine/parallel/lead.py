@@ -40,7 +40,7 @@ class OtherRanks(Protocol):
     """The ranks that rank 0 leads; `RankProcesses` are processes."""
 
     def tell(self, message: Message) -> None:
-        """Send a message to all of them, behind those sent before."""
+        """Send a message to all of them, after those sent before."""
         ...
 
     def failure(self) -> str | None:

@@ -34,7 +34,7 @@ class RankTest(msgspec.Struct, frozen=True):
 
     Attributes:
         quick: make fewer draws. seed: of the counts.
-        with_model: serve the model behind the checks.
+        with_model: serve the model after the checks.
         text: token ids whose logits the model is to compute first; none where it has no reference.
     """
 

@@ -138,7 +138,7 @@ class OutputRing:
         self._put(emission)
 
     def _hold(self, settled: Settled, logprobs: LogprobArrays | None) -> None:
-        """Hold a step's tokens and their logprobs behind those that rows hold already."""
+        """Hold a step's tokens and their logprobs after those that rows hold already."""
         wants_origins = np.count_nonzero(self._wants_origins[settled.rows])
         origins = settled.origins() if wants_origins else None
         for column in range(int(settled.num_new.max(initial=0))):

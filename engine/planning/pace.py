@@ -49,7 +49,7 @@ class Pace:
         return max(LEAST_TOKENS, int(left / self._token_s))
 
     def launched(self) -> None:
-        """Note that a step was launched behind those before."""
+        """Note that a step was launched after those before."""
         self._launched_at.append(self._clock())
 
     def read_back(self, num_prompt: int, *, alone: bool = True) -> None:

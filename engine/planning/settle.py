@@ -39,8 +39,8 @@ class Settled(NamedTuple):
     def origins(self) -> UInt8Array:
         """Where each token came from: `Origin` codes uint8 [S, W].
 
-        The drafts that stand are a row's first tokens. The token behind them stands in place of the
-        next draft, where one was verified, or behind the last.
+        The drafts that stand are a row's first tokens. The token after them stands in place of the
+        next draft, where one was verified, or after the last.
         """
         offered, accepted = self.num_offered, self.num_accepted
         if offered is None or accepted is None:

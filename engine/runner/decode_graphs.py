@@ -2,7 +2,7 @@
 
 A step is two graphs, the halves of a `DecodeStep`: one for each size, and one for each size and
 each common `SamplingNeeds`; rarer needs run the same code eagerly. A lone row's step is one graph,
-where it needs what most do. The second half draws behind steps of other shapes too. With a drafter
+where it needs what most do. The second half draws after steps of other shapes too. With a drafter
 there are steps that verify drafts and make the next ones, and steps of rows that do without. A
 batch between two sizes is padded with the scratch row, which reads and writes nothing of anyone's.
 
@@ -88,7 +88,7 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Draw:
-    """A graph that draws, behind the forward's or with it."""
+    """A graph that draws, after the forward's or with it."""
 
     graph: torch.cuda.CUDAGraph
     tokens: Packed

@@ -65,7 +65,7 @@ class DecodeRowWriter:
             return None
         entered = enter_verified(self.ids, token_ids, num_new, self.inputs, self.state)
         return RowEnds(
-            next_ids=token_ids.flatten(),  # behind the last that stands they are 0
+            next_ids=token_ids.flatten(),  # after the last that stands they are 0
             last=entered.last,
             positions=entered.positions,
             limits=entered.limits,
@@ -180,7 +180,7 @@ class DecodeStep:
         self._mask_slots[: len(slots)].copy_(slots)
 
     def draw(self, size: int, hidden: Hidden, needs: SamplingNeeds) -> StepTokens:
-        """Draw behind the first `size` rows' hidden states, and enter the tokens into them.
+        """Draw after the first `size` rows' hidden states, and enter the tokens into them.
 
         Args:
             hidden: what `forward` left, of as many rows or more.

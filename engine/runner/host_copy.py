@@ -68,12 +68,12 @@ class Packed:
             torch.cuda.current_stream(self.flat.device.index).wait_event(self._copied)
 
     def begin_copy(self) -> _Arriving:
-        """Begin to copy everything to the host, behind the current stream."""
+        """Begin to copy everything to the host, after the current stream."""
         if not self.flat.is_cuda:
             return _Arriving(self, None)
         index, num_bytes = self.flat.device.index, len(self.flat)
         buffer = _buffer_for(num_bytes)
-        # On a stream of its own: a kernel behind a transfer begins some 15 us after it.
+        # On a stream of its own: a kernel after a transfer begins some 15 us after it.
         current, stream = torch.cuda.current_stream(index), _copy_stream(index)
         buffer.made.record(current)
         stream.wait_event(buffer.made)

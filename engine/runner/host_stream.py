@@ -64,7 +64,7 @@ class _HostWork(Future[Any]):
 
 
 class InlineLauncher:
-    """Issues kernels in the calling thread; on CUDA they run behind it on the stream."""
+    """Issues kernels in the calling thread; on CUDA they run after it on the stream."""
 
     def __call__(self, work: Any, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()

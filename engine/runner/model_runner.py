@@ -88,7 +88,7 @@ class ModelRunner:
         self._threads: Threads = threads_for if on_cpu else lambda num_tokens: nullcontext()
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Issue a step behind those already issued; where it awaits masks, all but its draw."""
+        """Issue a step after those already issued; where it awaits masks, all but its draw."""
         loads = self._loads(plan)
         if not plan.awaits_masks:
             return LaunchedStep(plan, self._in_order(plan.num_tokens, self._issue, plan, loads))
@@ -100,7 +100,7 @@ class ModelRunner:
         return LaunchedStep(plan, None, issue_draw)
 
     def launch_scoring(self, plan: ScoringPlan) -> LaunchedScoring:
-        """Issue a step of scoring behind what was issued before."""
+        """Issue a step of scoring after what was issued before."""
         num_tokens, loads = len(plan.token_ids), self._loads(plan)
         return LaunchedScoring(self._in_order(num_tokens, self._issue_scoring, plan, loads))
 
@@ -152,7 +152,7 @@ class ModelRunner:
         return self._masks.buffer
 
     def _in_order(self, num_tokens: int, work: Any, *args: Any) -> Future[Any]:
-        """Issue work of so many tokens behind what was issued before."""
+        """Issue work of so many tokens after what was issued before."""
 
         def issue() -> Any:
             with self._threads(num_tokens):

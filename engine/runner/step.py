@@ -60,7 +60,7 @@ class TokenStage:
         """Draw or verify, enter the tokens, propose drafts; None where no row draws.
 
         Args:
-            hidden: of the step's T tokens; there may be more behind them.
+            hidden: of the step's T tokens; there may be more after them.
         """
         tokens = self._tokens(inputs, hidden)
         if tokens is None:

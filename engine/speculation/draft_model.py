@@ -21,7 +21,7 @@ class DraftModelDrafter:
     """The `Drafter` around a `CausalLM`.
 
     Its cache holds every token of a row at the token's own position. A step computes the target's
-    tokens, accepted or not, and the newest one in one forward; entries behind a refused draft are
+    tokens, accepted or not, and the newest one in one forward; entries after a refused draft are
     written anew by the step that computes those positions again.
     """
 
@@ -60,7 +60,7 @@ class DraftModelDrafter:
 
 
 class NewestInputs(NamedTuple):
-    """Inputs of T + R tokens: the target's, and behind each row's the one that follows them.
+    """Inputs of T + R tokens: the target's, and after each row's the one that follows them.
 
     Attributes:
         input_ids: int32 [T + R]. positions: int64 [T + R].
@@ -107,7 +107,7 @@ def with_newest(step: VerifiedStep, block_size: int) -> NewestInputs:
 
 
 def _extra_slots(step: VerifiedStep, block_size: int) -> torch.Tensor:
-    """Slots int64 [R] of the positions behind the rows' tokens; 0 for rows that did not draw."""
+    """Slots int64 [R] of the positions after the rows' tokens; 0 for rows that did not draw."""
     ends = step.attention.seq_lens[step.draw_rows].to(torch.int64)[:, None]
     slots = slots_at(step.block_tables, ends, step.limits[:, None], block_size)
     extra = torch.zeros(len(step.attention.seq_lens), dtype=torch.int64, device=ends.device)

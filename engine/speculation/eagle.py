@@ -18,7 +18,7 @@ class EagleDrafter:
 
     The EAGLE head's entry at position i is made from the target's features at i, or the EAGLE
     head's own output in their place, and from the token at i + 1; it lies in the slot of position
-    i. Entries behind a refused draft are never seen: the step that computes those positions writes
+    i. Entries after a refused draft are never seen: the step that computes those positions writes
     them anew.
 
     Args:

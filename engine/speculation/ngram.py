@@ -86,7 +86,7 @@ def ngram_drafts_torch(
 
 
 def _longest_match(tokens: torch.Tensor, min_n: int, max_n: int) -> int | None:
-    """The index at which the text behind the longest match begins; None without a match."""
+    """The index at which the text after the longest match begins; None without a match."""
     ends = torch.arange(len(tokens) - 1)  # where an earlier n-gram may end
     matching = torch.zeros(0, dtype=torch.int64)
     for n in range(1, max_n + 1):

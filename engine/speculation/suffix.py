@@ -78,7 +78,7 @@ def suffix_drafts(
     rules: SuffixRules,
     recent: RecentOutputs | None = None,
 ) -> torch.Tensor:
-    """Find the drafts int32 [L, num_tokens] of rows; -1 behind the last one.
+    """Find the drafts int32 [L, num_tokens] of rows; -1 after the last one.
 
     Args:
         history: int32 [max_rows + 1, max_len].
@@ -116,7 +116,7 @@ class _Votes(NamedTuple):
     """Places that match, in the order in which they win where votes are equal."""
 
     matches: torch.Tensor  # int64 [n], tokens that match
-    following: torch.Tensor  # int32 [n, k], the tokens that follow; -1 behind the last
+    following: torch.Tensor  # int32 [n, k], the tokens that follow; -1 after the last
 
     def of_longest(self) -> _Votes:
         """The votes of the `PLACES` longest matches, the first ones of equally long ones."""

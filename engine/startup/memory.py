@@ -244,7 +244,7 @@ def _forward_step(limits: Limits) -> ScoringPlan:
 
 
 def _decode_steps(limits: Limits, params: SamplingParams) -> list[StepPlan]:
-    """Steps in which every row draws behind one token, and behind its drafts if it has any."""
+    """Steps in which every row draws after one token, and after its drafts if it has any."""
     request = Request(
         handle=0,
         prompt_token_ids=np.zeros(1, dtype=np.int32),

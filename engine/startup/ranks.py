@@ -108,7 +108,7 @@ def set_threads(config: EngineConfig) -> None:
 
 
 def of_ranks(exchange: RankExchange) -> str:
-    """How many ranks did something, behind its name; nothing where it was one."""
+    """How many ranks did something, after its name; nothing where it was one."""
     return f", {exchange.size} ranks" if exchange.size > 1 else ""
 
 

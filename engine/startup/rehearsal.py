@@ -23,9 +23,9 @@ from sampling.params import SamplingParams
 
 PROMPT_LENS = (16, 128, 48, 96, 200)
 """Tokens of the prompts: steps of other sizes run other kernels and graphs. A short one comes
-first, behind which a large model on a CPU has used up its time, and then a usual one."""
+first, after which a large model on a CPU has used up its time, and then a usual one."""
 NUM_TOKENS = 4
-"""Tokens of each reply: a prefill, and steps that decode behind one another."""
+"""Tokens of each reply: a prefill, and steps that decode after one another."""
 LIMIT_S = 0.15
 """Seconds after which no further request is begun."""
 
@@ -35,7 +35,7 @@ def rehearse(
 ) -> None:
     """Serve requests as the process will, one after the other, and leave no trace of them.
 
-    They go through an engine of their own around `runner`, which keeps the books of them. Behind it
+    They go through an engine of their own around `runner`, which keeps the books of them. After it
     all rows are vacant and none counts as drawn; only what they wrote stays in the cache's blocks,
     all of which are free for the engine to come. A step that raises ends its request alone.
 

@@ -20,7 +20,7 @@ class Phase(enum.Enum):
 
 
 class GrammarPlace(NamedTuple):
-    """Where a choice is: in which phase, and how much of its marker is right behind it."""
+    """Where a choice is: in which phase, and how much of its marker is right after it."""
 
     phase: Phase
     matched: int
@@ -43,7 +43,7 @@ class Beginning:
         self.first = GrammarPlace(phase, 0)
 
     def advance(self, place: GrammarPlace, token_id: int) -> GrammarPlace:
-        """The place behind one more token."""
+        """The place after one more token."""
         phase, matched = place
         if phase is Phase.OPENING:
             if token_id != self.opening[matched]:

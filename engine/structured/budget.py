@@ -35,7 +35,7 @@ class BudgetCount:
         self.first = Thinking(budget.are_open, 0, 0)
 
     def advance(self, place: Thinking, token_id: int) -> Thinking:
-        """The place behind one more token."""
+        """The place after one more token."""
         is_open, matched, num_thoughts = place
         if not is_open:
             matched = self._begin.advance(matched, token_id)

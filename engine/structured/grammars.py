@@ -192,7 +192,7 @@ class Grammars:
         """Begin to fill the masks of a launched step, whose earlier steps have all been entered.
 
         Logit rows of choices that ended meanwhile, whose grammar has not begun or failed, or that
-        stand behind a draft which the grammar refuses have none, within their budgets of thoughts.
+        stand after a draft which the grammar refuses have none, within their budgets of thoughts.
 
         Returns:
             What `filled` waits for; nothing may be entered in between.

@@ -24,5 +24,5 @@ class Marker:
         )
 
     def advance(self, place: int, token_id: int) -> int:
-        """The place behind one more token, where the marker was not whole before."""
+        """The place after one more token, where the marker was not whole before."""
         return self._next[place].get(token_id, 0)

@@ -58,7 +58,7 @@ class MaskFiller:
 
     Args:
         buffer: int32 [max_masks, ceil(vocab_size / 32)], a bit a token, low bit first.
-        eos_token_ids: ids that end a text, behind which there is no mask.
+        eos_token_ids: ids that end a text, after which there is no mask.
     """
 
     def __init__(self, buffer: Int32Array, eos_token_ids: Sequence[int], num_threads: int) -> None:
@@ -103,10 +103,10 @@ class MaskFiller:
         wanted: Sequence[tuple[LLMatcher, list[int]]],
         begun: threading.Event | None = None,
     ) -> Int64Array:
-        """Write each matcher's mask, and those behind the drafts that follow, one after another.
+        """Write each matcher's mask, and those after the drafts that follow, one after another.
 
         The matchers stay where they are. Each has 1 + its number of drafts masks in the buffer, in
-        order; those behind a draft that the grammar refuses are undefined.
+        order; those after a draft that the grammar refuses are undefined.
 
         Args:
             begun: set when nothing but llguidance's work is left, or little more.
@@ -152,5 +152,5 @@ class MaskFiller:
         ids = np.array(drafts)
         words = self._buffer[slot + np.arange(len(ids)), ids >> 5]
         goes_on = ((words >> (ids & 31)) & 1).astype(np.bool_) & ~np.isin(ids, self._eos)
-        # What stands behind the first that is refused is undefined, but not looked at here.
+        # What stands after the first that is refused is undefined, but not looked at here.
         return int(np.logical_and.accumulate(goes_on).sum())

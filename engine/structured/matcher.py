@@ -122,7 +122,7 @@ class ChoiceMatcher:
                 run.drafts.append(token_id)
 
     def _opening_run(self, opened: tuple[int, ...], wanted: WantedMasks) -> MaskRun | None:
-        """The run behind ids that open the choice; None where the grammar does not allow these."""
+        """The run after ids that open the choice; None where the grammar does not allow these."""
         assert self.matcher is not None
         matcher = self.matcher
         if opened:

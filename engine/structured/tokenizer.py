@@ -60,7 +60,7 @@ class TokenizerReader:
         """Wait for the tokenizer and fit it to the model.
 
         Args:
-            vocab_size: ids behind the tokenizer's own are allowed by no grammar; tokens of higher
+            vocab_size: ids after the tokenizer's own are allowed by no grammar; tokens of higher
                 ids, which the model cannot give, are left out.
             eos_token_ids: each of them ends a grammar that is finished.
 

@@ -1,7 +1,7 @@
 """Reads a tokenizer in a process of its own: `python -m engine.structured.tokenizer_program`.
 
 With the configuration on standard input it writes the tokenizer to standard output, as JSON of the
-library tokenizers behind a line that says "ok", or behind a line that says "failed" the reason.
+library tokenizers after a line that says "ok", or after a line that says "failed" the reason.
 What transformers imports for it keeps an interpreter busy for seconds, which an engine that starts
 has a better use for; here it does without torch.
 """

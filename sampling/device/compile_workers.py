@@ -140,7 +140,7 @@ def is_cache_empty() -> bool:
 
 
 def main(arguments: list[str]) -> None:
-    """Import a module, and fork a worker for each file descriptor behind its name."""
+    """Import a module, and fork a worker for each file descriptor after its name."""
     importlib.import_module(arguments[0])
     importlib.import_module("triton.runtime.cache").triton_key()  # half a second, once
     numbers = [int(end) for end in arguments[1:]]

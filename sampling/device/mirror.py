@@ -177,7 +177,7 @@ def _room(array: npt.NDArray[Any]) -> int:
 
 
 def _lengths(array: npt.NDArray[Any]) -> tuple[int, int]:
-    """An array's elements, and how many more there is room for behind them."""
+    """An array's elements, and how many more there is room for after them."""
     return array.size, (_room(array) - array.nbytes) // array.itemsize
 
 

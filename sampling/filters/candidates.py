@@ -77,7 +77,7 @@ def load_candidates(scratch, i, count):
 
 @jit
 def candidates_of(keys, next_keys):
-    """The `_Candidates` of these keys, and of those in the places behind them."""
+    """The `_Candidates` of these keys, and of those in the places after them."""
     return _Candidates(keys != LOWEST_KEY, key_id(keys), key_id(next_keys), keys)
 
 

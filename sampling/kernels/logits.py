@@ -65,7 +65,7 @@ class Source(NamedTuple):
     grammar_masks: Tensor  # int32 [max_masks, ceil(vocab_size / 32)]
     mask_slots: Tensor | None  # int32 [n]; None, where no row has a grammar, costs nothing
     first_tile: int | None = None  # of the ids that a rank holds; None, for all, costs nothing
-    end_id: int | None = None  # the first id behind them
+    end_id: int | None = None  # the first id after them
     # Logits of all ranks one after another: from one rank's to the next one's, and of how many.
     part_stride: int | None = None
     num_parts: int | None = None

@@ -1,7 +1,7 @@
 """The paths of speculation as draws from softmax(logits), for `tailrace verify`.
 
 All call what the engine calls, `drafting.draw_drafts` and `verification.verify`. To get recovered
-tokens every draft is refused (`synthetic`, at a rate of 0). The draft is an additional token behind
+tokens every draft is refused (`synthetic`, at a rate of 0). The draft is an additional token after
 the vocabulary, so that the recovered token has the distribution softmax(logits). Acceptance of the
 second of two tokens has that token's probability.
 """

@@ -40,7 +40,7 @@ CANDIDATE_WORDS = 8
 _UNUSABLE, _NOTHING_ALLOWED = constexpr(UNUSABLE_LOGITS), constexpr(NOTHING_ALLOWED)
 _TILE_STREAM = constexpr(stream(Purpose.TARGET, LEVEL_TILE))
 _WORDS = constexpr(CANDIDATE_WORDS)
-# Places in a candidate, behind the two words of its tile's noise.
+# Places in a candidate, after the two words of its tile's noise.
 _MAXIMUM, _MASS, _TOP = constexpr(2), constexpr(3), constexpr(4)
 _TOKEN, _STATE = constexpr(5), constexpr(6)
 BROKEN, _MASKED_OUT = constexpr(1), constexpr(2)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Block verification in Triton: the drafts of a row decided together, behind `verdict`.
+"""Block verification in Triton: the drafts of a row decided together, after `verdict`.
 
 `verification` has the rule, `torch_blocks` the twin. `verdict` leaves each draft's log p / q. One
 program a row then multiplies them up to r and scales p at each depth by the r before it, in
-`Verdicts.scalars`; so the residual's kernel measures Z, and the draw behind the last draft needs
+`Verdicts.scalars`; so the residual's kernel measures Z, and the draw after the last draft needs
 nothing new. Z is measured where it can matter: h is never above r, so prefixes with u >= r fail
 without it, and no prefix counts where all drafts pass.
 """
@@ -85,7 +85,7 @@ def _mass_kernel(
 
 @jit
 def _block_kernel(work, chains, masses, num_tiles, padded_tiles: tl.constexpr):
-    """Find the longest prefix of a row that passes, and refuse the draft behind it."""
+    """Find the longest prefix of a row that passes, and refuse the draft after it."""
     r = tl.program_id(0).to(tl.int64)
     length = tl.load(chains.lengths + r)
     if length > 0:

@@ -1,6 +1,6 @@
 """Block verification in plain torch: which prefix of a row's drafts stands, decided by all of them.
 
-`verification` has the rule. A prefix ends behind the last draft, before a depth without room or
+`verification` has the rule. A prefix ends after the last draft, before a depth without room or
 with bad logits; it is all of the drafts then, as in a step that has no more.
 """
 
@@ -22,7 +22,7 @@ class Blocks(NamedTuple):
     """The drafts that stand in each of R rows; those of greedy rows are not decided here."""
 
     num_accepted: Tensor  # int64 [R]
-    log_ratio: Tensor  # float64 [R], log r behind them
+    log_ratio: Tensor  # float64 [R], log r after them
 
 
 def decide_blocks(
@@ -36,7 +36,7 @@ def decide_blocks(
     found = Blocks(torch.zeros(num_rows, dtype=torch.int64), torch.zeros_like(log_ratio))
     for depth in range(1 + k):
         x = drafts_at(depth, alive, drafts, rows.vocab_size)
-        at = drafts.starts[alive] + depth  # there is one: a row goes on behind its drafts alone
+        at = drafts.starts[alive] + depth  # there is one: a row goes on after its drafts alone
         part = batch.select(at)
         target = prepare(logits[at], part, rows)
         goes_on = (x >= 0) & (depth < drafts.room[alive]) & (target.bad == 0)
@@ -68,7 +68,7 @@ def _limit(p: Distribution, q: Distribution, log_ratio: Tensor) -> Tensor:
 
 
 def _next(p: Distribution, q: Distribution, x: Tensor, log_ratio: Tensor) -> Tensor:
-    """log r behind the drafts x int64 [n]; -inf where q is bad."""
+    """log r after the drafts x int64 [n]; -inf where q is bad."""
     ids = x[:, None]
     gained = p.shard.of_owners(p.log_probs(ids) - q.log_probs(ids), ids)[:, 0]
     behind = (log_ratio + gained).clamp(max=0.0)

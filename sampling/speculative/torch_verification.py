@@ -1,6 +1,6 @@
 """Verification in plain torch, for the CPU: depth by depth, on the rows that are still running.
 
-It may look at the host, so nothing is computed behind a row's last token.
+It may look at the host, so nothing is computed after a row's last token.
 """
 
 from __future__ import annotations

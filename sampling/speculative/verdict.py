@@ -3,7 +3,7 @@
 
 The target p comes as the race's kernels leave it (source, tile statistics, cuts) and is processed
 on the way; the draft q is float32 logits, stored after temperature and masks. `speculative.ratio`
-reads the two, `speculative.residual` draws the token behind the last accepted draft.
+reads the two, `speculative.residual` draws the token after the last accepted draft.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Verdict(IntEnum):
     ACCEPT = 0  # the draft stands
     RECOVER = 1  # refused; another token is drawn in its place from the residual
     DRAW = 2  # the target draws: there is no draft, or a refused one that says nothing of p
-    STOP = 3  # behind the row's drafts or its room
+    STOP = 3  # after the row's drafts or its room
     UNUSABLE = STOP + UNUSABLE_LOGITS  # the logits are bad, with this code
     EMPTY = STOP + NOTHING_ALLOWED
     ELSEWHERE = -1  # another rank holds what decides

@@ -1,4 +1,4 @@
-"""Verification of a step's drafts: which of them stand, and the token behind them.
+"""Verification of a step's drafts: which of them stand, and the token after them.
 
 At each depth the target's p is what the sampler would draw from there, with every mask, bias,
 penalty and filter of the row; q is what the draft was drawn from. Depth by depth:
@@ -15,12 +15,12 @@ penalty and filter of the row; q is what the draft was drawn from. Depth by dept
     coupled    accept when x is the token that the plain sampler draws, else that token
 
 A greedy row draws its highest token; it accepts x when x is that token (at the given rate where
-synthetic). The token behind the last accepted draft, at a depth without a draft, or in a row
+synthetic). The token after the last accepted draft, at a depth without a draft, or in a row
 without drafts is the plain sampler's own token at that position, bit for bit.
 `sampling.speculative.draws` says which stream of noise decides what.
 
 Penalties and bad words of a depth see the drafts before it in the token history; `SamplingBatch.
-depths` says how many they are. A row accepts nothing behind its room or a bad logit row.
+depths` says how many they are. A row accepts nothing after its room or a bad logit row.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from server.response_store.records import GeneratedRun
 from server.text.tokenizer import Tokenizer
 
 _WINDOW = 64
-"""Characters behind a token that show whether a tokenizer would join it with them."""
+"""Characters after a token that show whether a tokenizer would join it with them."""
 
 
 def replayed_ids(text: str, tokenizer: Tokenizer, runs: Sequence[GeneratedRun] = ()) -> Int32Array:
@@ -55,7 +55,7 @@ def _text(token_ids: Int32Array, tokenizer: Tokenizer) -> str:
 
 
 def _ids_after(last: int, text: str, tokenizer: Tokenizer) -> list[int] | None:
-    """The ids of a text behind a token; None where the tokenizer would join the two.
+    """The ids of a text after a token; None where the tokenizer would join the two.
 
     Args:
         last: the token; -1 for a text's beginning.

@@ -231,7 +231,7 @@ def _has_port(parts: SplitResult) -> bool:
 def parts_of(report: GenerationReport, end: float) -> Iterator[tuple[str, float, float]]:
     """Names, beginnings and ends of a request's parts, on the clock of the report.
 
-    A part that never ended goes on to the end; those behind it are missing.
+    A part that never ended goes on to the end; those after it are missing.
     """
     stamps = [report.queued_at, report.started_at, report.drew_at]
     for name, start, until in zip(_PARTS, stamps, [*stamps[1:], end], strict=True):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def path_refusal(path: str, root: str | None) -> str | None:
-    """Why a folder may not be read, to be put behind what names it; None where it may.
+    """Why a folder may not be read, to be put after what names it; None where it may.
 
     Args:
         root: the folder that all others must be in; None for any.

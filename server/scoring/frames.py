@@ -31,7 +31,7 @@ class ReplyFrame(NamedTuple):
     """The text around a message.
 
     Attributes:
-        head, tail: before and behind it.
+        head, tail: before and after it.
         space: white space that a reply begins with.
         after: what follows a reply; empty where that is not known.
         is_plain: the model has no chat template.
@@ -98,7 +98,7 @@ class ReplyFrames:
         return await self._template.text(source, conversation)
 
     async def _reply(self, source: str, variables: Mapping[str, Any]) -> tuple[str, str]:
-        """What a template writes before and behind a reply's text."""
+        """What a template writes before and after a reply's text."""
         key = orjson.dumps((source, variables), option=orjson.OPT_SORT_KEYS)
         if (found := self._replies.get(key)) is None:
             found = await self._read_reply(source, variables)

@@ -47,7 +47,7 @@ class LabelTexts:
         or with the last line that is not blank.
 
         Args:
-            content, tail: the prompt's last message and what the template writes behind it.
+            content, tail: the prompt's last message and what the template writes after it.
         """
         if (cut := max((tail.rfind(text) for text in self._specials), default=-1)) >= 0:
             return tail[cut:]
@@ -55,7 +55,7 @@ class LabelTexts:
         return text[text.rfind("\n", 0, len(text.rstrip())) + 1 :]
 
     def ids(self, prompt_end: str, labels: Sequence[str]) -> list[Label]:
-        """The tokens of each label behind a prompt.
+        """The tokens of each label after a prompt.
 
         Args:
             prompt_end: the prompt's last lines, which labels are tokenized with.

@@ -15,7 +15,7 @@ class PromptReaders:
 
     Attributes:
         frames: what the chat template writes around a message.
-        labels: ids of labels behind a prompt.
+        labels: ids of labels after a prompt.
         prefixes: tokenizes prompts that begin alike.
     """
 

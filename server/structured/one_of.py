@@ -1,7 +1,7 @@
 """`oneOf` as `anyOf` of members that exclude one another.
 
 llguidance takes a `oneOf` only where it sees that no value fits two members. Here more is seen:
-types and constants behind references, properties that one member needs and another has otherwise.
+types and constants after references, properties that one member needs and another has otherwise.
 Objects that may fit two members are kept apart by properties: each member goes without one that
 the other requires. That leaves out values of which a member is unfit for another reason, but lets
 nothing through that fits two.

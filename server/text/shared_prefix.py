@@ -1,11 +1,11 @@
 """Texts that begin alike, tokenized with their shared beginning tokenized once.
 
-Each text's ids are those of the text tokenized whole. The texts are cut behind a line break, before
+Each text's ids are those of the text tokenized whole. The texts are cut after a line break, before
 a letter or digit, where no token of the vocabulary holds both. No merge of a byte-pair encoding can
 then cross the cut, and no piece of a unigram model lies over it, so the two sides are tokenized as
 if they stood alone. Tokenizers look at most one character ahead of what they split off, and never
 back: the left side is tokenized with the right one's first character behind it, and the right side
-behind a line break. That the first text's parts join to its ids is checked each time.
+after a line break. That the first text's parts join to its ids is checked each time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _shared_chars(first: str, second: str) -> int:
 
 
 def common_prefix(texts: Sequence[Sequence[int]]) -> PrefixedTexts:
-    """Split lists of ids, none of them empty, behind what all begin with; each keeps one id."""
+    """Split lists of ids, none of them empty, after what all begin with; each keeps one id."""
     arrays = [np.array(ids, dtype=np.int32) for ids in texts]
     shared = min(map(len, arrays)) - 1
     for ids in arrays[1:]:

@@ -129,7 +129,7 @@ class StopMatcher:
         """Go on with the text; return the first stop string that it completes.
 
         Args:
-            ignored: stop strings count only where they end behind so many characters of the whole
+            ignored: stop strings count only where they end after so many characters of the whole
                 text.
         """
         node, stops = self._node, self._stops

@@ -117,7 +117,7 @@ class BoundedThread:
         thread.start()
 
     def close(self) -> None:
-        """End the thread behind the calls that wait for it."""
+        """End the thread after the calls that wait for it."""
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
@@ -132,7 +132,7 @@ class BoundedThread:
 
     def _execute(self, call: _Call) -> None:
         """Run a call; what interrupts it is raised between the two times that `_running` is set,
-        or in the loop behind."""
+        or in the loop after."""
         result, error = None, None
         try:
             self._running = call

@@ -1,4 +1,4 @@
-"""The experts of a layer behind its norm, and the shared expert that all tokens take."""
+"""The experts of a layer after its norm, and the shared expert that all tokens take."""
 
 from __future__ import annotations
 

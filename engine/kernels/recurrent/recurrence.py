@@ -13,7 +13,7 @@ rule, one a channel of k. Whatever the inputs' dtype, all of it is float32.
 
 Prefilled rows are computed in chunks of `CHUNK` positions, on a grid of positions: cut there, a
 row's numbers are the same bits. Rows that decode are computed token by token. A chunk unrolls the
-recurrence, with D[i, j] the sum of the decays behind token j up to i and S₀ the state before it:
+recurrence, with D[i, j] the sum of the decays after token j up to i and S₀ the state before it:
 
     u[i] = beta[i] (v[i] - exp(D[i]) S₀ k[i] - Σ_{j < i} exp(D[i, j]) (k[i] · k[j]) u[j])
     o[i] = scale (exp(D[i]) S₀ q[i] + Σ_{j ≤ i} exp(D[i, j]) (q[i] · k[j]) u[j]) + skip v[i]

@@ -81,7 +81,7 @@ class _Fields:
 
 
 def _is_pattern(value: Any) -> bool:
-    """Whether a value is a name, or an expression behind `re:` or without."""
+    """Whether a value is a name, or an expression after `re:` or without."""
     try:
         re.compile(value.removeprefix("re:"))
     except (AttributeError, re.error):

@@ -14,6 +14,6 @@ Three rules hold for every format:
 - A body is a call from where its name and the beginning of its arguments were read. What breaks
   its format before is content, from the body's first character on. A call that breaks later, or is
   cut off, keeps its arguments as far as they came, which are then no JSON; brackets and white space
-  behind it are markup, and other text is content.
+  after it are markup, and other text is content.
 - What is found depends on the tokens alone, not on how they were cut into chunks.
 """

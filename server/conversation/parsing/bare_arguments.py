@@ -25,7 +25,7 @@ class BareArgumentsReader(PhasedReader):
     """Reads the arguments of a call whose name is known.
 
     Args:
-        quote: what stands before and behind a string.
+        quote: what stands before and after a string.
         fields: knows the call and the types of its arguments.
 
     Attributes:
@@ -74,7 +74,7 @@ class BareArgumentsReader(PhasedReader):
         return end
 
     def _quoted_key(self, text: str, at: int) -> tuple[str, int]:
-        """A key between quotes, and the end of the colon behind it or `WAIT`."""
+        """A key between quotes, and the end of the colon after it or `WAIT`."""
         begin = at + len(self._quote)
         end = text.find(self._quote, begin)
         if end < 0 or end + len(self._quote) >= len(text):

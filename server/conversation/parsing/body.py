@@ -20,7 +20,7 @@ class PhasedReader:
     """Reads a body phase by phase; each takes what it knows of the text and says what comes next.
 
     Args:
-        phase: the first. It is given a text and a place in it, behind white space, and returns how
+        phase: the first. It is given a text and a place in it, after white space, and returns how
             far it read, or `WAIT`.
 
     Attributes:

@@ -35,7 +35,7 @@ class FieldReader:
         self._key = ""
 
     def take(self, state: Field, raw: str, to: str) -> str | None:
-        """Take what a field says; returns the state behind it, None for a call that is none."""
+        """Take what a field says; returns the state after it, None for a call that is none."""
         output = self.output
         if state.role == "header":
             for pattern, target in state.routes:

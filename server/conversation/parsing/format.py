@@ -22,7 +22,7 @@ class Exit:
     """A marker that ends a state.
 
     Attributes:
-        to: the state behind it.
+        to: the state after it.
         eats_space: white space before the marker belongs to it.
         keeps: the marker is the first of what the next state reads.
         ends_call: the call's arguments are complete.
@@ -100,7 +100,7 @@ class JsonCalls:
     """Calls as JSON objects with a name and arguments: one, several, or a list of them.
 
     Attributes:
-        after: the state behind the last of them.
+        after: the state after the last of them.
         needs_arguments: an object without arguments is no call.
         name_is_key: an object has the name as its only key, and the arguments as its value.
     """
@@ -134,7 +134,7 @@ class BareArguments:
     `{at:<|"|>it<|"|>,n:2}`.
 
     Attributes:
-        after: the state behind them.
+        after: the state after them.
     """
 
     after: str
@@ -151,7 +151,7 @@ class MessageSyntax:
     Attributes:
         thoughts, remark: what begins a message of thoughts, or one beside calls.
         end: what ends either.
-        separator: what stands behind that, before the next message.
+        separator: what stands after that, before the next message.
         answer: what begins the last message of a reply without calls.
     """
 
@@ -213,7 +213,7 @@ class ToolFormat:
         openers: markers that open calls at a reply's beginning only.
         exits: markers that open calls anywhere in the content.
         strays: markers that are dropped where they stand in the content for nothing.
-        states: the states behind `openers` and `exits`.
+        states: the states after `openers` and `exits`.
         id_chars: the length of a call's id; None for "call_" and 24 characters.
         tool_names: an expression of the names that calls may have, where not all are possible.
     """
@@ -239,7 +239,7 @@ class ReasoningFormat:
         begin, end: the markers around thoughts.
         begins_open: a reply begins with thoughts although nothing opened them.
         opened_by_prompt: the model never opens thoughts itself.
-        answer: the text behind which what follows thoughts begins; empty for `end`.
+        answer: the text after which what follows thoughts begins; empty for `end`.
         strays: markers around content, which are dropped.
         states: states of a format whose replies are channels; they stand for those that `begin`
             and `end` would make.

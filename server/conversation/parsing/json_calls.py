@@ -23,7 +23,7 @@ _HEAD = re.compile(
 """What an object most often begins with, up to its arguments: their reading step by step takes ten
 times as long."""
 _NEXT = re.compile(r"[ \t\r\n]{0,64}+(?:[,;][ \t\r\n]{0,64}+(?:(?=\{)|(\Z))|(?=[\]{])|(\Z))")
-"""What may stand between objects, or behind the last within a list."""
+"""What may come between objects, or after the last within a list."""
 
 
 class JsonArgumentsReader:
@@ -100,7 +100,7 @@ class JsonCallsReader(PhasedReader):
         return self._scan if self._is_arguments and self._output.stands else None
 
     def _behind(self, text: str, at: int) -> int:
-        """Read what stands right behind an object."""
+        """Read what comes right after an object."""
         match = _NEXT.match(text, at)
         if match is None:
             self.status = "done"
@@ -127,7 +127,7 @@ class JsonCallsReader(PhasedReader):
         return at
 
     def _break(self, at: int) -> int:
-        """Give up the object, or only what is behind the arguments of a call that stands."""
+        """Give up the object, or only what is after the arguments of a complete call."""
         if self._output.stands:
             self._output.end_call()
             self.status = "done"

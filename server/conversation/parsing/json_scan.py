@@ -41,7 +41,7 @@ class JsonScan:
         return at
 
     def pass_by(self, text: str) -> bool:
-        """Go on with all of a text if the value goes on behind it; returns whether it does.
+        """Go on with all of a text if the value goes on after it; returns whether it does.
 
         Args:
             text: no special token stands in it.

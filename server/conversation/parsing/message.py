@@ -67,7 +67,7 @@ class MessageWriter:
         """The deltas that new events make, none of them empty.
 
         A call's first delta has its id and its name, and no delta has two parts of one call, which
-        clients could not tell from two calls; nor has one text behind a call.
+        clients could not tell from two calls; nor has one text after a call.
         """
         deltas: list[Json] = []
         for kind, text in events:

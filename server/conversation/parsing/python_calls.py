@@ -29,7 +29,7 @@ _QUOTED = {
 
 
 class PythonScan:
-    """Follows one value up to the comma or bracket behind it.
+    """Follows one value up to the comma or bracket after it.
 
     Attributes:
         is_done: the value has ended.
@@ -52,7 +52,7 @@ class PythonScan:
         return at
 
     def pass_by(self, text: str) -> bool:
-        """Go on with all of a text if the value goes on behind it; returns whether it does.
+        """Go on with all of a text if the value goes on after it; returns whether it does.
 
         Args:
             text: no special token stands in it.
@@ -190,7 +190,7 @@ class PythonCallsReader(PhasedReader):
         return end
 
     def _take(self, whole: re.Match[str]) -> int:
-        """Take a whole argument, and the comma behind it."""
+        """Take a whole argument, and the comma after it."""
         text, output = whole.string, self._output
         key, value = whole.groups()
         output.take(key, "tool")
@@ -215,7 +215,7 @@ class PythonCallsReader(PhasedReader):
         return self._pass(text, at, self._read_key) if text[at] == "," else self._read_key(text, at)
 
     def _between(self, text: str, at: int) -> int:
-        """Read what stands between calls and behind the last."""
+        """Read what stands between calls and after the last."""
         if text[at] == ",":
             self._is_in_call = True
             return self._pass(text, at, self._read_name)

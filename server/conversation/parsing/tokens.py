@@ -18,7 +18,7 @@ from server.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _CHARS = re.compile(rb"\A[\x80-\xbf]+|[^\x80-\xbf][\x80-\xbf]*")
-"""The bytes of each character, which may begin before the token or end behind it."""
+"""The bytes of each character, which may begin before the token or end after it."""
 
 
 @dataclass(frozen=True)

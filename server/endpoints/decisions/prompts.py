@@ -166,7 +166,7 @@ class DecisionReader:
         frame: ReplyFrame,
         kind: Labels,
     ) -> LabelTree:
-        """The tree of the labels behind a prompt; raises `ApiError`."""
+        """The tree of the labels after a prompt; raises `ApiError`."""
         end = self.readers.labels.end(content, frame.tail)
         try:
             ids = self.readers.labels.ids(end, [frame.space + name for name in names])

@@ -1,4 +1,4 @@
-"""Granite 3: a list of JSON objects behind a token.
+"""Granite 3: a list of JSON objects after a token.
 
 <|tool_call|>[{"name": "look", "arguments": {"at": "it"}}]
 

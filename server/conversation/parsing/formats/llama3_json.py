@@ -2,7 +2,7 @@
 
 {"name": "look", "parameters": {"at": "it"}}; {"name": "stop", "parameters": {}}
 
-Behind other text an object is a call where it begins with a name.
+After other text an object is a call where it begins with a name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mistral: a list of JSON objects behind a token, or since 2025 a token before each call.
+"""Mistral: a list of JSON objects after a token, or since 2025 a token before each call.
 
 [TOOL_CALLS][{"name": "look", "arguments": {"at": "it"}}]
 [TOOL_CALLS]look[ARGS]{"at": "it"}[TOOL_CALLS]stop[ARGS]{}

@@ -1,4 +1,4 @@
-"""Phi-4 mini: a list of JSON objects behind a word or between tokens.
+"""Phi-4 mini: a list of JSON objects after a word or between tokens.
 
 functools[{"name": "look", "arguments": {"at": "it"}}]
 <|tool_call|>[{"name": "look", "arguments": {"at": "it"}}]<|/tool_call|>
