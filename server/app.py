@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from engine.client import EngineHandle
 from server.config import ServerConfig
 from server.context import Context, make_context
-from server.endpoints import docs, health, page, server_info, verify
+from server.endpoints import docs, health, invocations, page, server_info, verify
 from server.endpoints.adapters import route as adapters
 from server.endpoints.chat import render_route as render_chat
 from server.endpoints.chat import route as chat
@@ -123,6 +123,7 @@ def create_app(
             systemone,
             rerank,
             embeddings,
+            invocations,
             models,
             tokens,
             health,

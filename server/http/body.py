@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from server.http.content import MAX_RATIO, check_content_type, content_encoding,
 from server.http.disconnect import ClientGoneError
 from server.http.large import PARSE_S, decode_large
 from server.http.memory import BodyMemory
-from server.schema.base import Body
+from server.schema.base import Body, BodyModel
 from server.schema.foreign import decode_adopted
 from server.work.processes import CallEndedError, ProcessPool
 
@@ -59,6 +60,18 @@ class BodyReader:
 
         The memory of a large one is kept until the request's account ends or gives it back.
         """
+        raw = await self._raw(request)
+        return await self._decode(request, kind, raw)
+
+    async def read_chosen(
+        self, request: Request, choose: Callable[[bytearray], type[BodyModel]]
+    ) -> BodyModel:
+        """The same of a route that takes several kinds; `choose` finds which one it is."""
+        raw = await self._raw(request)
+        return await self._decode(request, choose(raw), raw)
+
+    async def _raw(self, request: Request) -> bytearray:
+        """The body's bytes, no longer compressed."""
         check_content_type(request.scope)
         encoding = content_encoding(request.scope)
         raw = await self._receive(request.scope, request.receive, encoding is not None)
@@ -68,6 +81,9 @@ class BodyReader:
             if plain is None:
                 raise self._too_long("more once decompressed")
             raw = plain
+        return raw
+
+    async def _decode(self, request: Request, kind: type[Body], raw: bytearray) -> Body:
         if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
             body, without_effect = decode_adopted(kind, bytes(raw), self._accepts_unknown)
         else:

@@ -32,6 +32,7 @@ GENERATION_PATHS = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
         *("/inference/v1/generate", "/generate", "/v1/score", "/generative_scoring"),
+        "/invocations",
     }
 )
 """Paths whose POST requests count as received and end in exactly one outcome."""

@@ -59,13 +59,27 @@ def describes(
     Args:
         stream: what a stream has; None where there is none.
     """
-    _bodies[kind.__name__] = kind
-    schema = {"$ref": _REF.format(model=kind.__name__)}
     responses = replies(success, 400, 404, 413, 415, 429, 500, error=error)
     if stream is not None:
         responses[200]["content"] = {"text/event-stream": {"schema": {"description": stream}}}
-    body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    return {"responses": responses, "openapi_extra": {"requestBody": body}}
+    return {"responses": responses, "openapi_extra": {"requestBody": _body(_ref(kind))}}
+
+
+def describes_any(*kinds: type[BodyModel]) -> dict[str, Any]:
+    """Describe a route that reads a body of any of these kinds and answers as theirs do."""
+    schema = {"anyOf": [_ref(kind) for kind in kinds]}
+    responses = replies(None, 400, 404, 413, 415, 429, 500)
+    return {"responses": responses, "openapi_extra": {"requestBody": _body(schema)}}
+
+
+def _ref(kind: type[BodyModel]) -> dict[str, Any]:
+    """Refer to a type of body, which the page then has."""
+    _bodies[kind.__name__] = kind
+    return {"$ref": _REF.format(model=kind.__name__)}
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
 def queries(kind: type[QueryModel], success: type[BaseModel] | None) -> dict[str, Any]:
