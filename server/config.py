@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
+from engine.arrays import Float32Array
 from sampling.params import LogprobsMode
 
 
@@ -18,15 +21,40 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 16
 
 
+PoolingMode = Literal["last", "mean"]
+"""Which hidden state stands for a text: its last token's, or the mean of all of them."""
+
+
+Activation = Literal["identity", "tanh", "relu"]
+
+
+class DenseLayer(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """A linear layer on vectors of texts.
+
+    Attributes:
+        weight: float32 [out, in].
+        bias: float32 [out]; None for none.
+        activation: of the sums.
+    """
+
+    weight: Float32Array
+    bias: Float32Array | None
+    activation: Activation
+
+
 class Pooling(msgspec.Struct, frozen=True):
     """How a model's embeddings are made of its hidden states.
 
     Attributes:
         normalizes: embeddings have length 1.
+        mode: which hidden states.
+        layers: what their vector goes through, in order.
         refusal: why there are none; None where there are.
     """
 
     normalizes: bool = True
+    mode: PoolingMode = "last"
+    layers: tuple[DenseLayer, ...] = ()
     refusal: str | None = None
 
 

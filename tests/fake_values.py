@@ -74,9 +74,13 @@ def item_scores(request: ScoringRequest, finish: Finish = Finish.LENGTH) -> Item
 
 
 def hidden_states(request: ScoringRequest) -> Float32Array:
-    """float32 [N, 8]: of each item, sines of its last token's id."""
-    last = request.item_token_ids[np.cumsum(request.item_lens) - 1].astype(np.float64)
-    return np.sin(last[:, None] + np.arange(8)).astype(np.float32)
+    """float32 [P, 8]: of each position that is read, sines of its token's id."""
+    ends = np.cumsum(request.item_lens)
+    reads = zip(ends.tolist(), request.num_read.tolist(), strict=True)
+    places = np.concatenate([np.arange(end - num_read, end) for end, num_read in reads])
+    tokens = request.item_token_ids[places].astype(np.float64)
+    hidden: Float32Array = np.sin(tokens[:, None] + np.arange(8)).astype(np.float32)
+    return hidden
 
 
 def prompt_logprobs_of(request: Request) -> PromptLogprobs:

@@ -34,8 +34,8 @@ from server.config import ResponseStoreConfig, SamplingDefaults, ServerConfig
 from server.http.origins import LOCAL_HOSTS
 from server.response_store.database import check_store
 from server.response_store.records import StoreError
-from server.scoring.pooling import pooling_of
 from server.scoring.rerankers import FORMATS
+from server.scoring.sentence_modules import pooling_of
 
 DEMO_NAME = "tailrace-demo"
 

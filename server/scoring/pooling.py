@@ -1,91 +1,106 @@
-"""How hidden states of a model become embeddings, as its `modules.json` says.
-
-The modules are those of sentence-transformers: the model, a pooling, and what follows it. The last
-token's state is served, normalized or not.
-"""
+"""How hidden states become embeddings: last tokens' or means, dense layers, normalization."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
-import orjson
 
 from engine.arrays import Float32Array, Int32Array
 from engine.request import ScoringRequest
-from server.config import Pooling
+from server.config import DenseLayer, Pooling, PoolingMode
 from server.scoring.labels import Float64Array
 from server.text.shared_prefix import common_prefix
 
-_LAST, _PREFIX = "pooling_mode_lasttoken", "pooling_mode_"
-
-
-def pooling_of(model: str) -> Pooling:
-    """What a model's folder says; where it says nothing, the last token's state, normalized."""
-    folder = Path(model)
-    try:
-        modules = orjson.loads((folder / "modules.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return Pooling()
-    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
-    if unknown := sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"}):
-        return Pooling(refusal=f"its modules.json has {', '.join(unknown)}, which is not served")
-    for module, kind in zip(modules, kinds, strict=True):
-        if kind == "Pooling" and (own := _pooling_modes(folder / str(module.get("path", "")))):
-            words = f"its pooling is {', '.join(own)}: only the last token's is served"
-            return Pooling(refusal=words)
-    return Pooling(normalizes="Normalize" in kinds)
-
-
-def _pooling_modes(folder: Path) -> list[str]:
-    """The modes of a pooling besides that of the last token."""
-    try:
-        config: dict[str, Any] = orjson.loads((folder / "config.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return []
-    asked = [name for name, value in config.items() if name.startswith(_PREFIX) and value is True]
-    return [name.removeprefix(_PREFIX) for name in asked if name != _LAST]
+MEAN_TOKENS = 8192
+"""Tokens whose states are read at once for means: 128 MiB where a state is of 4,096 numbers."""
 
 
 class EmbeddingPrompts(NamedTuple):
-    """Texts whose last token's hidden states are asked for."""
+    """Texts whose last tokens' hidden states are asked for, or those of all their tokens.
+
+    Attributes:
+        query: what the texts begin with alike; empty where all states are read.
+        items: the rest of each text.
+        mode: what is made of their states.
+    """
 
     query: Int32Array
     items: list[Int32Array]
+    mode: PoolingMode = "last"
 
     @classmethod
-    def of(cls, token_ids: list[Int32Array]) -> EmbeddingPrompts:
-        """The prompts of texts, what they begin with alike taken out."""
+    def of(cls, token_ids: list[Int32Array], mode: PoolingMode) -> list[EmbeddingPrompts]:
+        """The prompts of texts, for one request after another, in the order of the texts."""
+        if mode == "mean":
+            return [cls(np.zeros(0, np.int32), group, mode) for group in _groups(token_ids)]
         prefixed = common_prefix([ids.tolist() for ids in token_ids])
-        return cls(prefixed.prefix, prefixed.rests)
+        return [cls(prefixed.prefix, prefixed.rests)]
 
     @property
-    def num_tokens(self) -> int:
-        """Tokens that may be computed."""
-        return len(self.query) + sum(map(len, self.items))
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the texts."""
+        return len(self.query) * len(self.items) + sum(map(len, self.items))
 
     def request(self, handle: int) -> ScoringRequest:
         """The engine's request."""
+        lens = np.array([len(item) for item in self.items], dtype=np.int32)
         return ScoringRequest(
             handle=handle,
             query_token_ids=self.query,
             item_token_ids=np.concatenate(self.items),
-            item_lens=np.array([len(item) for item in self.items], dtype=np.int32),
-            num_read=np.ones(len(self.items), dtype=np.int32),
+            item_lens=lens,
+            num_read=lens if self.mode == "mean" else np.ones_like(lens),
             id_lists=np.zeros((1, 0), dtype=np.int32),
             embeds=True,
         )
 
+    def states(self, hidden: Float32Array) -> Float32Array:
+        """One state a text, float32 [N, H], of the states that were read, float32 [P, H].
 
-def pooled(hidden: Float32Array, dimensions: int | None, pooling: Pooling) -> Float32Array:
-    """Embeddings float32 [N, dimensions] of the last tokens' hidden states.
+        Means are summed in float64.
+        """
+        if self.mode == "last":
+            return hidden
+        ends = np.cumsum([len(item) for item in self.items])
+        rows = [each.mean(axis=0, dtype=np.float64) for each in np.split(hidden, ends[:-1])]
+        return np.array(rows, dtype=np.float32)
+
+
+def _groups(token_ids: list[Int32Array]) -> Iterator[list[Int32Array]]:
+    """Texts in order, as many together as have `MEAN_TOKENS` tokens, or one that has more."""
+    group: list[Int32Array] = []
+    size = 0
+    for ids in token_ids:
+        if group and size + len(ids) > MEAN_TOKENS:
+            yield group
+            group, size = [], 0
+        group.append(ids)
+        size += len(ids)
+    yield group
+
+
+def pooled(states: Float32Array, dimensions: int | None, pooling: Pooling) -> Float32Array:
+    """Embeddings float32 [N, dimensions] of the texts' states, float32 [N, H].
 
     Fewer dimensions than the model's are the first ones, as Matryoshka embeddings are cut, and are
     normalized again.
     """
-    cut: Float64Array = hidden[:, :dimensions].astype(np.float64)
+    for layer in pooling.layers:
+        states = _dense(states, layer)
+    cut: Float64Array = states[:, :dimensions].astype(np.float64)
     if pooling.normalizes:
         lengths = np.linalg.norm(cut, axis=1, keepdims=True)
         cut = cut / np.where(lengths > 0, lengths, 1.0)
     return cut.astype(np.float32)
+
+
+def _dense(states: Float32Array, layer: DenseLayer) -> Float32Array:
+    """The layer's activation of `states @ weight.T + bias`."""
+    out: Float32Array = states @ layer.weight.T
+    if layer.bias is not None:
+        out += layer.bias
+    if layer.activation == "tanh":
+        return np.tanh(out)
+    return np.maximum(out, 0) if layer.activation == "relu" else out

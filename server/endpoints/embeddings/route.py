@@ -45,23 +45,37 @@ async def answer_embeddings(request: Request, body: EmbeddingsRequest) -> Respon
         raise bad_request("model", f"the model has no embeddings here: {why}")
     token_ids = await _token_ids(body, context)
     total = _check(token_ids, context)
-    prompts = EmbeddingPrompts.of(token_ids)
     name, account = reply_id("embd-", body.request_id, request.scope), account_of(request.scope)
     with CancelOnDisconnect(request.receive):
-        scores = await run_scoring(prompts.request, total, context, model=body.model)
+        states, num_cached = await _states(token_ids, body, context)
     account.report = lambda: GenerationReport(
-        context.config.model_names[0], name, total, scores.num_cached
+        context.config.model_names[0], name, total, num_cached
     )
-    assert scores.hidden is not None
-    width = scores.hidden.shape[1]
+    pooling = context.config.pooling
+    width = pooling.layers[-1].weight.shape[0] if pooling.layers else states.shape[1]
     if body.dimensions is not None and body.dimensions > width:
         raise bad_request(
             "dimensions", f"dimensions must be at most {width}, got {body.dimensions}"
         )
-    vectors = pooled(scores.hidden, body.dimensions, context.config.pooling)
+    vectors = await context.worker.run(pooled, states, body.dimensions, pooling)
     model = body.model or context.config.model_names[0]
     raw = await context.worker.run(_reply, vectors, model, total, body.encoding_format == "base64")
     return json_reply(raw)
+
+
+async def _states(
+    token_ids: list[Int32Array], body: EmbeddingsRequest, context: Context
+) -> tuple[Float32Array, int]:
+    """One state a text, float32 [N, H], and how many tokens were found computed."""
+    states, num_cached = [], 0
+    for prompts in EmbeddingPrompts.of(token_ids, context.config.pooling.mode):
+        scores = await run_scoring(
+            prompts.request, prompts.num_prompt_tokens, context, model=body.model
+        )
+        assert scores.hidden is not None
+        states.append(await context.worker.run(prompts.states, scores.hidden))
+        num_cached += scores.num_cached
+    return np.concatenate(states), num_cached
 
 
 async def _token_ids(body: EmbeddingsRequest, context: Context) -> list[Int32Array]:

@@ -1,52 +1,21 @@
-"""Embeddings of hidden states, and what a model's folder says of them."""
+"""Embeddings of hidden states, next to a float64 computation of the whole way from ids."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.startup.build import build_engine
 from server.config import Pooling
-from server.scoring.pooling import EmbeddingPrompts, pooled, pooling_of
-
-
-def folder(path: Path, kinds: list[str], **pooling: Any) -> Path:
-    modules = []
-    for index, kind in enumerate(kinds):
-        own = "" if index == 0 else f"{index}_{kind}"
-        modules.append({"idx": index, "path": own, "type": f"sentence_transformers.models.{kind}"})
-        if kind == "Pooling":
-            (path / own).mkdir()
-            (path / own / "config.json").write_text(
-                json.dumps({"word_embedding_dimension": 4, **pooling})
-            )
-    (path / "modules.json").write_text(json.dumps(modules))
-    return path
-
-
-def test_a_folder_that_says_nothing(tmp_path: Path) -> None:
-    assert pooling_of(str(tmp_path)) == Pooling(normalizes=True)
-    assert pooling_of("some/model") == Pooling(normalizes=True)
-
-
-@pytest.mark.parametrize("normalizes", [True, False])
-def test_the_last_token_s(normalizes: bool, tmp_path: Path) -> None:
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if normalizes else [])]
-    made = folder(tmp_path, kinds, pooling_mode_lasttoken=True, pooling_mode_mean_tokens=False)
-    assert pooling_of(str(made)) == Pooling(normalizes=normalizes)
-
-
-def test_what_is_not_served_is_named(tmp_path: Path) -> None:
-    made = folder(tmp_path, ["Transformer", "Pooling"], pooling_mode_mean_tokens=True)
-    assert "mean_tokens" in (pooling_of(str(made)).refusal or "")
-    (tmp_path / "other").mkdir()
-    dense = folder(
-        tmp_path / "other", ["Transformer", "Pooling", "Dense"], pooling_mode_lasttoken=True
-    )
-    assert "Dense" in (pooling_of(str(dense)).refusal or "")
+from server.scoring import pooling as pooling_module
+from server.scoring.pooling import EmbeddingPrompts, pooled
+from server.scoring.sentence_modules import pooling_of
+from tests.engine.tiny_models import VOCAB, write_model
+from tests.server.scoring.sentence_folder import ACTIVATIONS, LAST, MEAN, write_dense, write_modules
 
 
 def test_vectors_are_cut_and_normalized() -> None:
@@ -60,8 +29,72 @@ def test_vectors_are_cut_and_normalized() -> None:
 
 def test_what_texts_begin_with_alike_is_the_query() -> None:
     texts = [np.array(ids, dtype=np.int32) for ids in ([1, 2, 3], [1, 2, 4, 5])]
-    request = EmbeddingPrompts.of(texts).request(3)
+    (prompts,) = EmbeddingPrompts.of(texts, "last")
+    request = prompts.request(3)
     assert request.query_token_ids.tolist() == [1, 2]
     assert request.item_token_ids.tolist() == [3, 4, 5]
     assert request.item_lens.tolist() == [1, 2]
+    assert request.num_read.tolist() == [1, 1]
     assert (request.embeds, request.id_lists.shape) == (True, (1, 0))
+    assert prompts.num_prompt_tokens == 7
+
+
+def test_means_read_few_texts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pooling_module, "MEAN_TOKENS", 6)
+    texts = [np.arange(n, dtype=np.int32) for n in (2, 4, 1, 9, 3, 3, 1)]
+    parts = EmbeddingPrompts.of(texts, "mean")
+    assert [[len(item) for item in part.items] for part in parts] == [[2, 4], [1], [9], [3, 3], [1]]
+    assert [part.num_prompt_tokens for part in parts] == [6, 1, 9, 6, 1]
+    request = parts[0].request(3)
+    assert request.num_read.tolist() == request.item_lens.tolist() == [2, 4]
+    assert len(request.query_token_ids) == 0
+
+
+def test_a_mean_is_summed_in_float64() -> None:
+    """In float32 a thousand ones vanish beside 2 ** 26."""
+    hidden = np.ones((1002, 1), dtype=np.float32)
+    hidden[0], hidden[1001] = 2.0**26, -(2.0**26)
+    (prompts,) = EmbeddingPrompts.of([np.zeros(1002, dtype=np.int32)], "mean")
+    assert prompts.states(hidden).tolist() == [[np.float32(1000 / 1002)]]
+
+
+@pytest.mark.parametrize("mode", ["mean", "last"])
+@pytest.mark.parametrize("budget", [16, 512])  # texts are split over steps, or not
+def test_vectors_equal_float64(
+    mode: str, budget: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's float32 states through two layers, next to transformers and torch in float64."""
+    monkeypatch.setattr(pooling_module, "MEAN_TOKENS", 50)
+    peer = write_model("qwen3", tmp_path).double()
+    kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    folders = write_modules(tmp_path, kinds, **(MEAN if mode == "mean" else LAST))
+    linears = [torch.nn.Linear(peer.config.hidden_size, 24), torch.nn.Linear(24, 10, bias=False)]
+    names = ["torch.nn.modules.activation.Tanh", "torch.nn.modules.linear.Identity"]
+    for folder, linear, name in zip(folders[2:], linears, names, strict=False):
+        write_dense(folder, linear, name)
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(2, VOCAB, n).astype(np.int32) for n in (1, 70, 7, 33, 16, 2)]
+    engine = build_engine(
+        EngineConfig(
+            model=ModelConfig(model=str(tmp_path), device="cpu", dtype="float32"),
+            cache=CacheConfig(num_blocks=40),
+            scheduler=SchedulerConfig(max_rows=4, max_step_tokens=budget),
+        )
+    )
+    pooling, states = pooling_of(str(tmp_path)), []
+    for prompts in EmbeddingPrompts.of(texts, pooling.mode):
+        engine.score(b"", prompts.request(0))
+        while engine.has_work:
+            for _, output in engine.step():
+                for scores in output.item_scores:
+                    assert scores.hidden is not None
+                    states.append(prompts.states(scores.hidden))
+    got = pooled(np.concatenate(states), None, pooling)
+    for own, ids in zip(got, texts, strict=True):
+        with torch.inference_mode():
+            hidden = peer.base_model(torch.from_numpy(ids).long()[None]).last_hidden_state[0]
+            vector = hidden.mean(0) if mode == "mean" else hidden[-1]
+            for linear, name in zip(linears, names, strict=True):
+                vector = ACTIVATIONS[name](linear.double()(vector))
+        # States of float32 forwards are within about 1e-5; layers of weights below 1 keep that.
+        np.testing.assert_allclose(own, vector / vector.norm(), rtol=0, atol=2e-5)

@@ -9,8 +9,9 @@ import numpy as np
 import openai
 import pytest
 
-from server.config import Pooling
+from server.config import DenseLayer, Pooling
 from server.endpoints.embeddings.schema import EmbeddingsReply
+from server.scoring import pooling as pooling_module
 from tests.server.conftest import MODEL, Site, error_of, in_process, on_a_port
 
 
@@ -74,6 +75,23 @@ async def test_the_openai_package() -> None:
 async def test_refused(site: Site, body: dict[str, Any], param: str, words: str) -> None:
     error = await post(site, 400, **body)
     assert (error["param"], words in error["message"]) == (param, True), error
+
+
+async def test_means_and_a_dense_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over several requests to the engine; `dimensions` is bounded by the layer's."""
+    monkeypatch.setattr(pooling_module, "MEAN_TOKENS", 4)
+    weight = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    layer = DenseLayer(weight=weight, bias=np.ones(3, np.float32), activation="tanh")
+    texts = [[5, 6, 90], [7], [5, 6], [1, 2, 3, 4, 5]]
+    async with in_process(pooling=Pooling(mode="mean", layers=(layer,))) as other:
+        reply = await post(other, input=texts)
+        error = await post(other, 400, input=texts, dimensions=4)
+    for each, ids in zip(reply["data"], texts, strict=True):
+        mean = np.sin(np.array(ids)[:, None] + np.arange(8.0)).mean(axis=0)
+        vector = np.tanh(weight.astype(np.float64) @ mean + 1)
+        np.testing.assert_allclose(each["embedding"], vector / np.linalg.norm(vector), atol=1e-6)
+    assert reply["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
+    assert "at most 3, got 4" in error["message"]
 
 
 async def test_a_pooling_that_is_not_served() -> None:
