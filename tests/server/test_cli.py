@@ -62,7 +62,7 @@ def test_the_model_may_be_a_flag(settings_of: Any) -> None:
         (["serve", "-pp", "2"], "-pp must be 1 here, got '2'"),
         (["serve", "-tp", "3"], "--tensor-parallel-size must be 1, 2, 4 or 8, got 3"),
         (["serve", "--kv-cache-dtype", "int8"], "--kv-cache-dtype"),
-        (["serve", "--enable-lora"], "unrecognized arguments: --enable-lora"),
+        (["serve", "--max-loras", "4"], "--max-loras needs --enable-lora"),
         (["serve", "--port"], "expected one argument"),
         (["serve", "--port", "x"], "--port must be an integer, got 'x'"),
         (["serve", "A", "--model", "B"], "MODEL and --model differ"),
