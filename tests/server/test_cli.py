@@ -98,8 +98,9 @@ def test_help_comes_in_groups_with_choices_and_defaults(
     titles = [line[:-1] for line in out.splitlines() if line[:1].isalpha() and line.endswith(":")]
     assert titles[2:] == [
         *("model", "KV cache", "scheduling", "sampling and log-probabilities"),
-        *("speculative decoding", "HTTP", "tools and reasoning"),
-        *("limits", "security", "logging", "traces", "settings"),
+        *("speculative decoding", "adapters", "HTTP", "tools and reasoning"),
+        *("stored responses", "limits", "security", "rollouts"),
+        *("logging", "traces", "settings"),
     ]
     words = " ".join(out.split())
     assert "One of: auto, safetensors, dummy. Default: auto. [TAILRACE_LOAD_FORMAT]" in words
