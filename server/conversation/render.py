@@ -46,6 +46,7 @@ class ChatRenderer(Renderer):
 
     reply_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    null_fields = ("token_ids",)
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, echoed: str) -> None:
         super().__init__(prepared, tokenizer)

@@ -52,9 +52,12 @@ class Renderer:
 
     Attributes:
         reply_object, chunk_object: what replies and chunks call themselves.
+        null_fields: fields that a choice of a whole reply has as null where nobody asked for them,
+            as vLLM's have.
     """
 
     reply_object = chunk_object = "text_completion"
+    null_fields: tuple[str, ...] = ("token_ids", "prompt_token_ids", "prompt_logprobs")
 
     def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
         self._prepared = prepared
@@ -295,7 +298,7 @@ class Renderer:
             "created": prepared.created,
             "model": prepared.spec.model,
             "choices": [
-                self.choice(choice.index, choice.prompt_idx, piece)
+                self._with_nulls(self.choice(choice.index, choice.prompt_idx, piece))
                 for choice in choices
                 if (piece := choice.take()) is not None
             ],
@@ -308,6 +311,11 @@ class Renderer:
         if prepared.ignored_keywords:
             reply["ignored_keywords"] = prepared.ignored_keywords
         return orjson.dumps(reply)
+
+    def _with_nulls(self, choice: dict[str, Any]) -> dict[str, Any]:
+        for name in self.null_fields:
+            choice.setdefault(name)
+        return choice
 
     def top_fields(self) -> dict[str, Any]:
         """What is reported of the prompt beside the choices, once it was written with one."""

@@ -82,7 +82,7 @@ class ReplyMessage(BaseModel):
 
 
 class ChatChoice(GeneratedChoice):
-    """One reply. Optional fields are present where they were asked for."""
+    """One reply. Optional fields are null or absent where they were not asked for."""
 
     message: ReplyMessage
     logprobs: ChatLogprobs | PackedLogprobs | None

@@ -18,7 +18,7 @@ from server.schema.replies import (
 
 
 class CompletionChoice(GeneratedChoice):
-    """One continuation. Optional fields are present where they were asked for."""
+    """One continuation. Optional fields are null or absent where they were not asked for."""
 
     text: str
     logprobs: Logprobs | PackedLogprobs | None

@@ -208,7 +208,7 @@ class TestPromptLogprobs:
         assert (explicit["start"], explicit["token_ids"]) == (1, [5, 5, 263])
         assert len(explicit["logprobs"]) == 3
         assert all(near(row[0], 1 + i, 5) for i, row in enumerate(explicit["logprobs"]))
-        assert "prompt_logprobs" not in choice
+        assert choice["prompt_logprobs"] is None
 
     async def test_echo_and_prompt_logprobs_have_their_own_widths(self, site: Site) -> None:
         body = {"prompt": "abc", "echo": True, "logprobs": 3, "prompt_logprobs": 1}

@@ -27,7 +27,7 @@ LOGPROB_COLUMNS = (
 
 
 def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The choices that a stream's chunks make up."""
+    """The choices that a stream's chunks make up, with the nulls that only whole replies have."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         (part,) = chunk["choices"]
@@ -46,7 +46,8 @@ def joined(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for name in ("token_ids", "token_origins"):
             if name in whole:
                 whole[name] += part[name]
-    return [choices[index] for index in sorted(choices)]
+    nulls = dict.fromkeys(Renderer.null_fields)
+    return [nulls | choices[index] for index in sorted(choices)]
 
 
 async def check_equal(site: Site, body: dict[str, Any]) -> None:

@@ -122,7 +122,8 @@ class TestReply:
             assert bytes(reply["prompt_token_ids"]) == b"[user]hello[assistant]"
             assert reply["prompt_logprobs"] is None
             assert "prompt_token_ids" not in reply["choices"][0]
-            assert (await chat(site))["prompt_token_ids"] is None
+            plain = await chat(site)
+            assert plain["prompt_token_ids"] is plain["choices"][0]["token_ids"] is None
             chunks = await stream(site, return_token_ids=True, n=2)
             [ids] = [c["prompt_token_ids"] for c in chunks if "prompt_token_ids" in c]
             assert bytes(ids) == b"[user]hello[assistant]"

@@ -30,6 +30,9 @@ class TestReply:
                     "logprobs": None,
                     "finish_reason": "length",
                     "stop_reason": None,
+                    "token_ids": None,
+                    "prompt_token_ids": None,
+                    "prompt_logprobs": None,
                 }
             ],
             "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
