@@ -17,6 +17,22 @@ _KEY = "tailrace.account"
 
 
 @dataclass(frozen=True)
+class DecisionCounts:
+    """What a request's decisions read.
+
+    Attributes:
+        num_questions: that were answered.
+        num_labels: read for them, once for each order of a question's options.
+        lowest_label_mass: of all questions, the lowest probability that a reply begins with a
+            label.
+    """
+
+    num_questions: int
+    num_labels: int
+    lowest_label_mass: float
+
+
+@dataclass(frozen=True)
 class GenerationReport:
     """What a request that generates or scores has to tell of it, for its trace.
 
@@ -24,6 +40,7 @@ class GenerationReport:
         params, max_tokens, num_choices: what was asked for; None and 0 of scoring.
         finish_reasons: of the choices that ended.
         drafts: counts of the drafts of all choices; None without a drafter.
+        decisions: counts of a request that was decided; None of others.
         queued_at, started_at, drew_at: when the engine had the request, gave it a row, and had its
             first token, on the monotonic clock in seconds; 0 where it did not come to that, or
             where the engine does not tell.
@@ -39,6 +56,7 @@ class GenerationReport:
     num_choices: int = 0
     finish_reasons: tuple[str, ...] = ()
     drafts: DraftStats | None = None
+    decisions: DecisionCounts | None = None
     queued_at: float = 0.0
     started_at: float = 0.0
     drew_at: float = 0.0

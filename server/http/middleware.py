@@ -32,6 +32,8 @@ GENERATION_PATHS = frozenset(
     {
         *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
         *("/inference/v1/generate", "/generate", "/v1/score", "/generative_scoring"),
+        *("/v1/decisions", "/v1/systemone", "/v1/systemone/permute", "/v1/systemone/separate"),
+        *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/embeddings"),
         "/invocations",
     }
 )

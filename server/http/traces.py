@@ -48,6 +48,7 @@ _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
+    "/v1/embeddings": "embeddings",
 }
 _SCORING = "score"
 _PARTS = ("queue", "prefill", "decode")
@@ -269,6 +270,12 @@ def report_attributes(report: GenerationReport) -> dict[str, AttributeValue]:
             "tailrace.speculation.num_draft_tokens": drafts.num_draft_tokens,
             "tailrace.speculation.num_accepted_tokens": drafts.num_accepted,
             "tailrace.speculation.acceptance_per_position": drafts.acceptance,
+        }
+    if (decisions := report.decisions) is not None:
+        attributes |= {
+            "tailrace.decisions.num_questions": decisions.num_questions,
+            "tailrace.decisions.num_labels": decisions.num_labels,
+            "tailrace.decisions.lowest_label_mass": decisions.lowest_label_mass,
         }
     return attributes
 

@@ -25,7 +25,7 @@ from server.endpoints.decisions.question import Question
 from server.endpoints.decisions.replies import Json, usage_of
 from server.endpoints.decisions.wording import WORDING, Wording
 from server.endpoints.scored import run_scoring
-from server.http.account import GenerationReport, account_of
+from server.http.account import DecisionCounts, GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.text.tokenizer import INLINE_CHARS
 
@@ -90,10 +90,10 @@ async def decide(
     with CancelOnDisconnect(request.receive):
         scores = await _scores(prompts, model, context)
     num_cached = sum(each.num_cached for each in scores)
-    account.report = partial(report, num_cached)
     pairs = list(zip(prompts, scores, strict=True))
     found = answers(len(questions), *pairs[0], prior=pairs[1] if prior else None)
-    _count(questions, found, num_cached, context)
+    counts = _count(questions, found, num_cached, context)
+    account.report = partial(report, num_cached, decisions=counts)
     return Decided(
         reply_id=reply_id,
         created=int(time.time()),
@@ -130,10 +130,16 @@ def _num_written(pairs: Sequence[tuple[DecisionPrompts, ItemScores]], context: C
 
 def _count(
     questions: Sequence[Question], found: Sequence[Answer], num_cached: int, context: Context
-) -> None:
+) -> DecisionCounts:
+    """Count answers in the metrics; returns the counts of these alone."""
     metrics = context.metrics
     for question, answer in zip(questions, found, strict=True):
         metrics.decisions[question.kind].inc()
         metrics.decision_labels.inc(answer.by_order.size)
         metrics.decision_label_mass.observe(answer.label_mass)
     metrics.decision_cached_tokens.inc(num_cached)
+    return DecisionCounts(
+        num_questions=len(found),
+        num_labels=sum(answer.by_order.size for answer in found),
+        lowest_label_mass=min(answer.label_mass for answer in found),
+    )

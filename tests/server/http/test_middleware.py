@@ -210,6 +210,12 @@ class TestAccounts:
         assert outcomes["client_error"] == 3
         assert sum(outcomes.values()) == site.metric("tailrace_requests_received_total") == 5
 
+    @pytest.mark.parametrize("path", ["decisions", "systemone", "rerank", "embeddings", "score"])
+    async def test_requests_that_score_have_one_too(self, path: str, site: Site) -> None:
+        assert (await site.client.post(f"/v1/{path}", json={})).status_code >= 400
+        assert site.metric("tailrace_requests_received_total") == 1
+        assert site.metric("tailrace_request_outcomes_total", outcome="client_error") == 1
+
     async def test_http_requests_by_route(self, site: Site) -> None:
         for path in ("/v1/models/fake", "/v1/models/fake", "/nope", "/other"):
             await site.client.get(path)
