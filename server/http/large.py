@@ -18,9 +18,6 @@ PARSE_S = 60.0
 """A body of 32 MiB takes a second."""
 MAX_NUMBERS = 1 << 22
 """Numbers in one field, such as ids of prompts: twice the longest context."""
-MAX_VALUES = 1 << 17
-"""Values of other kinds in one field: texts, objects, lists and what they hold. A conversation of a
-million tokens has some ten thousand."""
 _UNKNOWN = "Object contains unknown field `"
 _SEPARATORS = (b",", b"[", b"{")
 _NUMERIC = b"0123456789+-.eE,[] \t\r\n"
@@ -46,7 +43,7 @@ def decode_large(
     ignored = {name for name in given if _is_ignored(kind, name, accepts_unknown)}
     for name, value in given.items():
         if name not in ignored:
-            _check_extent(name, value)
+            _check_extent(name, value, kind.max_values)
     return validate_adopted(kind, _parsed(kind, given, ignored, raw), accepts_unknown)
 
 
@@ -78,18 +75,22 @@ def _parsed(
         raise
 
 
-def _check_extent(name: str, raw: bytes) -> None:
-    """Refuse a field of too many values, by its commas and brackets outside of strings."""
-    if sum(map(raw.count, _SEPARATORS)) <= MAX_VALUES:  # those in strings, too
+def _check_extent(name: str, raw: bytes, max_values: int) -> None:
+    """Refuse a field of too many values, by its commas and brackets outside of strings.
+
+    Args:
+        max_values: the most of other kinds than numbers alone.
+    """
+    if sum(map(raw.count, _SEPARATORS)) <= max_values:  # those in strings, too
         return
     if not raw.translate(None, _NUMERIC):
         if (count := raw.count(b",") + 1) > MAX_NUMBERS:
             raise bad_request(
                 name, f"{name} must hold at most {MAX_NUMBERS} numbers, got {count}", "too_large"
             )
-    elif (count := _num_separators(raw)) > MAX_VALUES:
+    elif (count := _num_separators(raw)) > max_values:
         raise bad_request(
-            name, f"{name} must hold at most {MAX_VALUES} values, got some {count}", "too_large"
+            name, f"{name} must hold at most {max_values} values, got some {count}", "too_large"
         )
 
 

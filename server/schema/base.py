@@ -23,8 +23,14 @@ _SHOWN_CHARS = 64
 
 class BodyModel(BaseModel):
     """A request body. It is strict: no unknown field, no string for a number, no boolean for an
-    integer."""
+    integer.
 
+    Attributes:
+        max_values: values in one field of a large body: texts, objects, lists and what they hold.
+            A conversation of a million tokens has some ten thousand.
+    """
+
+    max_values: ClassVar[int] = 1 << 17
     model_config = ConfigDict(
         strict=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
     )

@@ -22,6 +22,8 @@ MAX_ITEMS = MAX_PARTS = 8192
 MAX_JSON_DEPTH = 32
 MAX_JSON_VALUES = 10_000
 MAX_JSON_BYTES = 256 << 10
+MAX_VALUES = 4 * MAX_QUESTIONS * MAX_CHOICES
+"""Values of the largest request: an option is an object of a value and a description."""
 IMAGE = "input_image"
 PARTS = frozenset(("input_text", "input_json", "output_text", "refusal"))
 
@@ -201,6 +203,7 @@ class PromptCacheOptions(InnerModel):
 class ReadingFields(BodyModel):
     """How this server reads questions, on both endpoints."""
 
+    max_values: ClassVar[int] = MAX_VALUES
     permute: int | None = Field(
         None,
         ge=1,
