@@ -94,7 +94,10 @@ def test_axe_finds_nothing_serious(open_tab: OpenTab, scheme: str, width: int) -
 def test_narrow_windows_need_no_sideways_scrolling(open_tab: OpenTab, view: str) -> None:
     tab = open_tab(width=360, height=740)
     tab.open(view)
-    expect(tab.page.locator(".model.up")).to_be_visible()
+    expect(tab.page.locator(".model.up span")).to_be_visible()
+    name = tab.page.locator(".model span")
+    assert name.bounding_box()["width"] > 0
+    assert name.evaluate("e => e.scrollWidth <= e.clientWidth"), "the model's name is cut"
     wide = tab.page.evaluate("document.documentElement.scrollWidth")
     assert wide <= 360
 

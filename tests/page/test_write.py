@@ -8,6 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tests.page.conftest import SLOW, WAIT_MS, OpenTab, Tab, chunks_of, expect, shown
 
 pytestmark = SLOW
@@ -274,3 +276,84 @@ def texts_of(command: str, program: str) -> list[str]:
         ).stdout,
     ]
     return [json.loads(output)["choices"][0]["text"] for output in outputs]
+
+
+def test_a_conversation_is_read_as_text(tab: Tab) -> None:
+    """Thoughts are folded, and the end token has its name in both kinds of reading."""
+    tab.open()
+    tab.page.get_by_text("Chat", exact=True).click()
+    tab.run(tokens="60", temperature="0")
+    expect(tab.page.locator(".tokens")).to_contain_text("⏹ <|im_end|>")
+    tab.page.get_by_role("group", name="Show replies as").get_by_text("text").click()
+    turns = tab.page.locator(".reading .turn")
+    expect(turns.nth(0)).to_contain_text("What is the capital of France?")
+    expect(turns.nth(1).locator(".markdown").last).to_have_text("The capital of France is Paris.")
+    thoughts = turns.nth(1).locator(".thoughts .markdown")
+    expect(thoughts).not_to_be_visible()
+    turns.nth(1).get_by_text("Thoughts").click()
+    expect(thoughts).to_have_text("I know France.")
+    expect(tab.page.locator(".reading .end")).to_have_text("ended by <|im_end|>")
+    tab.page.click("text=+ reply")
+    assert tab.page.input_value(".message textarea >> nth=1") == "The capital of France is Paris."
+
+
+MARKDOWN = """# Title
+A *word*, **bold `x`**, snake_case_name, 2 * 3 * 4, `a * b`.
+
+- one
+  1. inner
+  2. second
+- two
+> quoted
+---
+```py
+# no title <b>
+```
+[here](https://example.org/a) [no](javascript:alert(1)) <img src=x onerror=alert(1)>"""
+
+
+def test_markdown_becomes_elements_and_html_does_not(tab: Tab) -> None:
+    tab.open()
+    script = """async (text) => {
+        const { h, render } = await import('/page/lib/html.js');
+        const { Markdown } = await import('/page/parts/markdown.js');
+        const box = document.createElement('div');
+        render(h(Markdown, { text }), box);
+        return box.innerHTML;
+    }"""
+    assert tab.page.evaluate(script, MARKDOWN) == (
+        '<div class="markdown"><h3>Title</h3>'
+        "<p>A <em>word</em>, <strong>bold <code>x</code></strong>, snake_case_name, 2 * 3 * 4, "
+        "<code>a * b</code>.</p>"
+        '<ul><li><p>one</p><ol start="1"><li><p>inner</p></li><li><p>second</p></li></ol></li>'
+        "<li><p>two</p></li></ul><blockquote><p>quoted</p></blockquote><hr>"
+        "<pre><code># no title &lt;b&gt;</code></pre>"
+        '<p><a href="https://example.org/a" rel="noreferrer" target="_blank">here</a> '
+        "[no](javascript:alert(1)) &lt;img src=x onerror=alert(1)&gt;</p></div>"
+    )
+    for hostile in ("> " * 20_000, "*" * 20_000, "[" * 20_000, "` `` " * 5_000, "- " * 20_000):
+        took = tab.page.evaluate(
+            f"async (text) => {{ const from = performance.now(); await ({script})(text);"
+            " return performance.now() - from; }",
+            hostile,
+        )
+        assert took < 1000, f"{hostile[:4]!r} takes {took} ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "thoughts", "answer"),
+    [
+        ("plain", "", "plain"),
+        ("<think>\na\n</think>\n\nb", "a", "b"),
+        ("a\n</think>\nb", "a", "b"),
+        ("<think>a", "a", ""),
+        ("b <think>a</think> c", "a", "b  c"),
+        ("<think></think>b", "", "b"),
+    ],
+)
+def test_thoughts_are_split_from_the_answer(
+    tab: Tab, text: str, thoughts: str, answer: str
+) -> None:
+    tab.open()
+    script = "async (text) => (await import('/page/lib/thoughts.js')).splitThoughts(text)"
+    assert tab.page.evaluate(script, text) == {"thoughts": thoughts, "answer": answer}

@@ -9,11 +9,12 @@ export const CHUNK = 64;
 const MARGIN = "800px 0px";
 
 /**
- * What a token shows: line breaks are to be seen, and parts of a character to be pointed at.
+ * What a token shows: line breaks are to be seen, and parts of a character to be pointed at. The
+ * token that ended the reply shows its name.
  * @param {import("../lib/tokens.js").Token} token
  */
 export function shown(token) {
-  if (token.special) return " ⏹";
+  if (token.special) return ` ⏹ ${token.text}`;
   return token.text === "" ? "·" : token.text.replace(/\n/g, "↵\n");
 }
 

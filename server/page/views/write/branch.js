@@ -14,14 +14,18 @@ export class Branch {
    * @param {Branch | null} [given.parent] the branch it went on from
    * @param {number} [given.at] the number of the parent's tokens it shares
    * @param {number[]} [given.promptIds] ids of the prompt; the reply tells them
+   * @param {{role: string, content: string}[]} [given.messages] the conversation that it answers
    */
-  constructor({ settings, seed, parent = null, at = 0, promptIds = [] }) {
+  constructor({
+    settings, seed, parent = null, at = 0, promptIds = [], messages = parent?.messages ?? [],
+  }) {
     this.number = (begun += 1);
     this.settings = settings;
     this.seed = seed;
     this.parent = parent;
     this.at = at;
     this.promptIds = promptIds;
+    this.messages = messages;
     /** @type {import("../../lib/tokens.js").Token[]} grows in place */
     this.tokens = parent ? parent.tokens.slice(0, at) : [];
     this.decoding = new TextDecoding();

@@ -10,7 +10,10 @@ import { textOf } from "../../lib/tokens.js";
 import { sharedRequest } from "./body.js";
 import { commonTokens } from "./branch.js";
 import { replyKeys } from "./keys.js";
-import { active, messages, mode, panes, prompt, select, selected, sets, tint } from "./state.js";
+import { Reading } from "./reading.js";
+import {
+  active, messages, mode, panes, prompt, reading, select, selected, sets, tint,
+} from "./state.js";
 
 /** @param {{index: number}} props */
 export function Pane({ index }) {
@@ -59,10 +62,12 @@ function Reply({ branch, name, other }) {
   const running = branch.status.value === "running";
   return html`
     <${Readout} branch=${branch} name=${name} index=${hover.value >= 0 ? hover.value : chosen} />
-    <${TokenText} tokens=${branch.tokens} length=${branch.tokens.length} classOf=${classOf}
+    ${mode.value === "chat" && reading.value === "text"
+      ? html`<${Reading} branch=${branch} name=${name} />`
+      : html`<${TokenText} tokens=${branch.tokens} length=${branch.tokens.length} classOf=${classOf}
       selected=${chosen} label=${`Tokens of reply ${name}`} follow=${running && chosen < 0}
       onSelect=${(i) => select(branch, i)} onHover=${point}
-      onKeyDown=${(event) => replyKeys(event, branch)} />
+      onKeyDown=${(event) => replyKeys(event, branch)} />`}
     <${Stats} branch=${branch} />`;
 }
 

@@ -3,6 +3,7 @@ import { Choice, useId } from "../../parts/controls.js";
 import { html } from "../../lib/html.js";
 import { run, stop } from "./run.js";
 import { branches, failure, messages, mode, panes, prompt } from "./state.js";
+import { splitThoughts } from "../../lib/thoughts.js";
 import { textOf } from "../../lib/tokens.js";
 
 const ROLES = ["system", "user", "assistant"];
@@ -35,7 +36,7 @@ function Conversation() {
   const ended = reply !== null && reply.status.value !== "running";
   const canTake = ended && reply.tokens.length > 0;
   const take = () => {
-    const content = textOf(/** @type {any} */ (reply).tokens);
+    const content = splitThoughts(textOf(/** @type {any} */ (reply).tokens)).answer;
     messages.value = [
       ...messages.value, { role: "assistant", content }, { role: "user", content: "" },
     ];
@@ -48,7 +49,7 @@ function Conversation() {
         messages.value = [...messages.value, { role: "user", content: "" }];
       }}>+ message</button>
       <button type="button" class="quiet" disabled=${!canTake} onClick=${take}
-        title="Put the reply into the conversation">+ reply</button>
+        title="Put the reply into the conversation, without its thoughts">+ reply</button>
     </p>
   </div>`;
 }

@@ -25,7 +25,9 @@ export async function run() {
     failure.value = told(error);
     return;
   }
-  const begun = sets.value.map((settings) => new Branch({ settings, seed: seedOf(settings) }));
+  const answered = mode.value === "chat" ? messages.value : [];
+  const begun = sets.value.map((settings) =>
+    new Branch({ settings, seed: seedOf(settings), messages: answered }));
   batch(() => {
     branches.value = [...branches.value, ...begun];
     panes.value = begun;

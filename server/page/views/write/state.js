@@ -25,7 +25,7 @@ const PROMPT = "def fibonacci(n):\n";
 
 export const mode = signal(/** @type {"completion" | "chat"} */ ("completion"));
 export const prompt = signal(PROMPT);
-export const messages = signal([{ role: "user", content: "Write a function that sorts a list." }]);
+export const messages = signal([{ role: "user", content: "What is the capital of France?" }]);
 /** Settings of each pane: one, or two to compare. */
 export const sets = signal([{ ...DEFAULTS }]);
 /** Whose settings are being edited. */
@@ -43,6 +43,8 @@ export const selected = signal(
 );
 export const TINTS = /** @type {const} */ (["probability", "rank", "entropy", "kept", "none"]);
 export const tint = signal(/** @type {(typeof TINTS)[number]} */ ("probability"));
+/** Whether replies of a chat are shown token by token or as the text they make. */
+export const reading = signal(/** @type {"tokens" | "text"} */ ("tokens"));
 /** A message about the last thing that failed. */
 export const failure = signal("");
 

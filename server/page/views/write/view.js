@@ -10,7 +10,7 @@ import { Pane } from "./pane.js";
 import { PromptPanel } from "./prompt.js";
 import { SettingsPanel } from "./settings.js";
 import { keepState, restoreState } from "./share.js";
-import { TINTS, panes, tint } from "./state.js";
+import { TINTS, mode, panes, reading, tint } from "./state.js";
 import { Tree } from "./tree.js";
 
 const NAMES = ["probability", "rank", "entropy", "kept mass", "none"];
@@ -31,6 +31,9 @@ export default function Write() {
     </div>
     <div class="centre">
       <div class="toolbar">
+        ${mode.value === "chat" && html`<${Choice} label="Show replies as"
+          options=${["tokens", "text"]} names=${["tokens", "text"]} value=${reading.value}
+          onChange=${(value) => (reading.value = value)} />`}
         <${Choice} label="Tint tokens by" options=${TINTS} names=${NAMES} value=${tint.value}
           onChange=${(value) => (tint.value = value)} />
         <span class=${`legend${tint.value === "none" ? " off" : ""}`} aria-hidden="true">
