@@ -78,18 +78,25 @@ def test_probabilities_of_hundreds_equal_transformers(server: Server, oracle: Or
     check(server, oracle, count=200, seed=2, most=255)
 
 
-def test_the_same_request_beside_generation(server: Server) -> None:
-    """Twenty times beside completions and other decisions: it differs by no more than float32
-    sums in other orders."""
-    body = random_body(np.random.default_rng(3), MODEL, most=30)
+@pytest.mark.parametrize(
+    ("count", "num_beside"), [(20, 4), pytest.param(200, 20, marks=pytest.mark.slow)]
+)
+def test_the_same_request_beside_generation(count: int, num_beside: int, server: Server) -> None:
+    """Many times beside completions and other decisions: it differs by no more than float32 sums
+    in other orders."""
+    rng = np.random.default_rng(3)
+    body = random_body(rng, MODEL, most=30)
+    others = [random_body(rng, MODEL, most=60) for _ in range(num_beside)]
 
     async def ask() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
             generate: dict[str, Any] = {"prompt": "def main():", "max_tokens": 40, "n": 4}
-            beside = [client.post("/v1/completions", json=generate) for _ in range(4)]
-            same = [client.post("/v1/decisions", json=body) for _ in range(20)]
-            replies = await asyncio.gather(*same, *beside)
-            return list(replies[:20])
+            beside = [client.post("/v1/completions", json=generate) for _ in range(num_beside)]
+            beside += [client.post("/v1/decisions", json=other) for other in others]
+            same = [client.post("/v1/decisions", json=body) for _ in range(count)]
+            replies = await asyncio.gather(*beside, *same)
+            assert all(reply.status_code == 200 for reply in replies)
+            return list(replies[len(beside) :])
 
     replies = [answers_of(body, reply) for reply in asyncio.run(ask())]
     for reply in replies[1:]:
