@@ -278,8 +278,9 @@ def texts_of(command: str, program: str) -> list[str]:
     return [json.loads(output)["choices"][0]["text"] for output in outputs]
 
 
-def test_a_conversation_is_read_as_text(tab: Tab) -> None:
-    """Thoughts are folded, and the end token has its name in both kinds of reading."""
+def test_a_conversation_is_read_as_text(tab: Tab, open_tab: OpenTab) -> None:
+    """Thoughts are folded, and the end token has its name in both kinds of reading; an address
+    has all of it."""
     tab.open()
     tab.page.get_by_text("Chat", exact=True).click()
     tab.run(tokens="60", temperature="0")
@@ -293,6 +294,11 @@ def test_a_conversation_is_read_as_text(tab: Tab) -> None:
     turns.nth(1).get_by_text("Thoughts").click()
     expect(thoughts).to_have_text("I know France.")
     expect(tab.page.locator(".reading .end")).to_have_text("ended by <|im_end|>")
+    other = open_tab()
+    tab.page.wait_for_timeout(1000)  # the address is written a moment after the last change
+    other.open(tab.page.url.removeprefix(f"{tab.url}/"))
+    expect(other.page.locator(".reading .turn")).to_have_count(2)
+    expect(other.page.locator(".reading")).to_have_text(tab.text(".reading"))
     tab.page.click("text=+ reply")
     assert tab.page.input_value(".message textarea >> nth=1") == "The capital of France is Paris."
 

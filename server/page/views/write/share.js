@@ -4,7 +4,7 @@ import { packIds, unpackIds } from "../../lib/ids.js";
 import { loadState, saveState } from "../../lib/route.js";
 import { replay } from "./run.js";
 import {
-  DEFAULTS, TINTS, active, branches, messages, mode, panes, prompt, selected, sets, tint,
+  DEFAULTS, TINTS, active, branches, messages, mode, panes, prompt, reading, selected, sets, tint,
 } from "./state.js";
 
 /** Settings that are not the defaults. @param {import("./state.js").Settings} settings */
@@ -27,13 +27,15 @@ function current() {
     ...(mode.value === "chat" ? { messages: messages.value } : { prompt: prompt.value }),
     sets: sets.value.map(changed),
     tint: tint.value,
+    reading: reading.value,
     branches: all.map((each) => ({
       ...(each.parent
         ? { parent: all.indexOf(each.parent), at: each.at }
-        : { prompt: packIds(each.promptIds) }),
+        : { prompt: packIds(each.promptIds), messages: each.messages }),
       settings: changed(each.settings),
       seed: each.seed,
       ids: packIds(each.tokens.slice(each.at).map((token) => token.id)),
+      ended: each.tokens[each.tokens.length - 1].special,
     })),
     panes: panes.value.map((each) => (each ? all.indexOf(each) : -1)),
     active: active.value,
@@ -45,7 +47,9 @@ function current() {
 export function keepState() {
   return effect(() => {
     const running = branches.value.some((branch) => branch.status.value === "running");
-    [mode, prompt, messages, sets, tint, panes, active, selected].forEach((each) => each.value);
+    [mode, prompt, messages, sets, tint, reading, panes, active, selected].forEach(
+      (each) => each.value,
+    );
     if (!running) saveState("write", current);
   });
 }
@@ -58,6 +62,7 @@ export async function restoreState() {
     mode.value = state.mode === "chat" ? "chat" : "completion";
     if (typeof state.prompt === "string") prompt.value = state.prompt;
     if (Array.isArray(state.messages)) messages.value = state.messages.map(messageOf);
+    reading.value = state.reading === "text" ? "text" : "tokens";
     sets.value = (state.sets ?? [{}]).slice(0, 2).map(settingsOf);
     if (TINTS.includes(state.tint)) tint.value = state.tint;
     active.value = Math.min(state.active ?? 0, sets.value.length - 1);
@@ -74,13 +79,17 @@ async function restoreBranches(state) {
   const found = [];
   for (const each of state.branches ?? []) {
     const parent = found[each.parent] ?? null;
-    found.push(await replay({
+    const branch = await replay({
       settings: settingsOf(each.settings),
       seed: each.seed,
       parent,
       at: parent ? each.at : 0,
       promptIds: parent ? parent.promptIds : unpackIds(each.prompt ?? ""),
-    }, unpackIds(each.ids), parent !== null));
+      messages: parent ? parent.messages : (each.messages ?? []).map(messageOf),
+    }, unpackIds(each.ids), parent !== null);
+    const last = branch.tokens[branch.tokens.length - 1];
+    if (last && each.ended) last.special = true;
+    found.push(branch);
   }
   const [branch, index] = [found[state.selected?.[0]], state.selected?.[1]];
   batch(() => {
