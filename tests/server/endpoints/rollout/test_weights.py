@@ -78,6 +78,7 @@ async def test_the_course_of_trl_s_client(steered: Site) -> None:
         master_address="10.0.0.1",
         master_port=51216,
         packed=True,
+        forms_as="vllm",
     )
     source = GroupSource(group="vllm", names=("a",), dtypes=("bfloat16",), shapes=((2, 3),))
     assert others == [BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()]
