@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from demo import MODEL_FOLDER
@@ -49,7 +52,7 @@ def answers_of(body: Body, reply: httpx.Response) -> list[np.ndarray]:
 
 
 async def post_all(server: Server, bodies: list[Body]) -> list[httpx.Response]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=300) as client:
+    async with httpx.AsyncClient(base_url=server.url, timeout=600) as client:
         return list(
             await asyncio.gather(*(client.post("/v1/decisions", json=body) for body in bodies))
         )
@@ -134,6 +137,48 @@ def test_beside_preempted_generation_that_drafts(oracle: Oracle) -> None:
     for body, reply in zip(bodies, replies, strict=True):
         for want, got in zip(oracle.probabilities(body), answers_of(body, reply), strict=True):
             np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE)
+
+
+def peaks_while(server: Server, bodies: list[Body]) -> tuple[list[httpx.Response], list[int]]:
+    """Replies, and the most private bytes of the engine and of the front meanwhile."""
+    processes = [server.engine, psutil.Process(server.process.pid)]
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(asyncio.run, post_all(server, bodies))
+        peaks = [0, 0]
+        while not asked.done():
+            sizes = [process.memory_full_info().uss for process in processes]
+            peaks = [max(pair) for pair in zip(peaks, sizes, strict=True)]
+            time.sleep(0.05)
+    return asked.result(), peaks
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_largest_request_in_flat_memory() -> None:
+    """400 questions of 255 options about a state of a quarter of the context, which is the most
+    that a request may hold, next to a tenth of them."""
+    numbers = np.random.default_rng(6).integers(0, 1000, 230)
+    choices = [{"value": str(index)} for index in range(255)]
+    questions = [
+        {"type": "choice", "instructions": f"Which is number {index}?", "choices": choices}
+        for index in range(400)
+    ]
+    body: Body = {"model": MODEL, "input": " ".join(map(str, numbers)), "questions": questions}
+    few = {**body, "questions": questions[:40]}
+    # A cache that the first request touches whole: what grows later is the request's own.
+    with serve("--num-gpu-blocks-override", "400") as server:
+        (first,), before = peaks_while(server, [few])
+        (reply,), after = peaks_while(server, [body])
+    answers = answers_of(body, reply)
+    assert [len(p) for p in answers] == [255] * 400
+    for few_p, p in zip(answers_of(few, first), answers, strict=False):
+        np.testing.assert_allclose(p, few_p, rtol=0, atol=1e-6)
+    # In the engine, a row of logits kept for each label would be 2.9 GiB, a hidden state 90 MiB.
+    engine, front = (late - early for early, late in zip(before, after, strict=True))
+    print(f"the engine grew by {engine} and the front by {front} bytes from {before}")
+    assert engine < 32 << 20
+    # The front holds texts, numbers and the reply of each label: some 900 bytes.
+    assert front < 360 * 255 * 2048
 
 
 EXAMPLES: dict[str, Body] = {
