@@ -109,8 +109,8 @@ ENGINE = (
     Mutant(
         "blocks-are-shared-across-cache-salts",
         "engine/memory/blocks.py",
-        "parent, raw, width = root_hash(salt),",
-        "parent, raw, width = root_hash(),",
+        "        root_hash(salt, adapter),",
+        '        root_hash("", adapter),',
         ("tests/engine/memory/test_blocks.py::test_hash_chain_depends_on_everything_before",),
     ),
     Mutant(
@@ -313,8 +313,8 @@ RUNNER = (
     Mutant(
         "a-float8-down-product-is-not-summed-over-ranks",
         "engine/models/layers/mlp.py",
-        "reader.sum_of(down.linear, self._columns(reader.ranks)),",
-        "down.linear,",
+        "reader.sum_of(down.linear, self._columns(reader.ranks))",
+        "down.linear",
         (
             "tests/engine/models/families/test_shards_quantized.py"
             "::test_weights_rounded_at_load_err_as_on_one_rank",

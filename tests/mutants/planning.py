@@ -45,9 +45,9 @@ PLANNING = (
     ),
     Mutant(
         "a-large-body-keeps-its-turn",
-        "engine/engine.py",
-        "self._num_arrivals, prompt, turn + i)",
-        "self._num_arrivals, prompt, turn)",
+        "engine/planning/arrivals.py",
+        "arrival, prompt, turn + i)",
+        "arrival, prompt, turn)",
         (f"{SCHEDULER}::test_a_large_body_gives_way_to_those_after_it",),
     ),
     Mutant(
@@ -105,8 +105,8 @@ PLANNING = (
     Mutant(
         "requests-share-blocks-without-prefix-caching",
         "engine/planning/prefixes.py",
-        'return f"{choice.arrival}/{choice.request.cache_salt}"',
-        "return choice.request.cache_salt",
+        'return salt if self._prefix_caching else f"{choice.arrival}/{salt}"',
+        "return salt",
         (
             "tests/engine/planning/test_prefixes.py"
             "::test_without_prefix_caching_only_choices_of_one_request_share",

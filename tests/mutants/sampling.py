@@ -214,7 +214,7 @@ SAMPLING = (
     ),
     Mutant(
         "rows-without-drafts-verify-those-of-an-earlier-choice",
-        "sampling/speculative/torch_verification.py",
+        "sampling/speculative/torch_blocks.py",
         "given = (depth < drafts.num_drafts[alive])",
         "given = (depth <= drafts.num_drafts[alive])",
         ("tests/sampling/speculative/test_verification.py::test_tokens_equal_the_reference",),

@@ -68,8 +68,8 @@ STRUCTURED = (
     Mutant(
         "scoring-overwrites-a-forward-that-awaits-masks",
         "engine/engine.py",
-        "        self._pipeline.draw(masks)\n        self._scoring.launch()\n",
-        "        self._scoring.launch()\n        self._pipeline.draw(masks)\n",
+        "        self._pipeline.draw(masks)\n        self._scoring.launch(held=self._is_held)\n",
+        "        self._scoring.launch(held=self._is_held)\n        self._pipeline.draw(masks)\n",
         (
             f"{_STRUCTURED}/test_grammars.py"
             "::test_a_step_with_one_is_drawn_behind_the_last_result_and_the_next_launched",

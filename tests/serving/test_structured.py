@@ -211,11 +211,13 @@ def test_a_constrained_chat_is_rescored_by_its_ids(server: Server) -> None:
     fields: dict[str, Any] = {"messages": MESSAGES, "response_format": FORMAT, "max_tokens": 80}
     fields |= {"logprobs": True, "top_logprobs": 2, "return_token_ids": True}
     bodies = [{**fields, "seed": seed} for seed in range(4)]
-    for choice in choices_of(server, "/v1/chat/completions", bodies):
-        said = [*choice["prompt_token_ids"], *choice["token_ids"]]
-        body = {"prompt": said, "max_tokens": 0, "echo": True, "logprobs": 0}
-        [echo] = choices_of(server, "/v1/completions", [body])
-        wanted = echo["logprobs"]["token_logprobs"][len(choice["prompt_token_ids"]) :]
+    for body in bodies:
+        reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+        [choice], prompt = reply["choices"], reply["prompt_token_ids"]
+        said = [*prompt, *choice["token_ids"]]
+        again = {"prompt": said, "max_tokens": 0, "echo": True, "logprobs": 0}
+        [echo] = choices_of(server, "/v1/completions", [again])
+        wanted = echo["logprobs"]["token_logprobs"][len(prompt) :]
         content = choice["logprobs"]["content"]
         spoken = [bytes(entry["bytes"]) for entry in content]
         assert b"".join(spoken).decode() == choice["message"]["content"]
