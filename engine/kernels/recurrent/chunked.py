@@ -21,7 +21,6 @@ from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_product
 from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
     Sizes,
-    first_snapshot,
     load_state,
     replay,
     sizes_of,
@@ -136,26 +135,9 @@ def _scan_kernel(
     start = tl.load(rows.starts + row).to(tl.int64)
     finish = tl.load(rows.starts + row + 1) - start
     begin = tl.load(rows.begins + row)
-    replays = tl.load(rows.replays + row)
-    source = tl.load(rows.sources + row).to(tl.int64)
     if slot != _NULL:
-        state = load_state(memory, source, begin, head, keys, values, sizes)
-        index, next_end = first_snapshot(rows, row, begin - replays, sizes)
-        state, index, next_end = replay(
-            state,
-            memory,
-            rows,
-            row,
-            source,
-            begin,
-            replays,
-            index,
-            next_end,
-            head,
-            keys,
-            values,
-            sizes,
-        )
+        state = load_state(memory, rows, row, head, keys, values, sizes)
+        state, index = replay(state, memory, rows, row, head, keys, values, sizes)
         finish += begin
         first = begin // CHUNK
         at = first_chunk(start, row, CHUNK)
@@ -179,9 +161,7 @@ def _scan_kernel(
             tl.store(address, out.to(out_ptr.dtype.element_ty), mask=mask)
             state = state * total + _dot(new * c[None, :], k)
             end = tl.minimum((chunk + 1) * CHUNK, finish)
-            index, next_end = snapshot(
-                state, memory, rows, row, index, next_end, end, head, keys, values, sizes
-            )
+            index = snapshot(state, memory, rows, row, index, end, head, keys, values, sizes)
         store_state(state, memory, slot, head, keys, values, sizes)
 
 

@@ -12,10 +12,8 @@ import torch
 from engine.kernels.recurrent.matrices import Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
     advance,
-    first_snapshot,
     load_state,
     load_token,
-    over_keys,
     replay,
     sizes_of,
     snapshot,
@@ -28,10 +26,6 @@ from sampling.device.triton_support import constexpr, jit, padded_lanes, tl, tri
 
 VALUES = 8
 """The rows of a head's matrix that a program holds: one warp's, whose sums need no other's."""
-
-LANES = constexpr(32)
-"""Channels that lie side by side in a warp: 8 threads of 4. More would add sums across threads,
-which cost more than all else of a token's step."""
 
 _NULL = constexpr(NULL_SLOT)
 
@@ -63,28 +57,6 @@ def _keep(inputs, strides, memory, token, slot, position, head, keys, values, si
 
 
 @jit
-def _load(inputs, strides, token, end, head, keys, values, sizes: tl.constexpr):
-    """A token's q, k, v, decay and beta, 0 from `end` on."""
-    inside = token < end
-    key_head = head // (sizes.heads // sizes.key_heads)
-    q_ptr = inputs.q + token * strides[0] + key_head * sizes.k + keys
-    q = tl.load(q_ptr, mask=keys < tl.where(inside, sizes.k, 0), other=0.0).to(tl.float32)
-    decays: tl.constexpr = sizes.heads * (sizes.k if sizes.by_channel else 1)
-    k, v, decay, beta = load_token(
-        inputs.k + token * strides[1],
-        inputs.v + token * strides[2],
-        inputs.decay + token * decays,
-        inputs.beta + token * sizes.heads,
-        head,
-        keys,
-        values,
-        sizes,
-        inside,
-    )
-    return q, k, v, decay, beta
-
-
-@jit
 def _serial_kernel(
     inputs,
     strides,
@@ -99,76 +71,54 @@ def _serial_kernel(
     BLOCK_V: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program takes BLOCK_V rows of a head's matrix, of a row.
-
-    What a row begins with is asked for at once, and each token's inputs a token ahead: a program's
-    time is that of waiting for memory, once for the row's indices and once for its state.
-    """
+    """A program takes BLOCK_V rows of a head's matrix, of a row."""
     begin_next(overlap)
     row, head = tl.program_id(0), tl.program_id(1)
-    lanes: tl.constexpr = LANES if BLOCK_K > LANES else BLOCK_K
-    pieces = tl.arange(0, BLOCK_K // lanes)[:, None, None]
-    keys = pieces * lanes + tl.arange(0, lanes)[None, None, :]
-    values = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V))[None, :, None]
+    keys = tl.arange(0, BLOCK_K)[None, :]
+    values = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V))[:, None]
+    key_head = head // (sizes.heads // sizes.key_heads)
+    decays: tl.constexpr = sizes.heads * (sizes.k if sizes.by_channel else 1)
     wait_for_last(overlap)
     slot = tl.load(rows.slots + row).to(tl.int64)
     start = tl.load(rows.starts + row).to(tl.int64)
     end = tl.load(rows.starts + row + 1).to(tl.int64)
-    begin = tl.load(rows.begins + row)
-    replays = tl.load(rows.replays + row)
-    source = tl.load(rows.sources + row).to(tl.int64)
     if slot == _NULL:
         for token in range(start, end):
             address = out_ptr + (token * sizes.heads + head) * sizes.v + values
             tl.store(address, 0.0 * values, mask=values < sizes.v)
     else:
-        state = load_state(memory, source, begin, head, keys, values, sizes)
-        q, k, v, decay, beta = _load(inputs, strides, start, end, head, keys, values, sizes)
-        index, next_end = first_snapshot(rows, row, begin - replays, sizes)
-        state, index, next_end = replay(
-            state,
-            memory,
-            rows,
-            row,
-            source,
-            begin,
-            replays,
-            index,
-            next_end,
-            head,
-            keys,
-            values,
-            sizes,
-        )
+        begin = tl.load(rows.begins + row)
+        state = load_state(memory, rows, row, head, keys, values, sizes)
+        state, index = replay(state, memory, rows, row, head, keys, values, sizes)
         stands = tl.minimum(start + standing, end)
         for token in range(start, end):
-            ahead = _load(inputs, strides, token + 1, end, head, keys, values, sizes)
+            k, v, decay, beta = load_token(
+                inputs.k + token * strides[1],
+                inputs.v + token * strides[2],
+                inputs.decay + token * decays,
+                inputs.beta + token * sizes.heads,
+                head,
+                keys,
+                values,
+                sizes,
+            )
             state = advance(state, k, v, decay, beta, sizes.delta)
-            out = over_keys(state * unit(q, sizes.delta)) * scale
+            q_ptr = inputs.q + token * strides[0] + key_head * sizes.k + keys
+            q = tl.load(q_ptr, mask=keys < sizes.k, other=0.0).to(tl.float32)
+            out = tl.sum(state * unit(q, sizes.delta), 1, keep_dims=True) * scale
             if sizes.has_skip:
                 out += tl.load(skip_ptr + head) * v
             address = out_ptr + (token * sizes.heads + head) * sizes.v + values
             tl.store(address, out.to(out_ptr.dtype.element_ty), mask=values < sizes.v)
             position = begin + token - start
             if token < stands:
-                index, next_end = snapshot(
-                    state,
-                    memory,
-                    rows,
-                    row,
-                    index,
-                    next_end,
-                    position + 1,
-                    head,
-                    keys,
-                    values,
-                    sizes,
+                index = snapshot(
+                    state, memory, rows, row, index, position + 1, head, keys, values, sizes
                 )
                 if token + 1 == stands:
                     store_state(state, memory, slot, head, keys, values, sizes)
             else:
                 _keep(inputs, strides, memory, token, slot, position, head, keys, values, sizes)
-            q, k, v, decay, beta = ahead
 
 
 def recurrence_serial(
@@ -195,7 +145,6 @@ def recurrence_serial(
         BLOCK_K=padded_lanes(sizes.k),
         BLOCK_V=VALUES,
         num_warps=1,
-        maxnreg=128,
         **overlap_of(out),
     )
     return out

@@ -1,9 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""What the recurrence's kernels share: one token's step, replayed drafts, snapshots.
-
-A head's state is a tensor [V, K], or [K / L, V, L] where lanes of L channels sum by themselves:
-`keys` and `values` are indices of channels and values that broadcast to it.
-"""
+"""What the recurrence's kernels share: one token's step, replayed drafts, snapshots."""
 
 from __future__ import annotations
 
@@ -60,45 +56,33 @@ def sizes_of(
 
 
 @jit
-def over_keys(x):
-    """x summed over its channels of k: its last dimension and, of three, its first."""
-    if len(x.shape) == 3:
-        x = tl.sum(x, 0, keep_dims=True)
-    return tl.sum(x, len(x.shape) - 1, keep_dims=True)
-
-
-@jit
 def unit(x, delta: tl.constexpr):
-    """x over its length, where the rule asks for that."""
+    """x [..., K] over its length, where the rule asks for that."""
     if delta:
-        x *= tl.rsqrt(over_keys(x * x) + _EPS)
+        x *= tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) + _EPS)
     return x
 
 
 @jit
 def advance(state, k, v, decay, beta, delta: tl.constexpr):
-    """The state after a token: k over its channels, v over its values, decay as k or a number."""
-    k = unit(k, delta)
+    """The state [V, K] after a token: k [1, K], v [V, 1], decay [1, K] or a number, beta."""
     state *= tl.exp(decay)
     if delta:
-        v -= over_keys(state * k)
+        v -= tl.sum(state * k, 1, keep_dims=True)
     return state + (beta * v) * k
 
 
 @jit
-def load_token(k_ptr, v_ptr, decay_ptr, beta_ptr, head, keys, values, sizes: tl.constexpr, inside):
-    """A head's k, v, decay and beta; the pointers are at their token's, 0 where not `inside`."""
+def load_token(k_ptr, v_ptr, decay_ptr, beta_ptr, head, keys, values, sizes: tl.constexpr):
+    """A head's k [1, K], v [V, 1], decay and beta; the pointers are at their token's."""
     key_head = head // (sizes.heads // sizes.key_heads)
-    channels = tl.where(inside, sizes.k, 0)
-    k = tl.load(k_ptr + key_head * sizes.k + keys, mask=keys < channels, other=0.0)
-    v_mask = values < tl.where(inside, sizes.v, 0)
-    v = tl.load(v_ptr + head * sizes.v + values, mask=v_mask, other=0.0)
+    k = tl.load(k_ptr + key_head * sizes.k + keys, mask=keys < sizes.k, other=0.0)
+    v = tl.load(v_ptr + head * sizes.v + values, mask=values < sizes.v, other=0.0)
     if sizes.by_channel:
-        decay = tl.load(decay_ptr + head * sizes.k + keys, mask=keys < channels, other=0.0)
+        decay = tl.load(decay_ptr + head * sizes.k + keys, mask=keys < sizes.k, other=0.0)
     else:
-        decay = tl.load(decay_ptr + head, mask=inside, other=0.0)
-    beta = tl.load(beta_ptr + head, mask=inside, other=0.0)
-    return k.to(tl.float32), v.to(tl.float32), decay, beta
+        decay = tl.load(decay_ptr + head)
+    return unit(k.to(tl.float32), sizes.delta), v.to(tl.float32), decay, tl.load(beta_ptr + head)
 
 
 @jit
@@ -115,67 +99,50 @@ def load_drafted(drafted, slot, position, head, keys, values, sizes: tl.constexp
         keys,
         values,
         sizes,
-        True,
     )
 
 
 @jit
-def load_state(memory, source, begin, head, keys, values, sizes: tl.constexpr):
-    """A head's state that a row begins from: its source's, or zeros at position 0."""
-    inside = (values < sizes.v) & (keys < tl.where(begin > 0, sizes.k, 0))
+def load_state(memory, rows, row, head, keys, values, sizes: tl.constexpr):
+    """A head's state [V, K] that a row begins from: its source's, or zeros at position 0."""
+    count = tl.where(tl.load(rows.begins + row) > 0, sizes.k, 0)
+    inside = (values < sizes.v) & (keys < count)
+    source = tl.load(rows.sources + row).to(tl.int64)
     address = ((source * sizes.heads + head) * sizes.v + values) * sizes.k + keys
     return tl.load(memory.matrix + address, mask=inside, other=0.0)
 
 
 @jit
 def store_state(state, memory, slot, head, keys, values, sizes: tl.constexpr):
-    """Store a head's state in a slot, unless that is the null slot."""
+    """Store a head's state [V, K] in a slot, unless that is the null slot."""
     inside = (values < sizes.v) & (keys < tl.where(slot != _NULL, sizes.k, 0))
     address = ((slot.to(tl.int64) * sizes.heads + head) * sizes.v + values) * sizes.k + keys
     tl.store(memory.matrix + address, state, mask=inside)
 
 
 @jit
-def replay(
-    state, memory, rows, row, source, begin, replays, index, next_end, head, keys, values, sizes
-):
-    """Enter a row's accepted drafts; the state, and the row's next snapshot."""
-    for at in range(begin - replays, begin):
-        k, v, decay, beta = load_drafted(memory.drafted, source, at, head, keys, values, sizes)
-        state = advance(state, k, v, decay, beta, sizes.delta)
-        index, next_end = snapshot(
-            state, memory, rows, row, index, next_end, at + 1, head, keys, values, sizes
-        )
-    return state, index, next_end
-
-
-@jit
-def first_snapshot(rows, row, position, sizes: tl.constexpr):
-    """The index of a row's first snapshot after a position, and where it ends, -1 for none."""
+def replay(state, memory, rows, row, head, keys, values, sizes: tl.constexpr):
+    """Enter a row's accepted drafts; the state, and the index of the row's next snapshot."""
+    begin = tl.load(rows.begins + row)
+    position = begin - tl.load(rows.replays + row)
     lanes = tl.arange(0, sizes.lanes)
     end_ptr = rows.snapshot_ends + row * sizes.snapshots + lanes
     ends = tl.load(end_ptr, mask=lanes < sizes.snapshots, other=1 << 62)
     index = tl.sum((ends <= position).to(tl.int32), 0)
-    return index, _end_of(rows, row, index, sizes)
+    source = tl.load(rows.sources + row).to(tl.int64)
+    for at in range(position, begin):
+        k, v, decay, beta = load_drafted(memory.drafted, source, at, head, keys, values, sizes)
+        state = advance(state, k, v, decay, beta, sizes.delta)
+        index = snapshot(state, memory, rows, row, index, at + 1, head, keys, values, sizes)
+    return state, index
 
 
 @jit
-def _end_of(rows, row, index, sizes: tl.constexpr):
+def snapshot(state, memory, rows, row, index, end, head, keys, values, sizes: tl.constexpr):
+    """Copy the state to the row's snapshot `index` if it ends at `end`; the next one's index."""
     at = row * sizes.snapshots + index
-    return tl.load(rows.snapshot_ends + at, mask=index < sizes.snapshots, other=-1)
-
-
-@jit
-def snapshot(
-    state, memory, rows, row, index, next_end, end, head, keys, values, sizes: tl.constexpr
-):
-    """Copy the state to the row's snapshot `index` if it ends at `end`; the row's next one.
-
-    Where that ends is loaded ahead: at each token's end the load would be waited for.
-    """
-    if end == next_end:
-        into = tl.load(rows.snapshot_slots + row * sizes.snapshots + index)
+    is_end = tl.load(rows.snapshot_ends + at, mask=index < sizes.snapshots, other=-1) == end
+    if is_end:
+        into = tl.load(rows.snapshot_slots + at)
         store_state(state, memory, into, head, keys, values, sizes)
-        index += 1
-        next_end = _end_of(rows, row, index, sizes)
-    return index, next_end
+    return index + is_end.to(tl.int32)
