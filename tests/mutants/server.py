@@ -165,8 +165,8 @@ SERVER = (
     Mutant(
         "max-completion-tokens-0-counts-as-none",
         "server/endpoints/chat/spec.py",
-        "if body.max_tokens is None else body.max_tokens\n    params",
-        "or body.max_tokens\n    params",
+        "return body.max_completion_tokens if body.max_tokens is None else body.max_tokens",
+        "return body.max_completion_tokens or body.max_tokens",
         ("tests/server/endpoints/chat/test_route.py::TestReply::test_nothing_generated",),
     ),
     Mutant(

@@ -140,7 +140,7 @@ class ExpertMlp(SublayerSpec):
 
     @property
     def _width(self) -> int:
-        """Of what experts read and make."""
+        """The width of what experts read and make."""
         return self.hidden_size if self.latent is None else self.latent[0]
 
     def _read_latent(self, reader: WeightReader, name: str) -> Latent | None:

@@ -26,10 +26,15 @@ _NEWER_NAMES = ClientNames(_NAMES, max_tokens="max_completion_tokens")
 """The same where a body has the limit by OpenAI's newer name of it."""
 
 
+def _max_tokens(body: ChatRequest) -> int | None:
+    """The limit of the reply's tokens, by either of its names."""
+    return body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+
+
 def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
     """The conversation that a body goes on with; raises `ApiError`."""
     _check_fields(body)
-    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    max_tokens = _max_tokens(body)
     room = 1 if max_tokens is None else max_tokens
     choice, structured = body.tool_choice or "auto", body.structured_outputs
     return ConversationSpec(
@@ -63,7 +68,7 @@ async def chat_spec(
     """
     is_newer = body.max_tokens is None and body.max_completion_tokens is not None
     names = _NEWER_NAMES if is_newer else _NAMES
-    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    max_tokens = _max_tokens(body)
     params = await sampling_params(
         body,
         served,
