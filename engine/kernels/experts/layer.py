@@ -17,7 +17,7 @@ from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.products import ExpertWeights, Rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.invariant.product import InvariantProduct, in_blocks
+from engine.kernels.invariant.product import in_blocks
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.skinny import NUM_ROWS, Norm
@@ -32,19 +32,20 @@ class Router(NamedTuple):
 
     Attributes:
         correction: as of `choose_experts`.
-        invariant: the product on a GPU where a row's may not depend on the number of rows.
+        invariant: the product on a GPU, float32, where a row's may not depend on the number of
+            rows.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     rules: RoutingRules
     correction: torch.Tensor | None = None
-    invariant: InvariantProduct | None = None
+    invariant: Linear | None = None
 
     def __call__(self, x: torch.Tensor) -> Routing:
         """Choose experts for x [T, hidden], from logits that are never rounded to its dtype."""
         if self.invariant is not None and x.is_cuda:
-            logits = self.invariant(x, out_dtype=torch.float32)
+            logits = self.invariant(x)
         elif x.is_cuda and x.dtype != torch.float32:
             logits = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         else:

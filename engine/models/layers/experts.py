@@ -16,6 +16,7 @@ from engine.kernels.experts.layer import Experts, Latent, Router, SharedExpert
 from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
 from engine.kernels.invariant.product import InvariantProduct
+from engine.kernels.linear import Linear
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PackedExperts
 from engine.models.formats.reader import Projection, WeightReader
@@ -163,7 +164,9 @@ class ExpertMlp(SublayerSpec):
             has_rows = len(reader.modules.source.shape(place) or ()) == 2  # ERNIE's has one
             shares, shape = ((undivided(1),), (share.length,)) if has_rows else ((share,), ())
             correction = reader.channels(place, shares, *shape, dtype=torch.float32).flatten()
-        invariant = InvariantProduct(weight) if reader.modules.invariant else None
+        invariant = None
+        if reader.modules.invariant:  # compiled, and compared with the library, while it loads
+            invariant = InvariantProduct(weight).compiled(out_dtype=torch.float32)
         return Router(weight, bias, self.rules, correction, invariant)
 
     def _read_shared(self, reader: WeightReader, name: str) -> SharedExpert:
@@ -172,11 +175,12 @@ class ExpertMlp(SublayerSpec):
         outputs = (columns,) * (num_products(self.gate) // len(first))
         pair = [Projection(part, outputs) for part in first]
         back = [Projection(last, (hidden,))]
-        scale = None
+        scale: Linear | None = None
         if self.shared_gate:
             weight = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
-            is_invariant = reader.modules.invariant
-            scale = InvariantProduct(weight) if is_invariant else partial(F.linear, weight=weight)
+            scale = partial(F.linear, weight=weight)
+            if reader.modules.invariant:
+                scale = InvariantProduct(weight).compiled()
         return SharedExpert(
             reader.product(pair, hidden).linear,
             reader.product(back, columns).linear,
