@@ -113,12 +113,13 @@ def peer_step_ms(peer: Any, rows: int, context: int) -> float:
     """Milliseconds of one of transformers' own decode steps with its dynamic cache, on the GPU."""
     cache = DynamicCache()
     ids = torch.randint(1000, 100_000, (rows, context), device=peer.device)
-    peer(ids, past_key_values=cache, logits_to_keep=1)
+    # By place: transformers 5.24 calls the argument `cache`, others `past_key_values`.
+    peer(ids, None, None, cache, logits_to_keep=1)
     times = []
     for _ in range(8):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         before.record()
-        peer(ids[:, :1], past_key_values=cache, logits_to_keep=1).logits.argmax(-1)
+        peer(ids[:, :1], None, None, cache, logits_to_keep=1).logits.argmax(-1)
         after.record()
         torch.cuda.synchronize()
         times.append(float(before.elapsed_time(after)))

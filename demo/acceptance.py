@@ -62,7 +62,8 @@ def continue_prompts(
     scale = torch.where(temperatures > 0.0, temperatures, 1.0)[:, None]
     cache, text, ids = DynamicCache(), prompts, prompts
     for _ in range(num_tokens):
-        logits = target(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        # By place: transformers 5.24 calls the argument `cache`, others `past_key_values`.
+        logits = target(ids, None, None, cache, use_cache=True, logits_to_keep=1)
         probs = (logits.logits[:, -1].float() / scale).softmax(-1)
         drawn = torch.multinomial(probs, 1, generator=generator)
         ids = torch.where(temperatures[:, None] > 0.0, drawn, probs.argmax(-1, keepdim=True))

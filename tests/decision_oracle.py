@@ -108,7 +108,8 @@ class Oracle:
                 prefix = tuple(label[:n])
                 if prefix not in tables:
                     cache = copy.deepcopy(first.past_key_values)
-                    out = self.model(torch.tensor([prefix]), past_key_values=cache)
+                    # By place: transformers 5.24 calls it `cache`, others `past_key_values`.
+                    out = self.model(torch.tensor([prefix]), None, None, cache)
                     tables[prefix] = out.logits[0, -1].log_softmax(-1)
         return np.array(
             [

@@ -8,6 +8,8 @@ agree. Weight-only schemes agree everywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,8 @@ def write_compressed(
         ignore=IGNORED,
         kv_cache_scheme=None if kv is None else QuantizationArgs(**kv),
     )
+    if kv is not None:
+        name_the_cache_as_before(reference)
     apply_quantization_config(reference, config)
     for module in reference.modules():
         if hasattr(module, "k_scale"):
@@ -86,6 +90,26 @@ def write_compressed(
     reference.save_pretrained(folder)
     compressor.update_config(folder)
     return logits
+
+
+def name_the_cache_as_before(reference: torch.nn.Module) -> None:
+    """Let compressed-tensors find the caches of a model of transformers 5.24 or later.
+
+    It rounds keys and values where an attention's `forward` takes `past_key_values`, which
+    transformers calls `cache` since 5.24; it leaves others unrounded without a word.
+    """
+    for module in reference.modules():
+        parameters = signature(module.forward).parameters
+        if type(module).__name__.endswith("Attention") and "cache" in parameters:
+            module.forward = renaming(module.forward)
+
+
+def renaming(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def renamed(*args: Any, past_key_values: Any = None, cache: Any = None, **rest: Any) -> Any:
+        assert cache is None, "the reference runs without a cache of its own"
+        return forward(*args, cache=past_key_values, **rest)
+
+    return renamed
 
 
 def calibrate(module: Any, args: Any) -> None:
