@@ -31,13 +31,14 @@ from engine.arrays import Int32Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.control import MemoryPart
 from engine.contracts.model import CausalLM
+from engine.contracts.runner import StartingRunner, StepHandle
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.engine import Engine
 from engine.models.decoder import Decoder
 from engine.models.families.table import decoder_spec
 from engine.models.formats.reader import WeightReader
-from engine.plan import StartingRunner, StepHandle, StepPlan
+from engine.plan import StepPlan
 from engine.request import Request
 from engine.startup.build import assemble
 from sampling.params import SamplingParams

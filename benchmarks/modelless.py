@@ -21,11 +21,12 @@ from engine import parent, process
 from engine.arrays import LogprobArrays
 from engine.config import EngineConfig, EngineInfo
 from engine.contracts.control import MemoryPart
+from engine.contracts.runner import StepResult
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.contracts.weights import AnyWeightCommand
 from engine.engine import Engine
 from engine.models.weights.folder import model_folder, read_json
-from engine.plan import StepMasks, StepPlan, StepResult
+from engine.plan import StepMasks, StepPlan
 from server import cli
 
 DECODE_S, MIXED_S, TOKEN_S = 2.9e-3, 7e-3, 1.7e-6

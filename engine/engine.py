@@ -12,9 +12,10 @@ from engine.adapters.book import AdapterBook
 from engine.config import EngineConfig, EngineInfo
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.control import MemoryPart
+from engine.contracts.runner import Runner
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.memory.blocks import BlockPool
-from engine.plan import Runner, StepPlan
+from engine.plan import StepPlan
 from engine.planning.arrivals import Arrivals
 from engine.planning.drafting import NO_DRAFTS, DraftCounts, DraftRules
 from engine.planning.outputs import OutputRing

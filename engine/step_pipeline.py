@@ -13,15 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.plan import (
-    Runner,
-    StepFailedError,
-    StepHandle,
-    StepMasks,
-    StepPlan,
-    StepResult,
-    result_of,
-)
+from engine.contracts.runner import Runner, StepFailedError, StepHandle, StepResult, result_of
+from engine.plan import StepMasks, StepPlan
 from engine.planning.pace import Pace
 from engine.planning.settle import Settled, settle
 from engine.rows import RowTable

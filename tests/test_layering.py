@@ -77,6 +77,7 @@ NO_TORCH = [
         "engine/contracts/shared_blocks.py",
         "engine/engine.py",
         "engine/plan.py",
+        "engine/contracts/runner.py",
         "engine/step_pipeline.py",
         "engine/process.py",
     ),

@@ -74,7 +74,7 @@ class ScoringResult:
 
 
 class ScoringHandle(Protocol):
-    """A step that was launched; `wait` is that of `engine.plan.StepHandle`."""
+    """A step that was launched; `wait` is that of `engine.contracts.runner.StepHandle`."""
 
     def wait(self) -> ScoringResult: ...
 

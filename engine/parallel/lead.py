@@ -9,6 +9,13 @@ from typing import Protocol
 from engine.arrays import Int32Array
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.control import MemoryPart
+from engine.contracts.runner import (
+    Launched,
+    RunnerLostError,
+    StartingRunner,
+    StepHandle,
+    StepResult,
+)
 from engine.contracts.scoring import ScoringHandle, ScoringPlan, ScoringResult
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import kind_and_line
@@ -24,16 +31,7 @@ from engine.parallel.messages import (
     draw_of,
     launch_of,
 )
-from engine.plan import (
-    Launched,
-    Result_co,
-    RunnerLostError,
-    StartingRunner,
-    StepHandle,
-    StepMasks,
-    StepPlan,
-    StepResult,
-)
+from engine.plan import Result_co, StepMasks, StepPlan
 
 
 class OtherRanks(Protocol):

@@ -144,7 +144,7 @@ class FollowWeights(msgspec.Struct, tag="weights", frozen=True):
 
 
 class GiveBack(msgspec.Struct, tag="give_back", frozen=True):
-    """Parts of the memory to give back; see `engine.plan.Runner.give_back`."""
+    """Parts of the memory to give back; see `engine.contracts.runner.Runner.give_back`."""
 
     parts: list[MemoryPart]
     keeps_weights: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from engine.plan import StepCosts
+from engine.contracts.runner import StepCosts
 
 WINDOW = 512
 """Rows' steps after which what was accepted before counts for 1 / e."""

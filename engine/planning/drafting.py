@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.arrays import Int64Array
-from engine.plan import StepCosts
+from engine.contracts.runner import StepCosts
 from engine.planning.draft_choice import DraftChoice
 from engine.planning.settle import Settled
 from engine.request import Request

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.arrays import LogprobArrays
-from engine.plan import StepPlan, StepResult
+from engine.contracts.runner import StepResult
+from engine.plan import StepPlan
 from engine.request import PromptLogprobs
 from engine.rows import Choice, RowTable
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Int32Array, Int64Array, UInt8Array
-from engine.plan import StepPlan, StepResult
+from engine.contracts.runner import StepResult
+from engine.plan import StepPlan
 from engine.request import Finish, Origin
 from engine.rows import BoolArray, RowTable
 

@@ -25,8 +25,9 @@ import torch
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.attention import AttentionBackend
+from engine.contracts.runner import StepCosts
 from engine.memory.states import RowStates
-from engine.plan import StepCosts, StepPlan
+from engine.plan import StepPlan
 from engine.progress import report
 from engine.runner.adapters import RunnerAdapters
 from engine.runner.decode_step import DecodeStep, StepRows

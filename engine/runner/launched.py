@@ -8,8 +8,9 @@ from concurrent.futures import Future
 import numpy as np
 
 from engine.arrays import LogprobArrays
+from engine.contracts.runner import RunnerLostError, StepResult
 from engine.contracts.scoring import ScoringResult
-from engine.plan import RunnerLostError, StepMasks, StepPlan, StepResult
+from engine.plan import StepMasks, StepPlan
 from engine.request import Finish
 from engine.runner.host_copy import Arrays, HostCopy
 from engine.runner.host_stream import is_device_lost

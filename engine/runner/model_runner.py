@@ -20,12 +20,13 @@ from engine.adapters.stacks import HostAdapter
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.control import MemoryPart
+from engine.contracts.runner import RunnerLostError, StepCosts
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import first_line
 from engine.memory.sleeping import FixedMemory, SleepingMemory
 from engine.memory.states import RowStates, StepStates
-from engine.plan import RunnerLostError, StepCosts, StepMasks, StepPlan
+from engine.plan import StepMasks, StepPlan
 from engine.runner.adapters import RunnerAdapters, of_tokens
 from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden

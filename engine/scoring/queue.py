@@ -19,10 +19,10 @@ from engine.adapters.book import AdapterBook
 from engine.arrays import Float32Array
 from engine.config import CacheConfig, SchedulerConfig
 from engine.contracts.adapters import AdapterVersion
+from engine.contracts.runner import StepFailedError, result_of
 from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
 from engine.memory.blocks import BlockPool
 from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
-from engine.plan import StepFailedError, result_of
 from engine.request import Finish, ItemScores, ScoringRequest
 from engine.scoring.packing import make_plan
 from engine.scoring.progress import ScoringProgress

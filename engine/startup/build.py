@@ -22,6 +22,7 @@ from engine.config import (
 )
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.model import CausalLM
+from engine.contracts.runner import StartingRunner, StepCosts
 from engine.engine import Engine
 from engine.errors import first_line
 from engine.kernels.invariant.product import use_uncut_products
@@ -32,7 +33,6 @@ from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.models.reference import Reference
 from engine.parallel.lead import LeadReader, LeadRunner
-from engine.plan import StartingRunner, StepCosts
 from engine.planning.drafting import draft_rules
 from engine.progress import phase, report
 from engine.runner.adapters import RunnerAdapters

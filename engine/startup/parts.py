@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 from engine.config import EngineConfig, EngineInfo
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.model import CausalLM
+from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
-from engine.plan import StartingRunner
 from engine.planning.drafting import DraftRules
 from engine.startup.adapters import load_modules
 from engine.structured.grammars import Grammars

@@ -14,8 +14,8 @@ import numpy as np
 
 from engine.codec import decode_message, encode
 from engine.config import EngineConfig, EngineInfo
+from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
-from engine.plan import StartingRunner
 from engine.planning.drafting import DraftRules
 from engine.progress import phase
 from engine.request import FrontendMessage, Request

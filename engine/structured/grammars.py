@@ -12,8 +12,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.arrays import Int32Array, Int64Array
 from engine.config import StructuredConfig
+from engine.contracts.runner import StepResult
 from engine.errors import kind_and_line
-from engine.plan import StepMasks, StepPlan, StepResult
+from engine.plan import StepMasks, StepPlan
 from engine.planning.settle import Settled
 from engine.request import Finish
 from engine.rows import Choice, RowTable

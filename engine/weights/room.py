@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from engine.contracts.named_weights import NamedWeights
+from engine.contracts.runner import RunnerLostError
 from engine.contracts.weights import (
     AbandonUpdate,
     AnyWeightCommand,
@@ -30,7 +31,6 @@ from engine.contracts.weights import (
 )
 from engine.errors import kind_and_line
 from engine.models.weights.sources import IGNORED, LAYER
-from engine.plan import RunnerLostError
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.names import NameMap

@@ -16,6 +16,7 @@ import numpy as np
 from engine.arrays import Int32Array, LogprobArrays
 from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
 from engine.contracts.control import MemoryPart
+from engine.contracts.runner import StepResult
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.contracts.weights import (
     AnyWeightCommand,
@@ -28,7 +29,7 @@ from engine.contracts.weights import (
 )
 from engine.engine import Engine
 from engine.errors import ControlError
-from engine.plan import PromptSpan, StepMasks, StepPlan, StepResult
+from engine.plan import PromptSpan, StepMasks, StepPlan
 from engine.planning.drafting import NO_DRAFTS, DraftRules
 from engine.request import Finish, Origin
 from engine.structured.grammars import Grammars

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from engine.plan import RunnerLostError, StepHandle, StepPlan
+from engine.contracts.runner import RunnerLostError, StepHandle
+from engine.plan import StepPlan
 from engine.request import Finish, PromptLogprobsParams
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference

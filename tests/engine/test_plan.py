@@ -7,14 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from engine.plan import (
-    PromptSpan,
-    RunnerLostError,
-    StepFailedError,
-    StepPlan,
-    prompt_spans,
-    result_of,
-)
+from engine.contracts.runner import RunnerLostError, StepFailedError, result_of
+from engine.plan import PromptSpan, StepPlan, prompt_spans
 from engine.request import PromptLogprobsParams, Request
 from engine.rows import Choice
 from sampling.params import SamplingParams

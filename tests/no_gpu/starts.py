@@ -29,10 +29,10 @@ from engine.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
 from engine.models.loader import load_model
 from engine.parallel.lead import LeadRunner
-from engine.plan import StartingRunner
 from engine.request import ScoringRequest
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import SpeculativeConfig

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 
 from engine.config import EngineConfig
+from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
 from engine.parallel.lead import LeadReader, LeadRunner
 from engine.parallel.messages import Message, Setup, decode, encode
-from engine.plan import StartingRunner
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import assemble, build_rank, load
 from engine.startup.error_statement import ErrorMeasure

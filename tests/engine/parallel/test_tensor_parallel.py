@@ -23,8 +23,8 @@ from msgspec import structs
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.arrays import LogprobArrays
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.contracts.runner import RunnerLostError
 from engine.engine import Engine
-from engine.plan import RunnerLostError
 from engine.request import (
     Finish,
     Grammar,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.plan import StepCosts
+from engine.contracts.runner import StepCosts
 from engine.planning.draft_choice import LEAST_VERIFIED, PROBE_STEPS, WINDOW, DraftChoice
 
 COSTS = StepCosts((1, 8, 64), (1.0, 1.1, 2.0), (1.1, 1.65, 6.0))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from engine.arrays import UInt8Array
+from engine.contracts.runner import StepCosts, StepHandle
 from engine.memory.blocks import BlockPool
-from engine.plan import StepCosts, StepHandle, StepPlan
+from engine.plan import StepPlan
 from engine.planning.drafting import DRAFTS_OFF_FROM, DraftRules, draft_rules
 from engine.planning.settle import Settled
 from engine.request import Finish, Origin

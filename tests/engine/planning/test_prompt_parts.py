@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.arrays import LogprobArrays
-from engine.plan import PromptSpan, StepPlan, StepResult
+from engine.contracts.runner import StepResult
+from engine.plan import PromptSpan, StepPlan
 from engine.planning.prompt_parts import join_prompt_parts
 from engine.request import PromptLogprobs, PromptLogprobsParams, Request
 from engine.rows import Choice, RowTable

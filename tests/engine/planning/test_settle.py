@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.plan import StepPlan, StepResult
+from engine.contracts.runner import StepResult
+from engine.plan import StepPlan
 from engine.planning.settle import Settled, settle
 from engine.request import Finish, Origin, Request
 from engine.rows import Choice, RowTable

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.plan import RunnerLostError, StepMasks, StepPlan
+from engine.contracts.runner import RunnerLostError
+from engine.plan import StepMasks, StepPlan
 from engine.request import Finish
 from engine.runner.host_copy import HostCopy
 from engine.runner.launched import LaunchedScoring, LaunchedStep

@@ -19,8 +19,9 @@ from transformers import PreTrainedModel
 
 from engine.batch import RequestRows
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from engine.contracts.runner import RunnerLostError, result_of
 from engine.engine import Engine
-from engine.plan import RunnerLostError, StepPlan, result_of
+from engine.plan import StepPlan
 from engine.request import Request
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import build_engine

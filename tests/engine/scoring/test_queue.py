@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from engine.contracts import shared_blocks
-from engine.plan import RunnerLostError
+from engine.contracts.runner import RunnerLostError
 from engine.request import Finish
 from tests.engine.paged_fake import context_hash
 from tests.engine.scoring.scoring_fake import (

@@ -13,11 +13,12 @@ from msgspec import structs
 from safetensors.torch import load_file, save_file
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SamplingConfig, SchedulerConfig
+from engine.contracts.runner import RunnerLostError
 from engine.engine import Engine
 from engine.memory.blocks import NULL_BLOCK
 from engine.parallel.lead import LeadRunner
 from engine.parallel.messages import Forget, Message, decode, encode
-from engine.plan import RunnerLostError, StepPlan
+from engine.plan import StepPlan
 from engine.planning.drafting import NO_DRAFTS
 from engine.request import Finish
 from engine.runner.model_runner import ModelRunner

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
+from engine.contracts.runner import RunnerLostError
 from engine.contracts.weights import (
     AbandonUpdate,
     BeginUpdate,
@@ -27,7 +28,6 @@ from engine.contracts.weights import (
     WeightValues,
 )
 from engine.models.loader import load_model
-from engine.plan import RunnerLostError
 from engine.weights.room import WeightRoom
 from sampling.device.ranks import LoneRank, RankExchange
 from tests.engine.models.families.test_shards import MODELS as DIVIDED
