@@ -8,7 +8,6 @@ continues; a conversation is read along these numbers.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 import orjson
 
 from server.config import ResponseStoreConfig
+from server.response_store.file import errors_named, open_file
 from server.response_store.records import (
     FAILED,
     IN_PROGRESS,
@@ -32,11 +32,6 @@ from server.response_store.records import (
     TakenIdError,
 )
 
-APPLICATION_ID = 0x7461696C
-"""Marks the file as one of ours."""
-VERSION = 1
-BUSY_MS = 5000
-"""How long to wait for a front that writes."""
 SILENT_S = 30.0
 """A running response whose front has not touched it for so long has failed with its front."""
 MAX_SHARE = 4
@@ -44,40 +39,6 @@ MAX_SHARE = 4
 _BATCH = 16
 """Responses that are removed at once to make room."""
 _MAX_DEPTH = 1 << 14
-_PRAGMAS = (
-    "journal_mode = WAL",
-    "synchronous = NORMAL",
-    "foreign_keys = ON",
-    "secure_delete = ON",
-    f"journal_size_limit = {16 << 20}",
-)
-_TABLES = """
-CREATE TABLE IF NOT EXISTS responses (
-    key INTEGER PRIMARY KEY AUTOINCREMENT,
-    owner BLOB NOT NULL,
-    id TEXT NOT NULL,
-    previous INTEGER,
-    status TEXT NOT NULL,
-    is_cancelled INTEGER NOT NULL DEFAULT 0,
-    used REAL NOT NULL,
-    reply BLOB NOT NULL,
-    prompt_chars INTEGER,
-    token_ids BLOB,
-    UNIQUE (owner, id)
-);
-CREATE INDEX IF NOT EXISTS responses_by_use ON responses (used);
-CREATE INDEX IF NOT EXISTS responses_to_cancel ON responses (key) WHERE is_cancelled;
-CREATE TABLE IF NOT EXISTS items (
-    response INTEGER NOT NULL REFERENCES responses (key) ON DELETE CASCADE,
-    position INTEGER NOT NULL,
-    is_output INTEGER NOT NULL,
-    owner BLOB NOT NULL,
-    id TEXT NOT NULL,
-    item BLOB NOT NULL,
-    PRIMARY KEY (response, position)
-);
-CREATE INDEX IF NOT EXISTS items_by_id ON items (owner, id, response);
-"""
 _CHAIN = """
 WITH RECURSIVE chain (key, previous, status, depth) AS (
     SELECT key, previous, status, 0 FROM responses WHERE owner = ? AND id = ? AND used >= ?
@@ -99,7 +60,7 @@ class ResponseDatabase:
 
     def __init__(self, config: ResponseStoreConfig) -> None:
         self._config = config
-        self._connection = _open(config.path)
+        self._connection = open_file(config.path)
         self._page_bytes = int(self._value("PRAGMA page_size"))
 
     def close(self) -> None:
@@ -204,7 +165,7 @@ class ResponseDatabase:
 
     def get(self, owner: bytes, response_id: str) -> StoredReply | None:
         """A response as it was last written; None where this owner has none of that id."""
-        with _errors_named():
+        with errors_named():
             row = self._connection.execute(
                 "SELECT key, status, used, reply FROM responses "
                 "WHERE owner = ? AND id = ? AND used >= ?",
@@ -221,7 +182,7 @@ class ResponseDatabase:
 
     def to_cancel(self) -> list[int]:
         """Keys of running responses that shall end."""
-        with _errors_named():
+        with errors_named():
             rows = self._connection.execute("SELECT key FROM responses WHERE is_cancelled")
             return [key for (key,) in rows]
 
@@ -241,7 +202,7 @@ class ResponseDatabase:
     def _read(
         self, owner: bytes, response_id: str, *, with_output: bool
     ) -> StoredConversation | None:
-        with _errors_named():
+        with errors_named():
             asked = (owner, response_id, self._oldest(), _MAX_DEPTH)
             rows = self._connection.execute(_CHAIN, asked).fetchall()
             if not rows:
@@ -272,7 +233,7 @@ class ResponseDatabase:
 
     def item(self, owner: bytes, item_id: str) -> Json | None:
         """The latest item of that id; None where this owner has none."""
-        with _errors_named():
+        with errors_named():
             row = self._connection.execute(
                 "SELECT item FROM items JOIN responses ON key = response "
                 "WHERE items.owner = ? AND items.id = ? AND used >= ? "
@@ -317,14 +278,14 @@ class ResponseDatabase:
         return int(self._value("SELECT COUNT(*) FROM responses")) > self._config.max_responses
 
     def _value(self, statement: str, *values: object) -> float:
-        with _errors_named():
+        with errors_named():
             value: float = self._connection.execute(statement, values).fetchone()[0]
         return value
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All or nothing, one front at a time."""
-        with _errors_named():
+        with errors_named():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -333,50 +294,6 @@ class ResponseDatabase:
                 with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
                     self._connection.execute("ROLLBACK")
                 raise
-
-
-def _open(path: str) -> sqlite3.Connection:
-    """Open a file, or make it; raises `StoreError` for one that is not ours or is damaged."""
-    with _errors_named():
-        if path and not os.path.exists(path):
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # it holds what people said
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-            _check_kind(connection)
-            for pragma in _PRAGMAS:
-                connection.execute(f"PRAGMA {pragma}").fetchall()
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in _TABLES.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.close()
-            raise
-    return connection
-
-
-def _check_kind(connection: sqlite3.Connection) -> None:
-    """Raise a `StoreError` for a database that is not one of ours."""
-    connection.execute("BEGIN")  # another front may be making it
-    mark = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0]
-    connection.execute("COMMIT")
-    if tables and mark != APPLICATION_ID:
-        raise StoreError("it is a database of another program")
-    if version not in (0, VERSION):
-        raise StoreError(f"it has version {version}, this program reads {VERSION}")
-
-
-@contextmanager
-def _errors_named() -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise StoreError(str(error)) from error
 
 
 def check_store(config: ResponseStoreConfig) -> None:
