@@ -27,8 +27,8 @@ import uvloop
 from starlette.types import Message
 
 from demo import MODEL_FOLDER
-from engine.config import EngineInfo
 from engine.contracts.control import AnyCommand, ControlReply, EngineState
+from engine.contracts.info import EngineInfo
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Submission, deliver_output

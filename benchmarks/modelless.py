@@ -19,8 +19,9 @@ import numpy as np
 
 from engine import parent, process
 from engine.arrays import LogprobArrays
-from engine.config import EngineConfig, EngineInfo
+from engine.config import EngineConfig
 from engine.contracts.control import MemoryPart
+from engine.contracts.info import EngineInfo
 from engine.contracts.runner import StepResult
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.contracts.weights import AnyWeightCommand

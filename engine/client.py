@@ -17,8 +17,9 @@ import zmq.asyncio
 
 from engine.awake import LATE_S, AwakeClock
 from engine.codec import decode_output, encode
-from engine.config import EngineConfig, EngineInfo
+from engine.config import EngineConfig
 from engine.contracts.control import AnyCommand, ControlReply, ControlRequest, EngineState
+from engine.contracts.info import EngineInfo
 from engine.errors import ControlError
 from engine.parent import EngineProcess
 from engine.progress import Listener

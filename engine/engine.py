@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 
 from engine.adapters.book import AdapterBook
-from engine.config import EngineConfig, EngineInfo
+from engine.config import EngineConfig
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.control import MemoryPart
+from engine.contracts.info import EngineInfo
 from engine.contracts.runner import Runner
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.memory.blocks import BlockPool

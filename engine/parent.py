@@ -12,9 +12,10 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 
 from engine.awake import AwakeClock
-from engine.config import ConfigError, EngineConfig, EngineInfo
+from engine.config import ConfigError, EngineConfig
+from engine.contracts.info import EngineInfo
+from engine.contracts.status import FOLDER_PREFIX, Beat, Failed, Progress, Ready, StatusLine
 from engine.parallel.programs import command_of
-from engine.process import FOLDER_PREFIX, Beat, Failed, Progress, Ready, StatusLine
 from engine.progress import Listener
 
 _status_decoder: msgspec.json.Decoder[StatusLine] = msgspec.json.Decoder(StatusLine)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 
 from engine.client import EngineHandle
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.config import ServerConfig
 from server.conversation.parsing.parsers import Parsers
 from server.conversation.rendering import make_ready

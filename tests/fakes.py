@@ -13,8 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.arrays import LogprobArrays
-from engine.config import EngineInfo
 from engine.contracts.control import AnyCommand, ControlReply, EngineState
+from engine.contracts.info import EngineInfo
 from engine.contracts.weights import WeightReply
 from engine.errors import ControlError
 from engine.planning.timings import Timings

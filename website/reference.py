@@ -16,7 +16,7 @@ from typing import Any, cast
 from msgspec import structs
 
 from engine.client import EngineHandle
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from engine.stats import DraftStats, GrammarStats
 from server.command.parser import Parser, add_settings
 from server.command.settings import ENVIRONMENT_ONLY, Settings, variable_of

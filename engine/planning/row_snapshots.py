@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.arrays import Int64Array
-from engine.config import CacheConfig, EngineInfo
+from engine.config import CacheConfig
+from engine.contracts.info import EngineInfo
 from engine.memory.snapshots import SnapshotPool
 from engine.plan import SnapshotGrant
 from engine.planning.drafting import DraftRules

@@ -13,14 +13,9 @@ from msgspec import structs
 
 from engine.adapters.stacks import AdapterStacks
 from engine.batch import RequestRows
-from engine.config import (
-    ConfigError,
-    EngineConfig,
-    EngineInfo,
-    ErrorStatement,
-    ModelConfig,
-)
+from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.contracts.adapters import AdapterReader
+from engine.contracts.info import EngineInfo, ErrorStatement
 from engine.contracts.model import CausalLM
 from engine.contracts.runner import StartingRunner, StepCosts
 from engine.engine import Engine

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.config import EngineConfig, ErrorStatement
+from engine.config import EngineConfig
+from engine.contracts.info import ErrorStatement
 from engine.contracts.model import CausalLM
 from engine.memory.states import text_states
 from engine.models.loader import max_position

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from engine.config import EngineConfig, EngineInfo
+from engine.config import EngineConfig
 from engine.contracts.adapters import AdapterReader
+from engine.contracts.info import EngineInfo
 from engine.contracts.model import CausalLM
 from engine.contracts.runner import StartingRunner
 from engine.engine import Engine

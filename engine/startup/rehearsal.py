@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from engine.codec import decode_message, encode
-from engine.config import EngineConfig, EngineInfo
+from engine.config import EngineConfig
+from engine.contracts.info import EngineInfo
 from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
 from engine.planning.drafting import DraftRules

@@ -22,7 +22,8 @@ from msgspec import structs
 from prometheus_client import disable_created_metrics
 
 from engine.client import EngineClient
-from engine.config import ConfigError, EngineConfig, EngineInfo, ErrorStatement
+from engine.config import ConfigError, EngineConfig
+from engine.contracts.info import EngineInfo, ErrorStatement
 from engine.parent import EngineProcess, make_folder
 from engine.structured.without_torch import leave_torch_out
 from engine.submission import EngineDeadError

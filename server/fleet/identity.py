@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.version import VERSION
 
 _WHOLE_BYTES = 64 << 20

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from engine.codec import decode_array, encode_array
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from engine.request import ItemScores, PromptLogprobs, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Entry

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from engine.stats import EngineStats
 
 _GAUGES = {"num_running": 0, "num_waiting": 0, "kv_blocks_used": 0, "kv_blocks_total": 0}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from engine.request import PromptLogprobsParams, ThinkingBudget
 from sampling.params import ParameterError, SamplingParams
 from server.config import SamplingDefaults

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from engine.arrays import Int32Array
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec, Truncation
 from server.schema.checks import too_long

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from engine.client import EngineHandle
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.config import ServerConfig
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.errors import ClientNames
 from server.generation.spec import Truncation
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.errors import ApiError, bad_request
 from server.structured.process import check, make_ready
 from server.structured.spec import CheckedGrammar, GrammarSpec, TokenTable

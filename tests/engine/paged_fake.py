@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from engine.arrays import Int32Array, LogprobArrays
-from engine.config import CacheConfig, EngineConfig, EngineInfo, ModelConfig, SchedulerConfig
+from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.control import MemoryPart
+from engine.contracts.info import EngineInfo
 from engine.contracts.runner import StepResult
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.contracts.weights import (

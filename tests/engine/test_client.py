@@ -22,9 +22,10 @@ from engine import client as client_module
 from engine import parent as module
 from engine.client import MAX_HELD, EngineClient
 from engine.codec import decode_message, encode
-from engine.config import ConfigError, EngineConfig, EngineInfo, ModelConfig
+from engine.config import ConfigError, EngineConfig, ModelConfig
+from engine.contracts.info import EngineInfo
+from engine.contracts.status import Beat, Failed, Progress, Ready, StatusLine
 from engine.parent import EngineProcess
-from engine.process import Beat, Failed, Progress, Ready, StatusLine
 from engine.request import Finish, FrontendMessage, Request, ScoringRequest, StepOutput
 from engine.submission import EngineDeadError
 from sampling.params import SamplingParams

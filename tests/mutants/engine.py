@@ -187,10 +187,10 @@ ENGINE = (
     ),
     Mutant(
         "an-idle-loop-counts-as-hung",
-        "engine/process.py",
+        "engine/loop.py",
         "for frontend, _ in outputs})\n            self._busy_since = math.inf\n",
         "for frontend, _ in outputs})\n",
-        ("tests/engine/test_process_loop.py::test_a_loop_that_waits_for_a_message_is_not_hung",),
+        ("tests/engine/test_loop.py::test_a_loop_that_waits_for_a_message_is_not_hung",),
     ),
     Mutant(
         "beginnings-of-prefixes-are-granted-before-ends",
@@ -204,7 +204,7 @@ ENGINE = (
     ),
     Mutant(
         "aborts-go-before-the-requests-they-end",
-        "engine/process.py",
+        "engine/loop.py",
         """            for request in message.submit:
                 self._engine.submit(frontend, request)
             for scoring in message.score:
@@ -220,7 +220,7 @@ ENGINE = (
                 self._engine.score(frontend, scoring)
 """,
         (
-            "tests/engine/test_process_loop.py"
+            "tests/engine/test_loop.py"
             "::test_messages_are_taken_in_order_and_what_is_none_is_passed_over",
         ),
     ),

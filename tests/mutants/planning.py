@@ -245,11 +245,11 @@ PLANNING = (
     ),
     Mutant(
         "a-choice-ends-without-statistics",
-        "engine/process.py",
+        "engine/loop.py",
         "ends = np.count_nonzero(output.finish) or output.item_scores",
         "ends = output.item_scores",
         (
-            "tests/engine/test_process_loop.py"
+            "tests/engine/test_loop.py"
             "::test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old",
         ),
     ),

@@ -18,7 +18,8 @@ import numpy as np
 from msgspec import structs
 
 from engine.arrays import Int32Array
-from engine.config import EngineConfig, EngineInfo
+from engine.config import EngineConfig
+from engine.contracts.info import EngineInfo
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.request import PromptLogprobsParams, Request, ScoringRequest

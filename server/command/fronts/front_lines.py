@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from engine.logs import LogFormat
 from server.command.fronts.front import FrontConfig
 

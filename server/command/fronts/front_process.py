@@ -19,9 +19,10 @@ import msgspec
 from prometheus_client import disable_created_metrics
 
 from engine.client import EngineClient
-from engine.config import ConfigError, EngineInfo
+from engine.config import ConfigError
+from engine.contracts.info import EngineInfo
+from engine.contracts.status import StatusPipe
 from engine.logs import configure_logging
-from engine.process import StatusPipe
 from engine.structured.without_torch import leave_torch_out
 from engine.submission import EngineDeadError
 from server.command.fronts.front import Front, new_loop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.conversation.messages import content_text, template_messages
 from server.conversation.prompt import ConversationPrompt
 from server.conversation.served import ServedChatModel

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.endpoints.decisions.question import Labels, Question, orders
 from server.endpoints.decisions.wording import Wording
 from server.errors import ApiError, bad_request

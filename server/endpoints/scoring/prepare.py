@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 
 from engine.arrays import Int32Array
-from engine.config import EngineInfo
+from engine.contracts.info import EngineInfo
 from server.endpoints.scoring.schema import ScoringFields
 from server.errors import ApiError, bad_request
 from server.generation.served import ServedModel

@@ -13,14 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, Phi3Config, PreTrainedConfig
 
-from engine.config import (
-    CacheConfig,
-    CacheDtype,
-    EngineConfig,
-    ErrorStatement,
-    ModelConfig,
-    StructuredConfig,
-)
+from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, StructuredConfig
+from engine.contracts.info import ErrorStatement
 from engine.kernels.fp8 import Fp8Rows, quantize_rows
 from engine.models.formats import fp8
 from engine.startup.build import build_engine

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from demo import MODEL_FOLDER
-from engine.config import CacheConfig, CacheDtype, EngineConfig, ErrorStatement, ModelConfig
+from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig
+from engine.contracts.info import ErrorStatement
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import load_model
 from engine.startup.error_statement import Difference, ErrorMeasure, difference, hidden_states

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from engine import progress
-from engine.config import EngineInfo, ErrorStatement
+from engine.contracts.info import EngineInfo, ErrorStatement
 from engine.progress import on_progress, phase, report
 from server.command.progress import ProgressBar
 from server.command.serve import error_line, summary

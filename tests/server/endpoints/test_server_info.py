@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from engine.config import ErrorStatement
+from engine.contracts.info import ErrorStatement
 from server.endpoints.models.reply_schema import ModelCard
 from server.endpoints.server_info import ServerInfoReply
 from server.version import VERSION

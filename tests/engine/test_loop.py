@@ -15,13 +15,12 @@ import zmq
 from msgspec import structs
 
 from engine import awake as awake_module
-from engine import frontends as frontends_module
+from engine import loop as loop_module
 from engine.awake import AwakeClock
 from engine.codec import decode_output, encode
 from engine.config import EngineConfig, ModelConfig
-from engine.frontends import FRESH_S, SILENCE_S, STATS_S, Frontends
+from engine.loop import FRESH_S, SILENCE_S, STATS_S, EngineLoop, Frontends
 from engine.planning.outputs import empty_output
-from engine.process import EngineLoop
 from engine.request import (
     Finish,
     FrontendMessage,
@@ -143,7 +142,7 @@ def test_messages_are_taken_in_order_and_what_is_none_is_passed_over(
 def clock_since_the_first(loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock by which the loop knows its frontends, which has stood since it heard a request."""
     clock = Clock()
-    monkeypatch.setattr(frontends_module, "time", clock)
+    monkeypatch.setattr(loop_module, "time", clock)
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
     return clock
 
@@ -227,7 +226,7 @@ def test_statistics_behind_the_last_output_follow_once_the_ones_before_are_old(
 def test_the_scores_of_a_request_come_with_statistics(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frontends_module, "time", Clock())
+    monkeypatch.setattr(loop_module, "time", Clock())
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
     none = np.zeros((0, 1), dtype=np.float32)
     scores = ItemScores(
@@ -281,7 +280,7 @@ def test_a_silent_frontend_has_its_requests_aborted_once_and_gets_nothing_more(
     loop_setup.loop._send_stats()
     assert loop_setup.answer() is None
     loop_setup.receive(encode(FrontendMessage(submit=[asked(2)])), num_calls=4)
-    monkeypatch.setattr(frontends_module, "time", clock)
+    monkeypatch.setattr(loop_module, "time", clock)
     clock.now = time.monotonic() + STATS_S + 0.1
     loop_setup.loop._send_stats()
     assert loop_setup.answer() is not None, "one that was stopped and goes on is known again"
