@@ -11,6 +11,7 @@ from engine.contracts.adapters import AdapterReader
 from engine.contracts.control import MemoryPart
 from engine.contracts.runner import (
     Launched,
+    Result_co,
     RunnerLostError,
     StartingRunner,
     StepHandle,
@@ -31,7 +32,7 @@ from engine.parallel.messages import (
     draw_of,
     launch_of,
 )
-from engine.plan import Result_co, StepMasks, StepPlan
+from engine.plan import StepMasks, StepPlan
 
 
 class OtherRanks(Protocol):

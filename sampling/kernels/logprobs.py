@@ -19,24 +19,27 @@ import torch
 from torch import Tensor
 
 from sampling.batch import LogprobsOutput
-from sampling.device.triton_support import constexpr, jit, tl, triton
-from sampling.kernels.logits import TILE, Source, global_tile, is_held
-from sampling.kernels.order import key_id, order, rank_key, value_of
+from sampling.device.triton_support import jit, tl, triton
+from sampling.kernels.logits import TILE, Source, global_tile
+from sampling.kernels.order import order, rank_key
 from sampling.kernels.report import flags_of, is_wanted, reported_values, scaled, tile_maxima
 from sampling.kernels.tile_pass import TileStats
+from sampling.kernels.top_lists import (
+    CHUNK,
+    CHUNK_WIDTH,
+    NOTHING,
+    NUM_CHUNKS,
+    merge_lists_kernel,
+    top_list_kernel,
+)
 from sampling.noise import TILE as TILE_WIDTH
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from sampling.race import Cut
 from sampling.vocab_shard import VocabShard
 
 MAX_TOP = 128  # longer top lists are left to `sampling.paths.logprobs`
-CHUNK, PIECE = 64, 8
 TOP_LANES = (8, 32, MAX_TOP)
 GIVEN_LANES = 2 * MAX_LOGPROB_TOKEN_IDS
-
-_CHUNK, _CHUNKS = constexpr(CHUNK), constexpr(TILE_WIDTH // CHUNK)
-_PIECE, _PIECES = constexpr(PIECE), constexpr(CHUNK // PIECE)
-_NOTHING = constexpr(-(2**63))
 
 
 class _Work(NamedTuple):
@@ -54,25 +57,6 @@ class _Work(NamedTuple):
     slots: Tensor  # int32 [n, tiles], which of the k chosen tiles it is; k if none
     chunk_maxima: Tensor  # float32 [n, k, TILE / CHUNK]
     keys: Tensor | None  # int64 [n, k], the top lists of one rank of several
-
-
-@jit
-def _first(values, ids, some, k, size: tl.constexpr, padded_k: tl.constexpr):
-    """Select the first k of `size` values of different ids: keys, best first, int64 [padded_k]."""
-    keys = tl.where(some, rank_key(order(values), ids), _NOTHING)
-    return _first_keys(tl.reshape(keys, (size,)), k, padded_k)
-
-
-@jit
-def _first_keys(keys, k, padded_k: tl.constexpr):
-    """The k highest of different keys, best first, int64 [padded_k]."""
-    lanes = tl.arange(0, padded_k)
-    found = tl.full((padded_k,), _NOTHING, tl.int64)
-    for j in range(0, k):
-        best = tl.max(keys, 0)
-        found = tl.where(lanes == j, best, found)
-        keys = tl.where(keys == best, _NOTHING, keys)
-    return found
 
 
 @jit(do_not_specialize=["k", "num_given", "given_stride", "filtered"])
@@ -109,11 +93,11 @@ def _given_kernel(
     slots = tl.zeros((padded_tiles,), tl.int32) + k
     if wanted:
         maxima = tile_maxima(work, i * num_tiles + tile, tile < num_tiles, flags)
-        keys = tl.where(tile < num_tiles, rank_key(order(maxima), tile), _NOTHING)
+        keys = tl.where(tile < num_tiles, rank_key(order(maxima), tile), NOTHING)
         for j in range(0, tl.minimum(k, num_tiles)):
             best = tl.max(keys, 0)
             slots = tl.where(keys == best, j, slots)
-            keys = tl.where(keys == best, _NOTHING, keys)
+            keys = tl.where(keys == best, NOTHING, keys)
     tl.store(work.slots + i * num_tiles + tile, slots, mask=tile < num_tiles)
 
 
@@ -135,108 +119,9 @@ def _tile_kernel(source, work, k, own_tiles, edited: tl.constexpr):
             before = (values > threshold) | ((values == threshold) & (ids < chosen))
             tl.atomic_add(work.out.ranks + i, tl.sum(before.to(tl.int32), 0))
         if slot < k:
-            maxima = tl.max(tl.reshape(values, (_CHUNKS, _CHUNK)), 1)
-            chunks = (i * k + slot) * _CHUNKS + tl.arange(0, _CHUNKS)
+            maxima = tl.max(tl.reshape(values, (NUM_CHUNKS, CHUNK_WIDTH)), 1)
+            chunks = (i * k + slot) * NUM_CHUNKS + tl.arange(0, NUM_CHUNKS)
             tl.store(work.chunk_maxima + chunks, maxima)
-
-
-@jit(do_not_specialize=["k", "filtered"])
-def _top_kernel(
-    source,
-    work,
-    k,
-    filtered,
-    padded_k: tl.constexpr,
-    padded_tiles: tl.constexpr,
-    edited: tl.constexpr,
-):
-    """Find a row's top list in the chunks of the chosen tiles."""
-    i = tl.program_id(0).to(tl.int64)
-    flags = flags_of(source, i)
-    if is_wanted(work, i, flags):
-        num_tiles, tile = tl.cdiv(source.vocab_size, TILE), tl.arange(0, padded_tiles)
-        slots = tl.load(work.slots + i * num_tiles + tile, mask=tile < num_tiles, other=k)
-        lane = tl.arange(0, padded_k)[:, None]
-        tiles = tl.max(tl.where((slots[None, :] == lane) & (lane < k), tile[None, :], -1), 1)
-        chunk = tl.arange(0, _CHUNKS)[None, :]
-        some = (tiles[:, None] >= 0) & (chunk >= 0) & is_held(source, tiles)[:, None]
-        at = work.chunk_maxima + (i * k + lane) * _CHUNKS + chunk
-        maxima = tl.load(at, mask=some, other=float("-inf"))
-        chunk = tiles[:, None] * _CHUNKS + chunk
-        chunks = _first(maxima, chunk, some, k, padded_k * _CHUNKS, padded_k)[:, None]
-
-        # A chunk's pieces likewise, then their tokens: two short searches beat a long one.
-        ids = key_id(chunks) * _CHUNK + tl.arange(0, _CHUNK)[None, :]
-        some = (chunks != _NOTHING) & (ids < source.vocab_size)
-        values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
-        maxima = tl.max(tl.reshape(values, (padded_k, _PIECES, _PIECE)), 2)
-        piece = key_id(chunks) * _PIECES + tl.arange(0, _PIECES)[None, :]
-        some = (chunks != _NOTHING) & (piece * _PIECE < source.vocab_size)
-        pieces = _first(maxima, piece, some, k, padded_k * _PIECES, padded_k)[:, None]
-
-        ids = key_id(pieces) * _PIECE + tl.arange(0, _PIECE)[None, :]
-        some = (pieces != _NOTHING) & (ids < source.vocab_size)
-        values = reported_values(source, i, ids, some, flags, 0, num_tiles, edited)
-        top = _first(values, ids, some, k, padded_k * _PIECE, padded_k)
-        if work.keys is None:
-            _store_top(source, work, i, top, flags, k, filtered, padded_k, padded_tiles)
-        else:
-            lane = tl.arange(0, padded_k)
-            tl.store(work.keys + i * k + lane, top, mask=lane < k)
-
-
-@jit
-def _store_top(
-    source,
-    work,
-    i,
-    top,
-    flags,
-    k,
-    filtered,
-    padded_k: tl.constexpr,
-    padded_tiles: tl.constexpr,
-):
-    """Store a row's top list, given the keys of its tokens."""
-    ids, values = key_id(top), value_of((top >> 32).to(tl.int32))
-    values = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
-    lane = tl.arange(0, padded_k)
-    tl.store(work.out.top_ids + i * k + lane, ids, mask=lane < k)
-    tl.store(work.out.top_logprobs + i * k + lane, values, mask=lane < k)
-
-
-@jit(do_not_specialize=["num_rows", "k", "filtered"])
-def _merge_kernel(
-    source,
-    work,
-    ranks,
-    keys,
-    num_rows,
-    k,
-    filtered,
-    num_ranks: tl.constexpr,
-    padded_ranks: tl.constexpr,
-    padded_k: tl.constexpr,
-    padded_tiles: tl.constexpr,
-):
-    """Make a row's rank and top list of what all ranks tell of it.
-
-    Args:
-        ranks: int32 [num_ranks, n], one more than each counted before the chosen token.
-        keys: int64 [num_ranks, n, k], each one's top list.
-    """
-    i = tl.program_id(0).to(tl.int64)
-    flags = flags_of(source, i)
-    sender = tl.arange(0, padded_ranks)
-    before = tl.load(ranks + sender * num_rows + i, mask=sender < num_ranks, other=1) - 1
-    tl.store(work.out.ranks + i, 1 + tl.sum(before, 0))
-    if is_wanted(work, i, flags):
-        lane = tl.arange(0, padded_k)[None, :]
-        at = keys + (sender[:, None].to(tl.int64) * num_rows + i) * k + lane
-        some = (sender[:, None] < num_ranks) & (lane < k)
-        told = tl.reshape(tl.load(at, mask=some, other=_NOTHING), (padded_ranks * padded_k,))
-        top = _first_keys(told, k, padded_k)
-        _store_top(source, work, i, top, flags, k, filtered, padded_k, padded_tiles)
 
 
 def gather_logprobs(
@@ -291,7 +176,9 @@ def gather_logprobs(
     _tile_kernel[(own_tiles * n,)](source, work, k, own_tiles, num_warps=2, **shared)
     warps = 2 if padded_k <= 32 else 4
     if k:
-        _top_kernel[(n,)](source, work, k, filtered, padded_k=padded_k, num_warps=warps, **report)
+        top_list_kernel[(n,)](
+            source, work, k, filtered, padded_k=padded_k, num_warps=warps, **report
+        )
     if divided:
         lengths = {"padded_k": padded_k, "padded_tiles": report["padded_tiles"]}
         _merge(source, work, shard, k, filtered, num_warps=warps, **lengths)
@@ -309,7 +196,7 @@ def _merge(
     """Make ranks and top lists, in place, of what all ranks tell of them."""
     assert work.keys is not None
     exchange, num_rows = shard.exchange, len(work.out.ranks)
-    _merge_kernel[(num_rows,)](
+    merge_lists_kernel[(num_rows,)](
         source,
         work,
         exchange.all_gather(work.out.ranks),

@@ -11,7 +11,8 @@ from __future__ import annotations
 from sampling.device.triton_support import jit, tl
 from sampling.kernels.logits import TILE, load_raw, processed
 from sampling.kernels.order import is_kept
-from sampling.kernels.row_params import sampling_row
+from sampling.kernels.race import load_tiles, log_sum
+from sampling.kernels.row_params import load_temperature, sampling_row
 
 
 @jit
@@ -53,6 +54,46 @@ def draft_logits(source, logits, slot, token_ids):
 def draft_slot(source, i, k, depth):
     """The index of a depth's draft logits for the sampling row of logit row i, of k a row."""
     return sampling_row(source, i) * k + depth
+
+
+@jit
+def draft_log_ratio(
+    source,
+    cuts,
+    draft,
+    work,
+    at,
+    tiles,
+    num_tiles,
+    padded_tiles: tl.constexpr,
+    has_draft_logits: tl.constexpr,
+    edited: tl.constexpr,
+    filtered: tl.constexpr,
+):
+    """log p(x), or log p(x) - log q(x) where there are draft logits, for a draft x; float64.
+
+    Args:
+        work: `verdict.Verdicts`. at: of a draft under test, its id, row, depth and logit row.
+        tiles: of the target's logit row.
+    """
+    temperature = load_temperature(source, at.i)
+    top, mass = log_sum(tiles.maxima, tiles.masses, temperature)
+    x = at.token_id
+    ids = x + tl.zeros((2,), tl.int32)  # two lanes alike: a block must not be one token
+    values = target_logits(source, cuts, at.i, ids, x // TILE, x // TILE + 1, edited, filtered)
+    ratio = (values - top) / temperature - mass
+    if has_draft_logits:
+        index = at.row * work.k + at.depth
+        draft_tiles = load_tiles(draft, index, num_tiles, padded_tiles)
+        draft_top, draft_mass = log_sum(draft_tiles.maxima, draft_tiles.masses, 1.0)
+        slot = draft_slot(source, at.i, work.k, at.depth)
+        ratio -= draft_logits(source, draft.logits, slot, ids) - draft_top - draft_mass
+        scalars = work.scalars + index * 4
+        tl.store(scalars, top.to(tl.float64))
+        tl.store(scalars + 1, mass)
+        tl.store(scalars + 2, draft_top.to(tl.float64))
+        tl.store(scalars + 3, draft_mass)
+    return tl.max(ratio, 0)  # NaN, where q is bad, must stay NaN or become -inf
 
 
 @jit

@@ -21,15 +21,14 @@ from sampling.kernels.race import (
     draw_token,
     highest_token,
     load_tiles,
-    log_sum,
     store_kept,
     store_offset,
 )
-from sampling.kernels.row_params import is_random, load_temperature, noise_key
+from sampling.kernels.row_params import is_random, noise_key
 from sampling.kernels.tile_pass import LOG2_E, TileStats, block_mass
 from sampling.noise import Purpose, philox_words, stream, uniform_from_words
 from sampling.race import Cut
-from sampling.speculative.ratio import draft_logits, draft_slot, target_logits
+from sampling.speculative.ratio import draft_log_ratio, draft_slot
 from sampling.vocab_shard import VocabShard
 
 
@@ -179,7 +178,7 @@ def _verdict(
         )
         verdict = _verdict_of(at, token)
     elif random:
-        ratio = _log_ratio(
+        ratio = draft_log_ratio(
             source, cuts, draft, work, at, tiles, num_tiles, padded_tiles, has_draft_logits,
             edited, filtered,
         )  # fmt: skip
@@ -207,41 +206,6 @@ def _verdict_of(at, token):
     """Accept a `_Draft` that is the target's own token; that is -1 where it is not held."""
     verdict = tl.where(at.token_id == token, ACCEPT, DRAW)
     return tl.where(token < 0, _ELSEWHERE, verdict)
-
-
-@jit
-def _log_ratio(
-    source,
-    cuts,
-    draft,
-    work,
-    at,
-    tiles,
-    num_tiles,
-    padded_tiles: tl.constexpr,
-    has_draft_logits: tl.constexpr,
-    edited: tl.constexpr,
-    filtered: tl.constexpr,
-):
-    """log p(x), or log p(x) - log q(x) where there are draft logits, for a `_Draft` x; float64."""
-    temperature = load_temperature(source, at.i)
-    top, mass = log_sum(tiles.maxima, tiles.masses, temperature)
-    x = at.token_id
-    ids = x + tl.zeros((2,), tl.int32)  # two lanes alike: a block must not be one token
-    values = target_logits(source, cuts, at.i, ids, x // TILE, x // TILE + 1, edited, filtered)
-    ratio = (values - top) / temperature - mass
-    if has_draft_logits:
-        index = at.row * work.k + at.depth
-        draft_tiles = load_tiles(draft, index, num_tiles, padded_tiles)
-        draft_top, draft_mass = log_sum(draft_tiles.maxima, draft_tiles.masses, 1.0)
-        slot = draft_slot(source, at.i, work.k, at.depth)
-        ratio -= draft_logits(source, draft.logits, slot, ids) - draft_top - draft_mass
-        scalars = work.scalars + index * 4
-        tl.store(scalars, top.to(tl.float64))
-        tl.store(scalars + 1, mass)
-        tl.store(scalars + 2, draft_top.to(tl.float64))
-        tl.store(scalars + 3, draft_mass)
-    return tl.max(ratio, 0)  # NaN, where q is bad, must stay NaN or become -inf
 
 
 @jit

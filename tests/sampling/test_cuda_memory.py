@@ -9,7 +9,7 @@ import torch
 
 from sampling.filters.candidates import MAX_BLOCKS, MAX_CANDIDATES
 from sampling.filters.cut_state import NOTED
-from sampling.kernels.logprobs import CHUNK
+from sampling.kernels.top_lists import CHUNK
 from sampling.noise import TILE
 from sampling.paths import triton_path
 from tests.sampling.paths.test_flashinfer_kernels import make_batch
