@@ -7,8 +7,8 @@ MODEL ?=
 ARGS ?=
 READY := $(VENV)/.installed
 SERVES := $(VENV)/.serves
-KERNEL_TESTS = tests/engine/kernels tests/engine/runner/test_decode_step.py \
-    tests/engine/runner/test_whole_graphs.py \
+KERNEL_TESTS = tests/engine/kernels tests/engine/runner/graphs/test_decode_step.py \
+    tests/engine/runner/graphs/test_whole_graphs.py \
     $(shell find tests/sampling -name '*_kernels.py')
 HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard tests/engine/test_*.py)
 COVERAGE ?=

@@ -30,8 +30,8 @@ from engine.batch import RequestRows
 from engine.config import ModelConfig
 from engine.memory.pages import KVCache
 from engine.models.loader import load_model
-from engine.runner.decode_graphs import capturing_stream
-from engine.runner.decode_step import DecodeStep, StepRows
+from engine.runner.graphs.capturing import capturing_stream
+from engine.runner.graphs.decode_step import DecodeStep, StepRows
 from engine.runner.step import TokenStage
 from sampling.rows import RANDOM, SamplingNeeds, SamplingRows
 from sampling.sampler import Sampler, SamplerConfig

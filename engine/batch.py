@@ -3,7 +3,7 @@
 `RequestRows` owns token history, lengths and block tables; one index is one row for as long as a
 choice runs. `StepInputs` is views and gathers of it, made anew for each step and never stored:
 `engine.runner.host_gather` makes those of a step of any shape, `engine.runner.gather` where there
-is a drafter, `engine.runner.decode_step` those of a decode step, at fixed addresses.
+is a drafter, `engine.runner.graphs.decode_step` those of a decode step, at fixed addresses.
 """
 
 from __future__ import annotations

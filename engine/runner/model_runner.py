@@ -28,9 +28,9 @@ from engine.memory.sleeping import FixedMemory, SleepingMemory
 from engine.memory.states import RowStates, StepStates
 from engine.plan import StepMasks, StepPlan
 from engine.runner.adapters import RunnerAdapters, of_tokens
-from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
+from engine.runner.graphs.decode_graphs import DecodeGraphs
 from engine.runner.host_copy import HostCopy, Packed
 from engine.runner.host_gather import gather_on_host, serves
 from engine.runner.host_masks import HostMasks

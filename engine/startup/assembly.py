@@ -20,10 +20,10 @@ from engine.memory.pages import FP8_CACHE, KVCache
 from engine.memory.sleeping import SleepingMemory
 from engine.memory.states import RowStates, StateSpec
 from engine.runner.adapters import RunnerAdapters
-from engine.runner.decode_graphs import DecodeGraphs
 from engine.runner.forward import Forward
+from engine.runner.graphs.decode_graphs import DecodeGraphs
+from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs, StepBuffers
 from engine.runner.model_runner import ModelRunner
-from engine.runner.piecewise_graphs import PiecewiseGraphs, StepBuffers
 from engine.runner.speculation import Speculation, feature_layers_of
 from engine.runner.step import TokenStage
 from engine.speculation.cache import MakeAttention

@@ -18,7 +18,7 @@ from engine.memory.pages import KVCache
 from engine.models.loader import ExpectedModel, expected_model
 from engine.planning.drafting import draft_rules
 from engine.progress import phase
-from engine.runner.decode_step import launch_ends
+from engine.runner.graphs.decode_step import launch_ends
 from engine.startup.samplers import most_drawn
 from sampling import warm_up
 from sampling.device.compiling import Compilation, begin_reading_triton, compiling

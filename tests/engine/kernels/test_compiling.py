@@ -38,7 +38,7 @@ from engine.kernels.step_io import (
     gather_decode_inputs,
 )
 from engine.memory.pages import FP8_CACHE, KVCache
-from engine.runner.decode_step import launch_ends
+from engine.runner.graphs.decode_step import launch_ends
 from tests.engine.kernels.experts.reference import random_weights
 from tests.no_gpu.compiler import Compiler, compiled_only, needs_compiler
 

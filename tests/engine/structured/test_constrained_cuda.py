@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.request import Finish
-from engine.runner.decode_graphs import DecodeGraphs
+from engine.runner.graphs.decode_graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
 from tests.engine.structured.constrained import (
     EAGLE,

@@ -5,7 +5,7 @@ tokens alone. So the layers are captured for a ladder of token counts, in pieces
 embedding to the first layer's queries, one from each attention's output to the next queries, one
 from the last to the final norm. Between two pieces the attention of the step's own rows runs
 eagerly. A step is padded to a captured count with tokens whose keys go to the null block.
-Short steps of prompts alone have a graph of all layers besides (`engine.runner.whole_graphs`).
+Short steps of prompts alone have a graph of all layers besides (`whole_graphs`).
 
 Eagerly, a layer's ten launches cost the host up to half a millisecond, which is longer than a
 GPU needs for thousands of tokens of a small model.
@@ -28,9 +28,9 @@ from engine.kernels.rope import rope_and_store
 from engine.memory.pages import Cells
 from engine.progress import report
 from engine.runner.adapters import FixedGroups, RunnerAdapters
-from engine.runner.decode_graphs import capturing_stream
 from engine.runner.forward import Hidden, forward
-from engine.runner.whole_graphs import WholeGraphs
+from engine.runner.graphs.capturing import capturing_stream
+from engine.runner.graphs.whole_graphs import WholeGraphs
 
 CAPTURED_PRODUCTS = 8 << 40
 """Largest product of tokens and weights for which a step is worth a graph. At 600 TFLOP/s such a

@@ -16,7 +16,7 @@ import torch
 
 from engine.attention.cuda import CudaAttention
 from engine.attention.fixed_tiles import FixedTiles
-from engine.runner.decode_graphs import capturing
+from engine.runner.graphs.capturing import capturing
 
 MAX_TOKENS = 256
 """Largest number of tokens that are captured so: with more, a GPU computes a layer's piece while

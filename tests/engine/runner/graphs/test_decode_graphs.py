@@ -22,7 +22,7 @@ from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.request import Request
-from engine.runner.decode_graphs import COMMON_NEEDS, covers, ladder
+from engine.runner.graphs.captured_needs import COMMON_NEEDS, covers, ladder
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from sampling.rows import PENALIZED, PROCESSED, RANDOM, SamplingNeeds

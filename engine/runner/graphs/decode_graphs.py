@@ -13,9 +13,7 @@ graph has run are held here.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,55 +28,21 @@ from engine.memory.states import RowStates
 from engine.plan import StepPlan
 from engine.progress import report
 from engine.runner.adapters import RunnerAdapters
-from engine.runner.decode_step import DecodeStep, StepRows
 from engine.runner.forward import Hidden
+from engine.runner.graphs.captured_needs import (
+    COMMON_NEEDS,
+    LONE_NEEDS,
+    MEASURED_NEEDS,
+    MEASURED_STEPS,
+    covers,
+    ladder,
+)
+from engine.runner.graphs.capturing import capturing, capturing_stream
+from engine.runner.graphs.decode_step import DecodeStep, StepRows
 from engine.runner.host_copy import Packed
 from engine.runner.step import TokenStage
-from sampling import rows as flags
 from sampling.device.mirror import to_device
 from sampling.rows import SamplingNeeds, SamplingRows
-
-DRAWN, FILTERED = flags.RANDOM, flags.RANDOM | flags.FILTERED
-EDITS = flags.MASKED | flags.EDITED | flags.PENALIZED | flags.GRAMMAR
-PROCESSED = FILTERED | flags.TWICE_FILTERED | EDITS
-REPORTED = flags.LOGPROBS | flags.NORMALIZED
-COMMON_NEEDS = (
-    SamplingNeeds(flags=0, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=DRAWN, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=DRAWN | flags.GRAMMAR, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=FILTERED, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=PROCESSED, greedy=True, num_top=0, num_explicit=0),
-    SamplingNeeds(flags=DRAWN | REPORTED, greedy=True, num_top=5, num_explicit=0),
-    SamplingNeeds(flags=FILTERED | REPORTED, greedy=True, num_top=20, num_explicit=0),
-)
-"""The needs that are captured, cheapest first. A batch runs on the first that covers its own."""
-MEASURED_NEEDS, MEASURED_STEPS = COMMON_NEEDS[1], 4
-"""What steps draw with that are timed, and how many of each kind are."""
-LONE_NEEDS = COMMON_NEEDS[:2]
-"""Those for which a lone row's step is one graph besides: launching another takes the host some
-20 us, where a small model's step takes the GPU 600."""
-
-
-def ladder(max_rows: int) -> tuple[int, ...]:
-    """The batch sizes that are captured, ascending, the last `max_rows`.
-
-    Up to 16 a size is at most twice the one before, beyond at most half as much again.
-    """
-    sizes = [size for size in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96) if size < max_rows]
-    sizes += range(128, max_rows, 32 if max_rows <= 256 else 64)
-    return (*sizes, max_rows)
-
-
-def covers(captured: SamplingNeeds, needs: SamplingNeeds) -> bool:
-    """Whether a graph captured for some needs serves a batch with others.
-
-    Needs alone do not say whether a step can be captured; see `Sampler.is_capturable`.
-    """
-    return (
-        needs.flags & ~captured.flags & ~flags.FLASHINFER == 0
-        and needs.num_top <= captured.num_top
-        and needs.num_explicit <= captured.num_explicit
-    )
 
 
 @dataclass(frozen=True)
@@ -334,34 +298,3 @@ class DecodeGraphs:
 
 def _timed_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-@contextlib.contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """Capture on the current stream; torch.cuda.graph would collect garbage each time.
-
-    Other threads may load FlashInfer's modules meanwhile, so only this one's calls are watched.
-    """
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        yield
-    finally:
-        graph.capture_end()
-
-
-@contextlib.contextmanager
-def capturing_stream() -> Iterator[None]:
-    """Run the block on a stream of its own with garbage collection off.
-
-    A collection could free a tensor, which is not allowed while a graph is captured.
-    """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    gc.collect()
-    gc.disable()
-    try:
-        with torch.cuda.stream(stream):
-            yield
-    finally:
-        gc.enable()
-    torch.cuda.current_stream().wait_stream(stream)

@@ -12,8 +12,8 @@ from engine.batch import StepInputs
 from engine.engine import Engine
 from engine.plan import StepPlan
 from engine.planning import row_snapshots
-from engine.runner.decode_step import DecodeStep, StepRows
 from engine.runner.forward import Hidden
+from engine.runner.graphs.decode_step import DecodeStep, StepRows
 from engine.runner.host_copy import Packed
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import RejectionSampleMethod

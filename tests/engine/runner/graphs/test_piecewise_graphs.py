@@ -22,10 +22,10 @@ from engine.contracts.attention import AttentionInputs
 from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
-from engine.runner import whole_graphs
 from engine.runner.forward import Forward, Hidden
-from engine.runner.piecewise_graphs import PiecewiseGraphs, StepBuffers, token_ladder
-from engine.runner.whole_graphs import WholeGraphs
+from engine.runner.graphs import whole_graphs
+from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs, StepBuffers, token_ladder
+from engine.runner.graphs.whole_graphs import WholeGraphs
 from tests.engine.tiny_models import write_model
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS = 16, 32, 100

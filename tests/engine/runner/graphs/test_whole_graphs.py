@@ -18,11 +18,11 @@ import torch
 from engine.attention.fixed_tiles import most_tiles
 from engine.attention.tiled import Cut, StepTiles
 from engine.kernels.prefill_attention import Tiling
-from engine.runner import piecewise_graphs
-from engine.runner.piecewise_graphs import PiecewiseGraphs
-from engine.runner.whole_graphs import MAX_TOKENS, WholeGraphs
+from engine.runner.graphs import piecewise_graphs
+from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs
+from engine.runner.graphs.whole_graphs import MAX_TOKENS, WholeGraphs
 from sampling.device.triton_support import INTERPRETED
-from tests.engine.runner.test_piecewise_graphs import Model, Rows
+from tests.engine.runner.graphs.test_piecewise_graphs import Model, Rows
 from tests.engine.tiny_models import write_model
 
 CUT: Cut = (2, Tiling(queries=64, keys=64, num_warps=4, num_stages=3))
