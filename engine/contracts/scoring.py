@@ -7,11 +7,25 @@ some of whose positions are read.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
 from engine.contracts.adapters import AdapterLoad
 from engine.contracts.shared_blocks import Sharing
+
+
+class PlanStates(NamedTuple):
+    """The states that a step's R rows begin from and leave, in parts that run one after another.
+
+    Attributes:
+        sources, targets: int32 [R], snapshots. A row may begin from what one of an earlier part
+            leaves.
+        part_starts: int32 [P], each part's first row; the first is 0.
+    """
+
+    sources: Int32Array
+    targets: Int32Array
+    part_starts: Int32Array
 
 
 @dataclass(frozen=True)
@@ -29,8 +43,7 @@ class ScoringPlan:
         read_tokens: int64 [P], tokens whose hidden state goes through the LM head.
         embed_tokens: int64 [E], tokens whose hidden state is reported itself.
         id_lists: int32 [P, J], ids whose values are read there, padded with `NO_TOKEN`.
-        state_sources, state_targets: int32 [R], the snapshots that rows begin from and leave, where
-            layers keep states; None where they keep none.
+        states: where layers keep states; None where they keep none.
         adapters: int32 [R], the slots of the rows' adapters; None where no row has one.
         adapter_loads: copied into slots before the step.
     """
@@ -45,8 +58,7 @@ class ScoringPlan:
     read_tokens: Int64Array
     embed_tokens: Int64Array
     id_lists: Int32Array
-    state_sources: Int32Array | None = None
-    state_targets: Int32Array | None = None
+    states: PlanStates | None = None
     adapters: Int32Array | None = None
     adapter_loads: list[AdapterLoad] = field(default_factory=list)
 

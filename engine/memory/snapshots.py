@@ -75,6 +75,13 @@ class SnapshotPool:
                 return self._by_hash.pop(block_hash)
         return None
 
+    def reserve_up_to(self, count: int) -> list[int]:
+        """Reserve `count` snapshots, or as many as there are."""
+        reserved: list[int] = []
+        while len(reserved) < count and (snapshot := self.reserve()) is not None:
+            reserved.append(snapshot)
+        return reserved
+
     def register(self, snapshot: int, block_hash: bytes) -> None:
         """Let a reserved snapshot be found; of two with equal hashes the first one stays."""
         if block_hash in self._by_hash:

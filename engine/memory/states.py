@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +104,8 @@ class StepStates:
 
     Attributes:
         layers: of each layer its tensors [num_slots, *shape], in the order of the model's specs.
-        parts: the rows that decode, then those that prefill, as far as there are any.
+        parts: one after another: the rows that decode, then those that prefill, as far as there
+            are any; of scoring, rows and then those that begin from the states that they leave.
     """
 
     layers: Sequence[tuple[torch.Tensor, ...]]
@@ -189,18 +191,19 @@ class RowStates:
     def of_rows(
         self,
         query_starts: torch.Tensor,
+        query_starts_np: npt.NDArray[np.int32],
         positions: torch.Tensor,
         sources: torch.Tensor,
         targets: torch.Tensor,
-        max_len: int,
+        bounds: Sequence[int],
     ) -> StepStates:
         """The states of R rows that no choice holds; all their tokens stand.
 
         Args:
-            query_starts: int32 [R + 1]. positions: int64 [T].
+            query_starts: int32 [R + 1], on the device and on the host. positions: int64 [T].
             sources, targets: int32 [R], the snapshots that rows begin from and leave; rows that
                 leave `NO_SNAPSHOT` are not gone on with.
-            max_len: most tokens of a row.
+            bounds: of the parts' rows, from 0 to R; layers run the parts one after another.
         """
         shape = (len(sources), MAX_SNAPSHOTS)
         shifted = sources + (self._first_snapshot - 1)
@@ -214,7 +217,8 @@ class RowStates:
             snapshot_ends=torch.full(shape, NEVER, dtype=torch.int64, device=sources.device),
             snapshot_slots=torch.zeros(shape, dtype=torch.int32, device=sources.device),
         )
-        return StepStates(self.layers, [StatePart(slice(len(positions)), rows, Extent(max_len))])
+        parts = [_part(rows, query_starts_np, *pair, standing=None) for pair in pairwise(bounds)]
+        return StepStates(self.layers, parts)
 
     def parts(
         self,
@@ -229,14 +233,24 @@ class RowStates:
         """
         num_rows, parts = len(query_starts_np) - 1, []
         for first, last, standing in ((0, num_decodes, 1), (num_decodes, num_rows, None)):
-            if first == last:
-                continue
-            start, end = int(query_starts_np[first]), int(query_starts_np[last])
-            starts = rows.starts[first : last + 1]
-            own = StateRows(starts - start if start else starts, *(x[first:last] for x in rows[1:]))
-            longest = int(np.diff(query_starts_np[first : last + 1]).max())
-            parts.append(StatePart(slice(start, end), own, Extent(longest, standing)))
+            if first < last:
+                parts.append(_part(rows, query_starts_np, first, last, standing))
         return StepStates(self.layers, parts)
+
+
+def _part(
+    rows: StateRows,
+    query_starts_np: npt.NDArray[np.int32],
+    first: int,
+    last: int,
+    standing: int | None,
+) -> StatePart:
+    """Rows first:last of a step; `standing` as of `Extent`."""
+    start, end = int(query_starts_np[first]), int(query_starts_np[last])
+    starts = rows.starts[first : last + 1]
+    own = StateRows(starts - start if start else starts, *(x[first:last] for x in rows[1:]))
+    longest = int(np.diff(query_starts_np[first : last + 1]).max())
+    return StatePart(slice(start, end), own, Extent(longest, standing))
 
 
 def text_states(

@@ -7,7 +7,7 @@ import torch
 
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
-from engine.contracts.scoring import ScoringPlan
+from engine.contracts.scoring import PlanStates, ScoringPlan
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.memory.states import RowStates, StepStates
 from engine.runner.adapters import of_tokens
@@ -72,7 +72,7 @@ def _states_of(
 ) -> StepStates:
     """The states that a plan's rows begin from and leave: none where it names none."""
     none = np.full(len(plan.seq_lens), NO_SNAPSHOT, dtype=np.int32)
-    named = [none if each is None else each for each in (plan.state_sources, plan.state_targets)]
-    sources, targets = to_device_together(named, positions.device)
-    max_len = int(np.diff(plan.query_starts).max())
-    return states.of_rows(query_starts, positions, sources, targets, max_len)
+    named = plan.states or PlanStates(none, none, np.zeros(1, dtype=np.int32))
+    sources, targets = to_device_together((named.sources, named.targets), positions.device)
+    bounds = [*named.part_starts.tolist(), len(plan.seq_lens)]
+    return states.of_rows(query_starts, plan.query_starts, positions, sources, targets, bounds)

@@ -54,6 +54,11 @@ class RowLayout(NamedTuple):
         """Tokens of each of the next `count` items, from item `first` on."""
         return np.diff(self.offsets[self.first_rows[first : first + count + 1]])
 
+    def item_stems(self, first: int, count: int) -> Int64Array:
+        """Stems of each of the next `count` items, from item `first` on: 0 or 1."""
+        last_rows = self.first_rows[first + 1 : first + count + 1] - 1
+        return (self.stems[last_rows] > 0).astype(np.int64)
+
     def item_blocks(self, first: int, count: int) -> Int64Array:
         """Blocks of each of the next `count` items, from item `first` on."""
         rows = self.first_rows[first : first + count + 1]
@@ -62,14 +67,8 @@ class RowLayout(NamedTuple):
         return sizes
 
 
-def layout_of(
-    request: ScoringRequest, shared_len: int, block_size: int, *, with_stems: bool = True
-) -> RowLayout:
-    """Lay out the rows of a request whose first `shared_len` query tokens are in shared blocks.
-
-    Without stems each branch is a row with the whole item: a layer's state after a stem would not
-    be there for rows of the same step.
-    """
+def layout_of(request: ScoringRequest, shared_len: int, block_size: int) -> RowLayout:
+    """Lay out the rows of a request whose first `shared_len` query tokens are in shared blocks."""
     rest = request.query_token_ids[shared_len:]
     num_items = len(request.item_lens)
     whole_lens = request.item_lens.astype(np.int64) + len(rest)
@@ -81,7 +80,7 @@ def layout_of(
         counts = request.branches.counts.astype(np.int64)
         branch_lens = request.branches.lens.astype(np.int64)
         branch_ids = request.branches.token_ids
-    stem_blocks = np.where((counts > 1) & with_stems, (whole_lens - 1) // block_size, 0)
+    stem_blocks = np.where(counts > 1, (whole_lens - 1) // block_size, 0)
     num_rows = counts + (stem_blocks > 0)
     first_rows = np.concatenate([[0], np.cumsum(num_rows)])
     item_of = np.repeat(np.arange(num_items), num_rows)

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.arrays import Int32Array, Int64Array
 from engine.contracts.adapters import NO_SLOT
-from engine.contracts.scoring import ScoringPlan
+from engine.contracts.scoring import PlanStates, ScoringPlan
 from engine.contracts.shared_blocks import Sharing, pays_to_share
 from engine.memory.blocks import NULL_BLOCK
 from engine.memory.snapshots import NO_SNAPSHOT
@@ -28,8 +28,9 @@ class Rows(NamedTuple):
         id_lists: int32 [num_read.sum(), J], ids whose values are read at each of these positions;
             [0, J] with `embeds`.
         embeds: hidden states are read, not ids.
+        sources, targets: int32 [n], the snapshots that rows begin from and leave, where layers keep
+            states.
         num_shared: leading blocks that all tables have in common, whose keys every token sees.
-        source, target: the snapshots that the rows begin from and leave, where layers keep states.
         adapter: the slot of their adapter.
     """
 
@@ -39,69 +40,95 @@ class Rows(NamedTuple):
     tables: Int32Array
     num_read: Int64Array
     id_lists: Int32Array
+    sources: Int32Array
+    targets: Int32Array
     embeds: bool = False
     num_shared: int = 0
-    source: int = NO_SNAPSHOT
-    target: int = NO_SNAPSHOT
     adapter: int = NO_SLOT
+
+
+def no_snapshots(num_rows: int) -> Int32Array:
+    """What rows begin from or leave where it is no snapshot, int32 [num_rows]."""
+    return np.full(num_rows, NO_SNAPSHOT, dtype=np.int32)
 
 
 def make_plan(parts: Sequence[Rows], block_size: int, *, keeps_states: bool = False) -> ScoringPlan:
     """Make a step of all these rows. Rows that share blocks come last.
 
     Positions are read in the order of `parts`. Shared blocks may be computed by other rows of the
-    step, because a layer stores the keys of all rows before it attends.
+    step, because a layer stores the keys of all rows before it attends. Within a part, rows that
+    begin from what others leave come after them.
     """
     shares = [pays_to_share(part.counts, part.num_shared * block_size) for part in parts]
     sizes = [len(part.counts) for part in parts]
-    ordered = [parts[i] for i in np.argsort(shares, kind="stable")]
-    counts = np.concatenate([part.counts for part in ordered])
-    starts = np.concatenate([part.starts for part in ordered])
-    tables = _stacked([part.tables for part in ordered], NULL_BLOCK)
+    is_after = np.concatenate([np.isin(part.sources, _left(part.targets)) for part in parts])
+    order = np.lexsort(
+        (is_after, np.repeat(np.arange(len(parts)), sizes), np.repeat(shares, sizes))
+    )
+    counts = np.concatenate([part.counts for part in parts])
+    firsts = np.cumsum(counts) - counts
+    counts, firsts = counts[order], firsts[order]
+    starts = np.concatenate([part.starts for part in parts])[order]
+    tables = _stacked([part.tables for part in parts], NULL_BLOCK)[order]
     ends = np.cumsum(counts)
     rows = np.repeat(np.arange(len(counts)), counts)
-    positions = np.arange(len(rows)) + (starts + counts - ends)[rows]
+    places = np.arange(len(rows)) - (ends - counts)[rows]
+    positions = places + starts[rows]
     blocks = tables[rows, positions // block_size].astype(np.int64)
-    # The place of each row of `parts` in the step. A row's last position read is its last token.
-    places = np.argsort(np.argsort(np.repeat(shares, sizes), kind="stable"))
     num_read = np.concatenate([part.num_read for part in parts])
     embeds = np.repeat(np.repeat([part.embeds for part in parts], sizes), num_read)
-    read_shift = np.repeat(ends[places] - np.cumsum(num_read), num_read)
+    # The end of each row of `parts` in the step. A row's last position read is its last token.
+    read_shift = np.repeat(ends[np.argsort(order)] - np.cumsum(num_read), num_read)
     read = np.arange(len(read_shift)) + read_shift
+    sources, targets = (
+        np.concatenate([getattr(part, name) for part in parts])[order].astype(np.int32)
+        for name in ("sources", "targets")
+    )
+    adapters = np.repeat([part.adapter for part in parts], sizes)[order].astype(np.int32)
     return ScoringPlan(
-        token_ids=np.concatenate([part.token_ids for part in ordered]),
+        token_ids=np.concatenate([part.token_ids for part in parts])[firsts[rows] + places],
         positions=positions,
         query_starts=np.concatenate([[0], ends]).astype(np.int32),
         seq_lens=(starts + counts).astype(np.int32),
         block_tables=tables,
         slots=blocks * block_size + positions % block_size,
-        sharing=_sharing(ordered, sum(shares)),
+        sharing=_sharing(parts, shares),
         read_tokens=read[~embeds],
         embed_tokens=read[embeds],
         id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
-        state_sources=_of_rows(ordered, "source") if keeps_states else None,
-        state_targets=_of_rows(ordered, "target") if keeps_states else None,
-        adapters=_of_rows(ordered, "adapter") if _any_adapter(parts) else None,
+        states=PlanStates(sources, targets, _cut(sources, targets)) if keeps_states else None,
+        adapters=adapters if (adapters != NO_SLOT).any() else None,
     )
 
 
-def _any_adapter(parts: Sequence[Rows]) -> bool:
-    return any(part.adapter != NO_SLOT for part in parts)
+def _left(targets: Int32Array) -> Int32Array:
+    left: Int32Array = targets[targets != NO_SNAPSHOT]
+    return left
 
 
-def _of_rows(parts: Sequence[Rows], name: str) -> Int32Array:
-    """A number of each part for each of its rows."""
-    numbers = np.array([getattr(part, name) for part in parts], dtype=np.int32)
-    return np.repeat(numbers, [len(part.counts) for part in parts])
+def _cut(sources: Int32Array, targets: Int32Array) -> Int32Array:
+    """The first row of each part: its rows touch no snapshot that another one of it writes."""
+    if not len(_left(targets)):
+        return np.zeros(1, dtype=np.int32)
+    starts, read, written = [0], set[int](), set[int]()
+    for row, (source, target) in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
+        if source in written or target in written or (target in read and target != NO_SNAPSHOT):
+            starts.append(row)
+            read, written = set(), set()
+        read.add(source)
+        if target != NO_SNAPSHOT:
+            written.add(target)
+    return np.array(starts, dtype=np.int32)
 
 
-def _sharing(parts: Sequence[Rows], num_groups: int) -> Sharing | None:
-    """The blocks that the rows of each of the last `num_groups` parts share."""
-    if not num_groups:
+def _sharing(parts: Sequence[Rows], shares: Sequence[bool]) -> Sharing | None:
+    """The blocks that the rows of each part share that `shares` says, at the end of the step."""
+    groups = [part for part, is_group in zip(parts, shares, strict=True) if is_group]
+    if not groups:
         return None
-    row_starts = np.cumsum([0, *(len(part.counts) for part in parts)])
-    num_blocks = np.array([part.num_shared for part in parts[-num_groups:]], dtype=np.int32)
-    return Sharing(row_starts[-num_groups - 1 :], num_blocks)
+    num_apart = sum(len(part.counts) for part in parts) - sum(len(each.counts) for each in groups)
+    row_starts = np.cumsum([num_apart, *(len(part.counts) for part in groups)])
+    return Sharing(row_starts, np.array([part.num_shared for part in groups], dtype=np.int32))
 
 
 def _stacked(parts: Sequence[Int32Array], padding: int) -> Int32Array:

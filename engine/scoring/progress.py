@@ -12,7 +12,7 @@ from engine.memory.blocks import NULL_BLOCK, block_hashes, versioned_salt
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.request import ScoringRequest
 from engine.scoring.layout import RowLayout, layout_of
-from engine.scoring.packing import Rows
+from engine.scoring.packing import Rows, no_snapshots
 from engine.scoring.states import ScoringStates
 
 
@@ -82,7 +82,6 @@ class ScoringProgress:
         arrival: int,
         block_size: int,
         *,
-        keeps_states: bool = False,
         num_updates: int = 0,
         adapter: AdapterVersion | None = None,
     ) -> ScoringProgress:
@@ -100,7 +99,7 @@ class ScoringProgress:
             arrival=arrival,
             block_size=block_size,
             shared_len=shared_len,
-            layout=layout_of(request, shared_len, block_size, with_stems=not keeps_states),
+            layout=layout_of(request, shared_len, block_size),
             values=np.zeros((num_read, request.id_lists.shape[1]), dtype=np.float32),
             others=np.zeros(num_read, dtype=np.float32),
             best_ids=np.zeros(num_read, dtype=np.int32),
@@ -169,8 +168,8 @@ class ScoringProgress:
             tables=np.array([self.blocks], dtype=np.int32),
             num_read=np.array([0]),
             id_lists=self._take_lists(0),
-            source=source,
-            target=target,
+            sources=np.array([source], dtype=np.int32),
+            targets=np.array([target], dtype=np.int32),
             adapter=self.slot,
         )
 
@@ -197,19 +196,34 @@ class ScoringProgress:
             num_read=np.array([num_read]),
             id_lists=self._take_lists(num_read),
             embeds=self.request.embeds,
-            source=self._source(is_split=start > 0),
-            target=self.states.split if self.states and end < length else NO_SNAPSHOT,
+            sources=np.array([self._source(row, is_split=start > 0)]),
+            targets=np.array([self._target(row, is_split=end < length)]),
             adapter=self.slot,
         )
 
-    def _source(self, *, is_split: bool) -> int:
-        """The snapshot that a row of an item begins from."""
+    def _source(self, row: int, *, is_split: bool) -> int:
+        """The snapshot that a part of a row begins from; `is_split`: that goes on with the row."""
         if self.states is None:
             return NO_SNAPSHOT
-        return self.states.split if is_split else self.states.of_query
+        if is_split:
+            return self.states.split
+        return self.states.stem if self.layout.stems[row] else self.states.of_query
 
-    def item_rows(self, count: int, own: list[int]) -> Rows:
-        """Schedule the next `count` items whole; their rows fill the blocks `own` in order."""
+    def _target(self, row: int, *, is_split: bool) -> int:
+        """The snapshot that a part of a row leaves; `is_split`: that is not the row's last."""
+        if self.states is None:
+            return NO_SNAPSHOT
+        if is_split:
+            return self.states.split
+        return self.states.stem if self.layout.is_stem(row) else NO_SNAPSHOT
+
+    def item_rows(self, count: int, own: list[int], stems: list[int]) -> Rows:
+        """Schedule the next `count` items whole.
+
+        Args:
+            own: blocks that their rows fill in order.
+            stems: snapshots that their stems leave in order, where layers keep states.
+        """
         layout, first = self.layout, self.next_row
         self.next_item += count
         self.next_row = end = int(layout.first_rows[self.next_item])
@@ -226,9 +240,21 @@ class ScoringProgress:
             id_lists=self._take_lists(int(num_read.sum())),
             embeds=self.request.embeds,
             num_shared=len(shared),
-            source=self._source(is_split=False),
+            **self._item_states(first, end, stems),
             adapter=self.slot,
         )
+
+    def _item_states(self, first: int, end: int, stems: list[int]) -> dict[str, Int32Array]:
+        """What the rows of whole items begin from and leave; `stems` as of `item_rows`."""
+        sources, targets = no_snapshots(end - first), no_snapshots(end - first)
+        if self.states is None:
+            return {"sources": sources, "targets": targets}
+        is_branch = self.layout.stems[first:end] > 0
+        is_stem = ~is_branch & np.append(is_branch[1:], False)
+        sources[:] = self.states.of_query
+        targets[is_stem] = stems
+        sources[is_branch] = np.array(stems, dtype=np.int32)[np.cumsum(is_stem)[is_branch] - 1]
+        return {"sources": sources, "targets": targets}
 
     def _take_lists(self, count: int) -> Int32Array:
         """Ids of the next `count` positions read, int32 [count, J]; the lists are used in turn."""

@@ -26,7 +26,7 @@ from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
 from engine.request import Finish, ItemScores, ScoringRequest
 from engine.scoring.packing import make_plan
 from engine.scoring.progress import ScoringProgress
-from engine.scoring.states import SNAPSHOTS_EACH, ScoringStates
+from engine.scoring.states import ScoringStates, num_reserved
 from engine.scoring.step import ScoringStepRows
 
 logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ class ScoringQueue:
     def reserved_snapshots(self) -> list[int]:
         """The snapshots reserved by active requests, for `SnapshotPool.check`."""
         states = [progress.states for progress in self._active]
-        return [number for own in states if own is not None for number in (own.query, own.split)]
+        return [number for own in states if own is not None for number in own.reserved]
 
     def submit(self, frontend: bytes, request: ScoringRequest, arrival: int) -> None:
         """Queue a request, which must fit the context."""
@@ -131,7 +131,8 @@ class ScoringQueue:
             adapter = self._adapters.take(request.adapter)
         progress = self._progress(frontend, request, arrival, adapter)
         self._unfinished[frontend, request.handle] = progress
-        if self._snapshots is not None and self._snapshots.num_snapshots < SNAPSHOTS_EACH:
+        pool = self._snapshots
+        if pool is not None and pool.num_snapshots < num_reserved(progress.layout):
             self._end(progress, Finish.ERROR, "there is no memory for snapshots of states")
             return
         if request.adapter and adapter is None:
@@ -233,7 +234,6 @@ class ScoringQueue:
             request,
             arrival,
             self._block_size,
-            keeps_states=self._snapshots is not None,
             num_updates=self._num_updates,
             adapter=adapter,
         )
@@ -247,7 +247,7 @@ class ScoringQueue:
             return
         promised = self._num_promised()
         self._admit(promised)
-        step = ScoringStepRows(self._pool, self._max_tokens, promised)
+        step = ScoringStepRows(self._pool, self._max_tokens, promised, self._snapshots)
         spans: list[_ReadSpan] = []
         for progress in self._in_turn():
             if not step.budget:
@@ -264,7 +264,7 @@ class ScoringQueue:
                 plan.adapter_loads.extend(self._adapters.take_loads())
             self.num_tokens += len(plan.token_ids)
             self._launched = _Step(self._runner.launch_scoring(plan), spans)
-        self._pool.release(step.borrowed)
+        step.release()
 
     def read_back(self) -> None:
         """Enter the result of the step before the one just launched; raises as `result_of`."""
@@ -378,16 +378,18 @@ class ScoringQueue:
         if self._adapters is not None and adapter and not self._adapters.has_slot(adapter):
             return False
         shared = pool.match(progress.hashes) if self._prefix_caching else []
-        restored = NO_SNAPSHOT
+        restored, num_snapshots = NO_SNAPSHOT, num_reserved(progress.layout)
         if self._snapshots is not None:
-            count, restored = self._snapshots.find(progress.hashes[: len(shared)])
+            # The one that is found is held beside those that are reserved.
+            hashes = progress.hashes if self._snapshots.num_snapshots > num_snapshots else []
+            count, restored = self._snapshots.find(hashes[: len(shared)])
             shared = shared[:count]
         num_query, num_spare = progress.shared_len // size, progress.layout.longest
         need = num_query - len(shared) + num_spare
         if need > pool.num_free - pool.num_idle(shared) - promised:
             return False
         if self._snapshots is not None:
-            progress.states = ScoringStates.reserve(self._snapshots, restored)
+            progress.states = ScoringStates.reserve(self._snapshots, restored, num_snapshots)
             if progress.states is None:
                 return False
         if self._adapters is not None and adapter is not None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.memory.blocks import BlockPool
+from engine.memory.snapshots import SnapshotPool
 from engine.scoring.packing import Rows
 from engine.scoring.progress import ScoringProgress
+from engine.scoring.states import STEM_SHARE
 
 
 class ScoringStepRows:
@@ -15,35 +17,50 @@ class ScoringStepRows:
     Args:
         max_tokens: the most tokens of a step.
         num_promised: blocks of the pool that are left to others.
+        snapshots: of states, where layers keep them.
 
     Attributes:
         rows: what was added.
-        borrowed: blocks to release once the step is launched.
         budget: tokens that the step still holds.
     """
 
-    def __init__(self, pool: BlockPool, max_tokens: int, num_promised: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_tokens: int,
+        num_promised: int,
+        snapshots: SnapshotPool | None = None,
+    ) -> None:
         self._pool = pool
         self._max_tokens = max_tokens
         self._num_promised = num_promised
+        self._snapshots = snapshots
         self.rows: list[Rows] = []
-        self.borrowed: list[int] = []
+        self._borrowed: list[int] = []
+        self._borrowed_snapshots: list[int] = []
         self.budget = max_tokens
+
+    def release(self) -> None:
+        """Give back what only this step needed, which is launched: later steps come after it."""
+        self._pool.release(self._borrowed)
+        if self._snapshots is not None:
+            for snapshot in self._borrowed_snapshots:
+                self._snapshots.release(snapshot)
 
     def add(self, progress: ScoringProgress) -> bool:
         """Add what fits of a request: of its query, then of its items; returns whether any did."""
         num_before = len(self.rows)
         if count := self._fitting(progress.shared_len - progress.num_computed):
             self._add(progress.query_rows(count))
-        is_state_under_way = progress.states is not None and len(self.rows) > num_before
-        if progress.num_computed < progress.shared_len or is_state_under_way:
+        if progress.num_computed < progress.shared_len:
             return len(self.rows) > num_before
         if not progress.planned and self._is_apart(progress):
             self._add_apart(progress)
             if not progress.planned and not progress.is_within_item:
-                self._add_items(progress, [])  # the spare blocks are in use
+                self._add_items(progress, [], [])  # what is the request's own is in use
         else:
-            self._add_items(progress, progress.spare)
+            own_stem = [] if progress.states is None else progress.states.stems
+            self._add_items(progress, progress.spare, own_stem)
         return len(self.rows) > num_before
 
     def _add(self, rows: Rows) -> None:
@@ -95,11 +112,24 @@ class ScoringStepRows:
     def _grant(self, count: int) -> list[int]:
         granted = self._pool.grant(count)
         assert granted is not None, "blocks were counted before they were granted"
-        self.borrowed += granted
+        self._borrowed += granted
         return granted
 
-    def _add_items(self, progress: ScoringProgress, spare: list[int]) -> None:
-        """Add the next items that fit whole, the first of their blocks being `spare`."""
+    def _borrow_stems(self, count: int) -> list[int]:
+        """Snapshots for `count` stems, or as many as the step may have."""
+        if self._snapshots is None:
+            return []
+        most = self._snapshots.num_snapshots // STEM_SHARE - len(self._borrowed_snapshots)
+        borrowed = self._snapshots.reserve_up_to(min(count, most))
+        self._borrowed_snapshots += borrowed
+        return borrowed
+
+    def _add_items(self, progress: ScoringProgress, spare: list[int], own_stem: list[int]) -> None:
+        """Add the next items that fit whole.
+
+        Args:
+            spare: the first of their blocks. own_stem: the first of their stems' snapshots.
+        """
         tokens = progress.layout.item_tokens(progress.next_item, self.budget)
         if not len(tokens):
             return
@@ -109,6 +139,12 @@ class ScoringStepRows:
             int(np.searchsorted(np.cumsum(tokens), self.budget, side="right")),
             int(np.searchsorted(num_blocks - len(own), self._num_available, side="right")),
         )
+        stems: list[int] = []
+        if progress.states is not None and count:
+            num_stems = np.cumsum(progress.layout.item_stems(progress.next_item, count))
+            stems = own_stem[: int(num_stems[-1])]
+            stems = stems + self._borrow_stems(int(num_stems[-1]) - len(stems))
+            count = int(np.searchsorted(num_stems, len(stems), side="right"))
         if count:
             granted = self._grant(int(num_blocks[count - 1]) - len(own))
-            self._add(progress.item_rows(count, own + granted))
+            self._add(progress.item_rows(count, own + granted, stems))

@@ -25,7 +25,7 @@ from engine.plan import StepMasks, StepPlan
 from engine.request import Grammar, PromptLogprobsParams, Request
 from engine.rows import Choice
 from engine.runner.model_runner import ModelRunner
-from engine.scoring.packing import Rows, make_plan
+from engine.scoring.packing import Rows, make_plan, no_snapshots
 from sampling.device.compiling import compiling_together
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
@@ -238,6 +238,8 @@ def _forward_step(limits: Limits) -> ScoringPlan:
         tables=np.tile(blocks, (num_rows, 1)),
         num_read=num_read,
         id_lists=np.zeros((1, 1), dtype=np.int32),
+        sources=no_snapshots(num_rows),
+        targets=no_snapshots(num_rows),
     )
     plan = make_plan([rows], limits.block_size)
     return replace(plan, adapters=_adapters_of(limits, num_rows))

@@ -246,8 +246,8 @@ SCORING = (
     Mutant(
         "two-scored-rows-of-a-step-write-one-slot",
         "engine/scoring/step.py",
-        "self._add_items(progress, [])  # the spare",
-        "self._add_items(progress, progress.spare)  # the spare",
+        "self._add_items(progress, [], [])  # what",
+        "self._add_items(progress, progress.spare, [])  # what",
         (
             "tests/engine/scoring/test_queue.py"
             "::test_items_behind_a_split_one_do_not_write_into_its_blocks",
@@ -300,7 +300,7 @@ SCORING = (
     Mutant(
         "positions-read-in-the-order-of-the-step",
         "engine/scoring/packing.py",
-        "np.repeat(ends[places] - np.cumsum(num_read), num_read)",
+        "np.repeat(ends[np.argsort(order)] - np.cumsum(num_read), num_read)",
         "np.repeat(ends - np.cumsum(num_read), num_read)",
         (
             "tests/engine/scoring/test_packing.py"

@@ -22,10 +22,13 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 def run(server: Server) -> dict[int, ItemScores]:
     """Run everything, check the replies, and return the scores by handle."""
     ended: dict[int, ItemScores] = {}
-    while server.engine.has_work:
+    for _ in range(1000):
         for _, output in server.step():
             ended |= {scores.handle: scores for scores in output.item_scores}
         server.engine.check()
+        if not server.engine.has_work:
+            break
+    assert not server.engine.has_work
     server.check()
     return ended
 
@@ -58,7 +61,7 @@ def asked_for(rng: np.random.Generator, handle: int, query: list[int]) -> Scorin
 
 
 @pytest.mark.parametrize("budget", [5, 13, 64])  # items are split at 5, queries at both
-@pytest.mark.parametrize("num_snapshots", [2, 5, 30])
+@pytest.mark.parametrize("num_snapshots", [3, 5, 30])
 def test_scores_are_those_of_whole_texts(serve: Serve, budget: int, num_snapshots: int) -> None:
     """Beside choices, some of which share the queries."""
     server = serve(max_step_tokens=budget, num_snapshots=num_snapshots)
@@ -90,7 +93,49 @@ def test_a_querys_state_is_found_again(serve: Serve) -> None:
     assert server.ask([*query, 5]).num_cached == cached[1]
 
 
-def test_without_snapshots_scoring_is_refused(serve: Serve) -> None:
-    server = serve(num_snapshots=1)
-    server.engine.score(b"", scoring(1000, [1, 2, 3], [[4]]))
-    assert run(server)[1000].error == "there is no memory for snapshots of states"
+@pytest.mark.parametrize(("num_snapshots", "num_steps"), [(30, 1), (9, 2), (7, 3), (3, 3)])
+def test_branches_begin_from_the_state_after_their_stem(
+    serve: Serve, num_snapshots: int, num_steps: int
+) -> None:
+    """Query, stems and branches are computed once, in one step where there is room for stems: for
+    one of the request's own, and for an eighth of the snapshots besides."""
+    server, query = serve(max_step_tokens=100, num_snapshots=num_snapshots), texts(1, seed=3)[0][:8]
+    items = [[1, 2, 3, 4, 5, 6], [7, 8], [9, 10, 11, 12, 13], [14, 15, 16, 17, 18, 19, 20, 21, 22]]
+    branches = [[[1], [2, 3], [4]], [[5], [6]], [[7, 8], [9]], [[10], [11]]]
+    asked = with_branches(scoring(1000, query, items), branches)
+    server.engine.score(b"", asked)
+    ended: list[ItemScores] = []
+    computed = [0]
+    while server.engine.has_work:
+        for _, output in server.step():
+            ended += output.item_scores
+        computed.append(server.engine.stats().prompt_tokens_computed)
+        server.engine.check()
+    check(asked, ended[0])
+    stems, rests = [4, 0, 4, 8], [2, 2, 1, 1]
+    of_branches = [
+        rest + len(branch) for rest, each in zip(rests, branches, strict=True) for branch in each
+    ]
+    assert computed[-1] == len(query) + sum(stems) + sum(of_branches)
+    assert np.count_nonzero(np.diff(computed)) == num_steps
+
+
+def test_a_held_state_leaves_room_for_those_that_a_request_reserves(serve: Serve) -> None:
+    """The state that a query begins from is one more than the two that are reserved."""
+    server, query = serve(num_snapshots=2), texts(1, seed=3)[0] * 3
+    for handle in (1000, 1001):
+        asked = scoring(handle, query, [[1, 2], [3]])
+        server.engine.score(b"", asked)
+        check(asked, run(server)[handle])
+
+
+@pytest.mark.parametrize(("branches", "needed"), [([[]], 2), ([[1], [2]], 3)])
+def test_without_snapshots_scoring_is_refused(
+    serve: Serve, branches: list[list[int]], needed: int
+) -> None:
+    asked = with_branches(scoring(1000, [1, 2, 3], [[4, 5, 6]]), [branches])
+    for num_snapshots in (needed - 1, needed):
+        server = serve(num_snapshots=num_snapshots)
+        server.engine.score(b"", asked)
+        error = run(server)[1000].error
+        assert (error == "there is no memory for snapshots of states") == (num_snapshots < needed)

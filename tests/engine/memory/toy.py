@@ -37,7 +37,7 @@ def scores(hashes: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
 
 
 def check_apart(parts: Sequence[StatePart]) -> None:
-    """Assert that no row of a step reads what another one writes: they run side by side."""
+    """Assert that no row of these parts reads what another one writes."""
     readers: list[tuple[int, int]] = []
     writers: dict[int, int] = {}
     for part in parts:
@@ -81,7 +81,10 @@ class ToyModel:
         states: StepStates | None = None,
     ) -> torch.Tensor:
         assert states is not None
-        check_apart(states.parts)
+        if any(part.extent.standing for part in states.parts):  # a step of choices
+            check_apart(states.parts)
+        for part in states.parts:
+            check_apart([part])
         hidden = torch.zeros((len(input_ids), self.hidden_size))
         (hashes,), (ring,) = states.layers
         for part in states.parts:

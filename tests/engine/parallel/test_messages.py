@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.contracts.scoring import ScoringPlan
+from engine.contracts.scoring import PlanStates, ScoringPlan
 from engine.contracts.shared_blocks import Sharing
 from engine.parallel.messages import PlanReader, Score, decode, draw_of, encode, launch_of
 from engine.plan import BlockGrant, PromptSpan, StepMasks, StepPlan
@@ -107,6 +107,7 @@ def test_steps_of_scoring_are_told_whole() -> None:
         read_tokens=np.array([2]),
         embed_tokens=np.arange(1),
         id_lists=np.array([[1, -1]], dtype=np.int32),
+        states=PlanStates(*(np.full(1, i, dtype=np.int32) for i in (2, 3, 0))),
     )
     message: Any = decode(encode(Score(plan)))
     assert_alike(message.plan, plan)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from engine.memory.blocks import NULL_BLOCK
+from engine.memory.snapshots import NO_SNAPSHOT
 from engine.rows import NO_TOKEN
-from engine.scoring.packing import Rows, make_plan
+from engine.scoring.packing import Rows, make_plan, no_snapshots
 
 
 def test_rows_that_share_blocks_come_last_and_positions_are_read_in_order() -> None:
@@ -20,6 +21,8 @@ def test_rows_that_share_blocks_come_last_and_positions_are_read_in_order() -> N
                 len(counts), -1
             ),
             num_read=np.array(num_read),
+            sources=no_snapshots(len(counts)),
+            targets=no_snapshots(len(counts)),
             id_lists=np.full((sum(num_read), 1), first_id, dtype=np.int32),
             num_shared=num_shared,
         )
@@ -55,6 +58,8 @@ def test_tokens_lie_where_their_row_s_blocks_say() -> None:
                 starts=np.array([2]),
                 tables=np.array([[9, 4]], dtype=np.int32),
                 num_read=np.array([0]),
+                sources=no_snapshots(1),
+                targets=no_snapshots(1),
                 id_lists=np.zeros((0, 2), dtype=np.int32),
             ),
             Rows(
@@ -63,6 +68,8 @@ def test_tokens_lie_where_their_row_s_blocks_say() -> None:
                 starts=np.array([8, 0]),
                 tables=np.array([[1, 2, 3], [6, NULL_BLOCK, NULL_BLOCK]], dtype=np.int32),
                 num_read=np.array([1, 2]),
+                sources=no_snapshots(2),
+                targets=no_snapshots(2),
                 id_lists=np.array([[1, 2], [3, 4], [5, 6]], dtype=np.int32),
             ),
         ],
@@ -80,6 +87,40 @@ def test_tokens_lie_where_their_row_s_blocks_say() -> None:
     assert plan.sharing is None
 
 
+def test_rows_that_begin_from_what_others_leave_are_in_later_parts() -> None:
+    """Two items of one request, each a stem and two branches, and then a lone row of another."""
+
+    def rows(first_id: int, sources: list[int], targets: list[int]) -> Rows:
+        count = len(sources)
+        return Rows(
+            token_ids=np.arange(first_id, first_id + count, dtype=np.int32),
+            counts=np.ones(count, dtype=np.int64),
+            starts=np.zeros(count, dtype=np.int64),
+            tables=np.arange(1, count + 1, dtype=np.int32)[:, None],
+            num_read=np.array([int(each == NO_SNAPSHOT) for each in targets]),
+            id_lists=np.full((targets.count(NO_SNAPSHOT), 1), first_id, dtype=np.int32),
+            sources=np.array(sources, dtype=np.int32),
+            targets=np.array(targets, dtype=np.int32),
+        )
+
+    parts = [
+        rows(50, [0], [9]),  # a query, from whose state the items begin
+        rows(100, [9, 1, 1, 9, 2, 2], [1, 0, 0, 2, 0, 0]),
+        rows(200, [7], [0]),
+    ]
+    plan = make_plan(parts, block_size=4, keeps_states=True)
+    assert plan.token_ids.tolist() == [50, 100, 103, 101, 102, 104, 105, 200]
+    assert plan.token_ids[plan.read_tokens].tolist() == [101, 102, 104, 105, 200]
+    assert plan.id_lists[:, 0].tolist() == [100, 100, 100, 100, 200]
+    assert plan.states is not None
+    assert plan.states.sources.tolist() == [0, 9, 9, 1, 1, 2, 2, 7]
+    assert plan.states.targets.tolist() == [9, 1, 2, 0, 0, 0, 0, 0]
+    assert plan.states.part_starts.tolist() == [0, 1, 3]
+    again = make_plan([rows(1, [3], [3]), rows(2, [9], [3])], block_size=4, keeps_states=True)
+    assert again.states is not None
+    assert again.states.part_starts.tolist() == [0, 1], "a snapshot is not written beside a reader"
+
+
 def test_lists_of_different_widths_are_padded_with_no_token() -> None:
     def row(ids: list[int]) -> Rows:
         return Rows(
@@ -88,6 +129,8 @@ def test_lists_of_different_widths_are_padded_with_no_token() -> None:
             starts=np.array([0]),
             tables=np.array([[1]], dtype=np.int32),
             num_read=np.array([1]),
+            sources=no_snapshots(1),
+            targets=no_snapshots(1),
             id_lists=np.array([ids], dtype=np.int32),
         )
 

@@ -65,7 +65,7 @@ def test_the_query_s_blocks_are_computed_in_order_and_nothing_is_read() -> None:
 
 def test_whole_items_follow_the_shared_blocks() -> None:
     each = progress(list(range(1, 6)), [[50], [60, 61], [70]], [1, 2, 1], [[7, 8], [9, -1]])
-    first = each.item_rows(2, [31, 32])
+    first = each.item_rows(2, [31, 32], [])
     assert first.token_ids.tolist() == [5, 50, 5, 60, 61]
     assert first.counts.tolist() == [2, 3]
     assert first.starts.tolist() == [4, 4]
@@ -74,7 +74,7 @@ def test_whole_items_follow_the_shared_blocks() -> None:
     assert first.num_shared == 1
     assert first.id_lists.tolist() == [[7, 8], [9, -1], [7, 8]], "lists in turn"
     assert not each.planned
-    last = each.item_rows(1, [33])
+    last = each.item_rows(1, [33], [])
     assert last.token_ids.tolist() == [5, 70]
     assert last.id_lists.tolist() == [[9, -1]], "the turn goes on from step to step"
     assert each.planned
@@ -91,7 +91,7 @@ def test_a_split_item_is_computed_in_the_spare_blocks_and_read_where_its_end_lie
     assert [len(row.id_lists) for row in rows] == [0, 1, 2]
     assert [row.num_shared for row in rows] == [0, 0, 0]
     assert (each.next_item, each.num_split, each.num_planned) == (1, 0, 3)
-    assert each.item_rows(1, [31]).token_ids.tolist() == [5, 60]
+    assert each.item_rows(1, [31], []).token_ids.tolist() == [5, 60]
 
 
 def test_rank_is_priority_then_turn_then_arrival() -> None:

@@ -87,9 +87,9 @@ class Server:
                 reply.finish = Finish(int(output.finish[i]))
                 start = end
 
-    def score(self, **fields: Any) -> ItemScores:
+    def score(self, asked: ScoringRequest) -> ItemScores:
         """Run a scoring request alone."""
-        self.engine.score(b"", ScoringRequest(handle=1000, **fields))
+        self.engine.score(b"", asked)
         ended = []
         while self.engine.has_work:
             for _, output in self.engine.step():

@@ -29,6 +29,7 @@ from tests.engine.models.families.hybrid_server import (
     serve,
     whole_logprobs,
 )
+from tests.engine.scoring.scoring_fake import scoring, sequences, with_branches
 from tests.engine.speculation.tiny_mtp import write_with_mtp
 
 Model = tuple[Path, Any]
@@ -75,23 +76,25 @@ def test_drafted(model: Model) -> None:
     assert reply.num_cached > 0
 
 
-def test_scored(model: Model) -> None:
-    """Items branch from the state after the query: computed the first time, found the second."""
-    server, query = serve(*model, max_step_tokens=24), prompt(37, 3)
-    items = [prompt(length, 20 + length) for length in (1, 5, 18, 3)]
-    ids = np.array([[4, 9, 17]], dtype=np.int32)
-    wanted = [whole_logprobs(model[1], query + item)[-1, ids[0].tolist()] for item in items]
+@pytest.mark.parametrize("max_step_tokens", [24, 256])  # items in parts, and all in one step
+def test_scored(model: Model, max_step_tokens: int) -> None:
+    """Items begin from the state after the query, computed the first time and found the second,
+    and labels of several tokens from the state after their item's stem."""
+    server, query = serve(*model, max_step_tokens=max_step_tokens), prompt(37, 3)
+    items = [prompt(length, 20 + length) for length in (1, 5, 18, 40, 3)]
+    branches: list[list[list[int]]] = [[[]], [[]], [[7], [8, 9]], [[4, 3], [5], [6]], [[2]]]
+    asked = with_branches(scoring(1000, query, items, num_lists=3), branches)
+    logprobs = [
+        whole_logprobs(model[1], query + each.tolist())[-num_read:]
+        for each, num_read in zip(sequences(asked), asked.num_read.tolist(), strict=True)
+    ]
+    wanted = torch.cat(logprobs)
+    ids = torch.from_numpy(np.tile(asked.id_lists, (len(wanted), 1))[: len(wanted)]).long()
     for num_cached in (0, 2 * BLOCK_SIZE):
-        scores = server.score(
-            query_token_ids=np.array(query, dtype=np.int32),
-            item_token_ids=np.concatenate(items).astype(np.int32),
-            item_lens=np.array([len(item) for item in items], dtype=np.int32),
-            num_read=np.ones(len(items), dtype=np.int32),
-            id_lists=ids,
-        )
+        scores = server.score(asked)
         assert scores.num_cached == num_cached
         got = torch.from_numpy(scores.values)
-        torch.testing.assert_close(got, torch.stack(wanted), rtol=0, atol=LOGPROB_ERROR)
+        torch.testing.assert_close(got, wanted.gather(1, ids), rtol=0, atol=LOGPROB_ERROR)
 
 
 @pytest.mark.parametrize("method", ["greedy", "gumbel"])
