@@ -398,16 +398,16 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges of now and counters since the start."""
         num_running, scoring = len(self._table.running), self._scoring
-        counts, scheduler = self._counts, self._scheduler
+        counts, (looked_up, found) = self._counts, self._scheduler.prefix_counts
         return EngineStats(
             num_running=num_running + scoring.num_active,
             num_waiting=self._unfinished.count - num_running + scoring.num_waiting,
             kv_blocks_used=self._pool.num_used,
             kv_blocks_total=self._pool.num_blocks - 1,
             num_steps=counts.num_steps,
-            num_preemptions=scheduler.num_preemptions,
-            prefix_cache_queries=scheduler.prefix_queries + scoring.prefix_queries,
-            prefix_cache_hits=scheduler.prefix_hits + scoring.prefix_hits,
+            num_preemptions=self._scheduler.num_preemptions,
+            prefix_cache_queries=looked_up + scoring.prefix_queries,
+            prefix_cache_hits=found + scoring.prefix_hits,
             prompt_tokens_computed=counts.prompt_tokens_computed + scoring.num_tokens,
             nan_rows=counts.nan_rows + scoring.num_bad,
             empty_rows=counts.empty_rows,

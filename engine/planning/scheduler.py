@@ -6,7 +6,6 @@ left, and a choice whose next token finds no free block preempts the ones served
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 
 import numpy as np
@@ -16,21 +15,18 @@ from engine.arrays import Int32Array, Int64Array
 from engine.config import SchedulerConfig
 from engine.contracts.adapters import NO_SLOT
 from engine.memory.blocks import BlockPool
-from engine.plan import Admission, BlockGrant, SnapshotGrant, StepPlan, prompt_spans
+from engine.plan import SnapshotGrant, StepPlan, prompt_spans
 from engine.planning.drafting import DraftRules
 from engine.planning.pace import Pace
 from engine.planning.prefixes import PrefixIndex
 from engine.planning.repeats import Repeats
+from engine.planning.row_blocks import RowBlocks
 from engine.planning.row_snapshots import RowSnapshots
 from engine.planning.token_counts import token_counts
+from engine.planning.waiting import Rank, WaitingChoices
 from engine.rows import BoolArray, Choice, RowTable
 
-Rank = tuple[int, int, int, int]
-
 _NO_ROWS: Int64Array = np.zeros(0, dtype=np.int64)
-MOST_PASSED = 64
-"""Choices that wait for a slot for their adapter which a step passes over, and choices that may be
-given rows before one of them: then the queue stands still until it has its slot."""
 
 
 class Scheduler:
@@ -38,7 +34,6 @@ class Scheduler:
 
     Attributes:
         num_preemptions: times a running choice lost its row.
-        prefix_queries, prefix_hits: prompt tokens looked up, and found computed.
     """
 
     def __init__(
@@ -62,7 +57,6 @@ class Scheduler:
             snapshots: of rows' states, where layers keep states.
         """
         self._config = config
-        self._block_size = block_size
         self._pool = pool
         self._table = table
         self._prefixes = prefixes
@@ -71,26 +65,20 @@ class Scheduler:
         self._pace = pace
         self._snapshots = snapshots
         self._adapters = adapters
-        self._waiting: list[tuple[Rank, Choice]] = []
-        self._admissions: list[Admission] = []
-        self._grants: list[BlockGrant] = []
+        self._blocks = blocks = RowBlocks(table, block_size, drafting.lookahead)
+        self._waiting = WaitingChoices(
+            config, pool, table, blocks, prefixes, drafting, snapshots, adapters
+        )
         self._released: list[int] = []
         self._outputs: list[Int32Array] = []
         self._repeats = Repeats(table, block_size, snapshots)
         self.num_preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
 
     # -- queue ------------------------------------------------------------------------------
 
     def enqueue(self, choice: Choice) -> None:
         """Let a choice wait for a row in order of rank; one that ends meanwhile is skipped."""
-        heapq.heappush(self._waiting, (self._rank(choice), choice))
-
-    def _rank(self, choice: Choice) -> Rank:
-        """The order of service: the lowest rank runs first and is preempted last."""
-        priority = choice.request.priority if self._config.policy == "priority" else 0
-        return (priority, choice.turn, choice.arrival, choice.index)
+        self._waiting.push(choice)
 
     def release(self, row: int) -> None:
         """Take row and blocks from a choice that ended."""
@@ -120,7 +108,7 @@ class Scheduler:
         num_drafts, room = 0, self._config.step_tokens
         if self._table.running:
             rows, counts, num_drafts, room = self._plan_running()
-        if self._waiting and (admitted := self._admit(room)):
+        if self._waiting and (admitted := self._waiting.admit(room)):
             rows = np.concatenate([rows, np.fromiter(admitted.keys(), dtype=np.int64)])
             counts = np.concatenate([counts, np.fromiter(admitted.values(), dtype=np.int64)])
         return self._build(rows, counts, num_drafts) if len(rows) else None
@@ -142,7 +130,7 @@ class Scheduler:
         pending = np.where(decodes, (1 + num_drafts) * may_draw, prefill)
         most_prompt = self._most_prompt(decodes)
         counts = token_counts(pending, decodes, self._config.step_tokens, most_prompt)
-        missing = self._missing_blocks(rows, counts)
+        missing = self._blocks.missing(rows, counts)
         epochs = table.epoch[rows]
         for i in ((missing > 0) & (counts > 0)).nonzero()[0].tolist():
             if table.epoch[rows[i]] == epochs[i]:  # no earlier row took its place
@@ -172,38 +160,19 @@ class Scheduler:
         return rows[order], decodes[order]
 
     def _row_rank(self, row: int) -> Rank:
-        return self._rank(self._table.choice(row))
-
-    def _missing_blocks(self, rows: Int64Array, counts: Int64Array) -> Int64Array:
-        table = self._table
-        ends = table.num_computed[rows] + counts
-        return self._num_blocks(ends, table.limit[rows]) - table.num_granted[rows]
-
-    def _num_blocks(self, num_computed: Int64Array | int, limit: Int64Array | int) -> Int64Array:
-        """Blocks that rows with so many tokens computed need, the drafter's writes included.
-
-        A row's last token is never computed, and writes from its position on go to the null block.
-        """
-        ends: Int64Array = np.minimum(num_computed + self._drafting.lookahead, limit - 1)
-        return -(-ends // self._block_size)
+        return self._waiting.rank(self._table.choice(row))
 
     def _make_room(self, row: int, missing: int) -> None:
         """Grant blocks to a running row; preempts the last in rank, in the end the row itself."""
         while True:
             blocks = self._pool.grant(missing)
             if blocks is not None:
-                self._append_blocks(row, blocks)
+                self._blocks.append(row, blocks)
                 return
             victim = max(self._table.running, key=self._row_rank)
             self._preempt(victim)
             if victim == row:
                 return
-
-    def _append_blocks(self, row: int, blocks: list[int]) -> None:
-        held = self._table.blocks[row]
-        self._grants.append(BlockGrant(row, len(held), blocks))
-        held.extend(blocks)
-        self._table.num_granted[row] = len(held)
 
     def preempt_all(self, *, undrawn_only: bool = False) -> None:
         """Let running choices wait again, so that they compute all their keys anew.
@@ -226,131 +195,20 @@ class Scheduler:
         choice.hashes = None
         if choice.prompt_parts is not None:
             choice.prompt_parts = []
-        self._grants = [g for g in self._grants if g.row != row]
+        self._blocks.grants = [g for g in self._blocks.grants if g.row != row]
         self._on_preempt(row)
         self._release(row)
         self.enqueue(choice)
         self.num_preemptions += 1
 
-    # -- admission --------------------------------------------------------------------------
-
-    def _admit(self, budget: int) -> dict[int, int]:
-        """Give rows to waiting choices in order of rank; returns the tokens of each first chunk."""
-        admitted: dict[int, int] = {}
-        passed: list[tuple[Rank, Choice]] = []
-        room = self._pool.num_free - self.num_promised()
-        most = max(self._config.burst_rows, 2 * len(self._table.running))
-        most = min(most, self._table.num_vacant)
-        while self._waiting and budget > 0 and len(admitted) < most:
-            choice = self._waiting[0][1]
-            if not choice.ended and self._lacks_slot(choice):
-                if len(passed) == MOST_PASSED or choice.num_passed >= MOST_PASSED:
-                    break
-                choice.num_passed -= len(admitted)
-                passed.append(heapq.heappop(self._waiting))
-                continue
-            if not choice.ended:
-                taken = self._admit_one(choice, budget, room)
-                if taken is None:
-                    break
-                count, num_blocks = taken
-                assert choice.row is not None
-                admitted[choice.row] = count
-                budget -= count
-                room -= num_blocks
-            heapq.heappop(self._waiting)
-        for entry in passed:
-            entry[1].num_passed += len(admitted)
-            heapq.heappush(self._waiting, entry)
-        return admitted
-
-    def _lacks_slot(self, choice: Choice) -> bool:
-        """Whether there is no slot for a choice's adapter: rows of others pin all of them."""
-        if self._adapters is None or choice.adapter is None:
-            return False
-        return not self._adapters.has_slot(choice.adapter)
-
-    def _admit_one(self, choice: Choice, budget: int, room: int) -> tuple[int, int] | None:
-        """Give a choice a row and plan its first chunk; None where budget or room is too small.
-
-        `budget` is the step's tokens left, `room` the free blocks that no other choice is promised.
-        Returns the tokens of the chunk, and the part of the room that the choice takes.
-        """
-        pinned = self._drafting.pins(choice.request)
-        known = self._known_blocks(choice, pinned)
-        num_shared, snapshot = self._prefixes.find_state(choice, len(known))
-        shared = known[:num_shared]
-        num_cached = num_shared * self._block_size
-        end = self._prefill_end(choice)
-        remaining = end - num_cached
-        if remaining > budget and not self._config.chunked_prefill:
-            return None
-        if choice.most_prompt < remaining and self._reports_much():
-            return None
-        # Blocks are granted chunk by chunk, but there must be room for all tokens: a choice
-        # admitted too early would be preempted before its first token.
-        limit = self._table.limit_of(choice)
-        need = int(self._num_blocks(len(choice.token_ids), limit)) - len(shared)
-        need += self._pool.num_idle(shared)
-        if need > room:
-            return None
-        self._pool.share(shared)
-        if self._adapters is not None and choice.adapter is not None:
-            self._adapters.place(choice.adapter)
-        row = self._table.claim(choice, num_cached, end, is_pinned=pinned)
-        has_gap = self._drafting.has_cache and not self._pool.are_drafted(shared)
-        self._table.has_gap[row] = has_gap
-        if shared:
-            self._append_blocks(row, shared)
-        self._table.parent_hash[row] = self._prefixes.last_hash(choice, len(shared))
-        reads = self._drafting.reads_outputs(choice.request)
-        self._admissions.append(Admission(row, choice, num_cached, limit, snapshot, reads))
-        if choice.num_cached is None:
-            choice.num_cached = min(num_cached, choice.prompt_len)
-            self.prefix_queries += choice.prompt_len
-            self.prefix_hits += choice.num_cached
-        count = min(remaining, budget, choice.most_prompt)
-        if self._snapshots is not None:
-            self._snapshots.admit(row, choice, snapshot, num_shared, len(known))
-        blocks = self._pool.grant(int(self._num_blocks(num_cached + count, limit)) - len(shared))
-        assert blocks is not None, "blocks were counted before admission"
-        self._append_blocks(row, blocks)
-        return count, need
-
-    def _reports_much(self) -> bool:
-        """Whether a running prompt reports so much that its steps are cut: one does at a time."""
-        table = self._table
-        rows = np.array(table.running, dtype=np.int64)
-        left = table.prefill_end[rows] - table.num_computed[rows]
-        return bool((left > table.most_prompt[rows]).any())
-
     def num_promised(self) -> int:
         """The number of blocks that running choices still need for tokens they already have."""
-        table = self._table
-        rows = np.array(table.running, dtype=np.int64)
-        need = self._num_blocks(table.num_tokens[rows], table.limit[rows]) - table.num_granted[rows]
-        return int(np.maximum(need, 0).sum())
+        return self._blocks.num_promised()
 
-    def _prefill_end(self, choice: Choice) -> int:
-        """Tokens to compute before the choice decodes.
-
-        With a drafter, a preempted choice must decode from the same drafts as before, or its tokens
-        could differ. It computes all but its last token, from which these drafts are made again.
-        """
-        num_tokens = len(choice.token_ids)
-        goes_on = self._drafting.num_tokens and num_tokens > choice.prompt_len
-        return num_tokens - 1 if goes_on else num_tokens
-
-    def _known_blocks(self, choice: Choice, pinned: bool) -> list[int]:
-        """Known blocks of the choice's prefix, up to the first token it must compute itself."""
-        reusable = self._prefill_end(choice) - 1  # the last token's logits are always needed
-        wanted = choice.request.prompt_logprobs
-        if choice.prompt_parts is not None and wanted is not None:
-            reusable = min(reusable, wanted.start - 1)
-        rules = self._drafting
-        drafts = rules.has_cache and (pinned or rules.is_on(self._table))
-        shared = self._prefixes.find(choice, reusable, drafted=drafts)
-        return shared[:-1] if rules.looks_ahead else shared
+    @property
+    def prefix_counts(self) -> tuple[int, int]:
+        """Prompt tokens of admitted choices that were looked up, and that were found computed."""
+        return self._waiting.prefix_queries, self._waiting.prefix_hits
 
     # -- the plan ---------------------------------------------------------------------------
 
@@ -383,8 +241,8 @@ class Scheduler:
             runs_drafter=runs_drafter,
             proposes=self._propose(rows, ready, runs_drafter),
             constrained=table.is_constrained[rows],
-            admissions=self._admissions,
-            grants=self._grants,
+            admissions=self._waiting.take_admissions(),
+            grants=self._blocks.take_grants(),
             snapshots=self._snapshot_grants(rows, ends, decodes),
             released=self._released,
             outputs=self._outputs,
@@ -392,7 +250,7 @@ class Scheduler:
             adapters=self._slots_of(rows),
         )
         plan.spans = prompt_spans(plan, (starts < prompt_lens).nonzero()[0])
-        self._admissions, self._grants, self._released, self._outputs = [], [], [], []
+        self._released, self._outputs = [], []
         if not self._drafting.num_tokens:
             self._repeats.note(plan)
         return plan

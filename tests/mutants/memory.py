@@ -20,7 +20,7 @@ ROWS = "tests/engine/planning/test_row_snapshots.py"
 MEMORY = (
     Mutant(
         "keys-are-reused-beyond-the-state",
-        "engine/planning/scheduler.py",
+        "engine/planning/waiting.py",
         "        shared = known[:num_shared]\n",
         "        shared, num_shared = known, len(known)\n",
         (RESTORED,),

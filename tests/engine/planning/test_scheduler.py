@@ -119,11 +119,11 @@ def test_prefix_counters_count_a_choice_once() -> None:
     second = setup.enqueue(list(range(1, 11)))
     setup.step()
     assert second.num_cached == 8
-    assert (setup.scheduler.prefix_queries, setup.scheduler.prefix_hits) == (20, 8)
+    assert setup.scheduler.prefix_counts == (20, 8)
     assert second.row is not None
     setup.scheduler._preempt(second.row)
     setup.step()
-    assert (setup.scheduler.prefix_queries, setup.scheduler.prefix_hits) == (20, 8)
+    assert setup.scheduler.prefix_counts == (20, 8)
     assert second.num_cached == 8
 
 
