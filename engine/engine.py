@@ -206,8 +206,17 @@ class Engine:
         """Take parts of the memory again, between two steps."""
         self._runner.take_again(parts)
 
+    @property
+    def has_drafter_weights(self) -> bool:
+        """Whether there is a drafter that has weights, switched off or on."""
+        return self._drafting.has_cache
+
+    def switch_drafts(self, *, off: bool) -> None:
+        """Draft from the next step on, or no more."""
+        self._drafting.switch.is_off = off
+
     def change_weights(self, version: str, num_updates: int) -> None:
-        """Note that weights were written, between two steps.
+        """Note that weights were written, the drafter's too, between two steps.
 
         Keys that were computed before are found by no request after. Choices that have drawn keep
         theirs; others, and scoring requests, begin again, so that no number mixes weights.

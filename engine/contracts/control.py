@@ -19,6 +19,8 @@ FIRST_VERSION = "default"
 
 PauseMode = Literal["abort", "wait", "keep"]
 MemoryPart = Literal["weights", "kv_cache"]
+DrafterState = Literal["none", "current", "stale", "off"]
+"""Whether a drafter has weights, and whether those were updated with the model's."""
 
 MEMORY_PARTS: tuple[MemoryPart, ...] = ("weights", "kv_cache")
 """What sleep gives back, in the order in which it is taken again."""
@@ -35,6 +37,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
         weight_version: of the weights, as whoever updated them last calls it.
         num_updates: how often weights were written.
         weight_tag: drawn at random whenever weights are written; empty before that.
+        drafter: "stale" drafts after weights that the model has no more, "off" not at all.
         adapters: those that requests can name.
     """
 
@@ -45,6 +48,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: str = FIRST_VERSION
     num_updates: int = 0
     weight_tag: str = ""
+    drafter: DrafterState = "none"
     adapters: tuple[NamedAdapter, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ import msgspec
 from engine.errors import ControlError
 
 WeightTarget = Literal["model", "draft"]
+DrafterFate = Literal["keep", "off"]
 
 GROUP_TIMEOUT_S = 60.0
 """Seconds in which a group of processes must have formed."""
@@ -125,9 +126,12 @@ class FinishUpdate(WeightCommand, tag="finish", frozen=True, kw_only=True):
 
     Attributes:
         version: of the weights from now on; None is the number of updates.
+        drafter: what becomes of a drafter whose weights are not in the update: it goes on with
+            those it has, or is off until an update has its weights.
     """
 
     version: str | None = None
+    drafter: DrafterFate = "keep"
 
 
 class AbandonUpdate(WeightCommand, tag="abandon", frozen=True, kw_only=True):
@@ -207,12 +211,14 @@ class UpdateReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """What an update wrote.
 
     Attributes:
+        has_draft: weights of the drafter are among them.
         seconds: of the writing alone.
     """
 
     num_tensors: int
     num_bytes: int
     seconds: float
+    has_draft: bool = False
 
 
 class WeightEntry(msgspec.Struct, frozen=True, kw_only=True):

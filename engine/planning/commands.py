@@ -17,6 +17,7 @@ from engine.contracts.control import (
     Command,
     ControlReply,
     ControlRequest,
+    DrafterState,
     EngineState,
     FlushPrefixes,
     LoadAdapter,
@@ -60,6 +61,11 @@ class HeldEngine(Protocol):
     @property
     def is_quiet(self) -> bool: ...
 
+    @property
+    def has_drafter_weights(self) -> bool: ...
+
+    def switch_drafts(self, *, off: bool) -> None: ...
+
     def hold(self) -> None: ...
 
     def release(self) -> None: ...
@@ -99,7 +105,10 @@ class CommandQueue:
         self._weights_reply: WeightReply = None
         self._target: WeightTarget = "model"
         self._num_lacking = 0
-        self.state = EngineState(adapters=engine.adapters.named if engine.adapters else ())
+        self.state = EngineState(
+            adapters=engine.adapters.named if engine.adapters else (),
+            drafter="current" if engine.has_drafter_weights else "none",
+        )
 
     def submit(self, frontend: bytes, request: ControlRequest) -> None:
         """Take a command.
@@ -281,29 +290,49 @@ class CommandQueue:
             return None
         if "weights" in self.state.asleep and not isinstance(command, InitGroup | EndGroup):
             raise ControlError("the weights are asleep: wake them up first", "asleep")
-        if isinstance(command, FinishUpdate) and command.version is not None:
-            self._check_version(command.version)
+        if isinstance(command, FinishUpdate):
+            self._check_finish(command)
         if isinstance(command, BeginUpdate):
             self._target = command.target
         reply = self._engine.run_weights(command)
         if isinstance(reply, UpdateReport) and isinstance(command, FinishUpdate):
-            self._enter_update(command.version, reply)
+            self._enter_update(command, reply)
         return reply
 
-    def _enter_update(self, version: str | None, report: UpdateReport) -> None:
-        """Let requests, prefixes and replies know that weights were written."""
-        if self._target == "draft":
-            return
-        num_updates = self.state.num_updates + 1
-        version = str(num_updates) if version is None else version
-        self._num_lacking = max(0, self._num_lacking - report.num_tensors)
+    def _check_finish(self, command: FinishUpdate) -> None:
+        if command.version is not None:
+            self._check_version(command.version)
+        if command.drafter == "off" and not self._engine.has_drafter_weights:
+            raise WeightUpdateError("there is no drafter with weights to switch off", "no_drafter")
+
+    def _enter_update(self, command: FinishUpdate, report: UpdateReport) -> None:
+        """Let requests, prefixes and replies know that weights were written.
+
+        The keys of a drafter are in the blocks of the model's, and drafts decide which tokens a
+        seed draws: an update of the drafter alone has all consequences but another version.
+        """
+        num_updates, version = self.state.num_updates + 1, self.state.weight_version
+        if self._target == "model":
+            version = str(num_updates) if command.version is None else command.version
+            self._num_lacking = max(0, self._num_lacking - report.num_tensors)
+        drafter = self._drafter_after(command, report)
+        self._engine.switch_drafts(off=drafter == "off")
         self._engine.change_weights(version, num_updates)
         self._set_state(
             weight_version=version,
             num_updates=num_updates,
             weight_tag=secrets.token_hex(8),
             lacks_weights=self._num_lacking > 0,
+            drafter=drafter,
         )
+
+    def _drafter_after(self, command: FinishUpdate, report: UpdateReport) -> DrafterState:
+        if not self._engine.has_drafter_weights:
+            return "none"
+        if report.has_draft:
+            return "current"
+        is_off = command.drafter == "off" or self.state.drafter == "off"
+        return "off" if is_off else "stale"
 
     def _check_version(self, version: str) -> None:
         """Refuse a number below the number that the weights have."""

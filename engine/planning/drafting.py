@@ -9,7 +9,7 @@ get a gap in its KV cache; they draft again once they are admitted anew and comp
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,6 +25,13 @@ DRAFTS_OFF_FROM = 129
 """The number of rows from which on nobody drafts where no times of steps were measured."""
 
 
+@dataclass
+class DraftSwitch:
+    """Whether an update of the weights switched a drafter off, until its own are updated."""
+
+    is_off: bool = False
+
+
 @dataclass(frozen=True)
 class DraftRules:
     """Properties of a drafter that the host plans by.
@@ -34,7 +41,7 @@ class DraftRules:
         max_rows: with more rows running nobody drafts, unless one of them is pinned; None sets no
             limit.
         costs: measured times of steps, by which it is chosen whether to draft; None drafts always.
-        choice: of one engine, see `begun`.
+        choice, switch: of one engine, see `begun`.
         has_cache: the drafter has keys and values of its own, in which a row may have a gap.
         looks_ahead: the drafter's entry at a position depends on the next token, so that the last
             block of a shared prefix cannot be shared.
@@ -50,10 +57,12 @@ class DraftRules:
     shares_outputs: bool = False
     costs: StepCosts | None = None
     choice: DraftChoice | None = None
+    switch: DraftSwitch = field(default_factory=DraftSwitch)
 
     def begun(self) -> DraftRules:
         """The rules of an engine that begins, which choose by what it will have accepted."""
-        return self if self.costs is None else replace(self, choice=DraftChoice(self.costs))
+        choice = None if self.costs is None else DraftChoice(self.costs)
+        return replace(self, choice=choice, switch=DraftSwitch())
 
     @property
     def lookahead(self) -> int:
@@ -78,7 +87,7 @@ class DraftRules:
 
     def is_on(self, table: RowTable) -> bool:
         """Whether the running rows may draft."""
-        if not self.num_tokens:
+        if not self.num_tokens or self.switch.is_off:
             return False
         running = table.running
         if bool(table.is_pinned[running].any()):

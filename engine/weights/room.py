@@ -60,6 +60,7 @@ class WeightRoom:
         self._weights: dict[WeightTarget, NamedWeights] = {"model": model, "draft": draft}
         is_of_model = all(map(_passes(model), draft))
         self._joint = {**draft, **model} if is_of_model else model
+        self._own_of_drafter = draft.keys() - model.keys() if is_of_model else draft.keys()
         self._device, self._exchange = device, exchange
         self._groups = WeightGroups(device, exchange)
         self._update: WeightUpdate | None = None
@@ -124,6 +125,7 @@ class WeightRoom:
     def _finish(self) -> UpdateReport:
         self._agreed(self._begun)
         update, self._update = self._begun(), None
+        has_draft = update.has(self._own_of_drafter)
         start = time.perf_counter()
         try:
             with torch.no_grad():
@@ -137,6 +139,7 @@ class WeightRoom:
         return UpdateReport(
             num_tensors=update.num_tensors,
             num_bytes=update.num_bytes,
+            has_draft=has_draft,
             seconds=time.perf_counter() - start,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +83,10 @@ class WeightUpdate:
                     )
             before.clear()
         before.append(staged)
+
+    def has(self, names: Collection[str]) -> bool:
+        """Whether a weight of one of these names was received."""
+        return any(weight.name in names for weight in self._staged)
 
     def write(self) -> None:
         """Write all that was received; what raises here leaves weights of both."""

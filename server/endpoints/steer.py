@@ -48,8 +48,8 @@ async def run_weights(command: AnyWeightCommand, context: Context) -> WeightRepl
 async def update_weights(
     source: AnySource,
     context: Context,
+    finish: FinishUpdate,
     *,
-    version: str | None = None,
     target: WeightTarget = "model",
     joins: bool = False,
 ) -> None:
@@ -67,7 +67,7 @@ async def update_weights(
         return
     try:
         await run_weights(ReceiveTensors(source=source), context)
-        await run_weights(FinishUpdate(version=version), context)
+        await run_weights(finish, context)
     except BaseException:
         with contextlib.suppress(ApiError):  # an update that failed has ended by itself
             await run_weights(AbandonUpdate(), context)

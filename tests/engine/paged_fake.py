@@ -92,6 +92,7 @@ class PagedFake:
         self.weight_commands: list[AnyWeightCommand] = []
         self.refusal: ControlError | None = None
         self.num_written = 3
+        self.has_draft = False
         self.asleep: set[MemoryPart] = set()
         self.max_len = max_len
         width = max_len + 2 * num_drafts + 2
@@ -154,7 +155,12 @@ class PagedFake:
             raise self.refusal
         match command:
             case FinishUpdate():
-                return UpdateReport(num_tensors=self.num_written, num_bytes=1, seconds=0.0)
+                return UpdateReport(
+                    num_tensors=self.num_written,
+                    num_bytes=1,
+                    seconds=0.0,
+                    has_draft=self.has_draft,
+                )
             case ListWeights():
                 entries = (WeightEntry(name=n, shape=(1,), dtype="float32") for n in "abc")
                 return WeightList(weights=tuple(entries))

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from shutil import copytree
@@ -19,37 +18,17 @@ from safetensors.torch import load_file, save_file
 
 from demo import MODEL_FOLDER
 from tests.serving.process import Server, free_port, serve
+from tests.serving.rollouts import (
+    PROMPT,
+    done,
+    generated,
+    numbers,
+    post,
+    scored,
+    update,
+)
 
-PROMPT = list(range(40, 90))
 ONE = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1}}
-DRAWN = {"max_tokens": 12, "seed": 5, "logprobs": 2, "n": 2, "ignore_eos": True}
-
-
-def post(server: Server, path: str, body: Any = None, **query: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, params=query, timeout=60)
-
-
-def done(server: Server, path: str, body: Any = None, **query: Any) -> Any:
-    reply = post(server, path, body, **query)
-    assert reply.status_code == 200, reply.text
-    return reply.json()
-
-
-def generated(server: Server, *, shares: bool = False, **params: Any) -> Any:
-    """Choices; bits are equal only where no cached prefix changes what a step computes.
-
-    Args:
-        shares: prefixes of other requests may be found.
-    """
-    body: dict[str, Any] = {"token_ids": PROMPT, "sampling_params": DRAWN | params}
-    if not shares:
-        body["cache_salt"] = uuid.uuid4().hex
-    return done(server, "/inference/v1/generate", body)["choices"]
-
-
-def numbers(choices: list[dict[str, Any]]) -> list[Any]:
-    """What weights decide of choices, to the last bit."""
-    return [(choice["token_ids"], choice["logprobs"]) for choice in choices]
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +51,6 @@ def server() -> Iterator[Server]:
         "--enable-weight-updates", "--enable-sleep-mode", "--num-gpu-blocks-override", "600"
     ) as made:
         yield made
-
-
-def update(server: Server, folder: Path, version: str) -> None:
-    done(server, "/update_weights", {"weight_dir": str(folder), "weight_version": version})
-
-
-def scored(server: Server) -> Any:
-    body = {"query": "def f(", "items": ["a", "b"], "label_token_ids": [5, 6]}
-    return [row["score"] for row in done(server, "/generative_scoring", body)["data"]]
 
 
 def test_an_updated_server_gives_what_a_fresh_one_gives(

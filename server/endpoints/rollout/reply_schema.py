@@ -64,6 +64,9 @@ class WeightInfoReply(BaseModel):
 
     weight_version: str
     num_updates: int = Field(description="How often weights were written since the start.")
+    drafter: Literal["none", "current", "stale", "off"] = Field(
+        description="`stale`: the last update had none of its weights; `off`: it does not draft."
+    )
 
 
 class ChecksumsReply(BaseModel):

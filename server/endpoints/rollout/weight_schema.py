@@ -19,6 +19,12 @@ MAX_NAME_CHARS = 1024
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Size = Annotated[int, Field(ge=0, le=1 << 40)]
 Version = Annotated[str, Field(min_length=1, max_length=256)]
+Fate = Literal["keep", "off"] | None
+DRAFTER = Field(
+    None,
+    description="What becomes of a drafter whose weights are not in the update: by default it is "
+    "kept as it is and drafts less well; `off` drafts no more until its weights are updated.",
+)
 GroupName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -125,6 +131,7 @@ class UpdateBody(BodyModel):
         description="A folder of safetensors: the update is begun and finished with it.",
     )
     weight_version: Version | None = Field(None, description="With `weight_dir`: its version.")
+    drafter: Fate = DRAFTER
     reset_prefix_cache: Accepted = None
 
 
@@ -134,6 +141,7 @@ class FinishBody(BodyModel):
     weight_version: Version | None = Field(
         None, description="What the weights are called; by default the number of updates."
     )
+    drafter: Fate = DRAFTER
 
 
 class VersionBody(BodyModel):

@@ -122,7 +122,8 @@ async def update(request: Request) -> Response:
     body = await context.bodies.read(request, UpdateBody)
     if body.weight_dir is not None:
         source = FolderSource(path=body.weight_dir)
-        await update_weights(source, context, version=body.weight_version)
+        finish = FinishUpdate(version=body.weight_version, drafter=body.drafter or "keep")
+        await update_weights(source, context, finish)
     elif body.update_info is not None:
         await run_weights(ReceiveTensors(source=_source(body.update_info)), context)
     else:
@@ -159,7 +160,8 @@ async def finish_weight_update(request: Request) -> Response:
     """Write all tensors of the update at once, in place."""
     context = context_of(request)
     body = await context.bodies.read_optional(request, FinishBody)
-    await run_weights(FinishUpdate(version=body.weight_version), context)
+    finish = FinishUpdate(version=body.weight_version, drafter=body.drafter or "keep")
+    await run_weights(finish, context)
     return json_response({"message": "Weight update finished"})
 
 
@@ -182,7 +184,13 @@ async def update_weight_version(request: Request) -> Response:
 async def weight_info(request: Request) -> Response:
     """Say which version the weights have."""
     state = context_of(request).engine.state
-    return json_response({"weight_version": state.weight_version, "num_updates": state.num_updates})
+    return json_response(
+        {
+            "weight_version": state.weight_version,
+            "num_updates": state.num_updates,
+            "drafter": state.drafter,
+        }
+    )
 
 
 @router.post("/weight_checker", **describes(CheckerBody, ChecksumsReply))

@@ -176,7 +176,8 @@ async def _update(
     """Do all of an update, or a part of the one that was begun."""
     if aborts:
         await steer(AbortRequests(), context)
-    await update_weights(source, context, version=version, target=target, joins=True)
+    finish = FinishUpdate(version=version)
+    await update_weights(source, context, finish, target=target, joins=True)
 
 
 @router.get("/get_weights_by_name", include_in_schema=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,16 @@ from engine.contracts.control import (
     Sleep,
     WakeUp,
 )
-from engine.contracts.weights import BeginUpdate, FinishUpdate, SetVersion, WeightUpdateError
+from engine.contracts.weights import (
+    BeginUpdate,
+    FinishUpdate,
+    SetVersion,
+    WeightTarget,
+    WeightUpdateError,
+)
 from engine.errors import ControlError
 from engine.planning.commands import CommandQueue
+from engine.planning.drafting import DraftRules
 from engine.request import Finish, ScoringRequest
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import reference
@@ -330,12 +338,71 @@ def test_an_update_changes_version_tag_and_count() -> None:
     assert FinishUpdate(version="8") not in loop.runner.weight_commands
 
 
-def test_a_drafter_s_update_leaves_version_and_prefixes() -> None:
-    loop = Loop()
-    for command in (BeginUpdate(target="draft"), FinishUpdate(version="7")):
+DRAFTING = DraftRules(num_tokens=3, max_rows=9, has_cache=True, draws_differ=True)
+PINNED = SamplingParams(seed=1)
+
+
+def finish(loop: Loop, *, target: WeightTarget = "model", **fields: Any) -> EngineState:
+    for command in (BeginUpdate(target=target), FinishUpdate(**fields)):
         loop.send(RunWeights(weights=command))
+    while loop.commands.is_due:
+        loop.round()
+    return loop.replies[-1].state
+
+
+def test_a_drafter_s_update_leaves_the_version_alone() -> None:
+    """Drafts decide which tokens a seed draws, and the drafter's keys are in the same blocks."""
+    prompt = list(range(1, 13))
+    loop = Loop(drafting=DRAFTING)
+    loop.submit(1, prompt, **LONG)
     loop.settle()
-    assert loop.commands.state == EngineState()
+    loop.runner.has_draft = True
+    state = finish(loop, target="draft", version="7")
+    assert (state.weight_version, state.num_updates, state.drafter) == ("default", 1, "current")
+    assert state.weight_tag
+    loop.submit(2, prompt, **LONG)
+    loop.settle()
+    assert loop.inbox.cached[2] == 0
+
+
+@pytest.mark.parametrize("params", [PINNED, SamplingParams()])
+def test_a_drafter_is_off_until_its_weights_are_updated(params: SamplingParams) -> None:
+    loop = Loop(drafting=DRAFTING, num_blocks=200)
+    wish = {"params": params, "max_tokens": 30}
+
+    def drafted(handle: int) -> int:
+        loop.submit(handle, [3, 3], **wish)
+        loop.settle()
+        stats = loop.engine.stats().drafts
+        assert stats is not None
+        return stats.num_draft_tokens
+
+    loop.submit(1, [3, 3], **wish)
+    loop.rounds(4)
+    assert loop.commands.state.drafter == "current"
+    assert finish(loop, drafter="off").drafter == "off"
+    stats = loop.engine.stats().drafts
+    assert stats is not None
+    before = stats.num_draft_tokens
+    assert before > 0
+    assert drafted(2) == before, "neither what runs nor what comes drafts"
+    assert loop.inbox.tokens[1, 0] == loop.inbox.tokens[2, 0] == reference([3, 3], 30, (), 0)
+    assert finish(loop).drafter == "off", "an update without its weights leaves it off"
+    assert drafted(3) == before
+    loop.runner.has_draft = True
+    assert finish(loop, target="draft").drafter == "current"
+    assert drafted(4) > before
+    loop.runner.has_draft = False
+    assert finish(loop).drafter == "stale"
+    assert loop.inbox.tokens[4, 0] == reference([3, 3], 30, (), 0)
+
+
+def test_there_must_be_a_drafter_to_switch_off() -> None:
+    loop = Loop(drafting=replace(DRAFTING, has_cache=False))
+    finish(loop, drafter="off")
+    assert loop.last().code == "no_drafter"
+    assert loop.commands.state.num_updates == 0
+    assert finish(loop).drafter == "none"
 
 
 def test_a_refused_update_leaves_everything_as_it_was() -> None:

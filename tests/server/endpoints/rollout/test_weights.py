@@ -113,18 +113,18 @@ async def test_a_folder_is_an_update_of_its_own(steered: Site) -> None:
 
 
 async def test_versions(steered: Site) -> None:
-    await posted(steered, "/finish_weight_update", {"weight_version": "3"})
+    await posted(steered, "/finish_weight_update", {"weight_version": "3", "drafter": "off"})
     await posted(steered, "/start_draft_weight_update", {"check": True})
     reply = await posted(steered, "/update_weight_version", {"new_version": "4"})
     assert (reply["success"], reply["new_version"]) == (True, "4")
     assert sent(steered) == [
-        FinishUpdate(version="3"),
+        FinishUpdate(version="3", drafter="off"),
         BeginUpdate(target="draft", check=True),
         SetVersion(version="4"),
     ]
-    steered.engine.state = EngineState(weight_version="4", num_updates=2)
+    steered.engine.state = EngineState(weight_version="4", num_updates=2, drafter="stale")
     info = (await steered.client.get("/weight_info")).json()
-    assert info == {"weight_version": "4", "num_updates": 2}
+    assert info == {"weight_version": "4", "num_updates": 2, "drafter": "stale"}
 
 
 async def test_checksums(steered: Site) -> None:
