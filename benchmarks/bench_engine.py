@@ -27,11 +27,11 @@ import torch
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
 from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
-from engine.arrays import Int32Array
+from engine.arrays import Int32Array, Int64Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.control import MemoryPart
 from engine.contracts.model import CausalLM
-from engine.contracts.runner import StartingRunner, StepHandle
+from engine.contracts.runner import RouteArrays, StartingRunner, StepHandle
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.engine import Engine
@@ -90,6 +90,9 @@ class TimedRunner:
 
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
         return self._runner.launch_scoring(plan)
+
+    def read_routes(self, slots: Int64Array) -> RouteArrays:
+        return self._runner.read_routes(slots)
 
     def weights(self, command: AnyWeightCommand) -> WeightReply:
         return self._runner.weights(command)

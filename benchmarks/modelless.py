@@ -18,11 +18,11 @@ from types import SimpleNamespace
 import numpy as np
 
 from engine import parent, process
-from engine.arrays import LogprobArrays
+from engine.arrays import Int64Array, LogprobArrays
 from engine.config import EngineConfig
 from engine.contracts.control import MemoryPart
 from engine.contracts.info import EngineInfo
-from engine.contracts.runner import StepResult
+from engine.contracts.runner import RouteArrays, StepResult
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.contracts.weights import AnyWeightCommand
 from engine.engine import Engine
@@ -94,6 +94,9 @@ class _Runner:
 
     def weights(self, command: AnyWeightCommand) -> None:
         """There are no weights."""
+
+    def read_routes(self, slots: Int64Array) -> RouteArrays:
+        raise AssertionError("there are no experts")
 
     def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
         """There is no memory."""

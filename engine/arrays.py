@@ -14,6 +14,8 @@ Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 UInt8Array = npt.NDArray[np.uint8]
+RouteIds = npt.NDArray[np.integer[Any]]
+"""Ids of experts, uint8 or int16."""
 Index = slice | npt.NDArray[Any] | tuple[npt.NDArray[Any], ...]
 
 

@@ -38,6 +38,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         hf_overrides: values in place of those of the model's config.json.
         batch_invariant: the bits of a position's logits depend on the weights, on the tokens up to
             it and on the class of device alone (`--batch-invariant`).
+        returns_routes: replies can say which experts tokens took.
     """
 
     model: str
@@ -51,6 +52,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     hf_overrides: dict[str, Any] = {}
     batch_invariant: bool = False
+    returns_routes: bool = False
 
 
 MAX_ADAPTER_RANK = 256

@@ -23,6 +23,7 @@ from engine.planning.outputs import OutputRing
 from engine.planning.pace import Pace
 from engine.planning.prefixes import PrefixIndex
 from engine.planning.prompt_parts import join_prompt_parts
+from engine.planning.routes import RouteReports
 from engine.planning.row_snapshots import row_snapshots
 from engine.planning.scheduler import Scheduler
 from engine.planning.settle import Settled
@@ -91,6 +92,9 @@ class Engine:
             report=self._ring.add_item_scores,
             snapshots=None if self._snapshots is None else self._snapshots.pool,
             adapters=self.adapters,
+        )
+        self._routes = RouteReports(
+            runner, self._table, config.cache.block_size, self._ring.add_routes
         )
         self._timings = Timings()
         self._arrivals = Arrivals(config.sampling.seed, self._begin)
@@ -363,7 +367,9 @@ class Engine:
             return
         failed = settled.finish == Finish.NAN
         self._prefixes.register(settled.rows[~failed])
-        for row in settled.rows[settled.finish != Finish.RUNNING].tolist():
+        ended: list[int] = settled.rows[settled.finish != Finish.RUNNING].tolist()
+        self._routes.read(ended)
+        for row in ended:
             self._forget(self._table.choice(row))
             self._scheduler.release(row)
 
@@ -379,6 +385,7 @@ class Engine:
         if rows:
             codes = np.full(len(rows), finish, dtype=np.uint8)
             self._ring.emit(np.array(rows, dtype=np.int64), codes, error)
+            self._routes.read(rows)
         for row in rows:
             self._scheduler.release(row)
 

@@ -15,6 +15,7 @@ from engine.arrays import (
     Int32Array,
     Int64Array,
     LogprobArrays,
+    RouteIds,
     UInt8Array,
 )
 from engine.contracts.control import FIRST_VERSION, ControlReply, ControlRequest, EngineState
@@ -96,6 +97,18 @@ class PromptLogprobsParams(msgspec.Struct, frozen=True, kw_only=True):
         return max(MAX_STEP_VALUES // (1 + self.num_top + self.num_explicit), 1)
 
 
+class RoutesParams(msgspec.Struct, frozen=True, kw_only=True):
+    """Which experts' routes are reported, when a choice ends.
+
+    Attributes:
+        start: the first token, of prompt and choice together.
+        has_weights: weights are reported beside ids.
+    """
+
+    start: int = 0
+    has_weights: bool = False
+
+
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """The grammar of a request's generated tokens.
 
@@ -149,6 +162,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         adapter: name of the adapter that it is drawn with; empty for the base model.
         grammar: restricts each choice's tokens.
         thinking_budget: bounds each choice's thoughts.
+        routes: each choice reports which experts its tokens took.
     """
 
     handle: int
@@ -166,6 +180,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     grammar: Grammar | None = None
     thinking_budget: ThinkingBudget | None = None
+    routes: RoutesParams | None = None
 
     @property
     def is_constrained(self) -> bool:
@@ -252,6 +267,26 @@ class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
     is_part: bool = False
 
 
+class ChoiceRoutes(msgspec.Struct, frozen=True, kw_only=True):
+    """The experts that tokens of a choice took: T tokens, of prompt and choice together.
+
+    Its last token was drawn, and took none. Of a choice that ended while it held no row there are
+    no routes.
+
+    Attributes:
+        choice: its index within the request.
+        start: of the first token.
+        ids: uint8 or int16 [T, L, k], of each of the model's layers; zeros in one without experts.
+        weights: float32 [T, L, k], where asked for.
+    """
+
+    handle: int
+    choice: int
+    start: int
+    ids: RouteIds
+    weights: Float32Array | None = None
+
+
 class ItemScores(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a scoring request: P positions were read, or none where it failed.
 
@@ -295,6 +330,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         origins: uint8 [T], `Origin` codes, where any entry asked for them; entries that did not
             hold undefined values. None without a drafter too: every token was drawn.
         prompt_logprobs: of the requests whose prompt was finished by this step.
+        routes: of choices that ended, where asked for.
         item_scores: of scoring requests that ended.
         errors: handle -> message for entries ended with `Finish.ERROR`, `ADAPTER`, `GRAMMAR` or
             `TOO_COMPLEX`.
@@ -318,6 +354,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobArrays | None = None
     origins: UInt8Array | None = None
     prompt_logprobs: list[PromptLogprobs] = []
+    routes: list[ChoiceRoutes] = []
     item_scores: list[ItemScores] = []
     errors: dict[int, str] = {}
     drafts: Int64Array | None = None

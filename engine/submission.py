@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from engine.arrays import Float64Array, Int32Array, Int64Array, LogprobArrays, UInt8Array
-from engine.request import Finish, ItemScores, PromptLogprobs, StepOutput
+from engine.request import ChoiceRoutes, Finish, ItemScores, PromptLogprobs, StepOutput
 
 
 class EngineDeadError(Exception):
@@ -86,7 +86,8 @@ class Submission:
     """A submitted request: iterate over it for lists of entries until every choice has ended.
 
     Entries that arrived since the last look come in one list. `prompt_logprobs` is set before the
-    first entry of choice 0 is seen, or its parts wait in `prompt_parts` to be taken. The
+    first entry of choice 0 is seen, or its parts wait in `prompt_parts` to be taken; `routes` of a
+    choice, before its last entry is. The
     submission of a scoring request has one choice without entries; `item_scores` is set when the
     iteration ends.
 
@@ -101,6 +102,7 @@ class Submission:
         self.prompt_logprobs: PromptLogprobs | None = None
         self.prompt_parts: list[PromptLogprobs] = []
         self.item_scores: ItemScores | None = None
+        self.routes: dict[int, ChoiceRoutes] = {}
         self._unfinished = num_choices
         self._entries: list[Entry] = []
         self._failure: EngineDeadError | None = None
@@ -180,6 +182,9 @@ def deliver_output(output: StepOutput, submissions: Mapping[int, Submission]) ->
     for prompt_logprobs in output.prompt_logprobs:
         if submission := submissions.get(prompt_logprobs.handle):
             submission.deliver_prompt_logprobs(prompt_logprobs)
+    for routes in output.routes:
+        if submission := submissions.get(routes.handle):
+            submission.routes[routes.choice] = routes
     for scores in output.item_scores:
         if submission := submissions.get(scores.handle):
             submission.deliver_scores(scores)

@@ -18,7 +18,15 @@ from engine.contracts.info import EngineInfo
 from engine.contracts.weights import WeightReply
 from engine.errors import ControlError
 from engine.planning.timings import Timings
-from engine.request import Finish, Origin, PromptLogprobs, Request, ScoringRequest, StepOutput
+from engine.request import (
+    ChoiceRoutes,
+    Finish,
+    Origin,
+    PromptLogprobs,
+    Request,
+    ScoringRequest,
+    StepOutput,
+)
 from engine.stats import EngineStats
 from engine.submission import EngineDeadError, Submission, deliver_output
 from server.text.token_bytes import _ALPHABET
@@ -293,6 +301,16 @@ def origin_at(position: int) -> Origin:
     return Origin(position % len(Origin))
 
 
+def routes_of(request: Request, choice: int, num_tokens: int) -> ChoiceRoutes:
+    """Routes of all tokens but the last, by their places: of two layers, with one expert."""
+    assert request.routes is not None
+    start = request.routes.start
+    places = np.arange(start, len(request.prompt_token_ids) + num_tokens - 1)
+    ids = np.stack([places % 4, (places + 1) % 4], axis=1)[:, :, None].astype(np.uint8)
+    weights = (ids / 4).astype(np.float32) if request.routes.has_weights else None
+    return ChoiceRoutes(handle=request.handle, choice=choice, start=start, ids=ids, weights=weights)
+
+
 def _output(
     due: list[tuple[_Running, Finish]],
     prompt_logprobs: list[PromptLogprobs],
@@ -314,6 +332,11 @@ def _output(
         logprobs=stack(logprobs) if any_logprobs else None,
         origins=np.array(codes, dtype=np.uint8) if any_origins else None,
         prompt_logprobs=prompt_logprobs,
+        routes=[
+            routes_of(row.request, row.choice, row.position)
+            for row, finish in due
+            if finish and row.request.routes is not None
+        ],
         errors={row.request.handle: "it broke" for row, f in due if f in _TOLD},
         stats=stats,
     )

@@ -46,6 +46,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         grammar_error: why no request may have a grammar; None where they may.
         quantization: the statement of error; None where nothing is quantised.
         num_ranks: processes that hold a part of the model each.
+        num_routed: experts of a layer, where replies can say which of them tokens took.
         max_drawn_top: top tokens of a drawn token, at most; -1 for no limit but the vocabulary.
         fingerprint: a hash of what decides bits (`engine.startup.fingerprint`); empty where an
             engine was assembled around a model that no folder holds.
@@ -67,6 +68,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     grammar_error: str | None = None
     quantization: ErrorStatement | None = None
     num_ranks: int = 1
+    num_routed: int | None = None
     max_drawn_top: int = -1
     fingerprint: str = ""
     adapters: tuple[NamedAdapter, ...] | None = None

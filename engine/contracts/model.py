@@ -9,6 +9,7 @@ import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.named_weights import NamedWeights
+from engine.memory.routes import ExpertRoutes
 from engine.memory.states import StateSpec, StepStates
 
 
@@ -26,6 +27,7 @@ class CausalLM(Protocol):
         num_feature_layers: layers whose outputs `forward_with_features` gives, all or none.
         is_capturable: forwards of prompts can be captured as CUDA graphs: the layers look at no
             value on the host, keep no state, and attend in order with heads of one size.
+        routes: keep which experts tokens took; None where that was not asked for.
     """
 
     vocab_size: int
@@ -37,6 +39,7 @@ class CausalLM(Protocol):
     num_weights: int
     num_feature_layers: int
     is_capturable: bool
+    routes: ExpertRoutes | None
 
     def named_weights(self) -> NamedWeights:
         """Where every tensor of the checkpoint is held, by its name there."""

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from engine.arrays import Int32Array, LogprobArrays, UInt8Array
+from engine.arrays import (
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    LogprobArrays,
+    RouteIds,
+    UInt8Array,
+)
 from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringRunner
 from engine.contracts.weights import AnyWeightCommand, WeightReply
@@ -39,6 +46,13 @@ class StepResult:
     logprobs: LogprobArrays | None
     prompt_logprobs: list[LogprobArrays]
     drafts: Int32Array | None = None
+
+
+class RouteArrays(NamedTuple):
+    """The experts of T tokens: ids and weights [T, L, k], as in `ChoiceRoutes`."""
+
+    ids: RouteIds
+    weights: Float32Array
 
 
 class StepCosts(NamedTuple):
@@ -134,6 +148,13 @@ class Runner(ScoringRunner, Protocol):
         Raises:
             WeightUpdateError: nothing changed.
             RunnerLostError: the weights would be a mixture.
+        """
+        ...
+
+    def read_routes(self, slots: Int64Array) -> RouteArrays:
+        """Wait for the experts of tokens, by the slots of their keys int64 [T].
+
+        Only of a model that was started to return them.
         """
         ...
 

@@ -40,6 +40,7 @@ class Decoder:
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self.max_position, self.num_feature_layers = spec.max_position, len(spec.layers)
         self.dtype, self.device = reader.dtype, reader.device
+        self.routes = reader.routes
         self._num_positions = num_positions
         sizes, places = (spec.vocab_size, spec.hidden_size), LayerPlaces()
         self._embedding = spec.embedding.load(reader, *sizes)

@@ -14,6 +14,7 @@ from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError
+from engine.memory.routes import ExpertRoutes
 from engine.models.decoder import Decoder
 from engine.models.fallback.checks import position_limit
 from engine.models.families.table import TESTED_QUANTIZED, decoder_spec, unfused_reason
@@ -37,6 +38,8 @@ SPARE_POSITIONS = 64
 
 FP8_CAPABILITY = (8, 9)
 """The least compute capability with float8 tensor cores."""
+
+ROUTES_FLAG = "--enable-return-routed-experts"
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -105,6 +108,12 @@ def load_model(
         raise ModelError(
             f"--enable-lora: only the fused decoder serves adapters, and it does not run "
             f"{config.model!r} here: {why}; leave --enable-lora out"
+        )
+    if config.returns_routes:
+        why = reason or "--model-impl transformers was asked for"
+        raise ModelError(
+            f"{ROUTES_FLAG}: only the fused decoder knows which experts tokens take, and it does "
+            f"not run {config.model!r} here: {why}; leave {ROUTES_FLAG} out"
         )
     from engine.models.fallback.model import load_fallback_model  # seconds to import
 
@@ -222,6 +231,7 @@ def _fused_decoder(
         num_layers = len(spec.layers) if spec.num_drafting_layers else None
         source = Checkpoint(folder, ignored, num_layers, renamed=spec.renamed, unread=spec.unread)
     fp8 = config.quantization == "fp8" and quantization is None
+    routes = _routes(config, spec)
     reader = WeightReader.of(
         source,
         dtype,
@@ -232,10 +242,20 @@ def _fused_decoder(
         reads_twice=reference is not None,
         invariant=config.batch_invariant,
         adapters=adapters,
+        routes=routes,
     )
     num_positions = min(limit, config.max_model_len or limit) + SPARE_POSITIONS
     with torch.no_grad():
         return Decoder(spec, reader, num_positions, reference)
+
+
+def _routes(config: ModelConfig, spec: DecoderSpec) -> ExpertRoutes | None:
+    """What keeps the experts that tokens take, where it was asked for; raises `ModelError`."""
+    if not config.returns_routes:
+        return None
+    if not any(sublayer.has_experts for layer in spec.layers for sublayer in layer.sublayers):
+        raise ModelError(f"{ROUTES_FLAG}: {config.model!r} has no experts; leave it out")
+    return ExpertRoutes(len(spec.layers))
 
 
 def _check_invariance(config: ModelConfig, spec: DecoderSpec) -> None:

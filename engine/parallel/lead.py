@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
-from engine.arrays import Int32Array
+from engine.arrays import Int32Array, Int64Array
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.control import MemoryPart
 from engine.contracts.runner import (
     Launched,
     Result_co,
+    RouteArrays,
     RunnerLostError,
     StartingRunner,
     StepHandle,
@@ -76,6 +77,9 @@ class LeadRunner:
     def weights(self, command: AnyWeightCommand) -> WeightReply:
         self._others.tell(FollowWeights(command))
         return self._runner.weights(command)
+
+    def read_routes(self, slots: Int64Array) -> RouteArrays:
+        return self._runner.read_routes(slots)  # each rank chooses alike
 
     def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
         self._runner.give_back(parts, keeps_weights=keeps_weights)

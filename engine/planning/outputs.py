@@ -16,7 +16,7 @@ import numpy.typing as npt
 from engine.arrays import Float64Array, Int32Array, Int64Array, LogprobArrays, UInt8Array
 from engine.contracts.control import FIRST_VERSION
 from engine.planning.settle import Settled
-from engine.request import Finish, ItemScores, PromptLogprobs, StepOutput
+from engine.request import ChoiceRoutes, Finish, ItemScores, PromptLogprobs, StepOutput
 from engine.rows import Choice
 from engine.stats import EngineStats
 
@@ -45,6 +45,7 @@ class _Outbox:
 
     emissions: list[_Emission] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    routes: list[ChoiceRoutes] = field(default_factory=list)
     item_scores: list[ItemScores] = field(default_factory=list)
 
 
@@ -206,6 +207,10 @@ class OutputRing:
         """Send a request's complete prompt logprobs."""
         self._outbox(frontend).prompt_logprobs.append(logprobs)
 
+    def add_routes(self, frontend: bytes, routes: ChoiceRoutes) -> None:
+        """Send the routes of a choice that ends with this output."""
+        self._outbox(frontend).routes.append(routes)
+
     def add_item_scores(self, frontend: bytes, scores: ItemScores) -> None:
         """Send the end of a scoring request."""
         self._outbox(frontend).item_scores.append(scores)
@@ -266,6 +271,7 @@ def _step_output(
         logprobs=concat_logprobs([(e.logprobs, len(e.token_ids)) for e in emissions]),
         origins=_concat_origins(emissions),
         prompt_logprobs=outbox.prompt_logprobs,
+        routes=outbox.routes,
         item_scores=outbox.item_scores,
         errors={c.request.handle: e.error for e in emissions if e.error for c in e.choices},
         drafts=_draft_counts(choices),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -44,19 +45,22 @@ def forward(
     positions: torch.Tensor,
     attention: LayerAttention,
     feature_layers: Sequence[int],
+    slots: torch.Tensor,
     states: StepStates | None = None,
 ) -> Hidden:
     """Run the target's layers over token ids int32 [T] at positions int64 [T].
 
     Args:
+        slots: int64 [T], of the tokens' keys.
         feature_layers: those whose outputs a drafter reads.
         states: as of `CausalLM.forward`.
     """
-    if not feature_layers:
-        return Hidden(model.forward(input_ids, positions, attention, states), None)
-    return Hidden(
-        *model.forward_with_features(input_ids, positions, attention, feature_layers, states)
-    )
+    with nullcontext() if model.routes is None else model.routes.at(slots):
+        if not feature_layers:
+            return Hidden(model.forward(input_ids, positions, attention, states), None)
+        return Hidden(
+            *model.forward_with_features(input_ids, positions, attention, feature_layers, states)
+        )
 
 
 class ForwardGraphs(Protocol):
@@ -123,4 +127,6 @@ class Forward:
             return self._graphs.replay(input_ids, positions, inputs.slots, adapters)
         layers = self._feature_layers
         with self._active.using(groups_of(adapters, input_ids.device)):
-            return forward(self._model, input_ids, positions, self._attention, layers, states)
+            return forward(
+                self._model, input_ids, positions, self._attention, layers, inputs.slots, states
+            )

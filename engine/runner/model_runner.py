@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from engine.adapters.stacks import HostAdapter
-from engine.arrays import Int32Array
+from engine.arrays import Int32Array, Int64Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.control import MemoryPart
-from engine.contracts.runner import RunnerLostError, StepCosts
+from engine.contracts.runner import RouteArrays, RunnerLostError, StepCosts
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import first_line
@@ -36,7 +36,7 @@ from engine.runner.host_gather import gather_on_host, serves
 from engine.runner.host_masks import HostMasks
 from engine.runner.host_stream import HostStream, InlineLauncher
 from engine.runner.host_threads import threads_for
-from engine.runner.launched import LaunchedScoring, LaunchedStep
+from engine.runner.launched import LaunchedScoring, LaunchedStep, wait_for
 from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
 from engine.runner.step import TokenStage
@@ -112,6 +112,18 @@ class ModelRunner:
     def weights(self, command: AnyWeightCommand) -> WeightReply:
         """Read or change weights, while no step is in flight; see `WeightRoom.run`."""
         return self._weight_room.run(command)
+
+    def read_routes(self, slots: Int64Array) -> RouteArrays:
+        """Wait for the experts of tokens, after all steps that were launched; see `Runner`."""
+        routes = self._stage.model.routes
+        assert routes is not None, "requests for routes are refused where none are kept"
+
+        @torch.inference_mode()
+        def issue() -> HostCopy:
+            return HostCopy(routes.read(to_device(slots, self._rows.device)))
+
+        arrays = wait_for(self._in_order(len(slots), issue))
+        return RouteArrays(*routes.laid_out(arrays["ids"], arrays["weights"]))
 
     @cached_property
     def _weight_room(self) -> WeightRoom:

@@ -105,6 +105,8 @@ class Assembly:
         if self.speculation is not None:
             specs = self.speculation.drafter.attention_specs
             num_bytes += KVCache.bytes_per_block(specs, block_size, dtype)
+        if self.model.routes is not None:
+            num_bytes += self.model.routes.bytes_per_block(block_size)
         return num_bytes
 
     @property
@@ -117,6 +119,8 @@ class Assembly:
         model, block_size = self.model, self.rows.block_size
         if self.speculation is not None:
             self.speculation.drafter.allocate(num_blocks)
+        if model.routes is not None:
+            model.routes.allocate(num_blocks, block_size, self.device)
         specs, scales = model.attention_specs, self.kv_scales
         pages = KVCache(specs, num_blocks, block_size, model.dtype, self.device, scales)
         states, max_rows = self.state_specs, self.rows.scratch_row

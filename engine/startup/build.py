@@ -241,6 +241,7 @@ def assemble(
         grammar_error=grammar_error,
         quantization=built.statement,
         num_ranks=config.tensor_parallel_size,
+        num_routed=None if model.routes is None else model.routes.num_experts,
         max_drawn_top=most_drawn(config.sampling, device, config.tensor_parallel_size),
         fingerprint="" if fingerprint is None else fingerprint.result(),
     )
@@ -297,6 +298,8 @@ def _build_runner(
         with memory.making("kv_cache"):
             kept = assembly.memory(size.num_blocks, size.num_snapshots or 0)
         memory.note("kv_cache", kept.pages.layers)
+        if model.routes is not None:
+            memory.note("kv_cache", model.routes.tensors)
         runner = assembly.runner(kept, with_graphs=config.cuda_graphs, memory=memory)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what only the preparations needed

@@ -65,6 +65,7 @@ def engine_config(settings: Settings) -> EngineConfig:
             trust_remote_code=settings.trust_remote_code,
             hf_overrides=_hf_overrides(settings),
             batch_invariant=settings.batch_invariant,
+            returns_routes=settings.enable_return_routed_experts,
         ),
         cache=CacheConfig(
             block_size=settings.block_size,

@@ -213,6 +213,12 @@ class RolloutSettings(BaseModel):
         description="Serve the routes by which trainers pause the engine and change its weights. "
         "They need a key where there are keys.",
     )
+    enable_return_routed_experts: bool = Field(
+        False,
+        description="Keep which experts each token takes, so that /inference/v1/generate and "
+        "/generate can report them. The KV cache holds fewer tokens then: it takes 8 bytes more "
+        "for each expert that a token takes in a layer.",
+    )
     enable_sleep_mode: bool = Field(
         False,
         description="Let /sleep and /release_memory_occupation give the memory of weights and KV "

@@ -10,7 +10,14 @@ import numpy as np
 
 from engine.codec import decode_array, encode_array
 from engine.contracts.info import EngineInfo
-from engine.request import ItemScores, PromptLogprobs, Request, ScoringRequest, StepOutput
+from engine.request import (
+    ChoiceRoutes,
+    ItemScores,
+    PromptLogprobs,
+    Request,
+    ScoringRequest,
+    StepOutput,
+)
 from engine.stats import EngineStats
 from engine.submission import Entry
 
@@ -90,10 +97,15 @@ def decode_report(raw: bytes) -> ReplicaReport:
     return _reports.decode(raw)
 
 
-def entry_output(entry: Entry, handle: int, told: Sequence[PromptLogprobs] = ()) -> StepOutput:
+def entry_output(
+    entry: Entry,
+    handle: int,
+    told: Sequence[PromptLogprobs] = (),
+    routes: ChoiceRoutes | None = None,
+) -> StepOutput:
     """An output of one entry alone, addressed to the handle that the server knows it by.
 
-    `told` is what the request's prompt is said to have before it.
+    `told` is what the request's prompt is said to have before it, `routes` what its choice took.
     """
     output, own = entry.output, slice(entry.entry_idx, entry.entry_idx + 1)
     return StepOutput(
@@ -106,6 +118,7 @@ def entry_output(entry: Entry, handle: int, told: Sequence[PromptLogprobs] = ())
         logprobs=entry.logprobs,
         origins=entry.origins,
         prompt_logprobs=[msgspec.structs.replace(each, handle=handle) for each in told],
+        routes=[] if routes is None else [msgspec.structs.replace(routes, handle=handle)],
         errors={} if entry.error is None else {handle: entry.error},
         drafts=None if output.drafts is None else output.drafts[own],
         times=None if output.times is None else output.times[own],

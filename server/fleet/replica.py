@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 import msgspec
 
 from engine.client import EngineHandle
-from engine.request import Request
+from engine.request import Finish, Request
 from engine.submission import EngineDeadError, Submission
 from server.fleet.messages import (
     FleetRequest,
@@ -129,9 +129,13 @@ class Replica:
             if submission.prompt_logprobs is not None:
                 told.append(submission.prompt_logprobs)
                 submission.prompt_logprobs = None  # told once
-            first, *others = entries
-            outputs = [entry_output(first, handle, told)]
-            outputs += [entry_output(entry, handle) for entry in others]
+            outputs = []
+            for entry in entries:
+                routes = None
+                if entry.finish != Finish.RUNNING:
+                    routes = submission.routes.pop(entry.choice, None)
+                outputs.append(entry_output(entry, handle, told, routes))
+                told = []
             yield encode_message(outputs)
         if submission.item_scores is not None:
             assert request.score is not None

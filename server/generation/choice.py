@@ -18,6 +18,7 @@ from engine.request import Finish, Origin, PromptLogprobs
 from engine.submission import Entry
 from server.generation.form import ReplyForm
 from server.generation.logprob_queue import LogprobQueue
+from server.generation.routes import Routes
 from server.text.detokenize import Detokenizer
 from server.text.stop import StopMatcher
 
@@ -72,6 +73,8 @@ class ReplyChoice:
         num_generated: tokens drawn, up to the one that completed a stop string.
         drafts: counts of its drafts, as `StepOutput.drafts`; None without a drafter.
         weight_version: of the weights that drew the last tokens.
+        awaits_routes: a stop string ended it, and its routes have not come.
+        routes: of its tokens, where they were asked for and it has ended.
     """
 
     def __init__(
@@ -85,6 +88,8 @@ class ReplyChoice:
         self.stop_reason: str | int | None = None
         self.num_generated = 0
         self.drafts: Int64Array | None = None
+        self.awaits_routes = False
+        self.routes: Routes | None = None
         self._form = form
         self._detokenizer = detokenizer
         self._matcher = None if form.stops is None else StopMatcher(form.stops)
@@ -106,6 +111,13 @@ class ReplyChoice:
     def num_waiting(self) -> int:
         """The number of tokens that were fed and not given out."""
         return len(self._waiting) + len(self._token_ids) - self._num_tokens_taken
+
+    @property
+    def num_shown(self) -> int:
+        """The tokens of a choice that has ended, as its reply has them."""
+        if self._num_kept is not None:
+            return self._num_kept
+        return len(self._waiting) + len(self._token_ids)
 
     def feed(self, entry: Entry) -> bool:
         """Take in what the engine reports; returns whether the choice has ended.

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from engine.arrays import Int32Array
-from engine.request import PromptLogprobsParams
+from engine.request import PromptLogprobsParams, RoutesParams
 from sampling.params import SamplingParams
 from server.errors import ClientNames, bad_request
 from server.generation.params import num_top, packed_dtype, prompt_logprobs_params
@@ -43,6 +43,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
         usage_always: every chunk of a stream carries usage.
         usage_cached: usage counts cached prompt tokens.
         weight_versions: the weights that drew each token are reported.
+        routes: the experts that tokens took are reported when a choice ends; None: they are not.
     """
 
     mode: str
@@ -71,6 +72,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     usage_always: bool = False
     usage_cached: bool = False
     weight_versions: bool = False
+    routes: RoutesParams | None = None
 
     @property
     def eager(self) -> bool:

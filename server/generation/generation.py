@@ -18,6 +18,7 @@ from server.errors import ApiError
 from server.generation.choice import ReplyChoice
 from server.generation.prepare import PreparedRequest
 from server.generation.prompts import Prompt
+from server.generation.routes import Routes
 from server.http.account import GenerationReport
 from server.http.admission import AdmissionControl
 from server.http.failures import failed_request, lost_engine
@@ -127,6 +128,7 @@ class Generation:
             adapter=prepared.adapter,
             grammar=prepared.grammar,
             thinking_budget=spec.constraints.budget,
+            routes=spec.form.routes,
         )
 
     async def update(self) -> list[ReplyChoice]:
@@ -163,6 +165,9 @@ class Generation:
         for entry in entries:
             choice = self._choice(prompt_idx, entry.choice)
             if choice.finish_reason is not None:
+                if choice.awaits_routes and entry.finish != Finish.RUNNING:
+                    changed[choice.index] = choice
+                    self._finish(choice, submission, entry)
                 continue
             choice.prompt_logprobs = submission.prompt_logprobs
             self.num_cached[prompt_idx] = max(self.num_cached[prompt_idx], entry.num_cached)
@@ -172,7 +177,12 @@ class Generation:
                 self._note_times(times.tolist())
             ended = choice.feed(entry)
             self._num_generated += choice.num_generated - before
-            if ended:
+            if ended and entry.finish == Finish.RUNNING:  # a stop string ended it
+                self._engine.abort(submission.handle, entry.choice)
+                choice.awaits_routes = self.prepared.spec.form.routes is not None
+            if choice.awaits_routes:  # they come when the engine has ended it too
+                del changed[choice.index]
+            elif ended:
                 self._finish(choice, submission, entry)
             elif entry.finish in _FAILURES:
                 self.failure = self.failure or failed_request(entry.finish, entry.error)
@@ -200,11 +210,12 @@ class Generation:
         self._times = tuple(min(known or new, new or known) for known, new in pairs)
 
     def _finish(self, choice: ReplyChoice, submission: Submission, entry: Entry) -> None:
-        """Count a choice that ended, and end it at the engine where a stop string ended it."""
+        """Count a choice that ended, and take what is reported at its end."""
+        if (routes := submission.routes.pop(entry.choice, None)) is not None:
+            num_prompt = len(self.prepared.prompts[choice.prompt_idx].token_ids)
+            choice.routes = Routes.of(routes, num_prompt + choice.num_shown)
         self._num_unfinished -= 1
         self._admission.release(1)
-        if entry.finish == Finish.RUNNING:
-            self._engine.abort(submission.handle, entry.choice)
         self._metrics.finished[choice.finish_reason or "error"].inc()
         self._metrics.generation_lens.observe(choice.num_generated)
 

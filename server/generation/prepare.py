@@ -105,6 +105,10 @@ def _check_prompts(spec: GenerationSpec, prompts: list[Prompt]) -> None:
         if spec.form.min_tokens > prompt.max_tokens:
             words = f"must be at most {names['max_tokens']} ({prompt.max_tokens}), "
             raise names.refuse("min_tokens", f"{words}got {spec.form.min_tokens}")
+        routes = spec.form.routes
+        if routes is not None and routes.start > (prompt_len := len(prompt.token_ids)):
+            words = f"must be at most the prompt's {prompt_len} tokens, got {routes.start}"
+            raise names.refuse("routes_start", words)
         # A prompt of one token has no logprobs to show: 1, the default, is right for it too.
         if wanted is not None and wanted.id_lists is not None:
             _check_id_lists(wanted, spec.prompts, prompt)

@@ -32,8 +32,12 @@ def packed(array: npt.NDArray[Any], dtype: PackedDtype = "float32") -> dict[str,
     elif array.dtype == np.float32 and dtype == "bfloat16":
         return packed(_bfloat16_bits(array)) | {"dtype": "bfloat16"}
     little = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
-    data = base64.b64encode(little.tobytes()).decode("ascii")
-    return {"dtype": little.dtype.str, "shape": list(array.shape), "data": data}
+    return {"dtype": little.dtype.str, "shape": list(array.shape), "data": base64_of(little)}
+
+
+def base64_of(array: npt.NDArray[Any]) -> str:
+    """The numbers of an array as base64, as they are in memory, the last index running fastest."""
+    return base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")
 
 
 def _bfloat16_bits(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from engine.arrays import Int32Array, LogprobArrays
+from engine.arrays import Int32Array, Int64Array, LogprobArrays
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.control import MemoryPart
 from engine.contracts.info import EngineInfo
-from engine.contracts.runner import StepResult
+from engine.contracts.runner import RouteArrays, StepResult
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.contracts.weights import (
     AnyWeightCommand,
@@ -165,6 +165,11 @@ class PagedFake:
                 entries = (WeightEntry(name=n, shape=(1,), dtype="float32") for n in "abc")
                 return WeightList(weights=tuple(entries))
         return None
+
+    def read_routes(self, slots: Int64Array) -> RouteArrays:
+        """Experts that are the slots themselves, of two layers."""
+        ids = np.stack([slots, slots + 1], axis=1)[:, :, None].astype(np.int16)
+        return RouteArrays(ids, ids.astype(np.float32))
 
     def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
         if self.refusal is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.engine import Engine
-from engine.request import Finish, Origin, PromptLogprobs, Request, StepOutput
+from engine.request import ChoiceRoutes, Finish, Origin, PromptLogprobs, Request, StepOutput
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB
 
@@ -27,6 +27,7 @@ class Inbox:
         self.cached: dict[int, int] = {}
         self.drafts: dict[tuple[int, int], list[int]] = {}
         self.origins: dict[tuple[int, int], list[Origin]] = defaultdict(list)
+        self.routes: dict[tuple[int, int], ChoiceRoutes] = {}
         self.versions: dict[tuple[int, int], list[str]] = defaultdict(list)
 
     def read(self, output: StepOutput) -> None:
@@ -35,6 +36,9 @@ class Inbox:
         for logprobs in output.prompt_logprobs:
             assert logprobs.handle not in self.prompt_logprobs, "reported twice"
             self.prompt_logprobs[logprobs.handle] = logprobs
+        for routes in output.routes:
+            assert (routes.handle, routes.choice) not in self.finish, "routes after the end"
+            self.routes[routes.handle, routes.choice] = routes
         for i, handle in enumerate(output.handles.tolist()):
             key = (handle, int(output.choices[i]))
             assert key not in self.finish, "an entry after the end"

@@ -89,6 +89,7 @@ class Experts:
         router, shared: they have products that do not depend on the number of rows, or not, as
             `invariant` says of all else.
         latent: None where experts read and make the stream's width.
+        note: is called with the ids and weights of each step's choices.
     """
 
     def __init__(
@@ -101,10 +102,11 @@ class Experts:
         latent: Latent | None = None,
         *,
         invariant: bool = False,
+        note: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     ) -> None:
         self._norm_weight, self._eps = norm_weight, eps
         self._router, self._weights, self._shared = router, weights, shared
-        self._latent, self._invariant = latent, invariant
+        self._latent, self._invariant, self._note = latent, invariant, note
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=norm_weight.device)
 
     def __call__(
@@ -117,11 +119,29 @@ class Experts:
         if x.is_cuda:
             return self._of_normed(x, experts_triton), residual
         if self._invariant:  # functions too: torch computes them otherwise at a tensor's end
-            return in_blocks(x, lambda rows: self._of_normed(rows, experts_in_blocks)), residual
+            return self._of_blocks(x), residual
         return self._of_normed(x, experts_torch), residual
+
+    def _of_blocks(self, x: torch.Tensor) -> torch.Tensor:
+        routings: list[Routing] = []
+
+        def of_block(rows: torch.Tensor) -> torch.Tensor:
+            routings.append(self._router(rows))
+            return self._of_routed(rows, routings[-1], experts_in_blocks)
+
+        out = in_blocks(x, of_block)
+        if self._note is not None:
+            ids, weights = (torch.cat(parts)[: len(x)] for parts in zip(*routings, strict=True))
+            self._note(ids, weights)
+        return out
 
     def _of_normed(self, x: torch.Tensor, compute: _Experts) -> torch.Tensor:
         routing = self._router(x)
+        if self._note is not None:
+            self._note(*routing)
+        return self._of_routed(x, routing, compute)
+
+    def _of_routed(self, x: torch.Tensor, routing: Routing, compute: _Experts) -> torch.Tensor:
         return self._sum(x, lambda x, base: compute(x, routing, self._weights, base))
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,6 +157,8 @@ class Experts:
             rounded,
             router.correction,
         )
+        if self._note is not None:
+            self._note(*routing)
         out = self._sum(normed, lambda x, base: experts_few(x, routing, weights, base, rounded))
         return out, sums
 

@@ -20,6 +20,7 @@ from engine.config import ModelConfig
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.named_weights import NamedWeights
 from engine.errors import ModelError, kind_and_line
+from engine.memory.routes import ExpertRoutes
 from engine.memory.states import StateSpec, StepStates
 from engine.models.fallback.adapters import install_adapters, serving_inputs
 from engine.models.fallback.attention import (
@@ -83,6 +84,7 @@ class FallbackModel:
     """
 
     num_feature_layers = 0
+    routes: ExpertRoutes | None = None
     is_capturable = False
 
     def __init__(

@@ -10,6 +10,7 @@ import torch
 from engine.adapters.stacks import AdapterStacks
 from engine.contracts.named_weights import NamedWeights, ProductRows, TensorInfo
 from engine.kernels.linear import LaidOut, Linear
+from engine.memory.routes import ExpertRoutes
 from engine.models.formats.adapted import AdaptedProduct
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
@@ -56,6 +57,7 @@ class WeightReader:
         source: of tensors that are no module's weight.
         modules: how modules' weights are stored.
         adapters: gets room beside each product that is read; None where none are served.
+        routes: keep the experts that tokens take; None where nobody asks.
         is_noted: see `named_weights`.
 
     Attributes:
@@ -69,11 +71,12 @@ class WeightReader:
         modules: PlainModules,
         ranks: RankShares,
         adapters: AdapterStacks | None = None,
+        routes: ExpertRoutes | None = None,
         *,
         is_noted: bool = True,
     ) -> None:
         self._source, self.modules, self.ranks = source, modules, ranks
-        self._adapters = adapters
+        self._adapters, self.routes = adapters, routes
         registry = WeightRegistry(source, ranks.exchange, is_kept=is_noted)
         self.notes = WeightNotes(registry, modules)
         self.dtype, self.device = modules.dtype, modules.device
@@ -92,6 +95,7 @@ class WeightReader:
         reads_twice: bool = False,
         invariant: bool = False,
         adapters: AdapterStacks | None = None,
+        routes: ExpertRoutes | None = None,
     ) -> WeightReader:
         """Make the reader of a source.
 
@@ -103,7 +107,7 @@ class WeightReader:
             exchange: the ranks whose parts make up the model; None is one rank.
             reads_twice: `as_unquantized` will be called.
             invariant: a row's products may not depend on the number of rows.
-            adapters: as of the class.
+            adapters, routes: as of the class.
         """
         exchange, group = exchange or LoneRank(), 1
         tensors = ReadTwice(source) if reads_twice else source
@@ -115,7 +119,7 @@ class WeightReader:
         else:
             kind = RoundedModules if fp8 else PlainModules
             modules = kind(tensors, dtype, device, invariant=invariant)
-        return cls(tensors, modules, RankShares(exchange, group), adapters)
+        return cls(tensors, modules, RankShares(exchange, group), adapters, routes)
 
     def as_unquantized(self) -> WeightReader:
         """Make the reader of what this one reads from now on, without its quantization."""

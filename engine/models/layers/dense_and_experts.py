@@ -13,6 +13,7 @@ from engine.kernels.experts.layer import Router, experts
 from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import Routing, RoutingRules
 from engine.kernels.linear import Linear
+from engine.memory.routes import NoteRouting
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.experts import ExpertMlp
@@ -35,6 +36,7 @@ class DenseAndExperts(SublayerSpec):
     """
 
     varies_with_batch = "a mixture of experts"
+    has_experts = True
 
     mlp: Mlp
     mlp_norm: NormSpec
@@ -61,6 +63,7 @@ class DenseAndExperts(SublayerSpec):
             self.after.load(reader, width, prefix),
             self.norm.load(reader, width, prefix),
             None if reader.ranks.is_lone else reader.ranks.exchange,
+            self.experts.note(reader, prefix.removesuffix(".")),
         )
 
     def _read_router(self, reader: WeightReader, name: str) -> ScaledRouter:
@@ -101,6 +104,7 @@ class LoadedDenseAndExperts(NamedTuple):
     Attributes:
         inner: maps (x, residual) to what `down` multiplies, and the sum.
         exchange: of ranks that have some inner columns of each expert; None is one rank.
+        note: notes which experts were chosen; None where nobody asks.
     """
 
     inner: Normed
@@ -112,6 +116,7 @@ class LoadedDenseAndExperts(NamedTuple):
     after: Map
     norm: Map
     exchange: RankExchange | None
+    note: NoteRouting | None
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
@@ -119,7 +124,10 @@ class LoadedDenseAndExperts(NamedTuple):
         """Run both over the stream."""
         inner, total = self.inner(x, residual)
         dense = self.mlp_norm(self.down(inner))
-        out = experts(self.before(total), self.router(total), self.weights)
+        routing = self.router(total)
+        if self.note is not None:
+            self.note(*routing)
+        out = experts(self.before(total), routing, self.weights)
         if self.exchange is not None:
             out = rank_sum(out, self.exchange)
         return self.norm(dense + self.after(out)), total

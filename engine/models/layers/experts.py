@@ -17,6 +17,7 @@ from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
 from engine.kernels.invariant.product import InvariantProduct
 from engine.kernels.linear import Linear
+from engine.memory.routes import NoteRouting
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PackedExperts
 from engine.models.formats.reader import Projection, WeightReader
@@ -58,6 +59,7 @@ class ExpertMlp(SublayerSpec):
     """
 
     varies_with_batch = None
+    has_experts = True
 
     hidden_size: int
     norm: str
@@ -121,9 +123,17 @@ class ExpertMlp(SublayerSpec):
         experts = Experts(
             *(norm, self.norm_eps, router, weights, shared, latent),
             invariant=reader.modules.invariant,
+            note=self.note(reader, prefix),
         )
         output = self.output.load(reader, self.hidden_size, f"{prefix}.")
         return LoadedExperts(experts, exchange, output)
+
+    def note(self, reader: WeightReader, prefix: str) -> NoteRouting | None:
+        """What notes the choices of the layer of this name; None where nobody asks for them."""
+        if reader.routes is None:
+            return None
+        layer = int(prefix.rpartition(".")[2])
+        return reader.routes.of_layer(layer, self.num_experts, self.rules.top_k)
 
     def read_weights(self, reader: WeightReader, prefix: str) -> ExpertWeights:
         """Read the experts' products alone."""

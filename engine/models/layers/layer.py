@@ -109,9 +109,11 @@ class SublayerSpec(ABC):
     Attributes:
         varies_with_batch: what of it has bits that depend on the batch, so that `--batch-invariant`
             refuses it; None where nothing has, as tests show.
+        has_experts: tokens take some of its experts.
     """
 
     varies_with_batch: ClassVar[str | None] = "a kind of layer that was not checked"
+    has_experts: ClassVar[bool] = False
 
     @property
     def attention_specs(self) -> Sequence[AttentionSpec]:

@@ -172,6 +172,7 @@ class DecodeStep:
             inputs.positions,
             self._attention,
             self._feature_layers,
+            inputs.slots,
             states,
         )
 

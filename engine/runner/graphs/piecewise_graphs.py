@@ -215,7 +215,8 @@ class PiecewiseGraphs:
             fill=fill,
         )
         ids, positions = buffers.input_ids[:size], buffers.positions[:size]
-        hidden = forward(self._model, ids, positions, attention, self._feature_layers)
+        layers, slots = self._feature_layers, buffers.slots[:size]
+        hidden = forward(self._model, ids, positions, attention, layers, slots)
         buffers.hidden.final[:size] = hidden.final
         if buffers.hidden.features is not None and hidden.features is not None:
             buffers.hidden.features[:size] = hidden.features

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from engine.arrays import LogprobArrays
@@ -20,6 +21,7 @@ from server.generation.generation import Generation
 from server.generation.logprobs import fragment
 from server.generation.prepare import PreparedRequest
 from server.generation.render import Renderer, WrittenPiece
+from server.generation.routes import Routes
 from server.generation.streaming import DONE
 from server.generation.support import support_of
 from server.text.json_fragments import texts_of
@@ -41,7 +43,9 @@ class TokenRenderer(Renderer):
         self.output_mode = body.output_mode
         self._prompt: dict[str, Any] = {}
 
-    def choice(self, index: int, prompt_idx: int, piece: Piece) -> dict[str, Any]:
+    def choice(
+        self, index: int, prompt_idx: int, piece: Piece, routes: Routes | None = None
+    ) -> dict[str, Any]:
         """Make a choice object of a reply or a chunk."""
         form = self._form
         choice: dict[str, Any] = {
@@ -50,10 +54,12 @@ class TokenRenderer(Renderer):
             "stop_reason": piece.stop_reason,
             "token_ids": piece.token_ids,
             "logprobs": self._token_logprobs(piece),
-            "routed_experts": None,
+            "routed_experts": None if routes is None else npy(routes.ids),
             "sampling_mask": self._support(piece),
             "weight_versions": None,
         }
+        if routes is not None and routes.weights is not None:
+            choice["routed_expert_weights"] = npy(routes.weights)
         if self._shows_text:
             choice["text"] = piece.text
         if piece.finish_reason is not None:
@@ -137,7 +143,8 @@ class TokenRenderer(Renderer):
             values = np.zeros((0, width), dtype=np.float32)
             if reported is not None:
                 values = reported.logprobs.explicit[:, :width]
-            fields["prompt_token_id_logprobs"] = _npy(values)
+            check_finite(values)
+            fields["prompt_token_id_logprobs"] = npy(values)
         self._prompt = {**fields, **self._prompt}
 
     def whole(
@@ -161,7 +168,7 @@ class TokenRenderer(Renderer):
     ) -> bytes:
         """Write the whole reply, once every choice has ended."""
         written = [
-            self.choice(choice.index, choice.prompt_idx, piece)
+            self.choice(choice.index, choice.prompt_idx, piece, choice.routes)
             for choice in choices
             if (piece := choice.take()) is not None
         ]
@@ -169,7 +176,8 @@ class TokenRenderer(Renderer):
 
     def is_big(self, choices: Sequence[ReplyChoice]) -> bool:
         """Whether what is left to write of a whole reply is to be written off the event loop."""
-        return self._shows_support or super().is_big(choices)
+        has_routes = self._form.routes is not None
+        return self._shows_support or has_routes or super().is_big(choices)
 
 
 class TokenChunkWriter:
@@ -188,7 +196,8 @@ class TokenChunkWriter:
         frames = []
         for choice in changed:
             if (piece := choice.take()) is not None:
-                body = self._renderer.choice(choice.index, choice.prompt_idx, piece)
+                routes = choice.routes
+                body = self._renderer.choice(choice.index, choice.prompt_idx, piece, routes)
                 frames.append(self._frame([body], with_usage=self._form.usage_always))
         return b"".join(frames)
 
@@ -211,9 +220,8 @@ class TokenChunkWriter:
         return b"data: " + orjson.dumps(error.body()) + b"\n\n" + DONE
 
 
-def _npy(values: np.ndarray[Any, np.dtype[np.float32]]) -> str:
-    """An array as the bytes of a `.npy` file in base64; raises `ApiError` for NaN."""
-    check_finite(values)
+def npy(values: npt.NDArray[Any]) -> str:
+    """An array as the bytes of a `.npy` file in base64."""
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(values))
     return base64.b64encode(file.getvalue()).decode("ascii")

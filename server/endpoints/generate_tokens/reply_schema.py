@@ -47,7 +47,12 @@ class TokensChoice(BaseModel):
     token_ids: list[int]
     text: str | None = Field(None, description='With `output_mode` "text".')
     logprobs: IdLogprobs | PackedLogprobs | None
-    routed_experts: None = None
+    routed_experts: str | None = Field(
+        description="Experts that tokens took: a `.npy` file in base64; see the request's "
+        "`return_routed_experts`. Null without it, and for a choice that was aborted while it had "
+        "to wait."
+    )
+    routed_expert_weights: str | None = Field(None, description="Their weights, likewise.")
     sampling_mask: list[list[int]] | None
     weight_versions: list[WeightVersionSpan] | None
     logprob_token_ids: ExplicitLogprobs | None = None

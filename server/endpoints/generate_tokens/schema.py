@@ -53,7 +53,9 @@ class TokenSamplingParams(SamplingFields, LogprobFields):
     thinking_token_budget: NotYet = None
     truncate_prompt_tokens: NotYet = None
     repetition_detection: NotYet = None
-    routed_experts_prompt_start: NotYet = None
+    routed_experts_prompt_start: int | None = Field(
+        None, ge=0, description="`routed_experts` has no tokens before this one; by default all."
+    )
 
 
 class GenerateTokensRequest(BodyModel):
@@ -91,6 +93,18 @@ class GenerateTokensRequest(BodyModel):
         "could have been drawn, which `top_k`, `top_p`, `min_p` and masks left. Logprobs are then "
         "those after processing. There may be as many ids as `top_k`, or else the vocabulary: at "
         "most --max-logprobs.",
+    )
+
+    return_routed_experts: bool | None = Field(
+        None,
+        description="Each choice has `routed_experts`: the ids of the experts that every token of "
+        "prompt and reply but the last took, by layer, as a `.npy` file in base64, [tokens - 1, "
+        "layers, experts taken], zeros in layers without experts. It is so by default on a server "
+        "with --enable-return-routed-experts.",
+    )
+    return_routed_expert_weights: bool | None = Field(
+        None,
+        description="Each choice has `routed_expert_weights` too, float32 in the same shape.",
     )
 
     token_offsets: Accepted = None

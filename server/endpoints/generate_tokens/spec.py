@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.request import RoutesParams
 from sampling.params import SamplingParams
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest
 from server.errors import ClientNames, bad_request
@@ -14,6 +15,7 @@ from server.generation.params import (
     prompt_logprobs_params,
     sampling_params,
 )
+from server.generation.routes import routes_params
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
 from server.generation.support import with_support
@@ -26,7 +28,11 @@ _OF_PARAMS = (
     *("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "ignore_eos"),
     *("top_k", "logprobs_mode", "prompt_logprob_start"),
 )
-NAMES = ClientNames({name: f"sampling_params.{name}" for name in _OF_PARAMS}, prompts="token_ids")
+NAMES = ClientNames(
+    {name: f"sampling_params.{name}" for name in _OF_PARAMS},
+    prompts="token_ids",
+    routes_start="sampling_params.routed_experts_prompt_start",
+)
 _NO_OPTIONS = StreamOptions()
 
 
@@ -93,4 +99,27 @@ async def _form(
         usage_at_end=bool(options.include_usage),
         usage_always=bool(options.continuous_usage_stats),
         weight_versions=True,
+        routes=_routes(body, served),
+    )
+
+
+def _routes(body: GenerateTokensRequest, served: ServedModel) -> RoutesParams | None:
+    """The experts that are reported: where a server can, always, as vLLM does."""
+    start = body.sampling_params.routed_experts_prompt_start
+    weights = bool(body.return_routed_expert_weights)
+    named = {
+        "return_routed_experts": bool(body.return_routed_experts),
+        "return_routed_expert_weights": weights,
+        NAMES["routes_start"]: start is not None,
+    }
+    asked = [name for name, is_asked in named.items() if is_asked]
+    if body.return_routed_experts is False and asked:
+        raise bad_request(asked[0], f"{asked[0]} needs return_routed_experts not to be false")
+    if body.return_routed_experts is False or not (asked or served.info.num_routed):
+        return None
+    return routes_params(
+        served,
+        asked[0] if asked else "return_routed_experts",
+        start=start or 0,
+        has_weights=weights,
     )

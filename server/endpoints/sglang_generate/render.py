@@ -18,9 +18,11 @@ from server.generation.choice import Piece, ReplyChoice
 from server.generation.generation import Generation
 from server.generation.prepare import PreparedRequest
 from server.generation.render import Renderer
+from server.generation.routes import Routes
 from server.generation.streaming import DONE
 from server.generation.support import support_of
 from server.text.json_fragments import dump
+from server.text.packed import base64_of
 from server.text.tokenizer import Tokenizer
 
 Entry = tuple[float | None, int, str | None]
@@ -85,6 +87,7 @@ class GenerateRenderer(Renderer):
         }
         if piece.finish_reason is not None:
             meta["weight_versions"] = list(map(msgspec.structs.asdict, piece.weight_versions))
+            meta |= _routes(choice.routes)
         return {"text": written.text, "output_ids": written.token_ids, "meta_info": meta}
 
     def _id(self, choice: ReplyChoice) -> str:
@@ -195,6 +198,16 @@ def _joined(parts: list[Json]) -> Json:
     """Lists of several pieces, one after another."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: [each for part in parts for each in part.get(name, ())] for name in names}
+
+
+def _routes(routes: Routes | None) -> Json:
+    """Which experts tokens took, as raw numbers in base64."""
+    if routes is None:
+        return {}
+    fields = {"routed_experts": base64_of(routes.ids.astype(np.int32))}
+    if routes.weights is not None:
+        fields["routed_expert_weights"] = base64_of(routes.weights)
+    return fields
 
 
 def _end(piece: Piece, num_tokens: int) -> Json:

@@ -40,6 +40,8 @@ class MetaInfo(BaseModel):
     input_top_logprobs: list[list[LogprobEntry] | None] | None = None
     input_token_ids_logprobs: list[list[LogprobEntry] | None] | None = None
     sampling_mask: list[list[int]] | None = None
+    routed_experts: str | None = None
+    routed_expert_weights: str | None = None
 
 
 class GenerateReply(BaseModel):

@@ -108,6 +108,21 @@ class GenerateRequest(BodyModel):
         description="`meta_info.sampling_mask` has the ids that could have been drawn at each "
         "position; see `/inference/v1/generate`.",
     )
+    return_routed_experts: bool | None = Field(
+        None,
+        description="`meta_info.routed_experts` has the ids of the experts that every token of "
+        "prompt and reply but the last took, by layer: int32 in base64, [tokens - 1, layers * "
+        "experts taken], zeros in layers without experts. It needs a server with "
+        "--enable-return-routed-experts.",
+    )
+    return_routed_expert_weights: bool | None = Field(
+        None,
+        description="`meta_info.routed_expert_weights` has their weights, float32 in the same "
+        "shape.",
+    )
+    routed_experts_start_len: int | None = Field(
+        None, ge=0, description="Routed experts have no tokens before this one; by default all."
+    )
     stream: bool | None = Field(
         None, description="Server-sent events, each with all that there is so far."
     )
@@ -122,8 +137,6 @@ class GenerateRequest(BodyModel):
     routing_key: Accepted = None
     background: Annotated[Any, Only(False)] = None
     return_hidden_states: Annotated[Any, Only(False)] = None
-    return_routed_experts: Annotated[Any, Only(False)] = None
-    routed_experts_start_len: Annotated[Any, Only(0)] = None
     sampling_logprobs_mode: Annotated[Any, Only("selected")] = None
     return_flat_raw_top_logprobs: Annotated[Any, Only(False)] = None
     return_flat_raw_output_top_logprobs: Annotated[Any, Only(False)] = None

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 import orjson
 
-from engine.request import PromptLogprobsParams
+from engine.request import PromptLogprobsParams, RoutesParams
 from sampling.params import SamplingParams
 from server.endpoints.sglang_generate.schema import GenerateParams, GenerateRequest
 from server.errors import ClientNames, bad_request
 from server.generation.form import ReplyForm, reply_form, stop_strings
 from server.generation.params import num_top, sampling_params
+from server.generation.routes import routes_params
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec, Prompts
 from server.generation.support import with_support
@@ -30,6 +31,7 @@ NAMES = ClientNames(
     ignore_eos="sampling_params.ignore_eos",
     n="sampling_params.n",
     logprobs="top_logprobs_num",
+    routes_start="routed_experts_start_len",
 )
 _RENAMED = {"sampling_seed": "seed", "min_new_tokens": "min_tokens"}
 
@@ -160,4 +162,19 @@ async def _form(
         spaces_between=wanted.spaces_between_special_tokens is not False,
         next_token_only=wanted.max_new_tokens == 0,
         weight_versions=True,
+        routes=_routes(body, served),
+    )
+
+
+def _routes(body: GenerateRequest, served: ServedModel) -> RoutesParams | None:
+    if not body.return_routed_experts:
+        for name in ("return_routed_expert_weights", "routed_experts_start_len"):
+            if getattr(body, name):
+                raise bad_request(name, f"{name} needs return_routed_experts")
+        return None
+    return routes_params(
+        served,
+        "return_routed_experts",
+        start=body.routed_experts_start_len or 0,
+        has_weights=bool(body.return_routed_expert_weights),
     )

@@ -13,6 +13,7 @@ import torch
 
 from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.named_weights import NamedWeights
+from engine.memory.routes import ExpertRoutes
 from engine.memory.state_rows import NULL_SLOT
 from engine.memory.states import StatePart, StateSpec, StateTensor, StepStates
 
@@ -64,6 +65,7 @@ class ToyModel:
         ]
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.num_weights, self.num_feature_layers, self.is_capturable = 1, 0, False
+        self.routes: ExpertRoutes | None = None
         self._chunk = chunk
 
     def named_weights(self) -> NamedWeights:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
+from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from engine.request import Finish
+from engine.request import Finish, Request, RoutesParams
+from sampling.params import SamplingParams
 from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
-from tests.fakes import BOS, EOS, FakeEngine, says
+from tests.fakes import BOS, EOS, FakeEngine, Script, echo, routes_of, says
 from tests.server.conftest import Site, chunks_of, error_of, in_process
 
 PROMPT = list(b"hello")
@@ -120,6 +124,89 @@ async def test_a_joined_stream_equals_the_plain_reply(site: Site) -> None:
     assert chunks[0]["prompt_token_ids"] == PROMPT
     assert chunks[0]["prompt_logprobs"] == plain["prompt_logprobs"]
     assert "prompt_token_ids" not in chunks[-1]
+
+
+ROUTED = {"return_routed_experts": True, "return_routed_expert_weights": True}
+
+
+@contextlib.asynccontextmanager
+async def with_routes(script: Script = echo) -> AsyncIterator[Site]:
+    """A server whose model has experts, and keeps which of them tokens took."""
+    engine = FakeEngine(script)
+    engine.info = msgspec.structs.replace(engine.info, num_routed=4)
+    async with in_process(engine) as site:
+        yield site
+
+
+def array_of(text: str) -> Any:
+    return np.load(io.BytesIO(base64.b64decode(text)))
+
+
+def wanted_routes(num_tokens: int, start: int = 0) -> Any:
+    """Of the fake's prompt and so many tokens, but the last."""
+    engine = FakeEngine()
+    asked = Request(
+        handle=engine.new_handle(),
+        prompt_token_ids=np.array(PROMPT, dtype=np.int32),
+        params=SamplingParams(),
+        max_tokens=1,
+        routes=RoutesParams(start=start, has_weights=True),
+    )
+    return routes_of(asked, 0, num_tokens)
+
+
+async def test_routed_experts_are_there_where_the_server_keeps_them(site: Site) -> None:
+    wanted = {"max_tokens": 3, "n": 2}
+    async with with_routes() as routed:
+        for choice in (await generated(routed, sampling_params=wanted))["choices"]:
+            routes = array_of(choice["routed_experts"])
+            assert (routes.dtype, routes.shape) == (np.uint8, (len(PROMPT) + 2, 2, 1))
+            assert np.array_equal(routes, wanted_routes(3).ids)
+            assert "routed_expert_weights" not in choice
+        (choice,) = (await generated(routed, return_routed_experts=False))["choices"]
+        assert choice["routed_experts"] is None
+    (choice,) = (await generated(site, sampling_params={"max_tokens": 3}))["choices"]
+    assert choice["routed_experts"] is None
+    assert "--enable-return-routed-experts" in (await refused(site, **ROUTED))["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_routed_experts_with_weights_from_a_token_on(*, stream: bool) -> None:
+    params = {"max_tokens": 3, "routed_experts_prompt_start": 2}
+    async with with_routes() as site:
+        reply = await generated(site, stream=stream, sampling_params=params, **ROUTED)
+    (choice,) = (reply[-1] if stream else reply)["choices"]
+    wanted = wanted_routes(3, start=2)
+    assert np.array_equal(array_of(choice["routed_experts"]), wanted.ids)
+    assert np.array_equal(array_of(choice["routed_expert_weights"]), wanted.weights)
+    if stream:
+        assert all(c["choices"][0]["routed_experts"] is None for c in reply[:-1])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_routed_experts_end_where_a_stop_string_did(*, stream: bool) -> None:
+    """The engine reports them when it has ended the choice too, which has drawn more by then."""
+    async with with_routes(says("abcdefgh")) as site:
+        params = {"max_tokens": 9, "stop": ["cd"]}
+        reply = await generated(site, stream=stream, sampling_params=params)
+        (choice,) = (reply[-1] if stream else reply)["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "cd")
+        chunks = reply if stream else [reply]
+        shown = [i for c in chunks for i in c["choices"][0]["token_ids"]]
+        assert shown == list(b"ab")
+        assert np.array_equal(array_of(choice["routed_experts"]), wanted_routes(2).ids)
+        assert len(site.engine.aborted) == 1
+        assert site.engine.idle
+
+
+async def test_routed_experts_that_cannot_be() -> None:
+    async with with_routes() as site:
+        start = {"sampling_params": {"routed_experts_prompt_start": len(PROMPT) + 1}}
+        error = await refused(site, **start)
+        assert error["param"] == "sampling_params.routed_experts_prompt_start"
+        assert "at most the prompt's 5 tokens, got 6" in error["message"]
+        error = await refused(site, return_routed_experts=False, return_routed_expert_weights=True)
+        assert error["param"] == "return_routed_expert_weights"
 
 
 async def test_an_aborted_choice_has_its_tokens() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+import msgspec
+import numpy as np
 import orjson
 import pytest
 
 from engine.request import Finish
 from server.endpoints.sglang_generate.reply_schema import GenerateReply
-from tests.fakes import EOS, FakeEngine, says
+from tests.fakes import EOS, FakeEngine, routes_of, says
 from tests.server.conftest import Site, chunks_of, error_of, in_process
 
 PROMPT = list(b"hello")
@@ -106,6 +109,28 @@ async def test_a_stream_s_events_have_all_there_is_so_far(site: Site) -> None:
         assert chunks[-1]["meta_info"][key] == plain["meta_info"][key]
 
 
+async def test_routed_experts_are_raw_numbers() -> None:
+    engine = FakeEngine()
+    engine.info = msgspec.structs.replace(engine.info, num_routed=4)
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 3}}
+    async with in_process(engine) as site:
+        assert "routed_experts" not in (await generated(site, **body))["meta_info"]
+        wish = {"return_routed_experts": True, "return_routed_expert_weights": True}
+        meta = (await generated(site, **body, **wish, routed_experts_start_len=1))["meta_info"]
+        routes = routes_of(engine.requests[-1], 0, 3)
+        ids = np.frombuffer(base64.b64decode(meta["routed_experts"]), dtype=np.int32)
+        assert ids.reshape(len(PROMPT) + 3 - 1 - 1, -1).tolist() == routes.ids[:, :, 0].tolist()
+        weights = np.frombuffer(base64.b64decode(meta["routed_expert_weights"]), dtype=np.float32)
+        assert routes.weights is not None
+        assert weights.tolist() == routes.weights.ravel().tolist()
+        for fields, param in (
+            ({"return_routed_expert_weights": True}, "return_routed_expert_weights"),
+            (wish | {"routed_experts_start_len": 6}, "routed_experts_start_len"),
+        ):
+            reply = await site.client.post("/generate", json=body | fields)
+            assert (reply.status_code, error_of(reply)["param"]) == (400, param)
+
+
 async def test_parameters_have_our_names(site: Site) -> None:
     schema = orjson.dumps({"type": "object"}).decode()
     params = {"sampling_seed": 5, "min_new_tokens": 1, "top_k": -1, "max_new_tokens": 2}
@@ -125,6 +150,7 @@ async def test_parameters_have_our_names(site: Site) -> None:
         ({"text": [1, 2]}, "text"),
         ({"text": "x", "sampling_params": {"max_tokens": 3}}, "sampling_params"),
         ({"text": "x", "return_hidden_states": True}, "return_hidden_states"),
+        ({"text": "x", "return_routed_experts": True}, "return_routed_experts"),
         ({"text": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
         ({"text": "x", "sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
     ],
