@@ -422,8 +422,8 @@ class Engine:
             kv_blocks_total=self._pool.num_blocks - 1,
             num_steps=counts.num_steps,
             num_preemptions=self._scheduler.num_preemptions,
-            prefix_cache_queries=looked_up + scoring.prefix_queries,
-            prefix_cache_hits=found + scoring.prefix_hits,
+            prefix_cache_queries=looked_up + scoring.holdings.prefix_queries,
+            prefix_cache_hits=found + scoring.holdings.prefix_hits,
             prompt_tokens_computed=counts.prompt_tokens_computed + scoring.num_tokens,
             nan_rows=counts.nan_rows + scoring.num_bad,
             empty_rows=counts.empty_rows,
@@ -437,9 +437,9 @@ class Engine:
     def check(self) -> None:
         """Assert that blocks and rows agree; for tests and idle moments."""
         held = [self._table.blocks[row] for row in self._table.running]
-        self._pool.check(held + self._scoring.held_blocks)
+        self._pool.check(held + self._scoring.holdings.held_blocks)
         if self._snapshots is not None:
-            self._snapshots.check(self._scoring.reserved_snapshots)
+            self._snapshots.check(self._scoring.holdings.reserved_snapshots)
         self._unfinished.check()
         if self.adapters is not None:
             num_scoring = self._scoring.num_active + self._scoring.num_waiting

@@ -10,7 +10,7 @@ from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
 from engine.contracts.adapters import NO_SLOT, AdapterVersion
 from engine.memory.blocks import NULL_BLOCK, block_hashes, versioned_salt
 from engine.memory.snapshots import NO_SNAPSHOT
-from engine.request import ScoringRequest
+from engine.request import Finish, ItemScores, ScoringRequest
 from engine.scoring.layout import RowLayout, layout_of
 from engine.scoring.packing import Rows, no_snapshots
 from engine.scoring.states import ScoringStates
@@ -153,6 +153,22 @@ class ScoringProgress:
     @property
     def _token(self) -> int:
         return int(self.layout.offsets[self.next_row]) + self.num_split
+
+    def scores(self, finish: Finish, error: str | None) -> ItemScores:
+        """The answer of a request that ended; without values where it did before its last one."""
+        num_read = len(self.others) if finish == Finish.LENGTH else 0
+        return ItemScores(
+            handle=self.request.handle,
+            finish=finish,
+            num_cached=self.num_cached,
+            values=self.values[:num_read],
+            others=self.others[:num_read],
+            best_ids=self.best_ids[:num_read],
+            best=self.best[:num_read],
+            log_sums=self.log_sums[:num_read],
+            hidden=np.concatenate(self.hidden) if num_read and self.hidden else None,
+            error=error,
+        )
 
     def query_rows(self, count: int) -> Rows:
         """Schedule the next `count` tokens of the query's full blocks."""

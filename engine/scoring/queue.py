@@ -22,11 +22,12 @@ from engine.contracts.adapters import AdapterVersion
 from engine.contracts.runner import StepFailedError, result_of
 from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
 from engine.memory.blocks import BlockPool
-from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
+from engine.memory.snapshots import SnapshotPool
 from engine.request import Finish, ItemScores, ScoringRequest
+from engine.scoring.holdings import ScoringHoldings
 from engine.scoring.packing import make_plan
 from engine.scoring.progress import ScoringProgress
-from engine.scoring.states import ScoringStates, num_reserved
+from engine.scoring.states import num_reserved
 from engine.scoring.step import ScoringStepRows
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class ScoringQueue:
         num_bad: requests ended by unusable logits.
         num_failed: steps that raised.
         num_tokens: prompt tokens computed.
-        prefix_queries, prefix_hits: tokens of queries looked up, and found computed.
+        holdings: the blocks and snapshots of active requests.
     """
 
     def __init__(
@@ -78,7 +79,6 @@ class ScoringQueue:
         self._max_tokens = config.step_tokens
         self._by_priority = config.policy == "priority"
         self._block_size = cache.block_size
-        self._prefix_caching = cache.prefix_caching
         self._pool = pool
         self._runner = runner
         self._num_promised = num_promised
@@ -87,7 +87,7 @@ class ScoringQueue:
         self._adapters = adapters
         self._unfinished: dict[tuple[bytes, int], ScoringProgress] = {}
         self._waiting: list[tuple[tuple[int, int], ScoringProgress]] = []
-        self._active: list[ScoringProgress] = []
+        self.holdings = ScoringHoldings(cache, pool, snapshots, adapters)
         self._in_flight: _Step | None = None
         self._launched: _Step | None = None
         self._parked: list[tuple[tuple[int, int], ScoringProgress]] | None = None
@@ -95,8 +95,6 @@ class ScoringQueue:
         self.num_bad = 0
         self.num_failed = 0
         self.num_tokens = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
 
     @property
     def has_work(self) -> bool:
@@ -106,23 +104,12 @@ class ScoringQueue:
     @property
     def num_active(self) -> int:
         """The number of requests that hold blocks."""
-        return len(self._active)
+        return len(self.holdings.active)
 
     @property
     def num_waiting(self) -> int:
         """The number of requests that hold no blocks yet."""
-        return len(self._unfinished) - len(self._active)
-
-    @property
-    def held_blocks(self) -> list[list[int]]:
-        """The blocks of every request that holds any, for `BlockPool.check`."""
-        return [blocks for progress in self._active for blocks in (progress.blocks, progress.spare)]
-
-    @property
-    def reserved_snapshots(self) -> list[int]:
-        """The snapshots reserved by active requests, for `SnapshotPool.check`."""
-        states = [progress.states for progress in self._active]
-        return [number for own in states if own is not None for number in own.reserved]
+        return len(self._unfinished) - len(self.holdings.active)
 
     def submit(self, frontend: bytes, request: ScoringRequest, arrival: int) -> None:
         """Queue a request, which must fit the context."""
@@ -215,8 +202,8 @@ class ScoringQueue:
         self._waiting.clear()
         self._parked = None if self._parked is None else []
         for old in list(self._unfinished.values()):
-            if old in self._active:
-                self._let_go(old, query_hash=None)
+            if old in self.holdings.active:
+                self.holdings.let_go(old, query_hash=None)
             old.ended = True
             fresh = self._progress(old.frontend, old.request, old.arrival, old.adapter)
             self._unfinished[old.frontend, old.request.handle] = fresh
@@ -321,9 +308,8 @@ class ScoringQueue:
     def _count(self, span: _ReadSpan) -> None:
         """Count positions as read, and end the request with the last of them."""
         progress = span.progress
-        if not progress.num_read and self._prefix_caching:  # the query was computed clean
-            for block, block_hash in zip(progress.blocks, progress.hashes, strict=True):
-                self._pool.register(block, block_hash, drafted=False)
+        if not progress.num_read:
+            self.holdings.register(progress)
         progress.num_read += span.count
         if progress.num_read == len(progress.others):
             self._end(progress, Finish.LENGTH)
@@ -333,35 +319,12 @@ class ScoringQueue:
             return
         progress.ended = True
         del self._unfinished[progress.frontend, progress.request.handle]
-        if progress in self._active:
-            is_clean = finish == Finish.LENGTH and self._prefix_caching and progress.hashes
-            self._let_go(progress, progress.hashes[-1] if is_clean else None)
+        if progress in self.holdings.active:
+            is_clean = finish == Finish.LENGTH and self.holdings.prefix_caching and progress.hashes
+            self.holdings.let_go(progress, progress.hashes[-1] if is_clean else None)
         if self._adapters is not None and progress.adapter is not None:
             self._adapters.leave(progress.adapter)
-        num_read = len(progress.others) if finish == Finish.LENGTH else 0
-        scores = ItemScores(
-            handle=progress.request.handle,
-            finish=finish,
-            num_cached=progress.num_cached,
-            values=progress.values[:num_read],
-            others=progress.others[:num_read],
-            best_ids=progress.best_ids[:num_read],
-            best=progress.best[:num_read],
-            log_sums=progress.log_sums[:num_read],
-            hidden=np.concatenate(progress.hidden) if num_read and progress.hidden else None,
-            error=error,
-        )
-        self._report(progress.frontend, scores)
-
-    def _let_go(self, progress: ScoringProgress, query_hash: bytes | None) -> None:
-        """Take blocks and snapshots from an active request; `query_hash` as in `ScoringStates`."""
-        self._active.remove(progress)
-        self._pool.release(progress.spare)
-        self._pool.release(progress.blocks)
-        if self._adapters is not None and progress.adapter is not None:
-            self._adapters.let_go(progress.adapter.slot)
-        if self._snapshots is not None and progress.states is not None:
-            progress.states.release(self._snapshots, query_hash)
+        self._report(progress.frontend, progress.scores(finish, error))
 
     # -- admission --------------------------------------------------------------------------
 
@@ -369,47 +332,15 @@ class ScoringQueue:
         """Give waiting requests their blocks in order, while there are enough."""
         while self._waiting:
             progress = self._waiting[0][1]
-            if not progress.ended and not self._admit_one(progress, promised):
+            if not progress.ended and not self.holdings.admit(progress, promised):
                 return
             heapq.heappop(self._waiting)
-
-    def _admit_one(self, progress: ScoringProgress, promised: int) -> bool:
-        pool, size, adapter = self._pool, self._block_size, progress.adapter
-        if self._adapters is not None and adapter and not self._adapters.has_slot(adapter):
-            return False
-        shared = pool.match(progress.hashes) if self._prefix_caching else []
-        restored, num_snapshots = NO_SNAPSHOT, num_reserved(progress.layout)
-        if self._snapshots is not None:
-            # The one that is found is held beside those that are reserved.
-            hashes = progress.hashes if self._snapshots.num_snapshots > num_snapshots else []
-            count, restored = self._snapshots.find(hashes[: len(shared)])
-            shared = shared[:count]
-        num_query, num_spare = progress.shared_len // size, progress.layout.longest
-        need = num_query - len(shared) + num_spare
-        if need > pool.num_free - pool.num_idle(shared) - promised:
-            return False
-        if self._snapshots is not None:
-            progress.states = ScoringStates.reserve(self._snapshots, restored, num_snapshots)
-            if progress.states is None:
-                return False
-        if self._adapters is not None and adapter is not None:
-            self._adapters.place(adapter)
-        pool.share(shared)
-        granted = pool.grant(need)
-        assert granted is not None, "blocks were counted before admission"
-        progress.blocks = shared + granted[num_spare:]
-        progress.spare = granted[:num_spare]
-        progress.num_computed = progress.num_cached = len(shared) * size
-        self.prefix_queries += len(progress.request.query_token_ids)
-        self.prefix_hits += progress.num_cached
-        self._active.append(progress)
-        return True
 
     # -- planning ---------------------------------------------------------------------------
 
     def _in_turn(self) -> list[ScoringProgress]:
         """Active requests that are not planned whole, the one served longest ago first."""
-        todo = [progress for progress in self._active if not progress.planned]
+        todo = [progress for progress in self.holdings.active if not progress.planned]
         if self._by_priority:
             return sorted(todo, key=lambda progress: progress.rank)
         return sorted(todo, key=lambda progress: progress.rank[1:])

@@ -141,7 +141,7 @@ MEMORY = (
     ),
     Mutant(
         "a-request-waits-for-the-state-that-it-holds",
-        "engine/scoring/queue.py",
+        "engine/scoring/holdings.py",
         "progress.hashes if self._snapshots.num_snapshots > num_snapshots else []",
         "progress.hashes",
         (f"{SCORED}::test_a_held_state_leaves_room_for_those_that_a_request_reserves",),
