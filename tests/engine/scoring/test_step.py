@@ -44,7 +44,7 @@ class Setup:
         """Launch a step and read back the one before; returns the tokens of each row launched."""
         before = len(self.runner.plans)
         self.queue.launch()
-        self.pool.check(self.queue.held_blocks)
+        self.pool.check(self.queue.holdings.held_blocks)
         self.queue.read_back()
         plans = self.runner.plans[before:]
         return [int(count) for plan in plans for count in np.diff(plan.query_starts)]
@@ -69,7 +69,7 @@ def test_known_blocks_that_nobody_holds_need_room_too() -> None:
     assert setup.queue.num_active == 0, "one after the other"
     setup.queue.abort(FRONTEND, 1)
     assert setup.turn() == [9]
-    assert setup.queue.prefix_hits == 4
+    assert setup.queue.holdings.prefix_hits == 4
 
 
 def test_promised_blocks_are_left_to_choices() -> None:
@@ -160,9 +160,9 @@ def test_gauges_and_counters() -> None:
         setup.submit(scoring(handle, query, [[5, 6]] if handle == 1 else [[5] * 9]))
     setup.turn()
     assert (setup.queue.num_active, setup.queue.num_waiting) == (1, 1)
-    assert sum(map(len, setup.queue.held_blocks)) == 2
+    assert sum(map(len, setup.queue.holdings.held_blocks)) == 2
     while setup.queue.has_work:
         setup.turn()
     assert (setup.queue.num_active, setup.queue.num_waiting) == (0, 0)
-    assert (setup.queue.prefix_queries, setup.queue.prefix_hits) == (8, 4)
+    assert (setup.queue.holdings.prefix_queries, setup.queue.holdings.prefix_hits) == (8, 4)
     assert setup.queue.num_tokens == 4 + 2 + 9
