@@ -18,7 +18,7 @@ from server.http.account import GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.scoring.labels import Float64Array
 from server.scoring.rerankers import Pair
-from server.text.tokenizer import INLINE_CHARS
+from server.text.tokenizer import INLINE_CHARS, Tokenizer
 
 
 async def rank(
@@ -49,17 +49,13 @@ async def rank(
     if num_chars <= INLINE_CHARS:
         spec = reranker.spec(pairs, instruction, max_document_tokens)
     else:
+        at, least = _least_tokens(pairs, max_document_tokens, context.tokenizer)
+        if least > context.info.max_model_len:
+            raise _too_long(field, at, f"at least {least}", context)
         spec = await asyncio.to_thread(reranker.spec, pairs, instruction, max_document_tokens)
     total = len(spec.query) + len(spec.items.token_ids)
-    limit = context.engine.info.max_model_len
-    if spec.longest > limit:
-        at = int(spec.items.lens.argmax())
-        raise bad_request(
-            field,
-            f"query and {field}[{at}] must fit into the context of {limit} tokens "
-            f"(--max-model-len), got {spec.longest} tokens",
-            "context_length_exceeded",
-        )
+    if spec.longest > context.info.max_model_len:
+        raise _too_long(field, int(spec.items.lens.argmax()), str(spec.longest), context)
     if total > context.config.max_scoring_tokens:
         raise _too_many(field, total, context)
     account = account_of(request.scope)
@@ -71,6 +67,28 @@ async def rank(
     details = {"cached_tokens": scores.num_cached}
     usage = {"prompt_tokens": total, "total_tokens": total, "prompt_tokens_details": details}
     return reranker.raw_scores(spec, scores), usage
+
+
+def _least_tokens(
+    pairs: Sequence[Pair], max_document_tokens: int | None, tokenizer: Tokenizer
+) -> tuple[int, int]:
+    """The longest pair's index and a lower bound of its tokens, known without encoding."""
+
+    def kept(pair: Pair) -> str:
+        return pair.query if max_document_tokens is not None else pair.query + pair.document
+
+    sizes = [len(pair.query) + len(pair.document) for pair in pairs]
+    at = sizes.index(max(sizes))
+    return at, tokenizer.min_tokens(kept(pairs[at]))
+
+
+def _too_long(field: str, at: int, got: str, context: Context) -> ApiError:
+    return bad_request(
+        field,
+        f"query and {field}[{at}] must fit into the context of {context.info.max_model_len} tokens "
+        f"(--max-model-len), got {got} tokens",
+        "context_length_exceeded",
+    )
 
 
 def _too_many(field: str, total: int, context: Context) -> ApiError:

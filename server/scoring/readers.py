@@ -17,9 +17,11 @@ class PromptReaders:
         frames: what the chat template writes around a message.
         labels: ids of labels after a prompt.
         prefixes: tokenizes prompts that begin alike.
+        min_tokens: a lower bound of a text's tokens, known without tokenizing it.
     """
 
     def __init__(self, template: ChatTemplate, parsers: Parsers, tokenizer: Tokenizer) -> None:
         self.frames = ReplyFrames(template, parsers)
         self.labels = LabelTexts(tokenizer)
         self.prefixes = PrefixTokenizer(tokenizer)
+        self.min_tokens = tokenizer.min_tokens

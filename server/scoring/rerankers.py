@@ -149,7 +149,12 @@ class Reranker:
         return ScoringSpec(prefixed.prefix, items, [tree], np.zeros(len(pairs), dtype=np.int64))
 
     def _cut(self, pair: Pair, most: int | None) -> Pair:
-        if most is None or len(ids := self._ids(pair.document)) <= most:
+        if most is None:
+            return pair
+        ids = self._tokenizer.encode(
+            pair.document, add_special_tokens=False, max_tokens=most + 1, truncation_side="right"
+        )
+        if len(ids) <= most:
             return pair
         return Pair(pair.query, self._tokenizer.decode(ids[:most]))
 

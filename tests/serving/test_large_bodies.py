@@ -27,7 +27,8 @@ LONGER_S = 0.3
 """A stranger's chat waits at most so much longer, in 99 of 100 cases; no stream's gap is longer."""
 MORE_BYTES = 100 << 20
 SIZES = {"25 MB, 20 at once": (25 << 20, 20), "4 MB, 100 at once": (4 << 20, 100)}
-CHAT = "/v1/chat/completions"
+CHAT, DECISIONS = "/v1/chat/completions", "/v1/decisions"
+ASKED = b'{"type":"predicate","instructions":"Is it?"}'
 SAID = b'"max_tokens":1,"messages":[{"role":"user","content":"a"}]'
 
 
@@ -153,6 +154,78 @@ BODIES: dict[str, tuple[str, Callable[[int], bytes], set[int]]] = {
         ),
         {400},
     ),
+    "a state": (
+        DECISIONS,
+        lambda size: (
+            b'{"model":"tailrace-demo","input":%b,"questions":[%b]}' % (words(size), ASKED)
+        ),
+        {400},
+    ),
+    "questions": (
+        DECISIONS,
+        lambda size: (
+            b'{"model":"tailrace-demo","input":"a","questions":[%b]}'
+            % repeated(lambda i: ASKED, size)
+        ),
+        {400},
+    ),
+    "JSON to decide on": (
+        DECISIONS,
+        lambda size: (
+            b'{"model":"tailrace-demo","input":[{"role":"user","content":[{"type":"input_json",'
+            b'"data":%b}]}],"questions":[%b]}' % (keys(size), ASKED)
+        ),
+        {400},
+    ),
+    "a state of SystemOne": (
+        "/v1/systemone",
+        lambda size: (
+            b'{"model":"tailrace-demo","state":%b,"questions":{"q":{"type":"noul",'
+            b'"instructions":"a"}}}' % keys(size)
+        ),
+        {400},
+    ),
+    "options of SystemOne": (
+        "/v1/systemone",
+        lambda size: (
+            b'{"model":"tailrace-demo","state":"a","questions":{"q":{"type":"choice",'
+            b'"criteria":%b}}}' % keys(size)
+        ),
+        {400},
+    ),
+    "documents to rank": (
+        "/v1/rerank",
+        lambda size: b'{"query":"a","documents":[%b]}' % repeated(lambda i: b'"%d"' % i, size),
+        {400},
+    ),
+    "a long document to rank": (
+        "/v1/rerank",
+        lambda size: b'{"query":"a","documents":[%b]}' % words(size),
+        {400},
+    ),
+    "texts to embed": (
+        "/v1/embeddings",
+        lambda size: b'{"input":[%b]}' % repeated(lambda i: b'"%d"' % i, size),
+        {400},
+    ),
+    "a text to embed": ("/v1/embeddings", lambda size: b'{"input":%b}' % words(size), {400}),
+    "pairs": (
+        "/v1/score",
+        lambda size: b'{"text_1":"a","text_2":[%b]}' % repeated(lambda i: b'"%d"' % i, size),
+        {400},
+    ),
+    "a chat to render": (
+        "/v1/chat/completions/render",
+        lambda size: b'{"messages":[{"role":"user","content":%b}]}' % words(size),
+        {400},
+    ),
+    "SGLang's ids": ("/generate", lambda size: b'{"input_ids":%b}' % ids(size), {400}),
+    "vLLM's ids": (
+        "/inference/v1/generate",
+        lambda size: b'{"token_ids":%b,"sampling_params":{"max_tokens":1}}' % ids(size),
+        {400},
+    ),
+    "an invocation": ("/invocations", prompt(words), {400}),
 }
 """Path, body of about so many bytes, and the statuses it may have."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ class Moment(NamedTuple):
     own: float
     """Of the server and its engine."""
     others: float
+    waits: tuple[float, ...]
+    """In which the main thread of each, and of this process, waited for a processor."""
 
 
 class Watch:
@@ -27,7 +30,7 @@ class Watch:
 
     def __init__(self, server: Server) -> None:
         self._processes = [psutil.Process(server.process.pid), server.engine]
-        self._read = Moment(0.0, 0.0, 0.0)
+        self._read = Moment(0.0, 0.0, 0.0, ())
 
     def now(self) -> Moment:
         """This moment."""
@@ -35,15 +38,26 @@ class Watch:
         if wall - self._read.wall > FRESH_S:
             own = sum(sum(process.cpu_times()[:2]) for process in self._processes)
             machine = psutil.cpu_times()
-            self._read = Moment(wall, own, sum(machine) - machine.idle - machine.iowait - own)
+            others = sum(machine) - machine.idle - machine.iowait - own
+            pids = (*(process.pid for process in self._processes), os.getpid())
+            self._read = Moment(wall, own, others, tuple(map(_waited, pids)))
         return self._read._replace(wall=wall)
 
     def since(self, began: Moment) -> float:
         """Seconds since a moment, but for those in which the server may have waited for others.
 
-        It waited for no longer than others computed, and took no less than it computed itself. On
-        an idle machine these are just the seconds that passed.
+        It waited for no longer than others computed. On a machine where others computed all the
+        time it took no longer than it computed itself, nor than is left without the wait for a
+        processor of the one that waited longest. On an idle machine these are just the seconds that
+        passed.
         """
         now = self.now()
-        wall, own, others = (late - early for late, early in zip(now, began, strict=True))
-        return max(wall - others, min(wall, own))
+        wall, own, others = now.wall - began.wall, now.own - began.own, now.others - began.others
+        waited = max(late - early for late, early in zip(now.waits, began.waits, strict=True))
+        return max(wall - others, min(wall - waited, own))
+
+
+def _waited(pid: int) -> float:
+    """Seconds that a process's main thread has waited for a processor."""
+    with open(f"/proc/{pid}/task/{pid}/schedstat") as schedstat:
+        return int(schedstat.read().split()[1]) / 1e9

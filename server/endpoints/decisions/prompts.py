@@ -121,7 +121,9 @@ class DecisionReader:
         """A message as those of the request are."""
         question = questions[0]
         order = range(len(question.options))
-        return self.wording.content(state.text, question, order, question.texts(), "letters")
+        content = self.wording.content(state.text, question, order, question.texts(), "letters")
+        self._check_least(content, state, question)
+        return content
 
     def prompts(
         self, state: State, frame: ReplyFrame, questions: Sequence[Question], reading: Reading
@@ -135,6 +137,7 @@ class DecisionReader:
             for order in orders(len(question.options), reading.num_orders, reading.seed):
                 names = self._names(question, order, frame, reading.labels)
                 content = self.wording.content(state.text, question, order, names, reading.labels)
+                self._check_least(content, state, question)
                 num_chars += max(len(content) - len(state.text), 0)
                 if num_chars > CHARS_A_TOKEN * self.max_tokens:
                     most = CHARS_A_TOKEN * self.max_tokens
@@ -204,6 +207,13 @@ class DecisionReader:
             cache_salt=reading.cache_salt,
         )
 
+    def _check_least(self, content: str, state: State, question: Question) -> None:
+        """Refuse a message that is too long for certain, before it is tokenized."""
+        at_least = self.readers.min_tokens(content)
+        if at_least > self.info.max_model_len:
+            place = state.place if len(state.text) > len(content) // 2 else question.place
+            raise self._too_long(place, state, question, f"at least {at_least}")
+
     def _check(
         self, spec: ScoringSpec, reads: Sequence[Read], questions: Sequence[Question], state: State
     ) -> None:
@@ -212,14 +222,18 @@ class DecisionReader:
         if spec.longest > limit:
             question = questions[reads[int(spec.items.lens.argmax())].question]
             place = state.place if len(spec.query) > limit // 2 else question.place
-            raise bad_request(
-                place,
-                f"{state.place} and {question.place} must fit into the context of {limit} tokens "
-                f"(--max-model-len) with the longest label, got {spec.longest} tokens",
-                "context_length_exceeded",
-            )
+            raise self._too_long(place, state, question, str(spec.longest))
         if (total := len(spec.query) + len(spec.items.token_ids)) > self.max_tokens:
             raise self._too_many(f"{total}")
+
+    def _too_long(self, place: str, state: State, question: Question, got: str) -> ApiError:
+        return bad_request(
+            place,
+            f"{state.place} and {question.place} must fit into the context of "
+            f"{self.info.max_model_len} tokens (--max-model-len) with the longest label, got {got} "
+            "tokens",
+            "context_length_exceeded",
+        )
 
     def _too_many(self, got: str) -> ApiError:
         return bad_request(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 import orjson
@@ -79,16 +79,20 @@ async def _states(
 
 
 async def _token_ids(body: EmbeddingsRequest, context: Context) -> list[Int32Array]:
-    """The ids of every input, none of them empty."""
+    """The ids of every input; raises `ApiError` for a text that is too long for certain."""
+    tokenizer, most = context.tokenizer, context.engine.info.max_model_len
     special = body.add_special_tokens is not False
 
+    def ids(index: int, given: str | Int32Array) -> Int32Array:
+        if not isinstance(given, str):
+            return given
+        if (at_least := tokenizer.min_tokens(given)) > most:
+            raise too_long(_field(index, body.input), f"at least {at_least}", most)
+        return np.array(tokenizer.encode(given, add_special_tokens=special), dtype=np.int32)
+
     def encode() -> list[Int32Array]:
-        return [
-            np.array(context.tokenizer.encode(each, add_special_tokens=special), dtype=np.int32)
-            if isinstance(each, str)
-            else each
-            for each in body.input
-        ]
+        given: list[str | Int32Array] = [*body.input]
+        return [ids(index, each) for index, each in enumerate(given)]
 
     size = sum(TEXT_CHARS + len(each) for each in body.input if isinstance(each, str))
     return encode() if size <= INLINE_CHARS else await asyncio.to_thread(encode)
@@ -98,7 +102,7 @@ def _check(token_ids: Sequence[Int32Array], context: Context) -> int:
     """Refuse what cannot be computed; returns the number of tokens."""
     info, most = context.engine.info, context.config.max_scoring_tokens
     for index, ids in enumerate(token_ids):
-        field = f"input[{index}]" if len(token_ids) > 1 else "input"
+        field = _field(index, token_ids)
         check_vocab(field, ids, info.vocab_size)
         if not len(ids):
             raise bad_request(field, f"{field} has no tokens")
@@ -110,6 +114,10 @@ def _check(token_ids: Sequence[Int32Array], context: Context) -> int:
         )
         raise bad_request("input", words, "too_many_tokens")
     return total
+
+
+def _field(index: int, inputs: Sized) -> str:
+    return f"input[{index}]" if len(inputs) > 1 else "input"
 
 
 def _reply(vectors: Float32Array, model: str, total: int, as_base64: bool) -> bytes:

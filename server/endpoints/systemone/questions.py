@@ -13,7 +13,7 @@ UNSAID = {"noul": "Is it so?", "choice": "Which one is it?", "score": "Which lev
 
 def state_of(body: SystemOneRequest) -> State:
     """The state; raises `ApiError` for an empty one."""
-    text = body.state_text
+    text = body.state
     if not text.strip():
         raise bad_request("state", "state must not be empty")
     return State(text, body.instructions or None, "state")

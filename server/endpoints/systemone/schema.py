@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sized
 from typing import Annotated, Any, ClassVar
 
 import orjson
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.endpoints.decisions.question import MAX_CHOICES, MAX_LEVELS, MAX_ORDERS, MAX_QUESTIONS
 from server.endpoints.decisions.schema import MAX_JSON_DEPTH, ReadingFields
@@ -16,6 +16,13 @@ from server.schema.fields import MAX_NAME_CHARS, ModelName
 _OPTIONAL = frozenset(("instructions",))
 _BOTH = frozenset(("instructions", "criteria"))
 _NOUL = frozenset(("true", "false"))
+
+
+def _not_too_many(value: Any) -> Any:
+    """Refuse more criteria than any question may have before each of them is looked at."""
+    if isinstance(value, dict | list) and len(value) > MAX_CHOICES:
+        raise ValueError(f"must have at most {MAX_CHOICES} options or levels, got {len(value)}")
+    return value
 
 
 class SystemOneQuestion(TypedModel):
@@ -29,7 +36,9 @@ class SystemOneQuestion(TypedModel):
 
     type: str
     instructions: str | None = None
-    criteria: dict[str, str | None] | list[str] | None = Field(
+    criteria: Annotated[
+        dict[str, str | None] | list[str] | None, BeforeValidator(_not_too_many)
+    ] = Field(
         None,
         description="Of a noul what true and false mean; of a choice each option's description or "
         "null; of a score the levels' descriptions, from the lowest to the highest.",
@@ -61,12 +70,15 @@ def _check_size(criteria: Any, kind: type[Sized], words: str, most: int) -> None
         raise ValueError(f"must have criteria that are {words}, 2 to {most}, got {len(criteria)}")
 
 
-def _text_or_json(value: Any) -> Any:
-    if not isinstance(value, str | dict | list):
+def _text_or_json(value: Any) -> str:
+    """A state as text. Large bodies are read in another process: a text comes back sooner."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict | list):
         raise ValueError(f"must be a text, an object or a list, got {shown(value)}")
     if is_deeper(value, MAX_JSON_DEPTH):
         raise ValueError(f"must have at most {MAX_JSON_DEPTH} levels")
-    return value
+    return orjson.dumps(value).decode()
 
 
 def _no_assets(value: Any) -> Any:
@@ -83,7 +95,7 @@ class SystemOneRequest(ReadingFields):
     """Ask questions about a state."""
 
     model: ModelName
-    state: Annotated[Any, AfterValidator(_text_or_json)] = Field(
+    state: Annotated[str, BeforeValidator(_text_or_json, json_schema_input_type=Any)] = Field(
         description="What the questions are about: a text, or JSON that is shown as text."
     )
     questions: Annotated[
@@ -95,11 +107,6 @@ class SystemOneRequest(ReadingFields):
     images: NoImages = None
     audio: NoImages = None
     videos: NoImages = None
-
-    @property
-    def state_text(self) -> str:
-        """The state as text."""
-        return self.state if isinstance(self.state, str) else orjson.dumps(self.state).decode()
 
 
 class SeparateRequest(BodyModel):

@@ -67,6 +67,7 @@ async def test_the_openai_package() -> None:
         ({"input": ["a", ""]}, "input", "empty string at [1]"),
         ({"input": [[264]]}, "input", "id 264"),
         ({"input": ["a", "b" * 300]}, "input[1]", "--max-model-len"),
+        ({"input": ["a", "b" * 10_000]}, "input[1]", "(--max-model-len), got at least "),
         ({"input": "a", "dimensions": 9}, "dimensions", "at most 8, got 9"),
         ({"input": "a", "encoding_format": "int8"}, "encoding_format", "base64"),
         ({"input": "a", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "not available"),

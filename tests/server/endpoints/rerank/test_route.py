@@ -103,6 +103,12 @@ async def test_texts_decide_beside_instruct(site: Site) -> None:
         ({"documents": [5]}, "documents[0]", "must be a text, got 5"),
         ({"documents": ["a"], "query": ""}, "query", "at least 1"),
         ({"documents": ["a", "b" * 300]}, "documents", "documents[1] must fit"),
+        ({"documents": ["a", "b" * 10_000]}, "documents", "(--max-model-len), got at least "),
+        (
+            {"documents": ["a", "b"], "query": "b" * 10_000, "max_tokens_per_doc": 9},
+            "documents",
+            "(--max-model-len), got at least ",
+        ),
         ({"documents": ["a"], "top_n": -1}, "top_n", "at least 0"),
         ({"documents": ["a"], "truncate": True}, "truncate", "not available"),
     ],

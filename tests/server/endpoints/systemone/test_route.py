@@ -127,6 +127,13 @@ REFUSALS: list[tuple[dict[str, Any], list[str | int], str]] = [
     ({"state": nested(40)}, ["state"], "at most 32 levels"),
     ({"state": " "}, ["state"], "must not be empty"),
     ({"state": "x" * 3000}, ["state"], "must fit into the context of 2048"),
+    ({"state": ["x" * 90_000]}, ["state"], "with the longest label, got at least "),
+    (
+        one(type="choice", criteria=dict.fromkeys(map(str, range(256)), 1)),
+        ["questions", "a", "criteria"],
+        "at most 255 options or levels, got 256",
+    ),
+    (one(type="noul", instructions="x" * 90_000), ["questions", "a"], "got at least "),
     ({"temperature": 1}, ["temperature"], "unknown field"),
 ]
 
