@@ -34,9 +34,24 @@ PYTHON = {
     "anthropic": "anthropic",
     "huggingface": "huggingface_hub",
     "responses": "openai",
+    "outlines": "outlines openai",
+    "dspy": "dspy",
+    "haystack": "haystack-ai",
+    "llm": "llm",
+    "chatlas": "chatlas openai",
+    "magentic": "magentic",
+    "smolagents": "smolagents[openai]",
 }
 """Packages by program."""
-NODE = {"openai": "openai", "ai": "ai @ai-sdk/openai @ai-sdk/openai-compatible"}
+NODE = {
+    "openai": "openai",
+    "ai": "ai @ai-sdk/openai @ai-sdk/openai-compatible",
+    "ai_providers": "ai @ai-sdk/anthropic @ai-sdk/open-responses",
+    "anthropic": "@anthropic-ai/sdk",
+    "huggingface": "@huggingface/inference",
+    "langchain": "langchain @langchain/openai @langchain/core zod",
+    "llama_index": "llamaindex @llamaindex/openai @llamaindex/workflow zod",
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -20,7 +20,7 @@ import pytest
 
 from demo import MODEL_FOLDER
 from tests.clients.environments import node_with, python_with
-from tests.clients.test_clients import MODEL, NODE, output_of
+from tests.clients.test_clients import MODEL, output_of
 from tests.serving.process import Server, serve
 
 LOOPS = Path(__file__).parent / "loops"
@@ -37,8 +37,23 @@ PYTHON = {
     "anthropic": "anthropic",
     "responses": "openai",
     "stored": "openai",
+    "strands": "strands-agents[openai]",
+    "agno": "agno openai",
+    "haystack": "haystack-ai",
+    "llm": "llm",
+    "chatlas": "chatlas openai",
+    "magentic": "magentic",
+    "autogen": "autogen-agentchat autogen-ext[openai]",
+    "semantic_kernel": "semantic-kernel",
 }
 """Packages by program."""
+NODE = {
+    "openai": "openai",
+    "ai": "ai @ai-sdk/openai @ai-sdk/openai-compatible",
+    "anthropic": "@anthropic-ai/sdk",
+    "openai_agents": "@openai/agents openai zod",
+    "langchain": "langchain @langchain/openai @langchain/core zod",
+}
 
 FOLDER = Path(os.environ.get("TOOL_LOOPS_MODEL", MODEL_FOLDER))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import anthropic
+from asked import arguments, report
 
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 messages: Any = [{"role": "user", "content": prompt}]
 # It sends the key as X-Api-Key; its addresses begin with /v1 themselves.
 client = anthropic.Anthropic(base_url=base_url.removesuffix("/v1"), api_key="none")
@@ -33,4 +32,4 @@ texts = {"chat message": text_of(message)}
 with client.messages.stream(**common) as stream:
     texts["chat text stream"] = "".join(stream.text_stream)
     texts["chat stream"] = text_of(stream.get_final_message())
-print(json.dumps(texts))
+report(texts)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
+from asked import arguments, report
 from huggingface_hub import ChatCompletionInputResponseFormatJSONSchema, InferenceClient
 
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 client = InferenceClient(base_url=base_url, api_key="none")
 messages = [{"role": "user", "content": prompt}]
 options: dict[str, Any] = {"model": model, "max_tokens": max_tokens, "temperature": 0.0}
@@ -38,4 +38,4 @@ for response_format in (typed, older):
     assert 0 <= found["n"] <= 99, found
 
 texts = {"chat": chat.choices[0].message.content, "chat streamed": "".join(pieces)}
-print(json.dumps(texts))
+report(texts)

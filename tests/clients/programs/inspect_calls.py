@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from typing import Literal
 
+from asked import arguments, report
 from inspect_ai.model import GenerateConfig, ResponseSchema, get_model
 from inspect_ai.util import json_schema
-from pydantic import BaseModel, ConfigDict
+from structured import Answer
 
-
-class Answer(BaseModel):
-    """What the reply must be."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["function", "class"]
-    good: bool
-
-
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 
 
 async def call(provider: str, **changes: object) -> str:
@@ -39,4 +27,4 @@ schema = ResponseSchema(name="answer", json_schema=json_schema(Answer))
 for each in providers:
     said = asyncio.run(call(each, max_tokens=200, response_schema=schema))
     texts[f"structured of {each}"] = Answer.model_validate_json(said).model_dump_json()
-print(json.dumps(texts))
+report(texts)

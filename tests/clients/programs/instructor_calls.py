@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Literal
-
 import instructor
+from asked import arguments, report
 from openai import OpenAI
-from pydantic import BaseModel, ConfigDict
+from structured import Answer
 
-
-class Answer(BaseModel):
-    """What the reply must be."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["function", "class"]
-    good: bool
-
-
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 client = instructor.from_openai(OpenAI(base_url=base_url, api_key="none"))
 reply = client.chat.completions.create(
     response_model=None,
@@ -42,4 +29,4 @@ found = parsing.chat.completions.create(
 )
 assert isinstance(found, Answer)
 texts = {"chat": reply.choices[0].message.content, "structured": found.model_dump_json()}
-print(json.dumps(texts))
+report(texts)

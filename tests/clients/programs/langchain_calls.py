@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Literal
-
+from asked import arguments, report
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, ConfigDict
+from structured import Answer
 
-
-class Answer(BaseModel):
-    """What the reply must be."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["function", "class"]
-    good: bool
-
-
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 common = {
     "base_url": base_url,
     "api_key": "none",
@@ -40,4 +27,4 @@ found = structured.invoke(prompt)
 assert isinstance(found, Answer)
 *_, last = structured.stream(prompt)
 texts["structured"], texts["structured stream"] = found.model_dump_json(), last.model_dump_json()
-print(json.dumps(texts))
+report(texts)

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Literal
-
 import litellm
-from pydantic import BaseModel, ConfigDict
+from asked import arguments, report
+from structured import Answer
 
-
-class Answer(BaseModel):
-    """What the reply must be."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    kind: Literal["function", "class"]
-    good: bool
-
-
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 server = {"api_base": base_url, "api_key": "none"}
 common = {**server, "temperature": 0, "max_tokens": max_tokens}
 messages = [{"role": "user", "content": prompt}]
@@ -48,4 +35,4 @@ for provider in ("openai", "hosted_vllm"):
     )
     found = Answer.model_validate_json(reply.choices[0].message.content)
     texts[f"structured of {provider}"] = found.model_dump_json()
-print(json.dumps(texts))
+report(texts)

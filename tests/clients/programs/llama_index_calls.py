@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
+from asked import arguments, report
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 common = {
     "api_base": base_url,
     "api_key": "none",
@@ -25,4 +23,4 @@ texts = {
     "chat": chat.chat(messages).message.content,
     "chat stream": "".join(part.delta or "" for part in chat.stream_chat(messages)),
 }
-print(json.dumps(texts))
+report(texts)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import openai
+from asked import arguments, report
 
-base_url, model, prompt, max_tokens = *sys.argv[1:4], int(sys.argv[4])
+base_url, model, prompt, max_tokens = arguments()
 client = openai.OpenAI(base_url=base_url, api_key="none")
 common: dict[str, Any] = {"model": model, "max_output_tokens": max_tokens, "store": False}
 common["temperature"] = 0
@@ -29,4 +28,4 @@ texts["chat stream"] = "".join(deltas)
 items = [item.model_dump() for item in response.output]
 more = client.responses.create(input=[*turns, *items, *turns], **common)
 texts["another turn"] = more.output_text
-print(json.dumps(texts))
+report(texts)
