@@ -12,7 +12,7 @@ chat = OpenaiChatModel(model, base_url=base_url, api_key="none", temperature=0)
 
 
 @prompt_chain("{question}", functions=[add, multiply], model=chat)
-def answered(question: str) -> str: ...
+def answered(question: str) -> str: ...  # type: ignore[empty-body]
 
 
 note("chat", answered(question))
