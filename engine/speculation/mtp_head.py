@@ -1,7 +1,7 @@
 """The multi-token-prediction head that a checkpoint has for its own target.
 
 A product fuses the normed embedding of the next token with the normed hidden state of the target,
-after its final norm; one layer of the target's kind, with keys and values of its own, and a norm
+after its final norm; layers of the target's kind, with keys and values of their own, and a norm
 follow. The output stands for the next hidden state: it goes through the target's LM head, and in
 its place into the next draft. Embeddings and LM head are the target's.
 """
@@ -31,7 +31,7 @@ class MtpHead:
         shard: the ids of the target's logits.
 
     Attributes:
-        rotation: the speeds of its layer.
+        rotation: the speeds of its layers.
     """
 
     feature_layers: tuple[int, ...] = ()
@@ -47,7 +47,7 @@ class MtpHead:
         self._hidden_norm = spec.hidden_norm.load(reader, hidden)
         fuse = Projection(spec.fuse, (undivided(hidden),))
         self._fuse = reader.linear([fuse], undivided(2 * hidden))
-        self._layer = spec.layer.load(reader, places)
+        self._sublayers = [each for layer in spec.layers for each in layer.load(reader, places)]
         self._final_norm = spec.final_norm.load(reader, hidden)
         self.attention_specs: Sequence[AttentionSpec] = places.attention_specs
         self.rotation: RotationSpeeds = places.rotations[0]
@@ -67,7 +67,7 @@ class MtpHead:
         x = self._fuse(torch.cat([embedded, self._hidden_norm(features)], dim=-1))
         residual: torch.Tensor | None = None
         inputs = LayerInputs(attention, [rotation])
-        for sublayer in self._layer:
+        for sublayer in self._sublayers:
             x, residual = sublayer(x, residual, inputs)
         return self._final_norm.add(x, residual)[0]
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from engine.kernels.experts.routing import RoutingRules
 from engine.models.families.config import NotFusedError, decoder, mlp_sizes, refuse, rotations, silu
-from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.layers.decoder_spec import DecoderSpec, DraftingSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.latent_attention import LatentAttention
+from engine.models.layers.layer import Layer
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.query_key import QueryGrowth
@@ -37,7 +38,24 @@ def deepseek_v2(config: Any) -> DecoderSpec:
 
 def deepseek_v3(config: Any) -> DecoderSpec:
     """V2's layers; experts are chosen by sigmoid scores with corrections."""
-    return latent_decoder(config, by_scores(config), first_dense(config))
+    rules = by_scores(config)
+    return latent_decoder(config, rules, first_dense(config), drafting=next_layer(config, rules))
+
+
+def next_layer(config: Any, rules: RoutingRules) -> DraftingSpec:
+    """The head that drafts further tokens: in checkpoints it is a layer after the last.
+
+    Its embedding and LM head are there once more; those of the target are the same.
+    """
+    name, eps = f"model.layers.{config.num_hidden_layers}", config.rms_norm_eps
+    attention = _attentions(config, None)[0]
+    return DraftingSpec(
+        embedding_norm=RmsNorm(f"{name}.enorm", eps),
+        hidden_norm=RmsNorm(f"{name}.hnorm", eps),
+        fuse=f"{name}.eh_proj",
+        layers=[Layer(name, (attention, _experts(config, rules)))],
+        final_norm=RmsNorm(f"{name}.shared_head.norm", eps),
+    )
 
 
 def by_scores(config: Any) -> RoutingRules:

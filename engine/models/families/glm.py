@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.models.families.config import decoder, lanes, mlp_sizes, rotations, silu, sizes, windows
-from engine.models.families.deepseek import by_scores, latent_decoder
+from engine.models.families.deepseek import by_scores, latent_decoder, next_layer
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.mlp import Mlp
@@ -31,7 +31,8 @@ def glm4(config: Any) -> DecoderSpec:
 def glm4_moe_lite(config: Any) -> DecoderSpec:
     """DeepSeek-V3's layers; which of them have experts is listed."""
     is_dense = [kind == "dense" for kind in config.mlp_layer_types]
-    return latent_decoder(config, by_scores(config), is_dense)
+    rules = by_scores(config)
+    return latent_decoder(config, rules, is_dense, drafting=next_layer(config, rules))
 
 
 def _decoder(config: Any, after_attention: AddedOutput, after_mlp: AddedOutput) -> DecoderSpec:

@@ -15,16 +15,17 @@ from engine.models.weights.shares import Division
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DraftingSpec:
-    """A multi-token-prediction head: a layer over the fused embedding and hidden state.
+    """A multi-token-prediction head: layers over the fused embedding and hidden state.
 
     Attributes:
         fuse: name of the product of both, side by side.
+        layers: attention, and what follows it; none keeps a state.
     """
 
     embedding_norm: NormSpec
     hidden_norm: NormSpec
     fuse: str
-    layer: Layer
+    layers: Sequence[Layer]
     final_norm: NormSpec
 
 

@@ -33,6 +33,7 @@ from tests.engine.speculation.tiny_heads import (
     write_eagle3,
 )
 from tests.engine.speculation.tiny_mtp import write_with_mtp
+from tests.engine.speculation.tiny_next_layers import KINDS, write_with_next_layers
 from tests.engine.tiny_models import FUSED, VOCAB, write_model
 
 NUM_TOKENS = 3
@@ -187,6 +188,16 @@ def test_a_draft_model_that_is_the_target_drafts_what_the_target_draws(
 def test_the_checkpoints_own_head(device: torch.device, tmp_path: Path, temperature: float) -> None:
     """Greedy and drawn drafts, each after the first of the head's own output."""
     _, head = write_with_mtp(tmp_path, ["full_attention"] * 2)
+    serve(drafted_rows(device, tmp_path, head, temperature=temperature, method="mtp"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_that_are_layers_after_the_last(
+    device: torch.device, tmp_path: Path, kind: str, temperature: float
+) -> None:
+    _, head = write_with_next_layers(kind, tmp_path)
     serve(drafted_rows(device, tmp_path, head, temperature=temperature, method="mtp"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels.experts.gates import RELU2
@@ -16,9 +17,9 @@ from engine.models.families.config import (
     sizes,
 )
 from engine.models.layers.attention import Attention
-from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.layers.decoder_spec import DecoderSpec, DraftingSpec
 from engine.models.layers.experts import ExpertMlp
-from engine.models.layers.layer import SublayerSpec
+from engine.models.layers.layer import Layer, SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.recurrent.state_space import StateSpace
@@ -49,7 +50,8 @@ def nemotron_h(config: Any) -> DecoderSpec:
             has_bias=config.mlp_bias,
         ),
     }
-    if EXPERTS in config.layer_types:
+    drafting = config.mtp_layers_block_type if config.num_nextn_predict_layers else []
+    if EXPERTS in (*config.layer_types, *drafting):
         kinds[EXPERTS] = _experts(config)
     return decoder(
         config,
@@ -57,6 +59,26 @@ def nemotron_h(config: Any) -> DecoderSpec:
         RmsNorm("backbone.norm_f", config.layer_norm_epsilon),
         embedding=TokenEmbedding(name="backbone.embeddings"),
         prefix="backbone",
+        drafting=_drafting(drafting, kinds, config.layer_norm_epsilon),
+        unread=("mtp.",),
+    )
+
+
+def _drafting(
+    names: Sequence[str], kinds: dict[str, SublayerSpec], eps: float
+) -> DraftingSpec | None:
+    """The head that drafts further tokens, of layers of one sublayer each; None where there is
+    none, or one whose layers keep states."""
+    own = [ATTENTION if name == "attention" else name for name in names]
+    if not own or SPACE in own:
+        return None
+    layers = [Layer(f"mtp.layers.{index}", (kinds[kind],)) for index, kind in enumerate(own)]
+    return DraftingSpec(
+        embedding_norm=RmsNorm("mtp.layers.0.enorm", eps),
+        hidden_norm=RmsNorm("mtp.layers.0.hnorm", eps),
+        fuse="mtp.layers.0.eh_proj",
+        layers=layers,
+        final_norm=RmsNorm(f"{layers[-1].name}.final_layernorm", eps),
     )
 
 

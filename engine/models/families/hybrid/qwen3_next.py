@@ -55,7 +55,7 @@ def _decoder(config: Any, **products: Any) -> DecoderSpec:
             embedding_norm=RmsNormPlusOne("mtp.pre_fc_norm_embedding", eps),
             hidden_norm=RmsNormPlusOne("mtp.pre_fc_norm_hidden", eps),
             fuse="mtp.fc",
-            layer=Layer("mtp.layers.0", head),
+            layers=[Layer("mtp.layers.0", head)],
             final_norm=RmsNormPlusOne("mtp.norm", eps),
         ),
         renamed=[("model.language_model.", "model.")],

@@ -136,6 +136,7 @@ def config_of(family: str, hidden: int = 32, vocab_size: int = VOCAB) -> PreTrai
                 ssm_state_size=16,
                 n_groups=2,
                 chunk_size=16,
+                num_nextn_predict_layers=int(family == "nemotron_h_experts"),
                 time_step_min=1e-30,  # transformers raises step sizes to it in its chunks alone
             )
         case "kimi_linear":
