@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from transformers import DynamicCache, LlamaForCausalLM
 
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from demo.corpus import collect, read_archive
 from demo.head import TrainableEagleHead, load_head
+from demo.llama import load_model
 from demo.tokens import EncodedCorpus, encode_corpus
 
 PROMPT_TOKENS = 256
@@ -169,10 +169,9 @@ def main() -> None:
     parser.add_argument("--head", type=Path, default=EAGLE_FOLDER, help="the head's folder")
     args = parser.parse_args()
     corpus = read_archive(args.corpus) if args.corpus else collect()
-    encoded = encode_corpus(Tokenizer.from_file(str(args.model / "tokenizer.json")), corpus)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
-    print(table(measure(target, load_head(args.head).to(device).eval(), encoded)))
+    target, tokenizer = load_model(args.model)
+    encoded = encode_corpus(tokenizer, corpus)
+    print(table(measure(target, load_head(args.head).to(target.device).eval(), encoded)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from demo.evaluate_decisions import measure as measure_decisions
 from demo.evaluate_decisions import share_right
 from demo.evaluate_decisions import table as table_of_decisions
 from demo.evaluate_dialogues import measure, table
+from demo.llama import load_model
 from demo.run import Run
 from demo.tokens import END_OF_TEXT, EncodedCorpus
 from demo.topics import CITIES
@@ -175,13 +176,11 @@ def draw_sample(model: LlamaForCausalLM, tokenizer: Tokenizer, seed: int) -> str
 
 def write_card(folder: Path, corpus: Corpus, encoded: EncodedCorpus, run: Run) -> None:
     """Measure the saved weights in float32 and write README.md beside them."""
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model, tokenizer = load_model(folder)
     context_tokens = model.config.max_position_embeddings
     settings = run.settings
     num_trained_tokens = run.num_steps * settings.batch_size * settings.window_tokens
-    led = measure(model.to(device).eval(), tokenizer)
+    led = measure(model, tokenizer)
     called = [each.calls_are_right for each in led if each.dialogue.calls]
     decided = measure_decisions(model, tokenizer)
     training_bytes = sum(len(text.encode()) for text in corpus.training())

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-import torch
-from transformers import LlamaForCausalLM
-
 from demo.acceptance import (
     NUM_DRAFTS,
     OUTPUT_TOKENS,
@@ -15,6 +12,7 @@ from demo.acceptance import (
 )
 from demo.head import load_head
 from demo.head_run import HeadRun
+from demo.llama import load_model
 from demo.tokens import EncodedCorpus
 
 CARD = """\
@@ -77,9 +75,8 @@ text (Copyright © 2001 Python Software Foundation; All Rights Reserved) that th
 
 def write_card(folder: Path, model: Path, corpus: EncodedCorpus, run: HeadRun) -> None:
     """Measure the saved head in float32 and write README.md beside it."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).to(device).eval()
-    head = load_head(folder).to(device).eval()
+    target, _ = load_model(model)
+    head = load_head(folder).to(target.device).eval()
     settings = run.settings
     text = CARD.format(
         parameters=sum(p.numel() for p in head.parameters()) / 1e6,

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import LlamaForCausalLM
 
 from demo import MODEL_FOLDER
 from demo.corpus import collect, read_archive
+from demo.llama import load_model
 from demo.tokens import EncodedCorpus, encode_corpus
 
 IGNORED = -100
@@ -74,9 +73,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="model folder")
     args = parser.parse_args()
     corpus = read_archive(args.corpus) if args.corpus else collect()
-    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device)
+    model, tokenizer = load_model(args.model)
     encoded = encode_corpus(tokenizer, corpus)
     measured = bits_per_byte(model, encoded, model.config.max_position_embeddings)
     print(f"{measured:.4f} bits per byte")

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
@@ -22,6 +21,7 @@ from demo.chat import prompt_of
 from demo.decisions.decision import Decision
 from demo.decisions.drawn import FAMILIES, decisions
 from demo.evaluate_dialogues import reply_texts
+from demo.llama import load_model
 
 NUM_DECISIONS = 1000
 SEED = 1
@@ -82,9 +82,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=NUM_DECISIONS, help="of decisions")
     parser.add_argument("--show-wrong", action="store_true", help="print the wrong replies")
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
+    model, tokenizer = load_model(args.model)
     answered = measure(model, tokenizer, args.number)
     if args.show_wrong:
         for each in answered:

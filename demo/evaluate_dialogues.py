@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM
 from demo import MODEL_FOLDER
 from demo.chat import CHAT_TEMPLATE, prompt_of
 from demo.dialogues import Dialogue, Json, dialogues, without_thoughts
+from demo.llama import load_model
 from demo.tokens import END_OF_TEXT_ID, TURN_END_ID
 from server.conversation.parsing.graph import Graph, make_graph
 from server.conversation.parsing.machine import Machine
@@ -201,9 +202,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=NUM_DIALOGUES, help="of dialogues")
     parser.add_argument("--show-wrong", action="store_true", help="print the last replies of these")
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
+    model, tokenizer = load_model(args.model)
     led = measure(model, tokenizer, args.number)
     if args.show_wrong:
         for each in led:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from torch import nn
 from torch.nn.functional import dropout, scaled_dot_product_attention
 from transformers import (
@@ -76,6 +77,13 @@ def build_model(device: torch.device, seed: int, dropout_rate: float) -> LlamaFo
     model = LlamaForCausalLM(config).to(device)
     add_dropout(model, dropout_rate)
     return model
+
+
+def load_model(folder: Path) -> tuple[LlamaForCausalLM, Tokenizer]:
+    """A saved model in float32, on a GPU where there is one, and its tokenizer."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    return model, Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 def save_model(model: LlamaForCausalLM, folder: Path) -> None:

@@ -29,7 +29,7 @@ from demo.dialogue_batches import learned_dialogues
 from demo.eagle_card import write_card
 from demo.head import TrainableEagleHead, head_config, load_head, save_head
 from demo.head_run import HeadRun, HeadSettings
-from demo.llama import CONTEXT_TOKENS
+from demo.llama import CONTEXT_TOKENS, load_model
 from demo.tokens import EncodedCorpus, encode_corpus, training_batches
 from demo.train import rate_factor
 
@@ -216,10 +216,8 @@ def parse_arguments() -> tuple[argparse.Namespace, HeadSettings]:
 def main() -> None:
     args, settings = parse_arguments()
     corpus = read_archive(args.corpus) if args.corpus else collect()
-    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    encoded = encode_corpus(tokenizer, corpus)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    target = LlamaForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(device).eval()
+    target, tokenizer = load_model(args.model)
+    encoded, device = encode_corpus(tokenizer, corpus), target.device
     torch.manual_seed(settings.seed)
     head = (load_head(args.start) if args.start else TrainableEagleHead(head_config())).to(device)
     in_bfloat16 = device.type == "cuda" or args.bfloat16

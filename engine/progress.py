@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TextIO
 
 TICK_S = 1.0
@@ -89,12 +88,7 @@ class Ticker:
             self._out.write(f"{self._clear}{line}\n")
             self._out.flush()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import http.client
 import ssl
 import urllib.error
@@ -33,6 +34,16 @@ class RemoteReply(NamedTuple):
             return orjson.loads(self.body)
         except orjson.JSONDecodeError:
             return None
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which server is asked, as whom and for which model."""
+    words = "The server's URL, with /v1 at the end or without."
+    parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help=words)
+    words = "The model to ask for; the server's first by default."
+    parser.add_argument("--model", default=None, metavar="NAME", help=words)
+    words = "The server's key. [OPENAI_API_KEY]"
+    parser.add_argument("--api-key", default=None, metavar="KEY", help=words)
 
 
 class Remote:

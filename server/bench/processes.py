@@ -16,7 +16,6 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import Synchronized
-from types import TracebackType
 
 import uvloop
 
@@ -76,12 +75,7 @@ class ClientProcesses:
     def __enter__(self) -> ClientProcesses:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -22,7 +22,7 @@ from server.compare.distance import (
     is_shifted,
 )
 from server.compare.records import read_sequences
-from server.remote import Remote
+from server.remote import Remote, add_server_flags
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +30,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     parser.usage = "tailrace compare-logprobs FILE [FLAGS]"
     words = 'A JSON object a line: "token_ids" and "logprobs" of the last of them (or "start").'
     parser.add_argument("file", type=Path, metavar="FILE", help=words)
-    words = "The server's URL, with /v1 at the end or without."
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help=words)
-    words = "The model to ask for; the server's first by default."
-    parser.add_argument("--model", default=None, metavar="NAME", help=words)
-    words = "The server's key. [OPENAI_API_KEY]"
-    parser.add_argument("--api-key", default=None, metavar="KEY", help=words)
+    add_server_flags(parser)
     words = "The trainer's values are of logits divided by this number."
     parser.add_argument("--temperature", type=_positive, default=1.0, metavar="T", help=words)
     words = "Show so many of the worst positions."

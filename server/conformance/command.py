@@ -16,19 +16,14 @@ from server.bench.target import find_model, parse_target
 from server.conformance.report import document, header, line, page, summary
 from server.conformance.run import run_checks
 from server.conformance.subject import Subject
-from server.remote import Remote
+from server.remote import Remote, add_server_flags
 from server.version import VERSION
 
 
 def add_conformance(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.usage = "tailrace conformance [FLAGS]"
-    words = "The server's URL, with /v1 at the end or without."
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000", metavar="URL", help=words)
-    words = "The model to ask for; the server's first by default."
-    parser.add_argument("--model", default=None, metavar="NAME", help=words)
-    words = "The server's key. [OPENAI_API_KEY]"
-    parser.add_argument("--api-key", default=None, metavar="KEY", help=words)
+    add_server_flags(parser)
     words = "Take certificates that cannot be checked."
     parser.add_argument("--insecure", action="store_true", help=words)
     words = "Longest wait for a part of a reply, in seconds."

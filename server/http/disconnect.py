@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 
 from starlette.types import Receive
 
@@ -34,12 +33,7 @@ class CancelOnDisconnect:
         self._gone = True
         self._task.cancel()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._watcher.cancel()
         if self._gone and kind is asyncio.CancelledError and self._task.uncancel() == 0:
             raise ClientGoneError from None

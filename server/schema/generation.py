@@ -201,8 +201,8 @@ class LogprobFields(BodyModel):
     )
 
 
-class GenerationFields(SamplingFields, LogprobFields):
-    """What completions and chats have in common besides."""
+class RequestFields(BodyModel):
+    """The model that replies, in which order, and whether as a stream."""
 
     model: ModelName | None = Field(
         None, description="One of the names that `/v1/models` lists; the default is the first."
@@ -211,6 +211,19 @@ class GenerationFields(SamplingFields, LogprobFields):
     stream_options: StreamOptions | None = Field(
         None, description="Options of a stream; they need `stream`."
     )
+    priority: Priority = None
+    request_id: RequestId = None
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="Only requests of equal salt share cached prefixes.",
+    )
+
+
+class GenerationFields(SamplingFields, LogprobFields, RequestFields):
+    """What completions and chats have in common besides."""
+
     stream_interval: int | None = Field(
         None,
         ge=1,
@@ -246,14 +259,6 @@ class GenerationFields(SamplingFields, LogprobFields):
     )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="The side on which a longer prompt is cut; the default is left."
-    )
-    priority: Priority = None
-    request_id: RequestId = None
-    cache_salt: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1024,
-        description="Only requests of equal salt share cached prefixes.",
     )
 
     user: Accepted = None

@@ -5,7 +5,7 @@ import itertools
 from demo.chat import CHAT_TEMPLATE, MARKERS, NO_THOUGHTS, REPLY_BEGIN, prompt_of, reply_of
 from demo.dialogues import Json, dialogues
 from demo.tokens import TURN_END_ID, VOCAB_SIZE
-from server.conversation.parsing.formats.hermes import HERMES
+from server.conversation.parsing.formats.tagged_json import HERMES
 from server.conversation.parsing.formats.thinking import QWEN3
 from server.conversation.parsing.recognise import knows_tools, reasoning_format_of, tool_format_of
 from tests.demo.chat_tokenizer import chat_tokenizer

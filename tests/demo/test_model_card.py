@@ -26,7 +26,7 @@ from demo.tokens import (
     encode_corpus,
     encode_documents,
 )
-from server.conversation.parsing.formats.hermes import HERMES
+from server.conversation.parsing.formats.tagged_json import HERMES
 from server.conversation.parsing.formats.thinking import QWEN3
 from server.conversation.parsing.recognise import reasoning_format_of, tool_format_of
 

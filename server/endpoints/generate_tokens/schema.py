@@ -6,17 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from server.schema.base import BodyModel
 from server.schema.fields import (
     Accepted,
-    ModelName,
     NotYet,
     Only,
-    Priority,
-    RequestId,
-    StreamOptions,
 )
-from server.schema.generation import LogprobFields, SamplingFields
+from server.schema.generation import LogprobFields, RequestFields, SamplingFields
 from server.schema.ids import TokenIdArray
 from server.schema.structured import StructuredOutputs
 
@@ -58,28 +53,13 @@ class TokenSamplingParams(SamplingFields, LogprobFields):
     )
 
 
-class GenerateTokensRequest(BodyModel):
+class GenerateTokensRequest(RequestFields):
     """Continue a prompt of token ids."""
 
     token_ids: TokenIdArray = Field(description="The prompt.")
     sampling_params: TokenSamplingParams = Field(
         default_factory=lambda: TokenSamplingParams.model_validate({}),
         description="How tokens are drawn, and which logprobs come back.",
-    )
-    model: ModelName | None = Field(
-        None, description="One of the names that `/v1/models` lists; the default is the first."
-    )
-    request_id: RequestId = None
-    cache_salt: str | None = Field(
-        None,
-        min_length=1,
-        max_length=1024,
-        description="Only requests of equal salt share cached prefixes.",
-    )
-    priority: Priority = None
-    stream: bool | None = Field(None, description="The reply is sent as server-sent events.")
-    stream_options: StreamOptions | None = Field(
-        None, description="Options of a stream; they need `stream`."
     )
     output_mode: Literal["tokens", "text"] = Field(
         "tokens", description="What a choice has: token ids, or its text too."

@@ -7,15 +7,13 @@ from server.conversation.parsing.formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V
 from server.conversation.parsing.formats.glm45 import GLM45
 from server.conversation.parsing.formats.granite import GRANITE
 from server.conversation.parsing.formats.harmony import HARMONY, HARMONY_REASONING
-from server.conversation.parsing.formats.hermes import HERMES
 from server.conversation.parsing.formats.kimi_k2 import KIMI_K2
 from server.conversation.parsing.formats.lfm2 import LFM2
 from server.conversation.parsing.formats.llama3_json import LLAMA3_JSON
 from server.conversation.parsing.formats.mistral import MISTRAL, MISTRAL_REASONING
-from server.conversation.parsing.formats.nemotron import NEMOTRON
-from server.conversation.parsing.formats.phi4 import PHI4
 from server.conversation.parsing.formats.pythonic import PYTHONIC
 from server.conversation.parsing.formats.qwen3_coder import QWEN3_CODER
+from server.conversation.parsing.formats.tagged_json import HERMES, NEMOTRON, PHI4
 from server.conversation.parsing.formats.thinking import (
     DEEPSEEK_R1,
     DEEPSEEK_V3_REASONING,
