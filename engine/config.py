@@ -281,7 +281,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         lacks = {
             "--model-impl transformers": self.model.model_impl == "transformers",
             "--use-flashinfer-sampler 1": self.sampling.flashinfer == "always",
-            f"--tensor-parallel-size {self.tensor_parallel_size}": self.tensor_parallel_size > 1,
         }
         for flag, is_given in lacks.items():
             if is_given:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantized, row_launch
+from engine.kernels.invariant.functions import elementwise
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
@@ -26,7 +27,7 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 def silu_and_mul_torch(gate_up: torch.Tensor) -> torch.Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return elementwise(F.silu, gate).mul_(up)
 
 
 @jit

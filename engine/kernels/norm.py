@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.fp8 import Fp8Rows, empty_rows, quantize_rows, quantized, row_launch
 from sampling.device.overlap import begin_next, wait_for_last
@@ -43,8 +44,7 @@ def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     if x.dtype == torch.float32 and not x.is_cuda:
         normed = x * _inverse_rms(x, eps)
     else:
-        wide = x.float()
-        normed = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+        normed = F.rms_norm(x, x.shape[-1:], None, eps)  # a row's bits are its own on a GPU too
     return (normed * weight).to(x.dtype)
 
 
@@ -151,3 +151,39 @@ def _launch(
         add_residual=residual is not None,
         **row_launch(x),
     )
+
+
+def row_squares(x: torch.Tensor) -> torch.Tensor:
+    """Sum the squares of each row of x [T, d], unit column stride → float32 [T].
+
+    A row's sum has one order, whatever the number of rows; torch's own on a GPU has not.
+    """
+    if x.is_cuda:
+        return row_squares_triton(x)
+    return x.float().square().sum(-1)
+
+
+@jit
+def _squares_kernel(
+    x_ptr,
+    out_ptr,
+    x_stride,
+    width,
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """A program takes a row; `width` of its BLOCK columns are real."""
+    begin_next(overlap)
+    wait_for_last(overlap)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * x_stride + columns, mask=columns < width, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row, tl.sum(x * x, 0))
+
+
+def row_squares_triton(x: torch.Tensor) -> torch.Tensor:
+    num_rows, width = x.shape
+    assert x.stride(1) == 1
+    out = torch.empty(num_rows, dtype=torch.float32, device=x.device)
+    _squares_kernel[(num_rows,)](x, out, x.stride(0), width, **row_launch(x))
+    return out

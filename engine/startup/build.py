@@ -128,6 +128,7 @@ def invariant_parts(config: EngineConfig) -> BuildParts:
 
 def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     """Build the runner of a rank other than 0; raises as `build_engine`."""
+    config = _settled(config)
     device = _prepare(config)
     measure, memory = ErrorMeasure(config, None, exchange), make_sleeping(config, device)
     model, adapters = load(config, device, exchange, measure.reference, memory)

@@ -10,10 +10,12 @@ relu2    max(gate, 0)², of experts that have no up product
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.invariant.functions import elementwise
 from sampling.device.triton_support import constexpr, jit, tl
 
 SILU, GPT_OSS, GELU_TANH, RELU2 = "silu", "gpt-oss", "gelu_tanh", "relu2"
@@ -34,11 +36,11 @@ def join_torch(products: torch.Tensor, kind: str) -> torch.Tensor:
         return F.relu(products).square()
     gate, up = products.chunk(2, dim=-1)
     if kind == SILU:
-        return F.silu(gate) * up
+        return elementwise(F.silu, gate) * up
     if kind == GELU_TANH:
-        return F.gelu(gate, approximate="tanh") * up
+        return elementwise(partial(F.gelu, approximate="tanh"), gate) * up
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-    return (up + 1) * gate * torch.sigmoid(gate * ALPHA)
+    return (up + 1) * gate * elementwise(torch.sigmoid, gate * ALPHA)
 
 
 @jit

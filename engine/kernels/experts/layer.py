@@ -17,6 +17,7 @@ from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.products import ExpertWeights, Rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
+from engine.kernels.invariant.functions import elementwise
 from engine.kernels.invariant.product import in_blocks
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm
@@ -32,8 +33,8 @@ class Router(NamedTuple):
 
     Attributes:
         correction: as of `choose_experts`.
-        invariant: the product on a GPU, float32, where a row's may not depend on the number of
-            rows.
+        invariant: the product on a GPU, float32, where a row's bits may not depend on the number
+            of rows; on a CPU it says that.
     """
 
     weight: torch.Tensor
@@ -49,7 +50,9 @@ class Router(NamedTuple):
         elif x.is_cuda and x.dtype != torch.float32:
             logits = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
         else:
-            logits = F.linear(x.float(), self.weight.float())
+            multiply = partial(F.linear, weight=self.weight.float())
+            x = x.float()
+            logits = multiply(x) if self.invariant is None else in_blocks(x, multiply)
         if self.bias is not None:
             logits += self.bias
         return choose_experts(logits, self.rules, self.correction)
@@ -71,7 +74,7 @@ class SharedExpert(NamedTuple):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute its output [T, hidden] of x [T, hidden]."""
         out = self.down(self.activation(self.gate_up(x)))
-        return out if self.scale is None else self.scale(x).sigmoid() * out
+        return out if self.scale is None else elementwise(torch.sigmoid, self.scale(x)) * out
 
 
 class Latent(NamedTuple):
@@ -118,30 +121,12 @@ class Experts:
         x, residual = add_rms_norm(x, residual, self._norm_weight, self._eps)
         if x.is_cuda:
             return self._of_normed(x, experts_triton), residual
-        if self._invariant:  # functions too: torch computes them otherwise at a tensor's end
-            return self._of_blocks(x), residual
-        return self._of_normed(x, experts_torch), residual
-
-    def _of_blocks(self, x: torch.Tensor) -> torch.Tensor:
-        routings: list[Routing] = []
-
-        def of_block(rows: torch.Tensor) -> torch.Tensor:
-            routings.append(self._router(rows))
-            return self._of_routed(rows, routings[-1], experts_in_blocks)
-
-        out = in_blocks(x, of_block)
-        if self._note is not None:
-            ids, weights = (torch.cat(parts)[: len(x)] for parts in zip(*routings, strict=True))
-            self._note(ids, weights)
-        return out
+        return self._of_normed(x, experts_in_blocks if self._invariant else experts_torch), residual
 
     def _of_normed(self, x: torch.Tensor, compute: _Experts) -> torch.Tensor:
         routing = self._router(x)
         if self._note is not None:
             self._note(*routing)
-        return self._of_routed(x, routing, compute)
-
-    def _of_routed(self, x: torch.Tensor, routing: Routing, compute: _Experts) -> torch.Tensor:
         return self._sum(x, lambda x, base: compute(x, routing, self._weights, base))
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,12 +202,18 @@ def _of_expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Te
     return weights.down.linear(expert, inner, weights.down_bias).float()
 
 
-def experts(x: torch.Tensor, routing: Routing, weights: ExpertWeights) -> torch.Tensor:
-    """Compute `experts_torch`, or the kernels for as many tokens, without anything added."""
+def experts(
+    x: torch.Tensor, routing: Routing, weights: ExpertWeights, *, invariant: bool = False
+) -> torch.Tensor:
+    """Compute `experts_torch`, or the kernels for as many tokens, without anything added.
+
+    Args:
+        invariant: a row's bits may not depend on the number of rows.
+    """
     if not x.is_cuda:
-        return experts_torch(x, routing, weights, None)
-    compute = experts_few if len(x) in NUM_ROWS else experts_triton
-    return compute(x, routing, weights, None)
+        return (experts_in_blocks if invariant else experts_torch)(x, routing, weights, None)
+    few = len(x) in NUM_ROWS and not invariant
+    return (experts_few if few else experts_triton)(x, routing, weights, None)
 
 
 def experts_few(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.kernels.invariant.functions import elementwise
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 
@@ -67,7 +68,7 @@ def choose_experts(
 def choose_experts_torch(
     logits: torch.Tensor, rules: RoutingRules, correction: torch.Tensor | None = None
 ) -> Routing:
-    scores = logits.sigmoid() if rules.sigmoid else logits
+    scores = elementwise(torch.sigmoid, logits) if rules.sigmoid else logits
     free, top_k = scores, rules.top_k
     if correction is not None:
         free = (scores if rules.sigmoid else logits.softmax(dim=-1)) + correction

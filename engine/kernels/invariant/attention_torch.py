@@ -13,6 +13,7 @@ import torch
 
 from engine.contracts.attention import AttentionSpec
 from engine.kernels.invariant.attention import block_of
+from engine.kernels.invariant.functions import elementwise
 from engine.kernels.invariant.shares import LEVELS
 from engine.memory.pages import FP8_CACHE
 
@@ -149,7 +150,7 @@ def _see_block(
     scores = torch.bmm(queries, keys.transpose(1, 2)).float() * spec.scale  # [A * H, G, N]
     scores = scores.view(num_tokens, num_kv_heads, group, -1)
     if spec.softcap is not None:
-        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        scores = spec.softcap * elementwise(torch.tanh, scores / spec.softcap)
     distance = positions - (ends[:, None] - 1)  # [A, N]
     if spec.alibi_slopes is not None:
         slopes = spec.alibi_slopes.view(1, num_kv_heads, group, 1)
@@ -171,7 +172,7 @@ def _see_block(
 
 def _rescale(top: torch.Tensor, higher: torch.Tensor) -> torch.Tensor:
     """The factor from weights relative to `top` to weights relative to `higher`, 0 for -inf."""
-    return torch.exp(top - higher.masked_fill(higher == -torch.inf, 0.0))
+    return elementwise(torch.exp, top - higher.masked_fill(higher == -torch.inf, 0.0))
 
 
 def _ends_share(position: int) -> bool:

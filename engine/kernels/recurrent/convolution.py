@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.invariant.functions import elementwise
 from engine.memory.state_rows import NULL_SLOT, Extent, StateRows, entered
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import constexpr, jit, tl, triton
@@ -95,7 +96,7 @@ def _convolve(line: torch.Tensor, kernel: Convolution, count: int) -> torch.Tens
     assert isinstance(out, torch.Tensor)
     if kernel.bias is not None:
         out = out + kernel.bias.float()
-    return (F.silu(out) if kernel.silu else out).to(line.dtype)
+    return (elementwise(F.silu, out) if kernel.silu else out).to(line.dtype)
 
 
 def _enter(line: torch.Tensor, end: int, ring: torch.Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.invariant.functions import elementwise
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, padded_lanes, tl
 
@@ -39,7 +40,7 @@ class GatedNorm(NamedTuple):
 
 def gated_norm_torch(norm: GatedNorm, x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     wide, factor = x.float(), gate.float()
-    factor = factor.sigmoid() if norm.sigmoid else F.silu(factor)
+    factor = elementwise(torch.sigmoid if norm.sigmoid else F.silu, factor)
     if norm.gate_first:
         wide = wide * factor
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + norm.eps)

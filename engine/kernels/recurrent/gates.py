@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.invariant.functions import elementwise
+
 
 def delta_gates(
     a: torch.Tensor,
@@ -25,7 +27,8 @@ def delta_gates(
     rate = a_log.exp()
     if a.dim() == 3:
         rate = rate[:, None]
-    return -rate * F.softplus(a.float() + dt_bias), b.float().sigmoid() * beta_scale
+    decay = -rate * elementwise(F.softplus, a.float() + dt_bias)
+    return decay, elementwise(torch.sigmoid, b.float()) * beta_scale
 
 
 def space_gates(
@@ -38,5 +41,5 @@ def space_gates(
     Args:
         dt: [T, H]. a_log, dt_bias: float32 [H].
     """
-    step = F.softplus(dt.float() + dt_bias).clamp(*limits)
+    step = elementwise(F.softplus, dt.float() + dt_bias).clamp(*limits)
     return -a_log.exp() * step, step

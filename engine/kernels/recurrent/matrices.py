@@ -16,10 +16,13 @@ class Rule(NamedTuple):
     Attributes:
         delta: the delta rule, with queries and keys of unit length; else the state space.
         scale: multiplies what is read.
+        by_token: prefilled rows are computed token by token too, so that a token's bits do not
+            depend on whether it was prefilled or decoded.
     """
 
     delta: bool
     scale: float
+    by_token: bool = False
 
 
 class TokenInputs(NamedTuple):

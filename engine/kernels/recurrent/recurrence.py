@@ -12,8 +12,9 @@ rule has queries and keys of unit length. Decays are logarithms, one a head or, 
 rule, one a channel of k. Whatever the inputs' dtype, all of it is float32.
 
 Prefilled rows are computed in chunks of `CHUNK` positions, on a grid of positions: cut there, a
-row's numbers are the same bits. Rows that decode are computed token by token. A chunk unrolls the
-recurrence, with D[i, j] the sum of the decays after token j up to i and S₀ the state before it:
+row's numbers are the same bits. Rows that decode are computed token by token, and so is all where
+a rule asks for it. A chunk unrolls the recurrence, with D[i, j] the sum of the decays after token j
+up to i and S₀ the state before it:
 
     u[i] = beta[i] (v[i] - exp(D[i]) S₀ k[i] - Σ_{j < i} exp(D[i, j]) (k[i] · k[j]) u[j])
     o[i] = scale (exp(D[i]) S₀ q[i] + Σ_{j ≤ i} exp(D[i, j]) (q[i] · k[j]) u[j]) + skip v[i]
@@ -49,7 +50,7 @@ def recurrence(
     if not inputs.v.is_cuda:
         return recurrence_torch(inputs, rule, memory, rows, extent, skip)
     by_channel = inputs.decay.dim() == 3
-    if by_channel or extent.standing is not None:
+    if by_channel or rule.by_token or extent.standing is not None:
         return recurrence_serial(inputs, rule, memory, rows, extent, skip)
     return recurrence_chunked(inputs, rule, memory, rows, extent, skip)
 
@@ -80,7 +81,7 @@ def recurrence_torch(
             _store(matrix, state, snapshots.get(position + 1))
         position = begin
         while position < begin + len(own.v):
-            end = min(_chunk_end(position, extent), begin + len(own.v))
+            end = min(_chunk_end(position, rule, extent), begin + len(own.v))
             span = slice(position - begin, end - begin)
             read, state = chunk_torch(TokenInputs(*(each[span] for each in own)), rule, state)
             if skip is not None:
@@ -99,9 +100,10 @@ def _store(matrix: torch.Tensor, state: torch.Tensor, slot: int | None) -> None:
         matrix[slot] = state
 
 
-def _chunk_end(position: int, extent: Extent) -> int:
+def _chunk_end(position: int, rule: Rule, extent: Extent) -> int:
     """Where the chunk that begins at a position ends: rows that decode have chunks of one token."""
-    return position + 1 if extent.standing is not None else (position // CHUNK + 1) * CHUNK
+    by_token = rule.by_token or extent.standing is not None
+    return position + 1 if by_token else (position // CHUNK + 1) * CHUNK
 
 
 def _drafted(drafted: Drafted, slot: int, position: int) -> TokenInputs:

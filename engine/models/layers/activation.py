@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.activation import silu_and_mul
+from engine.kernels.invariant.functions import elementwise
 from engine.models.formats.reader import WeightReader
 from engine.models.weights.shares import undivided
+
+GELU = {"gelu": "none", "gelu_tanh": "tanh"}
+"""How torch calls the kinds of gelu."""
 
 
 class LoadedActivation(Protocol):
@@ -56,10 +61,10 @@ class Activation(NamedTuple):
 
     def _of(self, x: torch.Tensor) -> torch.Tensor:
         if self.kind == "silu":
-            return F.silu(x)
+            return elementwise(F.silu, x)
         if self.kind == "relu2":
             return F.relu(x).square_()
-        return F.gelu(x, approximate="tanh" if self.kind == "gelu_tanh" else "none")
+        return elementwise(partial(F.gelu, approximate=GELU[self.kind]), x)
 
 
 GATED_SILU = Activation()
@@ -111,5 +116,5 @@ class LoadedXielu(NamedTuple):
         """Compute it in float32, and round once."""
         wide = x.float()
         above = self.positive * wide.square()
-        below = (torch.expm1(torch.minimum(wide, self.eps)) - wide) * self.negative
+        below = (elementwise(torch.expm1, torch.minimum(wide, self.eps)) - wide) * self.negative
         return (torch.where(wide > 0, above, below) + self.beta * wide).to(x.dtype)

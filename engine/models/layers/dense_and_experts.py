@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.experts.layer import Router, experts
 from engine.kernels.experts.products import ExpertWeights
-from engine.kernels.experts.routing import Routing, RoutingRules
+from engine.kernels.experts.routing import Routing
+from engine.kernels.invariant.product import InvariantProduct
 from engine.kernels.linear import Linear
 from engine.memory.routes import NoteRouting
 from engine.models.formats.part import Normed
@@ -35,7 +36,7 @@ class DenseAndExperts(SublayerSpec):
         before, after: norms of the experts. eps: of the router's. norm: of the sum.
     """
 
-    varies_with_batch = "a mixture of experts"
+    varies_with_batch = None
     has_experts = True
 
     mlp: Mlp
@@ -64,6 +65,7 @@ class DenseAndExperts(SublayerSpec):
             self.norm.load(reader, width, prefix),
             None if reader.ranks.is_lone else reader.ranks.exchange,
             self.experts.note(reader, prefix.removesuffix(".")),
+            reader.modules.invariant,
         )
 
     def _read_router(self, reader: WeightReader, name: str) -> ScaledRouter:
@@ -73,19 +75,22 @@ class DenseAndExperts(SublayerSpec):
         per_expert = reader.tensor(
             f"{name}.per_expert_scale", undivided(count), dtype=torch.float32
         )
-        return ScaledRouter(self.experts.rules, weight, scale, per_expert, self.eps)
+        invariant = None
+        if reader.modules.invariant:
+            invariant = InvariantProduct(weight).compiled(out_dtype=torch.float32)
+        router = Router(weight, None, self.experts.rules, invariant=invariant)
+        return ScaledRouter(router, scale, per_expert, self.eps)
 
 
 class ScaledRouter(NamedTuple):
     """Chooses experts by the product of a norm without a weight, times a scale.
 
     Attributes:
-        weight: [experts, hidden]. scale: [hidden], of inputs beside hidden ** -0.5.
+        scale: [hidden], of inputs beside hidden ** -0.5.
         per_expert: float32 [experts], factors of the weights that are chosen.
     """
 
-    rules: RoutingRules
-    weight: torch.Tensor
+    router: Router
     scale: torch.Tensor
     per_expert: torch.Tensor
     eps: float
@@ -94,7 +99,7 @@ class ScaledRouter(NamedTuple):
         """Choose for the rows of a stream [T, hidden]."""
         normed = F.rms_norm(x.float(), (x.shape[1],), None, self.eps).to(x.dtype)
         rows = normed * self.scale * x.shape[1] ** -0.5
-        routing = Router(self.weight, None, self.rules)(rows)
+        routing = self.router(rows)
         return routing._replace(weights=routing.weights * self.per_expert[routing.ids.long()])
 
 
@@ -105,6 +110,7 @@ class LoadedDenseAndExperts(NamedTuple):
         inner: maps (x, residual) to what `down` multiplies, and the sum.
         exchange: of ranks that have some inner columns of each expert; None is one rank.
         note: notes which experts were chosen; None where nobody asks.
+        invariant: a row's bits may not depend on the number of rows.
     """
 
     inner: Normed
@@ -117,6 +123,7 @@ class LoadedDenseAndExperts(NamedTuple):
     norm: Map
     exchange: RankExchange | None
     note: NoteRouting | None
+    invariant: bool
 
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
@@ -127,7 +134,7 @@ class LoadedDenseAndExperts(NamedTuple):
         routing = self.router(total)
         if self.note is not None:
             self.note(*routing)
-        out = experts(self.before(total), routing, self.weights)
+        out = experts(self.before(total), routing, self.weights, invariant=self.invariant)
         if self.exchange is not None:
             out = rank_sum(out, self.exchange)
         return self.norm(dense + self.after(out)), total

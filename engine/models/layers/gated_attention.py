@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.kernels.invariant.functions import elementwise
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
@@ -63,5 +64,5 @@ class LoadedGatedAttention(NamedTuple):
         columns, residual = self.product(x, residual)
         gate = columns[:, self.q_width : 2 * self.q_width]
         qkv = torch.cat([columns[:, : self.q_width], columns[:, 2 * self.q_width :]], dim=1)
-        x = self.o(self.heads(qkv, inputs).mul_(gate.sigmoid()))
+        x = self.o(self.heads(qkv, inputs).mul_(elementwise(torch.sigmoid, gate)))
         return (x if self.output is None else self.output(x)), residual

@@ -37,7 +37,7 @@ class PerLayerEmbedding:
             "model.embed_tokens_per_layer.weight", undivided(self.vocab_size), columns
         )
         name = "model.per_layer_model_projection"
-        product = reader.unquantized(name, undivided(columns), self.hidden_size)
+        product = reader.laid_out(name, undivided(columns), self.hidden_size).linear()
         weight = reader.tensor("model.per_layer_projection_norm.weight", undivided(self.width))
         return LoadedPerLayer(
             table,
@@ -53,12 +53,12 @@ class LoadedPerLayer(NamedTuple):
 
     Attributes:
         table: [vocab, layers * width], times `table_scale`.
-        product: [layers * width, hidden], whose results are times `product_scale`.
+        product: of embeddings, [T, layers * width], whose results are times `product_scale`.
     """
 
     table: torch.Tensor
     table_scale: float
-    product: torch.Tensor
+    product: Linear
     product_scale: float
     norm: WideRmsNorm
 
@@ -66,7 +66,7 @@ class LoadedPerLayer(NamedTuple):
         """Add the two, and divide by the root of two."""
         shape = (len(input_ids), -1, len(self.norm.weight))
         of_ids = (F.embedding(input_ids, self.table) * self.table_scale).view(shape)
-        of_text = F.linear(embedded, self.product) * self.product_scale
+        of_text = self.product(embedded) * self.product_scale
         vectors: torch.Tensor = (self.norm(of_text.view(shape)) + of_ids) * 2.0**-0.5
         return vectors
 
@@ -79,6 +79,8 @@ class LayerEnd(SublayerSpec):
         index: of the layer. width: of its vector; 0 where there is none, and the factor is all.
         norm: of what is added.
     """
+
+    varies_with_batch = None
 
     hidden_size: int
     index: int

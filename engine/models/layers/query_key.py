@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.contracts.heads import Heads
-from engine.kernels.norm import rms_norm
+from engine.kernels.invariant.functions import elementwise
+from engine.kernels.norm import rms_norm, row_squares
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.norms import Map, WideRmsNorm
 from engine.models.weights.shares import RankShare, undivided
@@ -176,7 +177,7 @@ def _norm_over_ranks(
 
     Key heads that several ranks hold are as often in the sum as in the width it is divided by.
     """
-    squares = torch.stack([x.float().square().sum(-1) for x in (q, k)])
+    squares = torch.stack([row_squares(x) for x in (q, k)])
     sums = rank_sum(squares, exchange)[..., None]
     factors = [
         torch.rsqrt(own / (exchange.size * x.shape[1]) + eps)
@@ -205,7 +206,7 @@ class QueryGrowth(NamedTuple):
 def grow(growth: QueryGrowth, q_width: int, qkv: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Multiply the queries of a product [T, q_width + others] at positions [T], in place."""
     steps = torch.div(at, growth.original, rounding_mode="floor").float()
-    factors = (1.0 + growth.beta * torch.log1p(steps)).to(qkv.dtype)
+    factors = (1.0 + growth.beta * elementwise(torch.log1p, steps)).to(qkv.dtype)
     qkv[:, :q_width] *= factors[:, None]
     return qkv
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -22,8 +22,6 @@ class RotatedNormAttention(Attention):
     Attributes:
         q_norm, k_norm: names of the norms in the module. eps: of both.
     """
-
-    varies_with_batch: ClassVar[str | None] = "norms after rotations"
 
     eps: float
     q_norm: str = "query_layernorm"

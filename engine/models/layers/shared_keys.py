@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -28,8 +28,6 @@ class SharedKeyAttention(Attention):
         keeps: the name by which later layers read its keys and values; None: none does.
         reads: the name of the keys and values that it reads, and has none of its own.
     """
-
-    varies_with_batch: ClassVar[str | None] = "attention with norms of values"
 
     eps: float
     keys_are_values: bool = False

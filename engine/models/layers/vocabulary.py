@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.invariant.functions import elementwise
 from engine.kernels.linear import LaidOut, logits_linear
 from engine.models.formats.reader import WeightReader
 from engine.models.weights.shares import undivided
@@ -89,5 +90,5 @@ class LoadedLmHead:
         if self._scale != 1.0:
             logits = logits * self._scale
         if self._softcap is not None:
-            logits = self._softcap * torch.tanh(logits / self._softcap)
+            logits = self._softcap * elementwise(torch.tanh, logits / self._softcap)
         return logits

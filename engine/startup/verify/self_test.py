@@ -22,7 +22,7 @@ from typing import TextIO
 import numpy as np
 import torch
 
-from engine.config import EngineConfig
+from engine.config import ConfigError, EngineConfig
 from engine.parallel.messages import RankTest
 from engine.progress import Ticker
 from engine.request import Request
@@ -101,6 +101,11 @@ def _results(
 ) -> Iterator[Result]:
     if config.tensor_parallel_size > 1:
         check_asked(config, device, with_model=with_model)  # before the reference takes its minutes
+        if with_model and config.model.batch_invariant:
+            raise ConfigError(
+                "tailrace verify --batch-invariant compares the bits of one rank; leave "
+                f"--tensor-parallel-size {config.tensor_parallel_size} out"
+            )
     reference = model_reference(config) if with_model else None
     text = [] if reference is None else reference.ids.tolist()
     with _ranks(config, device, RankTest(quick, seed, with_model, text)) as ranks:

@@ -10,7 +10,14 @@ from functools import partial
 import pytest
 import torch
 
-from engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_torch, rms_norm_triton
+from engine.kernels.norm import (
+    add_rms_norm,
+    rms_norm,
+    rms_norm_torch,
+    rms_norm_triton,
+    row_squares,
+    row_squares_triton,
+)
 from tests.engine.kernels.where import DEVICES
 
 EPS = 1e-5
@@ -76,3 +83,15 @@ def test_kernel(rows: int, width: int, dtype: torch.dtype, device: str) -> None:
     out = rms_norm_triton(x, weight, EPS, residual)
     torch.testing.assert_close(residual, total, rtol=torch.finfo(dtype).eps, atol=0)
     close(out, rms_norm_torch(residual, weight, EPS))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_squares_of_rows(dtype: torch.dtype, device: str) -> None:
+    """d products and sums of positive numbers: at most d roundings of float32, relatively."""
+    x = torch.randn(7, 300).to(dtype)[:, 3:203]
+    exact = x.double().square().sum(-1)
+    for out in (row_squares(x), row_squares_triton(x.to(device)).cpu()):
+        torch.testing.assert_close(out.double(), exact, rtol=200 * 2.0**-24, atol=0.0)
+    alone = torch.cat([row_squares_triton(row[None].to(device)) for row in x]).cpu()
+    assert torch.equal(alone, row_squares_triton(x.to(device)).cpu())

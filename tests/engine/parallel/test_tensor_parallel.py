@@ -153,6 +153,12 @@ def assert_close(mine: LogprobArrays, theirs: LogprobArrays) -> None:
         np.testing.assert_allclose(np.maximum(a, -1e4), np.maximum(b, -1e4), atol=ATOL)
 
 
+def assert_same_bits(mine: LogprobArrays, theirs: Sequence[LogprobArrays]) -> None:
+    whole = LogprobArrays.concat(list(theirs))
+    for name in ("chosen", "top_ids", "top_logprobs", "explicit"):
+        np.testing.assert_array_equal(getattr(mine, name), getattr(whole, name))
+
+
 def reported(results: Results, index: int) -> dict[tuple[int, int], LogprobArrays]:
     """The logprobs of choices whose wish asked for some."""
     wish = WISHES[index]
@@ -188,6 +194,34 @@ def test_mixed_requests_get_what_one_rank_gives_them(size: int) -> None:
     assert together.prompts.keys() == alone.prompts.keys() == set(range(0, 40, 5))
     for handle, arrays in together.prompts.items():
         assert_close(_cut(arrays, 3, 2), _cut(alone.prompts[handle], 3, 2))
+
+
+@pytest.mark.parametrize("name", ["llama", "olmoe"])
+def test_bits_that_do_not_depend_on_the_batch(name: str, tmp_path: Path) -> None:
+    """Alone and whole, then beside others and in chunks, with `--batch-invariant`."""
+    write_tiny(MODELS[name], tmp_path)
+    model = structs.replace(
+        CONFIG.model, model=str(tmp_path), max_model_len=100, batch_invariant=True
+    )
+    config = of(2, model=model, structured=None, scheduler=SchedulerConfig(max_rows=16))
+    chunked = structs.replace(config, scheduler=SchedulerConfig(max_rows=16, max_step_tokens=17))
+    requests = [
+        request(
+            i,
+            [(7 * i + j) % 90 + 3 for j in range(5 + 9 * i)],
+            params=SamplingParams(seed=i, logprobs=5, logprob_token_ids=(1, 50, 90)),
+            max_tokens=9,
+            prompt_logprobs=PromptLogprobsParams(num_top=3),
+        )
+        for i in range(6)
+    ]
+    together = answers(chunked, requests)
+    for one in requests:
+        alone = answers(config, [one])
+        for key, parts in alone.logprobs.items():
+            assert_same_bits(LogprobArrays.concat(parts), together.logprobs[key])
+        for handle, prompt in alone.prompts.items():
+            assert_same_bits(prompt, [together.prompts[handle]])
 
 
 @pytest.mark.parametrize("name", ["olmoe", "deepseek-v3", "gpt-oss", "gemma3", "phi"])

@@ -39,6 +39,8 @@ class ChannelDelta(SublayerSpec):
         eps: of the gated norm.
     """
 
+    varies_with_batch = None
+
     hidden_size: int
     heads: int
     head_dim: int
@@ -71,7 +73,7 @@ class ChannelDelta(SublayerSpec):
             places.state(lambda num_drafts: sizes.state(self.conv_width, num_drafts, reader.dtype)),
             sizes,
             read_convolution(reader, convolved, [lanes] * 3, self.conv_width),
-            Rule(delta=True, scale=self.head_dim**-0.5),
+            Rule(True, self.head_dim**-0.5, by_token=reader.modules.invariant),
             decays,
             self._read_rates(reader, name, heads),
             reader.tensor(f"{name}.dt_bias", lanes, dtype=torch.float32).view(-1, self.head_dim),

@@ -43,6 +43,8 @@ class GatedDelta(SublayerSpec):
         beta_scale: 2 lets a step turn a state's sign around.
     """
 
+    varies_with_batch = None
+
     hidden_size: int
     key_heads: int
     value_heads: int
@@ -84,7 +86,7 @@ class GatedDelta(SublayerSpec):
                 [q, k, v],
                 self.conv_width,
             ),
-            self.rule,
+            self.rule._replace(by_token=reader.modules.invariant),
             reader.tensor(f"{name}.A_log", heads, dtype=torch.float32),
             reader.tensor(f"{name}.dt_bias", heads, dtype=torch.float32),
             self.beta_scale,

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.errors import ModelError
+from engine.kernels.invariant.functions import elementwise
 from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution, causal_convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
@@ -38,8 +39,6 @@ from engine.models.weights.shares import (
     undivided,
 )
 
-RULE = Rule(delta=False, scale=1.0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class StateSpace(SublayerSpec):
@@ -52,6 +51,8 @@ class StateSpace(SublayerSpec):
         dt_limits: of the step sizes.
         input_scales: factors of gate, x, B, C and dt as they come from the product.
     """
+
+    varies_with_batch = None
 
     hidden_size: int
     heads: int
@@ -87,6 +88,7 @@ class StateSpace(SublayerSpec):
             self.norm.load(reader, self.hidden_size, f"{prefix}.").before(product),
             places.state(lambda num_drafts: sizes.state(self.conv_width, num_drafts, reader.dtype)),
             sizes,
+            Rule(delta=False, scale=1.0, by_token=reader.modules.invariant),
             self._scales(shares, reader),
             read_convolution(
                 reader, [f"{name}.conv1d"], [x, b, c], self.conv_width, has_bias=self.conv_bias
@@ -167,6 +169,7 @@ class LoadedStateSpace(NamedTuple):
     product: Normed
     place: int
     sizes: SpaceSizes
+    rule: Rule
     scales: torch.Tensor | None
     convolution: Convolution
     a_log: torch.Tensor
@@ -196,11 +199,11 @@ class LoadedStateSpace(NamedTuple):
                 mixed[part.tokens], self.convolution, ring, part.rows, part.extent
             )
             tokens = TokenInputs(*sizes.split(own), decay[part.tokens], step[part.tokens])
-            return recurrence(tokens, RULE, memory, part.rows, part.extent, self.skip)
+            return recurrence(tokens, self.rule, memory, part.rows, part.extent, self.skip)
 
         read = by_parts(states, compute).flatten(1)
         if self.norm is None:
-            read = read * F.silu(gate)
+            read = read * elementwise(F.silu, gate)
         else:
             groups = (len(read), -1, self.norm.weight.shape[1])
             read = self.norm(read.view(groups), gate.view(groups))

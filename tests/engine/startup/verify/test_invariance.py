@@ -12,14 +12,23 @@ from engine.attention.invariant import InvariantPlainAttention
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 from engine.errors import ModelError
 from engine.kernels.invariant import product
+from engine.kernels.recurrent import recurrence
+from engine.kernels.recurrent.matrices import Rule
+from engine.models.families.table import decoder_spec
 from engine.startup.build import invariant_parts
 from engine.startup.verify.invariance import invariance_results
 from sampling.selftest.checks import Result
+from tests.engine.models.families.hybrid_models import FAMILIES, config_of, write_hybrid
+from tests.engine.models.families.listing import is_invariant
 from tests.engine.models.formats.kinds import EVEN
 from tests.engine.models.formats.kinds import KINDS as QUANTIZED
 from tests.engine.models.formats.packers import write_quantized
+from tests.engine.models.serving import write_tiny
+from tests.engine.models.test_decoder import MODELS
 from tests.engine.tiny_models import write_model
 
+PLAIN = [name for name, config in MODELS.items() if is_invariant(decoder_spec(config))]
+STATES = [name for name in FAMILIES if is_invariant(decoder_spec(config_of(name)))]
 PROMPT_LENS = (1, 16, 40, 65, 90)
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "cohere")
 EXPERTS = ("mixtral", "qwen2_moe", "gpt_oss")
@@ -57,6 +66,55 @@ def _failed(config: EngineConfig) -> list[Result]:
 def test_bits_on_a_cpu(kind: str, tmp_path: Path) -> None:
     write_model(kind, tmp_path)
     assert not _failed(_config(tmp_path, "cpu"))
+
+
+def test_bits_of_states_on_a_cpu(tmp_path: Path) -> None:
+    """A delta rule, token by token in every way."""
+    write_hybrid(config_of("qwen3_5"), tmp_path)
+    assert not _failed(_config(tmp_path, "cpu"))
+
+
+@pytest.mark.slow
+def test_chunks_of_a_recurrence_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefilled by chunks, a delta rule has other bits than token by token."""
+    chunk_end = recurrence._chunk_end
+
+    def in_chunks(position: int, rule: Rule, extent: Any) -> int:
+        return chunk_end(position, rule._replace(by_token=False), extent)
+
+    monkeypatch.setattr(recurrence, "_chunk_end", in_chunks)
+    write_hybrid(config_of("qwen3_5"), tmp_path)
+    assert "invariance: scored as prompts" in {
+        result.check for result in _failed(_config(tmp_path, "cpu"))
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", STATES)
+def test_bits_of_every_hybrid_on_a_cpu(family: str, tmp_path: Path) -> None:
+    write_hybrid(config_of(family), tmp_path)
+    assert not _failed(_config(tmp_path, "cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLAIN)
+def test_bits_of_every_family_on_a_cpu(name: str, tmp_path: Path) -> None:
+    write_tiny(MODELS[name], tmp_path)
+    assert not _failed(_config(tmp_path, "cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", STATES)
+def test_bits_of_states_on_a_gpu(family: str, tmp_path: Path) -> None:
+    write_hybrid(config_of(family), tmp_path)
+    assert not _failed(_config(tmp_path, "cuda", "bfloat16"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-experts", "hunyuan", "starcoder2"])
+def test_bits_of_more_families_on_a_gpu(name: str, tmp_path: Path) -> None:
+    write_tiny(MODELS[name], tmp_path)
+    assert not _failed(_config(tmp_path, "cuda", "bfloat16"))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2_moe"])
@@ -126,13 +184,9 @@ def test_what_cannot_promise_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 def test_flags_that_cannot_go_with_it(tmp_path: Path) -> None:
-    for fields in (
-        {"tensor_parallel_size": 2},
-        {"model": ModelConfig(model="m", batch_invariant=True, model_impl="transformers")},
-    ):
-        model = ModelConfig(model="m", batch_invariant=True)
-        with pytest.raises(ConfigError, match="--batch-invariant cannot be promised with --"):
-            EngineConfig(**({"model": model} | fields))
+    model = ModelConfig(model="m", batch_invariant=True, model_impl="transformers")
+    with pytest.raises(ConfigError, match="--batch-invariant cannot be promised with --"):
+        EngineConfig(model=model)
 
 
 def test_the_first_layer_that_differs_is_named(
