@@ -1,9 +1,9 @@
 """How many drafts of the EAGLE head the demo model accepts, in plain torch.
 
 The target continues the held-out documents by itself; speculation is then played back over what it
-wrote, which is exact. Given that the token x stands at a position, a draft for it was accepted with
+wrote, which is exact. Given that the token at a position is x, a draft for it was accepted with
 probability min(1, q(x) / p(x)) if drafts are drawn from q (x was drafted and accepted with
-probability min(p(x), q(x)), and stands there with probability p(x)), and if x is q's highest token
+probability min(p(x), q(x)), and is kept with probability p(x)), and if x is q's highest token
 if they are that. At temperature 0 a draft is accepted if it is the token. So steps are walked along
 the text: accepted drafts until the first refusal, one more token, and on from there.
 

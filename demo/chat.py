@@ -2,7 +2,7 @@
 
 A model this small copies well and spells badly, so the template keeps to what can be copied token
 by token: a tool is shown as the call that it asks for, with types where the values go, and a blank
-stands before users' and tools' texts, because a word or number after a blank is another token than
+comes before users' and tools' texts, because a word or number after a blank is another token than
 one at the beginning of a line.
 """
 

@@ -3,7 +3,7 @@
 Letters in shapes: B windows, T positions, H hidden size, V vocabulary.
 
 The entry at position i is made of the target's feature f[i] (its hidden state after the final
-norm) and the embedding of the token at i + 1; the output there stands for f[i + 1], so the
+norm) and the embedding of the token at i + 1; the output there predicts f[i + 1], so the
 target's own head turns it into q, the distribution of the token at i + 2. Drafting goes on from an
 output as if it were the feature. `rollout` does so at every position at once, with the text's own
 tokens, as a draft that is worth a look had them.
@@ -76,9 +76,9 @@ class HeadAttention(nn.Module):
 
 def visible_entries(length: int, step: int, device: torch.device) -> torch.Tensor:
     """The entries that the query at position i of a draft step sees: bool [T, (step + 1) * T]."""
-    behind = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
-    made = [behind == step - m for m in range(1, step + 1)]
-    return torch.cat([behind >= step, *made], dim=1)
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+    made = [distance == step - m for m in range(1, step + 1)]
+    return torch.cat([distance >= step, *made], dim=1)
 
 
 class HeadLayer(nn.Module):
@@ -116,7 +116,7 @@ class TrainableEagleHead(nn.Module):
     ) -> list[torch.Tensor]:
         """The outputs of `num_steps` draft steps at each position, [B, T, H] a step.
 
-        The output of step j at position i stands for f[i + 1] and is drafted with true features
+        The output of step j at position i predicts f[i + 1] and is drafted with true features
         up to i - j; at i < j it means nothing.
 
         Args:

@@ -76,7 +76,7 @@ class HeadTrainer:
         with torch.no_grad():
             features = target.model(input_ids=windows[:, :-1], use_cache=False).last_hidden_state
             embeddings = target.model.embed_tokens(windows[:, 1:]).to(features.dtype)
-            # What stands at i + 1: the last position has nothing to learn from.
+            # The token at i + 1: the last position has nothing to learn from.
             expected = features.roll(-1, dims=1).flatten(0, 1)
             matrix = target.lm_head.weight.to(features.dtype)
             logits = expected @ matrix.T

@@ -165,7 +165,7 @@ class RowEnds(NamedTuple):
 
     Attributes:
         next_ids: int32 [T], the token after each query token, as in `VerifiedStep`.
-        last: int64 [P], the last query token that stands in each row of `Drafting`.
+        last: int64 [P], the last query token that is kept in each row of `Drafting`.
         positions: int64 [P], of the next step's first draft. limits: int64 [P], of the rows.
         num_offered: int32 [L], drafts that were verified, as far as there was room; None where
             the step verified none.

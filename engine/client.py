@@ -52,7 +52,7 @@ class EngineHandle(Protocol):
     Attributes:
         info: the engine's description of itself.
         stats: the latest statistics that came with an output; None before the first.
-        state: what holds the engine, as it last told.
+        state: what holds the engine, as it last reported.
     """
 
     info: EngineInfo
@@ -245,7 +245,7 @@ class EngineClient:
             ended.set_result(reply)
 
     async def _beat(self) -> None:
-        """Tell the engine that somebody reads what it sends; it tells how it stands."""
+        """Tell the engine that somebody reads what it sends; it answers with its state."""
         awake = AwakeClock()
         while True:
             if (held_up_s := awake.tick()) > LATE_S:

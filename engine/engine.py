@@ -288,7 +288,7 @@ class Engine:
         One launch becomes two where rows draw under a grammar: the forward at once, the draw when
         the step before is read back and masks are filled, both while the forward runs. The step
         after it is planned meanwhile and launched right after that draw, so that the device waits
-        for neither. Steps of scoring run between the two: behind the draw, which reads what their
+        for neither. Steps of scoring run between the two, after the draw, which reads what their
         forwards would overwrite.
         """
         if self.adapters is not None:

@@ -1,4 +1,4 @@
-"""The errors of a configuration or model that cannot be served, and how errors are told.
+"""The errors of a configuration or model that cannot be served, and how errors are worded.
 
 Imports nothing, so that every module may raise them.
 """

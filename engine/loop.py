@@ -185,7 +185,7 @@ class EngineLoop:
         self._bell.silence()
 
     def _send(self, frontend: bytes, output: StepOutput) -> None:
-        """Send an output; a request's end is told with the statistics that count it."""
+        """Send an output; a request's end comes with the statistics that count it."""
         ends = np.count_nonzero(output.finish) or output.item_scores
         if output.stats is None and (ends or not self._frontends.has_fresh_stats(frontend)):
             output = msgspec.structs.replace(output, stats=self._engine.stats())
@@ -201,15 +201,15 @@ class EngineLoop:
             return
         self._socket.send(encode(output))
 
-    def _send_stats(self, told: Set[bytes] = frozenset()) -> None:
+    def _send_stats(self, reached: Set[bytes] = frozenset()) -> None:
         """Send statistics to frontends that got none, or nothing at all, for a while.
 
         Args:
-            told: who got an output just now. Where that was the last, all others hear of it.
+            reached: who got an output just now. Where that was the last, all others get statistics.
         """
-        ends = bool(told) and not self._engine.has_work
+        ends = bool(reached) and not self._engine.has_work
         for frontend in (
-            set(self._frontends.known) - told if ends else self._frontends.without_news()
+            set(self._frontends.known) - reached if ends else self._frontends.without_news()
         ):
             self._send(frontend, empty_output(self._engine.stats()))
 

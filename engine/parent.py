@@ -65,7 +65,7 @@ class EngineProcess:
         """Start an engine process and wait until it serves.
 
         Args:
-            on_progress: is told how far the start is.
+            on_progress: called with how far the start is.
             folder: one that `make_folder` made, for the socket; it goes when the engine does.
 
         Raises:

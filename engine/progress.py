@@ -1,4 +1,4 @@
-"""The progress of a start, told to whoever shows it. Like logging, one for the whole process."""
+"""The progress of a start, for whoever shows it. Like logging, one for the whole process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TICK_S = 1.0
 _CLEAR = "\r\x1b[K"
 
 Listener = Callable[[str, int, int], None]
-"""Is told of a phase, how many of its parts are done, and how many there are, 0 if not known. A
+"""Called with a phase, how many of its parts are done, and how many there are, 0 if not known. A
 phase ends with done equal to the total."""
 
 REPORT_S = 0.1
@@ -34,16 +34,16 @@ _reported_at = 0.0
 
 
 def on_progress(listener: Listener) -> None:
-    """Let `listener` be told from now on."""
+    """Report to `listener` from now on."""
     global _listener
     _listener = listener
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """A phase of the start: told at its begin and end, and logged with its time."""
+    """A phase of the start: reported at its beginning and end, and logged with its time."""
     global _phase, _reported_at
-    _phase, _reported_at = name, -math.inf  # its first report is told at once
+    _phase, _reported_at = name, -math.inf  # its first report is sent at once
     began = time.monotonic()
     _listener(name, 0, 0)
     try:

@@ -55,11 +55,11 @@ class Origin(enum.IntEnum):
     DRAWN = 0
     """A step without drafts for its row."""
     ACCEPTED = 1
-    """A draft that stands."""
+    """An accepted draft."""
     RECOVERED = 2
-    """It stands in place of a refused draft."""
+    """It replaces a refused draft."""
     BONUS = 3
-    """It stands after the last draft, all of which were accepted."""
+    """It follows the last draft, all of which were accepted."""
 
 
 MAX_STEP_VALUES = 1 << 24

@@ -110,4 +110,4 @@ class Verification(NamedTuple):
     num_new: Tensor  # int32 [R], how many stand: 1 .. 1 + k, or 0 .. k where bad
     num_accepted: Tensor  # int32 [R], how many of those are drafts
     bad: Tensor  # uint8 [R], as in `SamplerOutput`, of the logits of the token after those
-    logprobs: LogprobsOutput | None  # of the n logit rows; undefined where no token stands
+    logprobs: LogprobsOutput | None  # of the n logit rows; undefined where no token was kept

@@ -27,7 +27,7 @@ from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, NoiseKey, Purpose, exp
 from sampling.vocab_shard import VocabShard
 
 MASS_ERROR = 2.0**-18
-LEAST_CUT = 2.0 * MASS_ERROR  # a smaller share of the mass cannot be told from rounding
+LEAST_CUT = 2.0 * MASS_ERROR  # a smaller share of the mass cannot be distinguished from rounding
 MAX_SCALE = 3.0e38  # 1 / T in float32; exceeded below T = 3.3e-39, where every gap is infinite
 MIN_SCALE = 2.0**-126  # below it float32 reaches 0, and a mask's -inf * 0 is NaN
 

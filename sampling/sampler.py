@@ -1,6 +1,6 @@
 """The sampler: it draws a step's tokens from the logits, with their logprobs.
 
-Unless told otherwise it lets FlashInfer draw the rows it may where `warm_up.time_samplers` found it
+By default it lets FlashInfer draw the rows it may where `warm_up.time_samplers` found it
 faster.
 """
 

@@ -135,7 +135,7 @@ class VocabShard:
 
         Args:
             words: int32 [n, at most `width`], any row stride.
-            counts: int32 [n], how many words of each row are told, no more than there are;
+            counts: int32 [n], how many words of each row are sent, no more than there are;
                 negative, on all ranks or on none, where the row is left out.
             width: the same on every rank.
         """

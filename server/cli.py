@@ -52,7 +52,7 @@ def _checked(settings: Settings) -> EngineConfig:
 
 
 def _serve(given: dict[str, Any]) -> int:
-    """Serve until told to end."""
+    """Serve until asked to end."""
     settings = _settings(given)
     from server.command.serve import serve  # slow to import, and not needed to say what is wrong
 
@@ -60,7 +60,7 @@ def _serve(given: dict[str, Any]) -> int:
 
 
 def _deploy(given: dict[str, Any]) -> int:
-    """Serve by several engines until told to end."""
+    """Serve by several engines until asked to end."""
     options = fleet_options(given)
     return deploy(_settings(given), options)
 
@@ -146,7 +146,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status; what the user can mend is told in one line."""
+    """Run a command and return its exit status; what the user can fix is reported in one line."""
     words = "An OpenAI-compatible inference server that samples exactly."
     parser = Parser(prog="tailrace", allow_abbrev=False, description=words)
     parser.add_argument("--version", action="version", version=VERSION)

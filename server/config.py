@@ -22,7 +22,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PoolingMode = Literal["last", "mean"]
-"""Which hidden state stands for a text: its last token's, or the mean of all of them."""
+"""Which hidden state represents a text: its last token's, or the mean of all of them."""
 
 
 Activation = Literal["identity", "tanh", "relu"]

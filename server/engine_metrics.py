@@ -55,7 +55,7 @@ class EngineCollector(Collector):
         yield self._gauge("engine_up", "1 while the engine can serve", float(not failed))
         yield self._cache_config()
         stats = self._engine.stats or NO_STATS
-        if not failed:  # what a dead engine said last is not how it stands
+        if not failed:  # what a dead engine said last is not its state
             yield from self._gauges(stats)
         yield from self._counters(stats)
         yield from self._timings(stats.timings)

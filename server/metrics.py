@@ -2,7 +2,7 @@
 
 Several fronts count in files that all of them read (`prometheus_client`'s multiprocess mode), so
 whoever is asked tells of all, and what a front that died had counted stays. Numbers of the engine
-are told once, by the front that is asked, and those of processes apart, with a label.
+are reported once, by the front that is asked, and those of processes apart, with a label.
 """
 
 from __future__ import annotations

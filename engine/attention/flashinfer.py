@@ -33,7 +33,7 @@ choices and one of scoring."""
 
 
 class Kind(NamedTuple):
-    """The features by which layers are told apart; layers of one kind share a plan."""
+    """The features that distinguish layers; layers of one kind share a plan."""
 
     num_q_heads: int
     num_kv_heads: int

@@ -23,7 +23,7 @@ Cut = tuple[int, Tiling]
 
 
 class StepTiles(NamedTuple):
-    """What the kernel is told of a step, on the device.
+    """What the kernel reads of a step, on the device.
 
     Attributes:
         tables: int32, contiguous; the rows' block tables, into which tiles point.

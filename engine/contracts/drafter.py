@@ -27,7 +27,7 @@ class VerifiedStep:
         rows: int64 [R].
         input_ids: int32 [T]. positions: int64 [T]. The query tokens the target computed.
         next_ids: int32 [T], the token that follows each in its row: the next prompt token or the
-            token entered after it. After a row's last token that stands they are undefined, but
+            token entered after it. After a row's last kept token they are undefined, but
             below vocab_size.
         hidden: [T, hidden_size], the target's hidden states after its final norm.
         features: [T, F], outputs of the target's layers `Drafter.feature_layers` side by side;
@@ -36,7 +36,7 @@ class VerifiedStep:
             blocks: slot s of a token is its slot in every layer of every cache. Tables are as wide
             as `block_tables`; every row brings at least one token.
         draw_rows: int64 [L], index into `rows` of the rows that drew and are drafted for.
-        last: int64 [L], index into the T tokens of the last one that stands in each of these rows.
+        last: int64 [L], index into the T tokens of the last one kept in each of these rows.
             The row's newest token, which is not among the T, has position positions[last] + 1.
         sampling: L rows; positions are those of the next step's first draft, positions[last] + 2.
         limits: int64 [L], the first position that no draft may have. A draft there or beyond is
@@ -89,7 +89,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
-        """Propose drafts int32 [L, k]; -1 stands for no draft, and verification always refuses it.
+        """Propose drafts int32 [L, k]; -1 means no draft, and verification always refuses it.
 
         After a -1 a row has no drafts.
 

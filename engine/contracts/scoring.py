@@ -1,6 +1,6 @@
 """The contract between the scoring queue and the runner. No torch.
 
-A step is rows of tokens: parts of queries, which only leave keys and values behind, and items,
+A step is rows of tokens: parts of queries, of which only keys and values are kept, and items,
 some of whose positions are read.
 """
 

@@ -4,7 +4,7 @@
 A program takes a key head and a tile: some of a row's query tokens with all query heads of that key
 head, so that keys are read once for them. It goes over the row's keys in ascending order, in blocks
 that begin at multiples of their length, and a key that a query does not see adds exactly nothing.
-So a token's output is the same whatever stands beside it in a step and however its prompt is cut
+So a token's output is the same whatever is beside it in a step and however its prompt is cut
 into chunks, bit for bit. The torch twin is `PlainAttention`.
 
 Letters in comments: G query heads a key head, M queries of a tile (token by token, padded), D

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Rotary position embedding (Su et al. 2021), halves convention, and what goes with it.
 
-A pair (x[i], x[i + D/2]) of a head is turned by the angle position * inv_freq[i]:
+A pair (x[i], x[i + D/2]) of a head is rotated by the angle position * inv_freq[i]:
 
     y[i]       = x[i] * cos - x[i + D/2] * sin
     y[i + D/2] = x[i + D/2] * cos + x[i] * sin
@@ -29,7 +29,7 @@ of one token has too few programs."""
 def rope_table(inv_freq: torch.Tensor, scale: float, num_positions: int) -> torch.Tensor:
     """Make the table float32 [num_positions, D] of cos, then sin, of all angles, times `scale`.
 
-    Pairs of speed zero are not turned, nor scaled.
+    Pairs of speed zero are not rotated, nor scaled.
     """
     positions = torch.arange(num_positions, dtype=torch.float32, device=inv_freq.device)
     angles = positions[:, None] * inv_freq.float()  # [num_positions, D / 2]
@@ -55,24 +55,24 @@ def rope_and_store(
 def rope_and_store_torch(
     qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
 ) -> torch.Tensor:
-    num_turned = heads.num_q + heads.num_kv
-    split = qkv.view(len(qkv), num_turned + heads.num_kv, -1)
-    turned = split[:, :num_turned]
+    num_rotated = heads.num_q + heads.num_kv
+    split = qkv.view(len(qkv), num_rotated + heads.num_kv, -1)
+    rotated = split[:, :num_rotated]
     if heads.norm is not None:
-        turned = rms_norm(turned, heads.norm, heads.eps)
-    turned = rope(turned, rotation)
-    cells.store(turned[:, heads.num_q :], split[:, num_turned:])
+        rotated = rms_norm(rotated, heads.norm, heads.eps)
+    rotated = rope(rotated, rotation)
+    cells.store(rotated[:, heads.num_q :], split[:, num_rotated:])
     if cells.queries is None:
-        return turned[:, : heads.num_q]
-    return cells.queries.copy_(turned[:, : heads.num_q])
+        return rotated[:, : heads.num_q]
+    return cells.queries.copy_(rotated[:, : heads.num_q])
 
 
 def rope(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """Rotate heads x [T, heads, D] by their token's rotation."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     cos, sin = rotation.cos_and_sin
-    turned = torch.addcmul(x * cos, swapped, sin)
-    return turned if turned.dtype == x.dtype else turned.to(x.dtype)
+    rotated = torch.addcmul(x * cos, swapped, sin)
+    return rotated if rotated.dtype == x.dtype else rotated.to(x.dtype)
 
 
 @jit(do_not_specialize_on_alignment=["positions_ptr"])  # a drafter's begin anywhere
@@ -100,16 +100,16 @@ def _rope_and_store_kernel(
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lanes = tl.arange(0, BLOCK)[None, :]
-    num_turned: tl.constexpr = num_q + num_kv
-    is_value = heads >= num_turned
-    inside = (lanes < HALF) & (heads < num_turned + num_kv)
-    turned = inside & (heads < num_turned)
+    num_rotated: tl.constexpr = num_q + num_kv
+    is_value = heads >= num_rotated
+    inside = (lanes < HALF) & (heads < num_rotated + num_kv)
+    rotated = inside & (heads < num_rotated)
     if has_norm:
         weight_ptr = norm_ptr + heads * 2 * HALF + lanes
-        x_weight = tl.load(weight_ptr, mask=turned, other=1.0).to(tl.float32)
-        y_weight = tl.load(weight_ptr + HALF, mask=turned, other=1.0).to(tl.float32)
+        x_weight = tl.load(weight_ptr, mask=rotated, other=1.0).to(tl.float32)
+        y_weight = tl.load(weight_ptr + HALF, mask=rotated, other=1.0).to(tl.float32)
     wait_for_last(overlap)
-    x_ptr = qkv_ptr + (token * (num_turned + num_kv) + heads) * 2 * HALF + lanes
+    x_ptr = qkv_ptr + (token * (num_rotated + num_kv) + heads) * 2 * HALF + lanes
     low = tl.load(x_ptr, mask=inside, other=0.0)
     high = tl.load(x_ptr + HALF, mask=inside, other=0.0)
     dtype = low.dtype
@@ -129,7 +129,7 @@ def _rope_and_store_kernel(
     tl.store(out_ptr, new_low, mask=is_query)
     tl.store(out_ptr + HALF, new_high, mask=is_query)
     row = tl.load(key_rows_ptr + token)
-    kv_head = tl.where(is_value, values_after * num_kv + heads - num_turned, heads - num_q)
+    kv_head = tl.where(is_value, values_after * num_kv + heads - num_rotated, heads - num_q)
     cell_ptr = cells_ptr + (row * num_kv + kv_head) * 2 * HALF + lanes
     stored = inside & (heads >= num_q)
     if scales_ptr is None:

@@ -167,7 +167,7 @@ class Entered(NamedTuple):
     """The ends of S rows after their verified tokens; see `engine.batch.RowEnds`.
 
     Attributes:
-        last: int64 [S], the last of each row's query tokens that stands, among all S * Q.
+        last: int64 [S], the last of each row's query tokens that is kept, among all S * Q.
         positions: int64 [S], of the next step's first draft. limits: int64 [S], as in `RowState`.
         num_offered: int32 [S], drafts that were verified, as far as there was room.
     """

@@ -89,7 +89,7 @@ def snapshot_multiple(specs: Sequence[StateSpec], block_size: int) -> int:
 class StatePart(NamedTuple):
     """Rows of one kind in a step, and their tokens among the step's.
 
-    Rows that decode bring one token that stands and drafts after it. A row's kind is known from
+    Rows that decode bring one certain token and drafts after it. A row's kind is known from
     its plan, never from the number of its tokens.
     """
 

@@ -290,7 +290,7 @@ def _describe(
 
 
 def fp8_lack(device: torch.device) -> str | None:
-    """Why a device cannot compute with float8, to be put behind the flag that wants it."""
+    """Why a device cannot compute with float8, to be put after the flag that wants it."""
     if device.type != "cuda":
         return None
     capability = torch.cuda.get_device_capability(device)

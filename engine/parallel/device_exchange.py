@@ -103,12 +103,12 @@ class _MailboxLink:
         # Nothing here needs multicast, and each rank counts the GPUs from its own on.
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         os.environ["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
-        num_letters, num_told = letter_bytes(size) // WORD_BYTES, NUM_PROGRAMS * size
+        num_letters, num_received = letter_bytes(size) // WORD_BYTES, NUM_PROGRAMS * size
         num_packed = 2 * size * MAX_PACKED
         packed_words = num_packed * PACKED_BYTES // WORD_BYTES
         group: Any = dist.group.WORLD
         self._own = symmetric_memory.empty(
-            packed_words + num_letters + num_told, dtype=torch.int32, device=device
+            packed_words + num_letters + num_received, dtype=torch.int32, device=device
         ).zero_()
         torch.cuda.synchronize(device)  # empty before others can write
         self._handle = symmetric_memory.rendezvous(self._own, group.group_name)
@@ -123,7 +123,9 @@ class _MailboxLink:
                 self._handle.get_buffer(other, (num_packed,), torch.int64, 0)
                 for other in range(size)
             ),
-            told=tuple(part_of(other, num_letters, NUM_PROGRAMS, size) for other in range(size)),
+            received=tuple(
+                part_of(other, num_letters, NUM_PROGRAMS, size) for other in range(size)
+            ),
             sent=torch.zeros(NUM_PROGRAMS, dtype=torch.int32, device=device),
         )
 

@@ -1,6 +1,6 @@
 """The processes of ranks 1 and up, as rank 0 sees them. No torch.
 
-Each is told messages over its standard input, a length and as many bytes each, and ends when
+Each is sent messages over its standard input, a length and as many bytes each, and ends when
 that does. Its standard output carries lines of status: a `RankStatus` twice a second, from before
 it imports torch, and one with an error before it ends by itself.
 """
@@ -41,7 +41,7 @@ START_LIMIT_S = 600.0
 """Seconds in which others wait for a rank that starts after which it counts as hung. All ranks do
 the same work until then, but reading weights may take one some minutes more than another."""
 GRACE_S = 2.0
-"""Seconds in which a rank that fails has told why, once others notice."""
+"""Seconds in which a rank that fails has reported why, once others notice."""
 
 
 _RUNNING: set[subprocess.Popen[bytes]] = set()
@@ -88,7 +88,7 @@ class RankProcesses:
         self_test: what they do before they serve.
 
     Attributes:
-        num_told: messages told so far.
+        num_sent: messages sent so far.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RankProcesses:
         gpus: Sequence[str] = (),
         self_test: RankTest | None = None,
     ) -> None:
-        self.num_told = 0
+        self.num_sent = 0
         self._folder = Path(tempfile.mkdtemp(prefix="tailrace-ranks-"))
         # Before the engine's own limit, whose message names no rank.
         self._step_limit_s = 0.75 * config.step_timeout_s
@@ -148,7 +148,7 @@ class RankProcesses:
         raw = encode(message)
         for process in self._processes:
             _write(process, raw)
-        self.num_told += 1
+        self.num_sent += 1
 
     def failure(self) -> str | None:
         """Why a rank was lost, if one was or is found to be within `GRACE_S`."""
@@ -184,7 +184,7 @@ class RankProcesses:
 
     def _watch(self) -> None:
         """Lose a rank that is silent, or that the others wait for longer than they should."""
-        behind: dict[int, tuple[int, float]] = {}  # exchanges a rank had come to, and since when
+        stuck: dict[int, tuple[int, float]] = {}  # exchanges a rank had come to, and since when
         while not self._lost.wait(WATCH_S):
             self._awake.tick()
             now, begun = self._awake.seconds, self._num_begun()
@@ -193,9 +193,9 @@ class RankProcesses:
                 may_be_busy = not status.serves and not _is_stopped(process)
                 if now - heard_at > (START_SILENCE_S if may_be_busy else SILENCE_S):
                     self._lose(f"rank {rank} has been silent for {now - heard_at:.0f} s")
-                if status.num_begun >= begun or behind.get(rank, (-2, 0.0))[0] != status.num_begun:
-                    behind[rank] = status.num_begun, now
-                elif now - behind[rank][1] > (limit_s := self._limit_s(status)):
+                if status.num_begun >= begun or stuck.get(rank, (-2, 0.0))[0] != status.num_begun:
+                    stuck[rank] = status.num_begun, now
+                elif now - stuck[rank][1] > (limit_s := self._limit_s(status)):
                     doing = "a step" if status.serves else "the start"
                     self._lose(f"rank {rank} has kept {doing} waiting for {limit_s:g} s")
 

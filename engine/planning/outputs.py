@@ -312,7 +312,7 @@ def _draft_counts(choices: list[Choice]) -> Int64Array | None:
 def concat_logprobs(parts: list[tuple[LogprobArrays | None, int]]) -> LogprobArrays | None:
     """Join arrays of given token counts, as wide as the widest.
 
-    None stands for undefined values, and what a narrower part lacks is undefined too.
+    None means undefined values, and what a narrower part lacks is undefined too.
     """
     present = [arrays for arrays, _ in parts if arrays is not None]
     if not present:

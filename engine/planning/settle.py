@@ -40,16 +40,16 @@ class Settled(NamedTuple):
     def origins(self) -> UInt8Array:
         """Where each token came from: `Origin` codes uint8 [S, W].
 
-        The drafts that stand are a row's first tokens. The token after them stands in place of the
+        The drafts that were accepted are a row's first tokens. The token after them replaces the
         next draft, where one was verified, or after the last.
         """
         offered, accepted = self.num_offered, self.num_accepted
         if offered is None or accepted is None:
             return np.full(self.token_ids.shape, Origin.DRAWN, dtype=np.uint8)
-        behind = np.where(accepted < offered, Origin.RECOVERED, Origin.BONUS)
-        behind[offered == 0] = Origin.DRAWN
+        last = np.where(accepted < offered, Origin.RECOVERED, Origin.BONUS)
+        last[offered == 0] = Origin.DRAWN
         is_draft = np.arange(self.token_ids.shape[1]) < accepted[:, None]
-        return np.where(is_draft, Origin.ACCEPTED, behind[:, None]).astype(np.uint8)
+        return np.where(is_draft, Origin.ACCEPTED, last[:, None]).astype(np.uint8)
 
 
 def settle(table: RowTable, plan: StepPlan, result: StepResult) -> Settled:
@@ -108,10 +108,10 @@ def _finish(
         return failed, num_drawn  # as in nearly every step; the rest tells which tokens end a row
     order = np.arange(tokens.shape[1])
     before = known[:, None] + order  # tokens known before each of the new ones
-    stands = order < num_drawn[:, None]
-    stopped = is_stop.any(axis=2) & stands
+    is_drawn = order < num_drawn[:, None]
+    stopped = is_stop.any(axis=2) & is_drawn
     stopped &= before >= table.min_known[rows, None]
-    ended = stopped | (stands & (before + 1 >= limit[:, None]))
+    ended = stopped | (is_drawn & (before + 1 >= limit[:, None]))
     first = ended.argmax(axis=1)
     ends = ended.any(axis=1)
     num_new = np.where(ends, first + 1, num_drawn)

@@ -20,7 +20,7 @@ Rank = tuple[int, int, int, int]
 
 MOST_PASSED = 64
 """Choices that wait for a slot for their adapter which a step passes over, and choices that may be
-given rows before one of them: then the queue stands still until it has its slot."""
+given rows before one of them: then the queue waits until it has its slot."""
 
 
 class WaitingChoices:

@@ -1,6 +1,7 @@
 """The eager gather where rows bring drafts: inputs made from the rows by torch operations.
 
-What stands of a row's drafts is known on the device alone, and with it where its tokens go.
+How many of a row's drafts were accepted is known on the device alone, and so is where its tokens
+go.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Without any, every operation begins by waking threads.
 def begin_early(config: EngineConfig) -> TokenizerReader | None:
     """Begin to read the tokenizer, to make the GPU's context and, where most are missing, workers.
 
-    OpenMP's threads are told how long to look for work.
+    It also sets how long OpenMP's threads look for work.
     Several ranks choose their GPUs later.
 
     Returns:

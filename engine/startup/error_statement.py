@@ -1,7 +1,7 @@
 """The statement of error: how far a quantised model's logits are from what it was made of.
 
 The reference runs while weights are loaded, layer by layer (`engine.models.reference`), or
-behind the loading where keys and values alone are rounded. The served model runs whole, over a
+after the loading where keys and values alone are rounded. The served model runs whole, over a
 cache that stores keys and values as the server's does. Both attend in plain torch, so that nothing
 but what is rounded tells them apart.
 
@@ -142,8 +142,8 @@ def difference(
         gap = float(gaps.abs().max())
         largest = gap if math.isnan(gap) else max(largest, gap)
         count += len(reference)
-    told = exchange.all_gather(torch.tensor([total, largest], dtype=torch.float64))
-    mean_kl, largest = float(told[:, 0].sum()) / count, float(told[:, 1].amax())
+    parts = exchange.all_gather(torch.tensor([total, largest], dtype=torch.float64))
+    mean_kl, largest = float(parts[:, 0].sum()) / count, float(parts[:, 1].amax())
     return Difference(max(mean_kl, 0.0) if math.isfinite(mean_kl) else mean_kl, largest)
 
 
@@ -167,8 +167,8 @@ def _of_first_rank(ids: torch.Tensor, exchange: RankExchange) -> torch.Tensor:
     """Rank 0's ids int64 [T], at most `NUM_TOKENS`; a rank may have others."""
     padded = torch.full((NUM_TOKENS,), -1)
     padded[: len(ids)] = ids
-    told = exchange.all_gather(padded)[0]
-    return told[told >= 0]
+    ids = exchange.all_gather(padded)[0]
+    return ids[ids >= 0]
 
 
 def _precision(model: CausalLM) -> str:

@@ -14,7 +14,7 @@ NUM_TOKENS = 512
 """Most tokens of it that are taken."""
 
 NAME = "tailrace-1"
-"""Changes with the text, so that figures of two texts are told apart."""
+"""Changes with the text, so that figures of two texts are not compared."""
 
 TEXT = '''\
 The tide mill at the mouth of the river is older than the bridge. Twice a day the sea fills the \

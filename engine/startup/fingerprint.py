@@ -33,7 +33,9 @@ HASHED_NAME = re.compile(r"[0-9a-f]{64}")
 UNSEEN = frozenset({"_name_or_path", "transformers_version"})
 """Keys of a model's config that nothing is computed by."""
 
-TOLD = frozenset({"structured", "step_timeout_s", "report_times", "log_level", "log_format"})
+WITHOUT_EFFECT = frozenset(
+    {"structured", "step_timeout_s", "report_times", "log_level", "log_format"}
+)
 """Settings that no logit and no draw depends on."""
 PLACES = {
     "model": {"model", "revision", "device", "trust_remote_code"},
@@ -92,7 +94,9 @@ def file_hash(path: Path) -> str:
 
 def settings(config: EngineConfig) -> dict[str, Any]:
     """The settings that results may depend on: not where a model lies, logs, limits of time."""
-    seen: dict[str, Any] = {k: v for k, v in msgspec.to_builtins(config).items() if k not in TOLD}
+    seen: dict[str, Any] = {
+        k: v for k, v in msgspec.to_builtins(config).items() if k not in WITHOUT_EFFECT
+    }
     for part, unseen in PLACES.items():
         if seen[part] is not None:
             seen[part] = {key: value for key, value in seen[part].items() if key not in unseen}

@@ -1,4 +1,4 @@
-"""The process of a rank other than 0: it builds its part of the model and runs what it is told.
+"""The process of a rank other than 0: it builds its part of the model and runs what rank 0 sends.
 
 Started by `engine.parallel.processes`, which says what its standard input and output carry. It
 ignores SIGTERM and SIGINT, as the engine process does, and ends when its standard input does.
@@ -52,7 +52,7 @@ BEAT_S = 0.5
 EXIT_FAILED = 4
 
 
-Told = (
+AnyMessage = (
     Launch
     | DrawStep
     | Score
@@ -74,7 +74,7 @@ class Follower:
         self._awaiting: LaunchedStep | None = None
         self._running: LaunchedStep | LaunchedScoring | None = None
 
-    def follow(self, message: Told) -> None:
+    def follow(self, message: AnyMessage) -> None:
         """Launch the step of a message, or the part of one that it tells of.
 
         Raises:
@@ -164,7 +164,7 @@ class _Life:
         self.serves = False
 
     def status(self) -> RankStatus:
-        """What is told of it."""
+        """What is reported of it."""
         if self.exchange is None:
             return RankStatus()
         return RankStatus(self.exchange.num_begun, self.serves)
@@ -198,7 +198,7 @@ def main() -> int:
 
 
 def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], life: _Life) -> None:
-    """Build the rank and run what it is told, for ever."""
+    """Build the rank and run what rank 0 sends, for ever."""
     from engine.startup.build import build_rank  # torch, once rank 0 can be followed
     from engine.startup.device import resolve_device
     from engine.startup.ranks import meet

@@ -47,7 +47,7 @@ def start_ranks(
     others = RankProcesses(config, on_lost, gpus=gpus, self_test=self_test)
     with phase("starting ranks"):
         exchange = meet(config, others.meeting, 0, device)
-    others.have_met(lambda: exchange.num_begun + others.num_told)
+    others.have_met(lambda: exchange.num_begun + others.num_sent)
     return Ranks(others, exchange)
 
 

@@ -255,7 +255,7 @@ class Grammars:
         return [ids[:num] for ids, num in zip(drafts.tolist(), given.tolist(), strict=True)]
 
     def _failed(self, choices: list[Choice], error: Exception) -> Failures:
-        """What to say of choices of which llguidance told nothing but an exception."""
+        """What to say of choices of which llguidance reported only an exception."""
         words = f"the grammar failed: {kind_and_line(error)}"
         return self._drop([(choice, Finish.GRAMMAR, words) for choice in choices])
 

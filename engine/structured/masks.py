@@ -152,5 +152,5 @@ class MaskFiller:
         ids = np.array(drafts)
         words = self._buffer[slot + np.arange(len(ids)), ids >> 5]
         goes_on = ((words >> (ids & 31)) & 1).astype(np.bool_) & ~np.isin(ids, self._eos)
-        # What stands after the first that is refused is undefined, but not looked at here.
+        # What comes after the first that is refused is undefined, but not looked at here.
         return int(np.logical_and.accumulate(goes_on).sum())

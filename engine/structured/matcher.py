@@ -17,7 +17,7 @@ class MaskRun:
 
     Attributes:
         first: the index of the first among the choice's next positions.
-        matcher: stands before that position.
+        matcher: is before that position.
         drafts: of the positions but the last.
     """
 

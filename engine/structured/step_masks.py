@@ -95,7 +95,7 @@ class StepFill:
         return could
 
     def fill_tokens(self) -> int:
-        """Fill what stands beside, in front and in place of grammars, once these are filled.
+        """Fill what is beside, in front and in place of grammars, once these are filled.
 
         All rows that may not end share one mask.
 

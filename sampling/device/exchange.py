@@ -3,14 +3,14 @@
 
 Every rank has a mailbox that all ranks can write to (memory mapped among them). A program owns a
 chunk of what is exchanged: it writes its chunk into its place in every other rank's mailbox, tells
-each that it has done so, waits until all have told it, and reads the chunks in its own mailbox:
+each that it has done so, waits until all have, and reads the chunks in its own mailbox:
 to copy them out side by side, or to add them up in float32 from rank 0 on. One write over the link
 and one read of local memory, whatever the size, so a sum has the same bits at any size.
 
 Few elements are packed, each with its letter's number in 8 bytes that arrive together, so that
-nothing has to be told and waited for apart: less time, and more bytes.
+nothing has to be announced and waited for apart: less time, and more bytes.
 
-A letter is told by its number: how many letters the same program has sent so far, modulo 2^32. A
+A letter is known by its number: how many letters the same program has sent so far, modulo 2^32. A
 mailbox has two places for each, used in turn. Nobody writes to a place that is still being read:
 who sends letter e has read the other's letter e - 1, which the other sent after it had read all of
 letter e - 2.
@@ -54,13 +54,13 @@ class Mailboxes(NamedTuple):
     Attributes:
         letters: int32, one of `letter_bytes` a rank.
         packed: int64 [2, ranks, MAX_PACKED] a rank, zeros at first.
-        told: int32 [NUM_PROGRAMS, ranks] a rank, the number of the last letter from each.
+        received: int32 [NUM_PROGRAMS, ranks] a rank, the number of the last letter from each.
         sent: int32 [NUM_PROGRAMS], the number of this rank's last letter.
     """
 
     letters: tuple[Tensor, ...]
     packed: tuple[Tensor, ...]
-    told: tuple[Tensor, ...]
+    received: tuple[Tensor, ...]
     sent: Tensor
 
 
@@ -83,18 +83,18 @@ def tell(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
     at = tl.program_id(0) * num_ranks + rank
     for other in tl.static_range(num_ranks):
         if other != rank:
-            tl.atomic_xchg(mailboxes.told[other] + at, number, sem="release", scope="sys")
+            tl.atomic_xchg(mailboxes.received[other] + at, number, sem="release", scope="sys")
 
 
 @jit
 def wait_for_others(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
-    """Wait until all others have told of the letter of this number, or of a later one."""
+    """Wait until all others have sent the letter of this number, or of a later one."""
     for other in tl.static_range(num_ranks):
         if other != rank:
-            at = mailboxes.told[rank] + tl.program_id(0) * num_ranks + other
-            told = tl.atomic_add(at, 0, sem="acquire", scope="sys")
-            while told - number < 0:  # modulo 2^32
-                told = tl.atomic_add(at, 0, sem="acquire", scope="sys")
+            at = mailboxes.received[rank] + tl.program_id(0) * num_ranks + other
+            last = tl.atomic_add(at, 0, sem="acquire", scope="sys")
+            while last - number < 0:  # modulo 2^32
+                last = tl.atomic_add(at, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
 
 

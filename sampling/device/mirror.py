@@ -160,7 +160,7 @@ class Layout:
         tensors: list[Tensor] = [flat] * len(self._arrays)
         first = 0
         for dtype, members in self._by_dtype.items():
-            # All arrays of a dtype are cut out at once, and what is left empty behind each.
+            # All arrays of a dtype are cut out at once, and what is left empty after each.
             lengths = [count for i in members for count in _lengths(self._arrays[i])]
             last = first + sum(lengths) * dtype.itemsize
             cuts = torch.split(flat[first:last].view(_torch_dtype(dtype)), lengths)[::2]

@@ -29,8 +29,8 @@ class RankExchange(Protocol):
 class RaggedRows(NamedTuple):
     """Rows of every rank, of each as many words as that rank had to tell."""
 
-    words: Tensor  # int32 [size, n, width], defined as far as told
-    counts: Tensor  # int32 [size, n], how many were to be told; negative where nothing was
+    words: Tensor  # int32 [size, n, width], defined as far as counts say
+    counts: Tensor  # int32 [size, n], how many were to be sent; negative where nothing was
 
 
 @runtime_checkable

@@ -81,9 +81,9 @@ def _rows_kernel(
                         else:
                             place = place_of(number, sender, 1, 0, num_ranks, 4)
                             letter = mailboxes.letters[rank] + place
-                            told = tl.load(letter, cache_modifier=".cg")
-                            tl.store(all_counts + row, told)
-                            _copy(letter + _HEAD, to, told - start)
+                            count = tl.load(letter, cache_modifier=".cg")
+                            tl.store(all_counts + row, count)
+                            _copy(letter + _HEAD, to, count - start)
     if receives:
         tl.store(mailboxes.sent + tl.program_id(0), number)
 
@@ -108,18 +108,18 @@ def gather_rows(
 ) -> RaggedRows:
     """Every rank's rows; arguments as for `sampling.vocab_shard.VocabShard.gather_rows`."""
     num_rows, num_ranks = len(counts), len(mailboxes.letters)
-    told = RaggedRows(
+    gathered = RaggedRows(
         torch.empty((num_ranks, num_rows, width), dtype=torch.int32, device=words.device),
         torch.empty((num_ranks, num_rows), dtype=torch.int32, device=words.device),
     )
-    launch(words, counts, told, mailboxes, rank)
-    return told
+    launch(words, counts, gathered, mailboxes, rank)
+    return gathered
 
 
 def launch(
     words: Tensor,
     counts: Tensor,
-    told: RaggedRows,
+    gathered: RaggedRows,
     mailboxes: Mailboxes,
     rank: int,
     *,
@@ -127,14 +127,14 @@ def launch(
     receives: bool = True,
 ) -> None:
     """Launch the kernel; tests of one thread send for all ranks, then receive for all."""
-    num_ranks, num_rows, width = told.words.shape
+    num_ranks, num_rows, width = gathered.words.shape
     if not num_rows:
         return
     _rows_kernel[(min(num_rows, NUM_PROGRAMS),)](
         words,
         counts,
-        told.words,
-        told.counts,
+        gathered.words,
+        gathered.counts,
         mailboxes,
         num_rows,
         words.stride(0),

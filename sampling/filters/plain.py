@@ -36,7 +36,7 @@ SUM_BITS = 62
 """Of the sum of a vocabulary of equal logits."""
 MAX_SELECTED = 1024  # beyond it a sort of the values is faster than a selection
 FEW = 64  # values looked at first where top-k does not say how many can be kept
-MOST = 129  # of each rank that others are told; one more than a top-k that is decided by them
+MOST = 129  # that each rank sends to others; one more than a top-k that is decided by them
 
 
 class _Filters(NamedTuple):

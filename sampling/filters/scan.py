@@ -46,7 +46,7 @@ class Scan(NamedTuple):
     num_high: Tensor  # int32 [n, tiles], of tied rows: how many equal the bracket's high
     num_low: Tensor  # int32 [n, tiles], and its low, if that is another
     num_inside: Tensor  # int32 [n, tiles]
-    starts: Tensor  # int32 [n, tiles], where the first of them stands in `noted`
+    starts: Tensor  # int32 [n, tiles], where the first of them is in `noted`
     noted: Tensor  # float32 [n, room], the values inside the bracket, tile by tile
 
 

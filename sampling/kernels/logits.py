@@ -174,7 +174,7 @@ def processed_as(
 
     Args:
         tiles: the ids are those of so many tiles, in order, whose mask is read a word at a time; 0
-            stands for any ids.
+            means any ids.
     """
     values, position = raw, tl.load(source.positions + i)
     if flags & _EDITED:

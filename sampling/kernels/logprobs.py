@@ -193,7 +193,7 @@ def _merge(
     filtered: int,
     **options: int,
 ) -> None:
-    """Make ranks and top lists, in place, of what all ranks tell of them."""
+    """Make ranks and top lists, in place, from those of all ranks."""
     assert work.keys is not None
     exchange, num_rows = shard.exchange, len(work.out.ranks)
     merge_lists_kernel[(num_rows,)](
@@ -217,8 +217,8 @@ def _of_holders(work: _Work, shard: VocabShard) -> _Work:
     # Each part begins at a multiple of 16 bytes: others would need kernels of their own.
     filler = out.chosen.new_zeros(-len(out.chosen) % 4)
     parts = (work.threshold, filler, out.chosen, filler, out.explicit.view(-1))
-    told = shard.exchange.all_gather(torch.cat(parts)).amax(0)
-    threshold, _, chosen, _, explicit = torch.split(told, [len(part) for part in parts])
+    gathered = shard.exchange.all_gather(torch.cat(parts)).amax(0)
+    threshold, _, chosen, _, explicit = torch.split(gathered, [len(part) for part in parts])
     out = out._replace(chosen=chosen, explicit=explicit.view_as(out.explicit))
     return work._replace(out=out, threshold=threshold)
 

@@ -117,7 +117,7 @@ def merge_lists_kernel(
     padded_k: tl.constexpr,
     padded_tiles: tl.constexpr,
 ):
-    """Make a row's rank and top list of what all ranks tell of it.
+    """Make a row's rank and top list from those of all ranks.
 
     Args:
         ranks: int32 [num_ranks, n], one more than each counted before the chosen token.
@@ -132,6 +132,6 @@ def merge_lists_kernel(
         lane = tl.arange(0, padded_k)[None, :]
         at = keys + (sender[:, None].to(tl.int64) * num_rows + i) * k + lane
         some = (sender[:, None] < num_ranks) & (lane < k)
-        told = tl.reshape(tl.load(at, mask=some, other=NOTHING), (padded_ranks * padded_k,))
-        top = _first_keys(told, k, padded_k)
+        gathered = tl.reshape(tl.load(at, mask=some, other=NOTHING), (padded_ranks * padded_k,))
+        top = _first_keys(gathered, k, padded_k)
         _store_top(source, work, i, top, flags, k, filtered, padded_k, padded_tiles)

@@ -12,7 +12,7 @@ of the tokens left cancels above, where the same sum is subtracted and added. Th
 MASS_ERROR, the threshold below, and the two roundings to float32 of 2^-24 relative, together below
 3 * 2^-18 + 2^-24 (|processed| + |kept|): less than 1e-4 where both are above -700.
 
-What is kept to within `race.LEAST_CUT` cannot be told from all of it, since the two sums may add
+A share within `race.LEAST_CUT` of 1 cannot be distinguished from 1, since the two sums may add
 the same numbers in different orders, and is reported as exactly 0.
 """
 

@@ -34,7 +34,7 @@ class KnownTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         gpu: its name; only its compute capability is compared.
-        capability: the class of device it stands for.
+        capability: the class of device.
         flashinfer, triton: versions it holds for, of which later parts than these are ignored.
         torch: the version beside them, for the record.
     """

@@ -32,7 +32,7 @@ from sampling.sharded.tiles import whole_tiles
 from sampling.vocab_shard import VocabShard
 
 CHUNK = 64
-"""Ids whose maximum stands for them while the top tokens are searched."""
+"""Ids whose maximum represents them while the top tokens are searched."""
 _RANK_BLOCK = 1 << 18  # elements compared at a time, so that they stay in the cache
 _LAST_ID = 2**31 - 1
 

@@ -115,7 +115,7 @@ def store_candidate(candidates, i, times, tiles, won, token):
 @jit(do_not_specialize=["num_rows"])
 def _decide_kernel(
     source,
-    told,
+    gathered,
     token_ids,
     bad,
     num_rows,
@@ -123,7 +123,7 @@ def _decide_kernel(
     raced: tl.constexpr,
     scaled: tl.constexpr,
 ):
-    """Find a row's token among the candidates of all ranks, told [ranks, n, words]."""
+    """Find a row's token among the candidates of all ranks, gathered [ranks, n, words]."""
     i = tl.program_id(0).to(tl.int64)
     random = tl.full((), False, tl.int1)
     if raced:
@@ -136,19 +136,22 @@ def _decide_kernel(
     state = tl.full((), 0, tl.int32)
     for rank in tl.static_range(num_ranks):
         at = (rank * num_rows + i) * _WORDS
-        top = tl.maximum(top, tl.load(told.floats + at + _TOP))
-        state = state | tl.load(told.ints + at + _STATE)
+        top = tl.maximum(top, tl.load(gathered.floats + at + _TOP))
+        state = state | tl.load(gathered.ints + at + _STATE)
     token = tl.full((), 0, tl.int32)
     best = tl.full((), float("inf"), tl.float64)
     highest = tl.full((), float("-inf"), tl.float32)
     for rank in tl.static_range(num_ranks):  # ranks ascend by id: the first of equals wins
         at = (rank * num_rows + i) * _WORDS
-        maximum, mass = tl.load(told.floats + at + _MAXIMUM), tl.load(told.floats + at + _MASS)
-        key = tl.load(told.doubles + at // 2)
+        maximum, mass = (
+            tl.load(gathered.floats + at + _MAXIMUM),
+            tl.load(gathered.floats + at + _MASS),
+        )
+        key = tl.load(gathered.doubles + at // 2)
         key = key * tl.exp((top - maximum).to(tl.float64) * rate)
         key = tl.where(mass > 0, key / mass, float("inf"))
         wins = tl.where(random, key < best, maximum > highest)
-        token = tl.where(wins, tl.load(told.ints + at + _TOKEN), token)
+        token = tl.where(wins, tl.load(gathered.ints + at + _TOKEN), token)
         best = tl.where(wins, key, best)
         highest = tl.where(wins, maximum, highest)
     reason = tl.where((state & _MASKED_OUT) != 0, _NOTHING_ALLOWED, _UNUSABLE)
@@ -186,21 +189,21 @@ def candidates(source: Source, stats: TileStats, *, edited: bool, num_warps: int
 
 
 def decide(
-    source: Source, told: Tensor, *, raced: bool = True, scaled: bool = False
+    source: Source, gathered: Tensor, *, raced: bool = True, scaled: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The token of each row, int32 [n], 0 where bad, and uint8 [n] as in `SamplerOutput`.
 
     Args:
-        told: int32 [ranks, n, CANDIDATE_WORDS], every rank's `candidates`.
+        gathered: int32 [ranks, n, CANDIDATE_WORDS], every rank's `candidates`.
         raced: whether random rows are; else all rows take their highest token.
         scaled: whether candidates are of logits that a temperature has divided already.
     """
-    num_ranks, num_rows, _ = told.shape
-    token_ids = torch.empty(num_rows, dtype=torch.int32, device=told.device)
-    bad = torch.empty(num_rows, dtype=torch.uint8, device=told.device)
+    num_ranks, num_rows, _ = gathered.shape
+    token_ids = torch.empty(num_rows, dtype=torch.int32, device=gathered.device)
+    bad = torch.empty(num_rows, dtype=torch.uint8, device=gathered.device)
     _decide_kernel[(num_rows,)](
         source,
-        Candidates.of(told),
+        Candidates.of(gathered),
         token_ids,
         bad,
         num_rows,

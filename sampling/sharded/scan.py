@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The scan among ranks: each scans its own tiles, and all are told the measures and the notes."""
+"""The scan among ranks: each scans its own tiles, and all get the measures and the notes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELDS, _ROWS = constexpr(FIELDS), constexpr(ROWS)
 
 @jit(do_not_specialize=["num_rows"])
 def _merge_scans_kernel(
-    told,
+    gathered,
     counts,
     scratch,
     whole,
@@ -41,7 +41,7 @@ def _merge_scans_kernel(
     lane = tl.arange(0, padded_tiles)
     before = tl.full((), 0, tl.int32)
     for rank in tl.static_range(num_ranks):
-        own = told + (rank * num_rows + i) * width
+        own = gathered + (rank * num_rows + i) * width
         first = rank * num_tiles // num_ranks
         inside = lane < (rank + 1) * num_tiles // num_ranks - first
         at = i * num_tiles + first + lane
@@ -97,10 +97,10 @@ def gather_scan(
     _count_kernel[(-(-num_rows // ROWS),)](
         brackets.num_noted, counts, num_rows, FIELDS * stride, num_warps=1
     )
-    told, whole = shard.gather_rows(words, counts, width), empty_scan(stats)
+    gathered, whole = shard.gather_rows(words, counts, width), empty_scan(stats)
     _merge_scans_kernel[(num_rows,)](
-        told.words,
-        told.counts,
+        gathered.words,
+        gathered.counts,
         scratch,
         Scan(*(field.view(torch.int32) for field in whole)),
         num_rows,

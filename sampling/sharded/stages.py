@@ -36,7 +36,7 @@ from sampling.race import Cut
 from sampling.vocab_shard import VocabShard
 
 GROUP = 8  # sampled together, see `bracket`
-UNIT = 16  # words that what is told is a multiple of, so that all is aligned alike
+UNIT = 16  # words that what is sent is a multiple of, so that all is aligned alike
 ROWS = 128  # that a program counts
 
 _ROWS = constexpr(ROWS)
@@ -120,14 +120,14 @@ def decide_shortlist(
     """
     assert scratch.counts is not None
     (num_rows, num_tiles), words = stats.maxima.shape, scratch.keys.view(torch.int32)
-    told = shard.gather_rows(words, scratch.counts, words.shape[1])
+    gathered = shard.gather_rows(words, scratch.counts, words.shape[1])
     _shortlist_kernel[(num_rows,)](
         source,
         stats,
         cuts,
         scratch,
-        told.words.view(torch.int64),
-        told.counts,
+        gathered.words.view(torch.int64),
+        gathered.counts,
         num_rows,
         num_tiles,
         num_ranks=shard.exchange.size,
@@ -163,7 +163,7 @@ def _sample_kernel(
 
 @jit(do_not_specialize=["num_rows"])
 def _merge_samples_kernel(
-    told, scratch, samples, num_rows, width, firsts: tl.constexpr, num_ranks: tl.constexpr
+    gathered, scratch, samples, num_rows, width, firsts: tl.constexpr, num_ranks: tl.constexpr
 ):
     """Put an undecided row's sample together; a token that is not held was sampled as -inf."""
     i = tl.program_id(0).to(tl.int64)
@@ -173,7 +173,7 @@ def _merge_samples_kernel(
     orders = order(tl.full((_SAMPLED,), float("-inf"), tl.float32))
     for rank in tl.static_range(num_ranks):
         slot = lane - firsts[rank]
-        at = told + (rank * num_rows + i) * width + slot
+        at = gathered + (rank * num_rows + i) * width + slot
         orders = tl.maximum(
             orders, tl.load(at, mask=(slot >= 0) & (slot < width), other=-2147483647)
         )
@@ -243,9 +243,9 @@ def gather_undecided(source: Source, scratch: Scratch, shard: VocabShard) -> Sou
         scratch.states, counts, num_rows, shard.width, num_warps=1
     )
     words = source.logits[:, : shard.width].float().view(torch.int32)
-    told = shard.gather_rows(words, counts, width).words.view(torch.float32)
+    gathered = shard.gather_rows(words, counts, width).words.view(torch.float32)
     return source._replace(
-        logits=told,
+        logits=gathered,
         logits_stride=width,
         part_stride=num_rows * width,
         num_parts=shard.exchange.size,

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The statistics of all tiles on every rank: each measures its own, and all are told.
+"""The statistics of all tiles on every rank: each measures its own, and all get them.
 
 With them every rank chooses tiles, takes sums and finds cuts as one rank alone does, by the same
-kernels and to the same bit; only what lies in tokens of other ranks is told afterwards.
+kernels and to the same bit; only what lies in tokens of other ranks is sent afterwards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def kernel_shard(shard: VocabShard) -> VocabShard:
 
 @jit(do_not_specialize=["num_rows", "rank_words"])
 def _merge_kernel(
-    told,
+    gathered,
     whole,
     num_rows,
     rank_words,
@@ -57,7 +57,7 @@ def _merge_kernel(
     sizes: tl.constexpr,
     padded_tiles: tl.constexpr,
 ):
-    """Put a row's statistics of all ranks, told [ranks, words], side by side."""
+    """Put a row's statistics of all ranks, gathered [ranks, words], side by side."""
     i = tl.program_id(0).to(tl.int64)
     field = 0
     for f in tl.static_range(7):
@@ -66,7 +66,7 @@ def _merge_kernel(
             for rank in tl.static_range(num_ranks):
                 first = rank * num_tiles // num_ranks
                 count = ((rank + 1) * num_tiles // num_ranks - first) * sizes[f]
-                own = told + rank * rank_words + field + i * count + lane
+                own = gathered + rank * rank_words + field + i * count + lane
                 values = tl.load(own, mask=lane < count)
                 at = (i * num_tiles + first) * sizes[f] + lane
                 tl.store(whole[f] + at, values, mask=lane < count)
@@ -87,11 +87,11 @@ def whole_tiles(source: Source, needs: SamplingNeeds, shard: VocabShard) -> Tile
     peaks, raw, kept = PEAKS * needs.filtered, int(needs.logprobs), int(needs.kept)
     sizes = (1, 1, peaks, raw, raw, kept, kept)  # words a tile of each field
     words = [-(-num_rows * most * size // UNIT) * UNIT for size in sizes]
-    told = torch.empty(sum(words), dtype=torch.float32, device=device)
+    own = torch.empty(sum(words), dtype=torch.float32, device=device)
     own = source.num_tiles
     fields = [
         field[: num_rows * own * size].view(num_rows, own * size) if size else field
-        for field, size in zip(torch.split(told, words), sizes, strict=True)
+        for field, size in zip(torch.split(own, words), sizes, strict=True)
     ]
     tile_pass_for(source, needs, TileStats(*fields))
     num_tiles = shard.num_tiles
@@ -99,10 +99,10 @@ def whole_tiles(source: Source, needs: SamplingNeeds, shard: VocabShard) -> Tile
         source, num_tiles, peaked=needs.filtered, reported=needs.logprobs, kept=needs.kept
     )
     _merge_kernel[(num_rows,)](
-        shard.exchange.all_gather(told),
+        shard.exchange.all_gather(own),
         whole,
         num_rows,
-        len(told),
+        len(own),
         num_tiles,
         most,
         num_ranks=shard.exchange.size,
@@ -114,7 +114,7 @@ def whole_tiles(source: Source, needs: SamplingNeeds, shard: VocabShard) -> Tile
 
 
 @jit(do_not_specialize=["num_rows"])
-def _settle_kernel(told, token_ids, last_ids, num_rows, num_ranks: tl.constexpr):
+def _settle_kernel(gathered, token_ids, last_ids, num_rows, num_ranks: tl.constexpr):
     """The highest of all ranks' tokens and, if there are any, the lowest of their last ids."""
     i = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
     inside = i < num_rows
@@ -122,7 +122,7 @@ def _settle_kernel(told, token_ids, last_ids, num_rows, num_ranks: tl.constexpr)
     token = tl.full((_ROWS,), -1, tl.int32)
     last = tl.full((_ROWS,), 2147483647, tl.int32)
     for rank in tl.static_range(num_ranks):
-        at = told + rank * width * num_rows + i
+        at = gathered + rank * width * num_rows + i
         token = tl.maximum(token, tl.load(at, mask=inside, other=-1))
         if last_ids is not None:
             last = tl.minimum(last, tl.load(at + num_rows, mask=inside, other=2147483647))
@@ -139,13 +139,13 @@ def settle(token_ids: Tensor, cuts: Cut | None, shard: VocabShard) -> None:
         cuts: their last ids, which are right for a rank's own ids, become right for all.
     """
     own = token_ids[None] if cuts is None else torch.stack((token_ids, cuts.last_ids))
-    told = shard.exchange.all_gather(own)
+    gathered = shard.exchange.all_gather(own)
     num_rows = len(token_ids)
     _settle_kernel[(triton.cdiv(num_rows, NUM_ROWS),)](
-        told,
+        gathered,
         token_ids,
         None if cuts is None else cuts.last_ids,
         num_rows,
-        num_ranks=len(told),
+        num_ranks=len(own),
         num_warps=1,
     )

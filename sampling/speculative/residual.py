@@ -248,7 +248,7 @@ class VerifiedTokens(NamedTuple):
     num_new: Tensor  # int32 [R]
     num_accepted: Tensor  # int32 [R]
     bad: Tensor  # uint8 [R], as in `SamplerOutput`
-    chosen: Tensor  # int32 [n], the same tokens by logit row; -1 where none stands
+    chosen: Tensor  # int32 [n], the same tokens by logit row; -1 where none was kept
 
 
 def draw_last_tokens(
@@ -326,6 +326,9 @@ def draw_last_tokens(
 def _of_holders(verified: VerifiedTokens, shard: VocabShard) -> VerifiedTokens:
     """The tokens as the ranks that hold them drew them; they are -1 on the others."""
     token_ids, chosen = verified.token_ids, verified.chosen
-    told = shard.highest(torch.cat((token_ids.view(-1), chosen)))
-    token_ids, chosen = told[: token_ids.numel()].view_as(token_ids), told[token_ids.numel() :]
+    gathered = shard.highest(torch.cat((token_ids.view(-1), chosen)))
+    token_ids, chosen = (
+        gathered[: token_ids.numel()].view_as(token_ids),
+        gathered[token_ids.numel() :],
+    )
     return verified._replace(token_ids=token_ids, chosen=chosen)

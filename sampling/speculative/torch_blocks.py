@@ -1,4 +1,4 @@
-"""Block verification in plain torch: which prefix of a row's drafts stands, decided by all of them.
+"""Block verification in plain torch: which prefix of a row's drafts is kept, by all of them.
 
 `verification` has the rule. A prefix ends after the last draft, before a depth without room or
 with bad logits; it is all of the drafts then, as in a step that has no more.
@@ -71,8 +71,8 @@ def _next(p: Distribution, q: Distribution, x: Tensor, log_ratio: Tensor) -> Ten
     """log r after the drafts x int64 [n]; -inf where q is bad."""
     ids = x[:, None]
     gained = p.shard.of_owners(p.log_probs(ids) - q.log_probs(ids), ids)[:, 0]
-    behind = (log_ratio + gained).clamp(max=0.0)
-    return torch.where(behind.isnan(), -torch.inf, behind)
+    following = (log_ratio + gained).clamp(max=0.0)
+    return torch.where(following.isnan(), -torch.inf, following)
 
 
 def drafts_at(depth: int, alive: Tensor, drafts: Drafts, vocab_size: int) -> Tensor:

@@ -93,10 +93,10 @@ def _decide(
             q = draft_distribution(drafts.logits[own.long(), depth], rows.shard)
         rate = None if rates is None else rates[depth]
         position = batch.positions[index]
-        stands = None
+        is_kept = None
         if blocks is not None:
-            stands, p = depth < blocks.num_accepted[index], p.scaled(blocks.log_ratio[index])
-        some = _test(x[index], depth, p, q, rows, own, position, rate, stands)
+            is_kept, p = depth < blocks.num_accepted[index], p.scaled(blocks.log_ratio[index])
+        some = _test(x[index], depth, p, q, rows, own, position, rate, is_kept)
         tokens[index], accepted[index] = some
     return tokens, accepted
 
@@ -110,12 +110,12 @@ def _test(
     own: Tensor,
     positions: Tensor,
     rate: Tensor | None,
-    stands: Tensor | None,
+    is_kept: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Accept drafts by noise, at a rate or as `stands` says, and recover tokens for the others."""
+    """Accept drafts by noise, at a rate or as `is_kept` says, and recover tokens for the others."""
     first = rows.noise_key(own, positions - depth)
-    if stands is not None:
-        accepted = stands
+    if is_kept is not None:
+        accepted = is_kept
     elif rate is None:
         accepted = draws.accept(x, p, q, first, depth)
     else:

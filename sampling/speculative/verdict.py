@@ -35,7 +35,7 @@ from sampling.vocab_shard import VocabShard
 class Verdict(IntEnum):
     """The decision on one draft, or on a depth without a draft."""
 
-    ACCEPT = 0  # the draft stands
+    ACCEPT = 0  # the draft is kept
     RECOVER = 1  # refused; another token is drawn in its place from the residual
     DRAW = 2  # the target draws: there is no draft, or a refused one that says nothing of p
     STOP = 3  # after the row's drafts or its room

@@ -21,7 +21,7 @@ _Key = tuple[str, int | None, float | None]
 def compare(a: BenchResults, b: BenchResults) -> Iterator[str]:
     """Lines of a table: every figure of the points that both have, and B over A.
 
-    Two figures are told apart (`*`) where the passes of A and those of B do not overlap; one pass
+    Two figures differ (`*`) where the passes of A and those of B do not overlap; one pass
     each says nothing about that.
     """
     for name in CONDITIONS:

@@ -9,7 +9,7 @@ import orjson
 
 _ENDS = b"[DONE]"
 _NO_CHOICES = (b'"choices":[]', b'"choices": []')
-"""How the event that only reports usage is told; quotes within a text are escaped, so that no text
+"""The mark of the event that only reports usage; quotes within a text are escaped, so that no text
 looks like it."""
 _LINE_CHARS = 300
 
@@ -24,7 +24,7 @@ class EventTimes:
         first, last: when the first and the last event with a choice came, in seconds; 0 before.
         gaps: seconds between chunks, float64.
         num_events: events with a choice.
-        failure: the error that the stream told, as its message.
+        failure: the message of the error that the stream sent.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class EventTimes:
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """The usage that the last event told, if it did."""
+        """The usage that the last event reported, if any."""
         try:
             return usage_of(self._newest)
         except ValueError:

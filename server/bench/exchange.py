@@ -111,8 +111,8 @@ def _failed(sent: float, error: str) -> Exchange:
 def _measured(sent: float, status: int, body: bytearray, times: EventTimes | None) -> Exchange:
     """The exchange of a reply that has ended, of a stream where `times` is not None."""
     if status != 200:
-        told = error_message(body) or body.decode(errors="replace") or "no reason given"
-        return _failed(sent, f"{status}: {told}")
+        reason = error_message(body) or body.decode(errors="replace") or "no reason given"
+        return _failed(sent, f"{status}: {reason}")
     if times is not None and (failure := times.failure):
         return _failed(sent, f"in the stream: {failure}")
     try:

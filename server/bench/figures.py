@@ -60,8 +60,8 @@ def exchanges(results: Sequence[ShareResult]) -> list[Exchange]:
 
 def errors(results: Sequence[ShareResult]) -> dict[str, int]:
     """How often each error happened, the most frequent first."""
-    told = Counter(each.error for each in exchanges(results) if each.error is not None)
-    return dict(told.most_common())
+    errors = Counter(each.error for each in exchanges(results) if each.error is not None)
+    return dict(errors.most_common())
 
 
 def samples(done: Sequence[Exchange]) -> dict[str, NDArray[np.float64]]:

@@ -70,7 +70,7 @@ async def run_share(share: Share, start: float, take: Take, report: Report) -> S
 
     Args:
         start: when to begin, on the clock `time.monotonic`.
-        report: is told how far it is, every PROGRESS_S.
+        report: called with how far it is, every PROGRESS_S.
     """
     gc.collect()
     gc.freeze()  # a collection here would look like a stall there

@@ -53,7 +53,7 @@ class BenchConfig:
 
 
 OnProgress = Callable[[str, LoadProgress, int], None]
-"""Is told the name of a pass, how far it is, and how many requests it has."""
+"""Called with the name of a pass, how far it is, and how many requests it has."""
 OnPoint = Callable[[Point], None]
 
 

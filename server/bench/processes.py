@@ -22,7 +22,7 @@ import uvloop
 from server.bench.load import LoadProgress, Report, Share, ShareResult, run_share
 
 LEAD_S = 0.05
-"""All processes are told to begin this long before they do."""
+"""All processes get the time to begin this long before they do."""
 
 
 class ClientProcesses:
@@ -45,7 +45,7 @@ class ClientProcesses:
         """Do one pass: a share for each process, or for the first of them.
 
         Args:
-            report: is told how far all of them are together.
+            report: called with how far all of them are together.
 
         Raises:
             RuntimeError: a process ended.

@@ -46,11 +46,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def errors(self) -> dict[str, int]:
         """Errors of all passes together."""
-        told: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for each in self.passes:
             for error, count in each.errors.items():
-                told[error] = told.get(error, 0) + count
-        return told
+                counts[error] = counts.get(error, 0) + count
+        return counts
 
     @property
     def where(self) -> str:

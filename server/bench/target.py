@@ -23,7 +23,7 @@ class Target:
     """Where requests go.
 
     Attributes:
-        path: what stands before `/v1` in the URL: nothing, or `/` and words.
+        path: what comes before `/v1` in the URL: nothing, or `/` and words.
         key: sent as a bearer token where it is not None.
         verifies: certificates are checked.
     """
@@ -113,8 +113,8 @@ async def find_model(target: Target, model: str | None) -> str:
     """
     status, body = await _ask(target, "/v1/models")
     if status in (401, 403):
-        told = error_message(body) or "no reason given"
-        raise ConfigError(f"{target.url} refuses the key ({status}: {told}); see --api-key")
+        reason = error_message(body) or "no reason given"
+        raise ConfigError(f"{target.url} refuses the key ({status}: {reason}); see --api-key")
     names = _model_names(body) if status == 200 else []
     if model is None and not names:
         raise ConfigError(f"{target.url}/v1/models names no model ({status}); name it with --model")

@@ -149,13 +149,13 @@ def make_workload(
 
 def in_words(body: Body) -> Body:
     """The body with a word in place of each token id of its prompt, query and items."""
-    told = dict(body)
+    sent = dict(body)
     for name in ("prompt", "query"):
         if name in body:
-            told[name] = _words(body[name])
+            sent[name] = _words(body[name])
     if "items" in body:
-        told["items"] = [_words(item) for item in body["items"]]
-    return told
+        sent["items"] = [_words(item) for item in body["items"]]
+    return sent
 
 
 def _words(ids: list[int]) -> str:

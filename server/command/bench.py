@@ -50,7 +50,7 @@ def _compare(a: Path, b: Path) -> int:
 def _config(given: dict[str, Any]) -> BenchConfig:
     """The configuration of flags that were given, whose server is there and has the model.
 
-    What can be known to be wrong is told before anything is measured, since that may take hours.
+    Errors that can be known are reported before anything is measured, which may take hours.
     """
     names, concurrencies = _workloads(given["workloads"]), _concurrencies(given["concurrency"])
     for flag in ("output", "html"):

@@ -179,7 +179,7 @@ def _response_store(settings: Settings) -> ResponseStoreConfig | None:
 
 
 def _check_names(names: tuple[str, ...], settings: Settings, config: EngineConfig) -> None:
-    """Refuse adapters that could not be told from the model."""
+    """Refuse adapters whose names are those of the model."""
     if config.adapters is None:
         return
     if settings.allow_any_model_name:

@@ -66,7 +66,7 @@ def deploy(settings: Settings, options: FleetOptions) -> int:
     configure_server_logging(settings)
     config = fleet_config(settings, options)
     fleet = _import_fleet()
-    bind(settings).close()  # a port that is taken is told before anything slow starts
+    bind(settings).close()  # a port that is taken is reported before anything slow starts
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     import ray

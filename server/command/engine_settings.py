@@ -177,7 +177,7 @@ class SchedulingSettings(BaseModel):
 
 
 class SamplingSettings(BaseModel):
-    """How tokens are drawn and what is told of them."""
+    """How tokens are drawn and what is reported of them."""
 
     TITLE: ClassVar = "sampling and log-probabilities"
 

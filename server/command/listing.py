@@ -20,7 +20,7 @@ COLUMNS = {
     "invariant": "--batch-invariant",
     "gpu": "GPU tests",
 }
-"""Fields of a row, and what stands above them."""
+"""Fields of a row, and their headings."""
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Checks names of models before anything slow begins: a typo is told at once, offline too.
+"""Checks names of models before anything slow begins: a typo is reported at once, offline too.
 
 The hub's own library repeats a request that found no network for minutes, in every process that
 asks it.

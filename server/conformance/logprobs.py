@@ -74,9 +74,9 @@ def echo_equals_generation(subject: Subject) -> Found:
     echoed = subject.choice(prompt=text, echo=True, logprobs=1, max_tokens=1)
     if not echoed["text"].startswith(text):
         return Found(passed=False, measured="echo was asked for, and the text lacks the prompt")
-    told = echoed.get("logprobs") or {}
+    shown = echoed.get("logprobs") or {}
     own = list((choice.get("logprobs") or {}).get("tokens") or ())
-    names, values = told.get("tokens") or [], told.get("token_logprobs") or []
+    names, values = shown.get("tokens") or [], shown.get("token_logprobs") or []
     start = len(names) - 1 - len(own)
     if start < 1 or names[start:-1] != own or None in values[start:-1]:
         raise NotDoneError("not judged", "the text is cut into other tokens")
@@ -89,8 +89,8 @@ def echo_equals_generation(subject: Subject) -> Found:
 def offsets_point_into_the_text(subject: Subject) -> Found:
     """Each token's text begins at its `text_offset`, as far as tokens are whole characters."""
     choice = subject.choice(logprobs=1, max_tokens=12)
-    told = choice.get("logprobs") or {}
-    tokens, offsets = told.get("tokens"), told.get("text_offset")
+    shown = choice.get("logprobs") or {}
+    tokens, offsets = shown.get("tokens"), shown.get("text_offset")
     if not isinstance(tokens, list) or not isinstance(offsets, list):
         raise NotDoneError("not judged", "it reports no text_offset")
     start = offsets[0] if offsets else 0  # some count from the prompt's beginning

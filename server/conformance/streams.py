@@ -57,10 +57,10 @@ def usage(subject: Subject) -> Found:
     plain = subject.ask(COMPLETIONS, body).get("usage") or {}
     options = {"stream_options": {"include_usage": True}}
     last = subject.events(COMPLETIONS, {**body, **options})[-1]
-    told = last.get("usage") or {}
+    usage = last.get("usage") or {}
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    passed = last.get("choices") == [] and all(told.get(n) == plain.get(n) for n in names)
-    counts = [told.get(name) for name in names]
+    passed = last.get("choices") == [] and all(usage.get(n) == plain.get(n) for n in names)
+    counts = [usage.get(name) for name in names]
     return Found(
         passed=passed,
         measured=f"{len(last.get('choices') or ())} choices, {counts}",

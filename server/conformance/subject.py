@@ -61,7 +61,7 @@ class Subject:
         return parsed(self.send(path, body), path)
 
     def complete(self, **fields: Any) -> Json:
-        """The reply to a completion, greedy and of few tokens unless told."""
+        """The reply to a completion, greedy and of few tokens by default."""
         return self.ask(COMPLETIONS, {**self.greedy, "prompt": self.prompt, **fields})
 
     def chat(self, **fields: Any) -> Json:

@@ -38,8 +38,7 @@ logger = logging.getLogger("tailrace")
 REPORT_S = 1.0
 """Seconds between two looks at how the replicas stand."""
 MAX_ABSENT = 16
-"""Replicas that are told apart after they have gone; of others the sum of their counters is kept.
-"""
+"""Replicas that have gone whose counters are kept apart; of others the sum is kept."""
 SILENCE_S = 10.0
 """After so many seconds without any report there is no replica."""
 
@@ -255,8 +254,8 @@ class FleetEngine:
         self._known = own
         if own:
             self.info = total_info(each.info for each in own.values())
-        told = [each.stats for each in own.values() if each.stats is not None]
-        self.stats = total_stats([self._gone, *self._absent.values(), *told])
+        known = [each.stats for each in own.values() if each.stats is not None]
+        self.stats = total_stats([self._gone, *self._absent.values(), *known])
 
     def _note_absence(self, own: dict[str, ReplicaReport]) -> None:
         """Keep the counters of replicas that report no longer, in case they do again."""

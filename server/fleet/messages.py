@@ -49,7 +49,7 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a replica stands.
+    """The state of a replica.
 
     Attributes:
         replica: its name.
@@ -93,19 +93,19 @@ def decode_outputs(raw: bytes) -> list[StepOutput]:
 
 
 def decode_report(raw: bytes) -> ReplicaReport:
-    """How a replica stands."""
+    """The state of a replica."""
     return _reports.decode(raw)
 
 
 def entry_output(
     entry: Entry,
     handle: int,
-    told: Sequence[PromptLogprobs] = (),
+    prompt_parts: Sequence[PromptLogprobs] = (),
     routes: ChoiceRoutes | None = None,
 ) -> StepOutput:
     """An output of one entry alone, addressed to the handle that the server knows it by.
 
-    `told` is what the request's prompt is said to have before it, `routes` what its choice took.
+    `prompt_parts` is what is reported of the prompt before it, `routes` what its choice took.
     """
     output, own = entry.output, slice(entry.entry_idx, entry.entry_idx + 1)
     return StepOutput(
@@ -117,7 +117,7 @@ def entry_output(
         token_ids=entry.token_ids,
         logprobs=entry.logprobs,
         origins=entry.origins,
-        prompt_logprobs=[msgspec.structs.replace(each, handle=handle) for each in told],
+        prompt_logprobs=[msgspec.structs.replace(each, handle=handle) for each in prompt_parts],
         routes=[] if routes is None else [msgspec.structs.replace(routes, handle=handle)],
         errors={} if entry.error is None else {handle: entry.error},
         drafts=None if output.drafts is None else output.drafts[own],

@@ -95,8 +95,10 @@ class FleetRouter(RequestRouter):
 
 def scale(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
     """Ray Serve's way to ask how many replicas there should be, by what they report."""
-    told = context.aggregated_metrics or {}
-    wanted = wanted_replicas(told.get("waiting", {}), told.get("running", {}), told.get("rows", {}))
+    known = context.aggregated_metrics or {}
+    wanted = wanted_replicas(
+        known.get("waiting", {}), known.get("running", {}), known.get("rows", {})
+    )
     return wanted or context.target_num_replicas, {}
 
 
@@ -125,7 +127,7 @@ class EngineReplica:
         self._replica.abort(key, choice)
 
     async def report(self) -> bytes:
-        """How the replica stands."""
+        """The state of the replica."""
         return encode_message(self._replica.report())
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -185,10 +187,10 @@ class _RayReplicas:
     async def reports(self) -> list[ReplicaReport]:
         asked = self._handle.broadcast("report")
         try:
-            told = await asked.results_async(timeout_s=REPORT_TIMEOUT_S, return_exceptions=True)
+            answers = await asked.results_async(timeout_s=REPORT_TIMEOUT_S, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError):
             return []  # there is no replica at this moment
-        return [decode_report(each) for each in told if isinstance(each, bytes)]
+        return [decode_report(each) for each in answers if isinstance(each, bytes)]
 
 
 class Ingress:

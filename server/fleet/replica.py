@@ -34,7 +34,7 @@ class Replica:
         name: of the replica, unique in the fleet.
         model: the identity of the engine's model.
         model_name: the model's folder or hub id.
-        end: ends the replica, so that whoever waits for it is told that it is gone; gets the reason
+        end: ends the replica, so that whoever waits for it learns that it is gone; gets the reason
             for which its engine cannot serve.
     """
 
@@ -94,7 +94,7 @@ class Replica:
             self._engine.abort(handle, choice)
 
     def report(self) -> ReplicaReport:
-        """How the replica stands."""
+        """The state of the replica."""
         return ReplicaReport(
             replica=self._name,
             model=self._model,
@@ -125,17 +125,17 @@ class Replica:
         given: Request | None = request.generate
         handle = given.handle if given is not None else -1
         async for entries in submission:
-            told = submission.take_prompt_parts()
+            prompt_parts = submission.take_prompt_parts()
             if submission.prompt_logprobs is not None:
-                told.append(submission.prompt_logprobs)
-                submission.prompt_logprobs = None  # told once
+                prompt_parts.append(submission.prompt_logprobs)
+                submission.prompt_logprobs = None  # reported once
             outputs = []
             for entry in entries:
                 routes = None
                 if entry.finish != Finish.RUNNING:
                     routes = submission.routes.pop(entry.choice, None)
-                outputs.append(entry_output(entry, handle, told, routes))
-                told = []
+                outputs.append(entry_output(entry, handle, prompt_parts, routes))
+                prompt_parts = []
             yield encode_message(outputs)
         if submission.item_scores is not None:
             assert request.score is not None

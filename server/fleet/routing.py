@@ -94,7 +94,7 @@ class PrefixRouter:
         return max(names, key=lambda name: _mix(self._mark(name) ^ first))
 
     def _mark(self, name: str) -> int:
-        """A number of 64 bits that stands for a replica, the same in every process."""
+        """A number of 64 bits that identifies a replica, the same in every process."""
         if (mark := self._marks.get(name)) is None:
             mark = int.from_bytes(name.encode(), "little") % (_MASK - 58)  # a prime
             self._marks[name] = mark

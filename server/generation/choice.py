@@ -196,8 +196,8 @@ class ReplyChoice:
         upto = self._num_releasable(len(text), finished)
         token_ids = self._token_ids[self._num_tokens_taken : upto]
         shows_prompt = self._first and form.shows_prompt
-        told = self._take_prompt() if self._first or self.prompt_parts else None
-        if not (text or finished or shows_prompt or told or (token_ids and form.shows_tokens)):
+        reported = self._take_prompt() if self._first or self.prompt_parts else None
+        if not (text or finished or shows_prompt or reported or (token_ids and form.shows_tokens)):
             return None
         is_lone = len(token_ids) == 1 and form.stream
         place = self._logprobs.place_of_one() if is_lone else None
@@ -208,7 +208,7 @@ class ReplyChoice:
             origins=self._origins[self._num_tokens_taken : upto],
             starts=self._starts[self._num_tokens_taken : upto],
             logprobs=self._logprobs.take(1 if form.next_token_only else len(token_ids)),
-            prompt_logprobs=told,
+            prompt_logprobs=reported,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             weight_versions=self._weight_spans(upto) if finished else (),
@@ -230,7 +230,7 @@ class ReplyChoice:
         )
 
     def _take_prompt(self) -> PromptLogprobs | None:
-        """What is to be told of the prompt: all of it, or the parts that wait, as one."""
+        """What is to be reported of the prompt: all of it, or the parts that wait, as one."""
         if not self.prompt_parts:
             return self.prompt_logprobs
         parts, self.prompt_parts = self.prompt_parts, []

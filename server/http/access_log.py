@@ -23,7 +23,7 @@ class AccessLog:
         self._hidden = frozenset(hidden_paths)
 
     def write(self, scope: Scope, account: RequestAccount, seconds: float) -> None:
-        """Log a request that has ended; refused ones with the reason the client was told."""
+        """Log a request that has ended; refused ones with the reason the client got."""
         if not self._enabled or scope["path"] in self._hidden:
             return
         if not logger.isEnabledFor(logging.INFO):

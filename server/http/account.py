@@ -70,7 +70,7 @@ class RequestAccount:
         request_id: the client's `X-Request-Id`, or one that was drawn.
         status: status of the reply; 0 before it began.
         outcome: how a generation request ended, where the status does not tell.
-        reason, code: what a client was told whose request was refused or failed, in words and as
+        reason, code: what a client got whose request was refused or failed, in words and as
             the word for programs, if there is one.
         usage: tells the tokens of a request that generates; None for other requests.
         report: tells more, also of a request that scores.

@@ -81,5 +81,5 @@ def decompress(body: bytes | bytearray, encoding: str, limit: int) -> bytearray 
 
 
 def _is_zlib(raw: bytes | bytearray) -> bool:
-    """Whether a zlib header stands in front, as the standard wants it."""
+    """Whether it begins with a zlib header, as the standard wants it."""
     return len(raw) >= 2 and raw[0] & 0x0F == 8 and int.from_bytes(raw[:2], "big") % 31 == 0

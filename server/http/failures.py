@@ -1,4 +1,4 @@
-"""What clients are told where the engine cannot answer their requests."""
+"""What clients get where the engine cannot answer their requests."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class Gate:
 def _own_path(scope: Scope) -> str:
     """The path as our routes have it: the prefix of `--root-path` once, and `/v1`.
 
-    The prefix is added to every path, so one that a proxy has left in it stands there twice.
+    The prefix is added to every path, so one that a proxy has left in it is there twice.
     """
     root: str = scope.get("root_path", "")
     path = route_path(scope)

@@ -22,7 +22,7 @@ from server.http.tls import Handshakes
 KEEP_ALIVE_S = 75
 """How long a connection may stay idle after a reply."""
 CLOSE_S = 5
-"""How long open requests may still take once the server has been told to end."""
+"""How long open requests may still take once the server was asked to end."""
 
 
 class HttpServer(uvicorn.Server):

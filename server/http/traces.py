@@ -70,7 +70,7 @@ class _Exporter(OTLPSpanExporter):
 
 
 class _Ended(NamedTuple):
-    """A request that has ended, and what is told of it.
+    """A request that has ended, and what is reported of it.
 
     Attributes:
         end_ns: when, in Unix nanoseconds. end: the same on the clock of the report, in seconds.

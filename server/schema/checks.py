@@ -27,7 +27,7 @@ def model_not_found(message: str) -> ApiError:
 
 
 def adapter_of(name: str | None, config: ServerConfig) -> str:
-    """The adapter that a checked name stands for, as the engine knows it; empty for the base.
+    """The adapter of a checked name, as the engine knows it; empty for the base.
 
     It may be gone when the engine hears of it, which then says so.
     """

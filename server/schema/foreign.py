@@ -24,7 +24,7 @@ WITHOUT_EFFECT = frozenset(
 """Where to run, what to keep, what to report beside: of llama.cpp, Ollama, OpenRouter, SGLang and
 Open WebUI. None of them changes what is drawn."""
 MAX_NAMES = 20
-"""Names without effect that are told of."""
+"""Names without effect that are reported."""
 _MAX_CHARS = 64
 
 Fields = dict[str, Any]

@@ -101,7 +101,7 @@ class LabelTree:
 def _check_disjoint(labels: list[Label]) -> None:
     """Raise `LabelError` for labels that are not disjoint.
 
-    Sorted, a label that is a prefix of others stands right before one of them.
+    Sorted, a label that is a prefix of others is right before one of them.
     """
     order = sorted(range(len(labels)), key=lambda i: labels[i])
     for first, second in pairwise(order):

@@ -12,7 +12,7 @@ class FillInMarkers(NamedTuple):
 
     Attributes:
         before, after: they lead the text before what is filled in, and the text after it.
-        here: it leads what is filled in, or with `in_place` stands where that would be, with
+        here: it leads what is filled in, or with `in_place` is where that would be, with
             `after` at the end.
     """
 

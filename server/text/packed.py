@@ -1,6 +1,6 @@
 """Arrays as base64 in JSON, for clients that move millions of values.
 
-{"dtype": "<f4", "shape": [2, 3], "data": "..."} stands for the array
+{"dtype": "<f4", "shape": [2, 3], "data": "..."} is the array
 `numpy.frombuffer(base64.b64decode(data), dtype).reshape(shape)`: little-endian, the last index
 running fastest. -inf stays -inf. Values may be rounded to float16 ("<f2") or bfloat16, whose bits
 are given as 16-bit integers with the dtype "bfloat16", which numpy does not have.

@@ -3,8 +3,8 @@
 Each text's ids are those of the text tokenized whole. The texts are cut after a line break, before
 a letter or digit, where no token of the vocabulary holds both. No merge of a byte-pair encoding can
 then cross the cut, and no piece of a unigram model lies over it, so the two sides are tokenized as
-if they stood alone. Tokenizers look at most one character ahead of what they split off, and never
-back: the left side is tokenized with the right one's first character behind it, and the right side
+if they were alone. Tokenizers look at most one character ahead of what they split off, and never
+back: the left side is tokenized with the right one's first character after it, and the right side
 after a line break. That the first text's parts join to its ids is checked each time.
 """
 

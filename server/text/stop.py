@@ -2,7 +2,7 @@
 
 All stop strings of a request are matched at once by an automaton (Aho and Corasick, Efficient
 string matching: an aid to bibliographic search, 1975). Its nodes are the prefixes of the stop
-strings; after each character it stands at the longest prefix that the text ends in. Each character
+strings; after each character it is at the longest prefix that the text ends in. Each character
 takes it at most one node deeper and each other move takes it up, so the time is linear in the
 text, whatever the stop strings are.
 """
@@ -35,7 +35,7 @@ class StopStrings:
     Attributes:
         first: the nodes of the stop strings' first characters.
         ends: by node, the number of the longest stop string that the node ends in; the first has
-            number 1, and 0 stands for none.
+            number 1, and 0 is none.
         held: by node, the length of its longest end that begins a stop string without being one.
     """
 

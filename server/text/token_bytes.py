@@ -61,7 +61,7 @@ def _token_to_bytes(decoder: dict[str, Any] | None) -> Callable[[str], bytes] | 
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The byte that each character of a byte-level token stands for, as GPT-2 has them."""
+    """The byte that each character of a byte-level token encodes, as GPT-2 has them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     rest = (byte for byte in range(256) if byte not in printable)

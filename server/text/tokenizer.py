@@ -117,7 +117,7 @@ class FastTokenizer:
         return [b"" if i in special else raw for i, raw in enumerate(self.raw)]
 
     def _covers_bytes(self) -> bool:
-        """Whether a token stands for no more of the text than its own bytes."""
+        """Whether a token is no more of the text than its own bytes."""
         return (
             self._token_bytes is not None
             and self._backend.normalizer is None

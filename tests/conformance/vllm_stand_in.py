@@ -172,7 +172,7 @@ class _Parser:
         delta = self._delta(not previous_text, delta_text, None) or _Message()
         assert self._machine is not None
         output = self._machine.output
-        self._is_calling |= output.is_uncertain or output.stands
+        self._is_calling |= output.is_uncertain or output.is_certain
         self._thought += delta.reasoning or ""
         content = delta.content or ""
         if self._is_calling:

@@ -42,6 +42,6 @@ def _mailboxes(size: int) -> Mailboxes:
     return Mailboxes(
         letters=words(letter_bytes(size) // WORD_BYTES),
         packed=tuple(each.view(torch.int64) for each in words(4 * size * MAX_PACKED)),
-        told=words(NUM_PROGRAMS, size),
+        received=words(NUM_PROGRAMS, size),
         sent=words(NUM_PROGRAMS)[0],
     )

@@ -1,6 +1,6 @@
 """The torch twin of invariant attention: one order of sums for each query, on a CPU.
 
-Products have one shape a query, whatever stands beside it: [G, D] queries of a key head by [D, N]
+Products have one shape a query, whatever is beside it: [G, D] queries of a key head by [D, N]
 keys of a block. Letters in shapes: T query tokens, A of them that see a block, H key heads, G query
 heads a key head, D head_dim, N keys a block.
 """

@@ -8,7 +8,7 @@ input with it, so that a layer takes no more launches than in bfloat16:
     gated   silu(gate product) * up product, the rows of both in one program
 
 A program takes rows of the weight one tile after the other, and makes its input once for them. A
-tile stands in registers, cut into `PARTS`, and the first is loaded before the program waits for the
+tile is in registers, cut into `PARTS`, and the first is loaded before the program waits for the
 kernel that makes its input. (To ask for the second then, too, keeps the kernel before from its own
 numbers: 2.08 for 1.97 ms for the layers of an 8B model on an H200.) Up to 4,096 features a warp
 sums rows of its own. Numbers are widened to float32 and summed there, without tensor cores. Scales

@@ -5,7 +5,7 @@ Built as `fp8_skinny` is: programs take tiles of channels one after the other, t
 registers before the input is there, make that input once for them, and take the norm and the gate
 along. A thread has the same inputs of every channel.
 
-A number of 4 bits costs two instructions. Left where it stands in its word, with all other bits
+A number of 4 bits costs two instructions. Left where it is in its word, with all other bits
 cleared, it is a float32 of its own: read as one, q << b is q * 2^(b - 149), a subnormal number or,
 up to 2^24, as linear. Nothing is rounded, since a fused multiplication and addition takes
 subnormal numbers as they are. Inputs are multiplied by the power of two that brings all b to one

@@ -57,7 +57,7 @@ class _Output(BaseModelOutputWithPast):  # type: ignore[misc]
 
 
 class _GivenHidden(nn.Module):
-    """Stands in for a base model: returns the hidden states it was given."""
+    """Replaces a base model: returns the hidden states it was given."""
 
     hidden: torch.Tensor
 

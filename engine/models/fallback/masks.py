@@ -1,6 +1,6 @@
 """Learns which keys a transformers layer sees, from the function that would make its mask.
 
-While a model is recorded, our mask function stands where transformers builds masks. It gets the
+While a model is recorded, our mask function replaces that of transformers. It gets the
 rule itself, a function of (batch, head, query index, key index), asks it about a few queries, and
 hands back a one-element tensor naming what it found. So windows come from what transformers does,
 not from how a config calls them.

@@ -3,7 +3,7 @@
     X_blocks  uint8 [experts, out, in / 32, 16], two inputs a byte, the first in the low nibble
     X_scales  uint8 [experts, out, in / 32], exponents of two with 127 added (e8m0)
 
-What a nibble stands for is in `engine.kernels.experts.nibbles`.
+What a nibble means is in `engine.kernels.experts.nibbles`.
 """
 
 from __future__ import annotations

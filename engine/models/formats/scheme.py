@@ -43,7 +43,7 @@ class Scheme:
 
     @property
     def input_group(self) -> int:
-        """Neighbouring inputs of a channel that one scale stands for, as products keep them.
+        """Neighbouring inputs of a channel that share one scale, as products keep them.
 
         1 where the scale is of the whole channel, and any part of the inputs may have it.
         """
@@ -58,7 +58,7 @@ class SchemeGroup:
 
     Attributes:
         targets: names of modules, or `re:` and an expression that a name begins with; "Linear"
-            stands for all.
+            holds for all.
         scheme: None leaves them as they are.
     """
 

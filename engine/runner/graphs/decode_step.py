@@ -65,7 +65,7 @@ class DecodeRowWriter:
             return None
         entered = enter_verified(self.ids, token_ids, num_new, self.inputs, self.state)
         return RowEnds(
-            next_ids=token_ids.flatten(),  # after the last that stands they are 0
+            next_ids=token_ids.flatten(),  # after the last kept one they are 0
             last=entered.last,
             positions=entered.positions,
             limits=entered.limits,

@@ -58,7 +58,7 @@ demo model is less than 0.01 from itself in float8."""
 
 
 EXACT_GAP, TIMES_OWN_GAP = 1e-2, 3.0
-"""The same of the largest gap, which varies more; float8's is told and not bounded."""
+"""The same of the largest gap, which varies more; float8's is reported and not bounded."""
 
 
 class ModelReference(NamedTuple):

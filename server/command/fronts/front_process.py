@@ -1,6 +1,6 @@
 """The process of one of several fronts, which a supervisor starts.
 
-It is told what to do over standard input and ends with it, so that it cannot outlive a killed
+It gets what to do over standard input and ends with it, so that it cannot outlive a killed
 supervisor. It leaves SIGTERM and SIGINT to the supervisor. Its standard output carries lines to the
 supervisor; what libraries print goes to standard error.
 """
@@ -47,8 +47,8 @@ EXIT_CONFIG = 2
 _decoder: msgspec.json.Decoder[ToFront] = msgspec.json.Decoder(ToFront)
 
 
-class ToldEngine:
-    """An `EngineLink` to the engine of the supervisor, who tells how it is."""
+class ReportedEngine:
+    """An `EngineLink` to the supervisor's engine, whose state it gets over standard input."""
 
     def __init__(self, attach: Attach) -> None:
         self.info: EngineInfo = attach.info
@@ -76,7 +76,7 @@ async def _work(front: Front, status: StatusPipe, lines: asyncio.Queue[ToFront])
     attach = await lines.get()
     if not isinstance(attach, Attach):
         return
-    link = ToldEngine(attach)
+    link = ReportedEngine(attach)
     engine = EngineClient(link)
     await front.attach(engine)
     status.send(Answering())

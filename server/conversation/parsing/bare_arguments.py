@@ -25,7 +25,7 @@ class BareArgumentsReader(PhasedReader):
     """Reads the arguments of a call whose name is known.
 
     Args:
-        quote: what stands before and after a string.
+        quote: what is before and after a string.
         fields: knows the call and the types of its arguments.
 
     Attributes:
@@ -80,10 +80,10 @@ class BareArgumentsReader(PhasedReader):
         if end < 0 or end + len(self._quote) >= len(text):
             self.status = "broken" if len(text) - at > MAX_KEY else "reading"
             return "", WAIT
-        behind = end + len(self._quote)
-        if text[behind] != ":":
+        after = end + len(self._quote)
+        if text[after] != ":":
             self.status = "broken"
-        return text[begin:end], behind + 1
+        return text[begin:end], after + 1
 
     def _read_value(self, text: str, at: int) -> int:
         begin = at

@@ -151,7 +151,7 @@ class MessageSyntax:
     Attributes:
         thoughts, remark: what begins a message of thoughts, or one beside calls.
         end: what ends either.
-        separator: what stands after that, before the next message.
+        separator: what comes after that, before the next message.
         answer: what begins the last message of a reply without calls.
     """
 
@@ -167,17 +167,17 @@ class CallSyntax:
     """How a format writes calls, for whoever makes a grammar of tools.
 
     A reply with calls is `opening`, then calls with `separator` between them, then `closing`. A
-    call is `begin`, the arguments, `end`; `{name}` stands for the tool's name.
+    call is `begin`, the arguments, `end`; `{name}` is replaced by the tool's name.
 
     Attributes:
-        arguments: `json` is one JSON object. With `fields` each argument stands between
+        arguments: `json` is one JSON object. With `fields` each argument is between
             `field_begin` and `field_end`, `{key}` standing for its key: a string as it is, any
             other value as JSON. With `python` arguments are `key=value` with commas between.
-        field_separator: what stands between two arguments that are fields.
+        field_separator: what is between two arguments that are fields.
         json_begin, json_end: as `field_begin` and `field_end`, of values that are no strings; None
-            where they are the same. `{type}` stands for the word that `type_words` has for the
+            where they are the same. `{type}` is replaced by the word that `type_words` has for the
             JSON type.
-        id_pattern: an expression of a call's id, for which `{id}` stands in `begin`.
+        id_pattern: an expression of a call's id, which replaces `{id}` in `begin`.
         trigger: the text that shows that a call begins, where calls are free to come or not.
         leads: calls stand at a reply's beginning only.
         is_last: a call is the last of its reply.

@@ -45,7 +45,7 @@ _LOW, _HIGH = "\ud800", "\udfff"
 
 has_sign = re.compile(r"[)\[\]{}<>`|\\\ud800-\udfff]").search
 """Finds a bracket, or the beginning of a marker. Of a call's head that goes on without one, with
-words and quotes alone, nothing new can be told; nor after the bracket that opens arguments."""
+words and quotes alone, nothing new can be known; nor after the bracket that opens arguments."""
 
 Awaited = Literal["marker", "header", "field"]
 """What else than text must come first in a state: a marker, or text up to the marker that is its

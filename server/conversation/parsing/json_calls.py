@@ -97,7 +97,7 @@ class JsonCallsReader(PhasedReader):
     @property
     def arguments(self) -> JsonScan | None:
         """The arguments that are given out as they are written, where the text ends in some."""
-        return self._scan if self._is_arguments and self._output.stands else None
+        return self._scan if self._is_arguments and self._output.is_certain else None
 
     def _behind(self, text: str, at: int) -> int:
         """Read what comes right after an object."""
@@ -112,7 +112,7 @@ class JsonCallsReader(PhasedReader):
         return match.end()
 
     def _between(self, text: str, at: int) -> int:
-        """Read what stands before and between objects, and the end of their list."""
+        """Read what is before and between objects, and the end of their list."""
         char = text[at]
         if char == "[" and not self._num_calls:
             return self._pass(text, at, self._between)
@@ -128,7 +128,7 @@ class JsonCallsReader(PhasedReader):
 
     def _break(self, at: int) -> int:
         """Give up the object, or only what is after the arguments of a complete call."""
-        if self._output.stands:
+        if self._output.is_certain:
             self._output.end_call()
             self.status = "done"
         else:
@@ -233,7 +233,7 @@ class JsonCallsReader(PhasedReader):
         end = scan.scan(text, at)
         if self._is_arguments:
             self._output.take(text[at:end], "tool")
-            if self._output.stands:
+            if self._output.is_certain:
                 self._output.add_arguments(text[at:end])
             else:
                 self._arguments.append(text[at:end])
@@ -256,7 +256,7 @@ class JsonCallsReader(PhasedReader):
         if self._depth:
             self._depth -= 1
             return self._pass(text, at, self._end_value)
-        if not self._output.stands and not self._stand_late():
+        if not self._output.is_certain and not self._stand_late():
             return self._break(at)
         at = self._pass(text, at, self._behind)
         self._reads_space = True

@@ -16,7 +16,7 @@ class JsonScan:
 
     Attributes:
         is_done: the value has ended.
-        is_cut: something stands in it that no JSON holds: a special token, or outside of strings
+        is_cut: it has something that no JSON holds: a special token, or outside of strings
             the beginning of a tag.
     """
 
@@ -37,14 +37,14 @@ class JsonScan:
         while at < num_chars:
             at = self._quoted(text, at) if self._is_quoted else self._unquoted(text, at)
             if self.is_done or self.is_cut or (at < num_chars and text[at] == "\\"):
-                break  # what a backslash at the end stands before is not known yet
+                break  # what follows a backslash at the end is not known yet
         return at
 
     def pass_by(self, text: str) -> bool:
         """Go on with all of a text if the value goes on after it; returns whether it does.
 
         Args:
-            text: no special token stands in it.
+            text: it has no special token.
         """
         if self._is_quoted:
             if '"' not in text and "\\" not in text:

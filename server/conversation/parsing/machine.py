@@ -1,6 +1,6 @@
 """The machine that takes a reply apart, whatever the format.
 
-It stands in one state of a graph and goes on with the text as it comes. It holds back only what may
+It is in one state of a graph and goes on with the text as it comes. It holds back only what may
 be the beginning of a marker, a field that names something of a call, and white space before a
 marker.
 """
@@ -55,7 +55,7 @@ class Machine:
     Attributes:
         output: where events and spans go.
         flows: whether `flow` may take what comes next.
-        waits: nothing can be told of what is held back and what follows it before a next sign; it
+        waits: what is held back, and what follows it, is not known before a next sign; it
             is the head of a call, or a marker's beginning, and no reasoning.
         is_thinking: whether what comes next is reasoning, up to a marker.
         has_thought: whether it has been, at any time since this was set to false.
@@ -93,7 +93,7 @@ class Machine:
         """Go on with text that changes nothing but the place in it, which most texts do.
 
         Args:
-            text: not empty, and no special token stands in it.
+            text: not empty, and it has no special token.
 
         Returns:
             the kind of the event that all of the text is, or `value`; it is not among the events,
@@ -130,7 +130,7 @@ class Machine:
         self._settle()
 
     def _what_is_awaited(self) -> Awaited | Literal["sign"] | None:
-        """What must come before more can be told, if that is known and no text may flow."""
+        """What must come before more is known, if that is known and no text may flow."""
         held = self._held
         if self._home == REASONING and self.output.is_uncertain:
             return None  # what is held back may be reasoning
@@ -167,7 +167,7 @@ class Machine:
                 self._alarms, self._holds_space = node.firsts, node.holds_space
                 self._kind = state.part
         elif isinstance(state, Field):
-            if state.role == "value" and self.output.stands:
+            if state.role == "value" and self.output.is_certain:
                 self._alarms, self._holds_space = node.firsts, node.holds_space
                 self._kind, self._sink = "value", self._fields.value
         elif node.is_body:
@@ -190,7 +190,7 @@ class Machine:
             else:
                 output.show(held, state.part if isinstance(state, Text) else "content")
             return
-        is_inside = (output.stands or output.is_uncertain) and not isinstance(state, Between)
+        is_inside = (output.is_certain or output.is_uncertain) and not isinstance(state, Between)
         output.take(held, "tool" if is_inside else "markup")
         if not output.is_uncertain:
             return
@@ -216,7 +216,7 @@ class Machine:
             else:
                 self._skips = state.skips_space
             return
-        if node.is_call and not (output.is_uncertain or output.stands):
+        if node.is_call and not (output.is_uncertain or output.is_certain):
             output.begin_call()
         if isinstance(state, Field) and state.role == "key" and output.is_uncertain:
             output.stand()
@@ -233,7 +233,7 @@ class Machine:
         """Take an exit.
 
         Args:
-            before: white space that stands before the marker.
+            before: white space before the marker.
             to: another state than the exit says.
         """
         if way.ends_call:

@@ -90,7 +90,7 @@ class MessageWriter:
         return deltas
 
     def frame(self, kind: EventKind) -> tuple[bytes, bytes] | None:
-        """What stands around the text of one event as a delta in JSON; None where it is left out.
+        """What is around the text of one event as a delta in JSON; None where it is left out.
 
         Args:
             kind: not `call`.

@@ -1,6 +1,6 @@
 """What a machine gives out: events for the message, and stretches of text with their parts.
 
-While it is uncertain whether a body is a call, its text is collected here. When the call stands,
+While it is uncertain whether a body is a call, its text is collected here. When it is one,
 the text has the parts it was read as; where the body breaks, the text is content.
 """
 
@@ -43,14 +43,14 @@ class Output:
         events, spans: what was given out; whoever reads them takes them away. The last span may
             still grow.
         position: characters whose part is certain.
-        stands: whether a call has begun and is certain.
+        is_certain: whether a call has begun and is certain.
     """
 
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.spans: list[Span] = []
         self.position = 0
-        self.stands = False
+        self.is_certain = False
         self._doubts: list[_Doubt] | None = None
         self._name: str | None = None
         self._num_keys = 0
@@ -101,14 +101,14 @@ class Output:
         """Begin to read a call; what is taken from here on is uncertain."""
         if self._doubts is None:
             self._doubts = []
-        self.stands, self._name, self._num_keys = False, None, 0
+        self.is_certain, self._name, self._num_keys = False, None, 0
 
     def stand(self) -> None:
         """Let the call stand: its name is given out, and what was taken is certain."""
         doubts, self._doubts = self._doubts or [], None
         for text, part, _ in doubts:
             self.take(text, part)
-        self.stands = True
+        self.is_certain = True
         self.events.append(Event("call", self._name or ""))
 
     def add_arguments(self, text: str) -> None:
@@ -122,21 +122,21 @@ class Output:
         Args:
             key, value: JSON.
         """
-        if not self.stands:
+        if not self.is_certain:
             self.stand()
         self.add_arguments(f"{', ' if self._num_keys else '{'}{key}: {value}")
         self._num_keys += 1
 
     def close_arguments(self) -> None:
         """Give out the end of an object that is put together here, and end the call."""
-        if not self.stands:
+        if not self.is_certain:
             self.stand()
         self.add_arguments("}" if self._num_keys else "{}")
         self.end_call()
 
     def end_call(self) -> None:
-        """End a call that stands."""
-        self.stands = False
+        """End a call that is certain."""
+        self.is_certain = False
 
     def drop(self) -> None:
         """Give up a call that a reply's end cut off before it was certain: none of it is shown."""
@@ -156,7 +156,7 @@ class Output:
             part: of the text.
         """
         doubts, self._doubts = self._doubts or [], None
-        self.stands = False
+        self.is_certain = False
         is_blank = not any(text.strip() for text, _, is_marker in doubts if not is_marker)
         for is_marker, run in groupby(doubts, key=lambda doubt: doubt[2]):
             text = "".join(doubt[0] for doubt in run)

@@ -33,7 +33,7 @@ class PythonScan:
 
     Attributes:
         is_done: the value has ended.
-        is_cut: a special token stands in it.
+        is_cut: it has a special token.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class PythonScan:
         """Go on with all of a text if the value goes on after it; returns whether it does.
 
         Args:
-            text: no special token stands in it.
+            text: it has no special token.
         """
         if self._quote and self._quote[0] not in text and "\\" not in text:
             return True
@@ -121,12 +121,12 @@ class PythonCallsReader(PhasedReader):
     @property
     def is_in_head(self) -> bool:
         """Whether the text ends in a call's name, in an argument's, or in the first argument."""
-        return self._is_in_call if self._scan is None else not self._output.stands
+        return self._is_in_call if self._scan is None else not self._output.is_certain
 
     @property
     def scan(self) -> PythonScan | None:
-        """The value that is read, where the text ends in one of a call that stands."""
-        return self._scan if self._output.stands else None
+        """The value that is read, where the text ends in one of a call that is certain."""
+        return self._scan if self._output.is_certain else None
 
     def _open(self, text: str, at: int) -> int:
         if text[at] != "[":
@@ -215,7 +215,7 @@ class PythonCallsReader(PhasedReader):
         return self._pass(text, at, self._read_key) if text[at] == "," else self._read_key(text, at)
 
     def _between(self, text: str, at: int) -> int:
-        """Read what stands between calls and after the last."""
+        """Read what is between calls and after the last."""
         if text[at] == ",":
             self._is_in_call = True
             return self._pass(text, at, self._read_name)

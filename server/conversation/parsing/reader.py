@@ -77,7 +77,7 @@ class ReplyParsing:
     @cached_property
     def _finds(self) -> tuple[Find, ...] | None:
         """What finds nothing in a reply that is all content; None where such a reply cannot be
-        told without a machine."""
+        known without a machine."""
         node, content = self.graph.nodes[self.state], self.graph.nodes[CONTENT]
         if node is content:
             return (content.find,)
@@ -105,7 +105,7 @@ class ReplyParsing:
 
 
 def content_piece(piece: Piece) -> ParsedPiece:
-    """A whole reply that is content, where the parts of its tokens are not told."""
+    """A whole reply that is content, where the parts of its tokens are not reported."""
     return ParsedPiece(
         first=piece.first,
         text="",

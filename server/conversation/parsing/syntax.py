@@ -38,8 +38,8 @@ class CallText:
     """How a call of one tool is written: `begin`, the arguments, `end`.
 
     Attributes:
-        begin: where the call has an id, `{id}` stands for it.
-        arguments: what stands between: JSON of `schema`; the `fields` one after another; or in
+        begin: where the call has an id, `{id}` is replaced by it.
+        arguments: what is between: JSON of `schema`; the `fields` one after another; or in
             Python, `key=value` of the schema's properties with ", " between.
         schema: JSON schema of the arguments as an object.
         fields: by key, in the schema's order; empty but for `fields`.
@@ -55,7 +55,7 @@ class CallText:
 def call_text(tools: ToolFormat, name: str, parameters: Mapping[str, Any] | None) -> CallText:
     """How a call of one tool is written in a format.
 
-    What stands around the calls of a reply (`opening`, `separator`, `closing`) and what shows that
+    What is around the calls of a reply (`opening`, `separator`, `closing`) and what shows that
     one begins (`trigger`) is in the format's `CallSyntax`, the same for every tool.
 
     Args:

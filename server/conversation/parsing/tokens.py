@@ -144,7 +144,7 @@ class TokenParts:
     def _part_of_cut(self, i: int, at: int) -> tuple[Part, bytes | None]:
         """The part of a token in several stretches or in none, and its bytes in the content.
 
-        Bytes are told where not all lie there; those that a stop string cut off count as if they
+        Bytes are given where not all lie there; those that a stop string cut off count as if they
         were there, as they do where replies are not taken apart.
 
         Args:

@@ -75,7 +75,7 @@ class ResponseRecording:
             self._cancel()
 
     async def settle(self, error: ApiError | None) -> None:
-        """Write how it ended, before the client is told."""
+        """Write how it ended, before the client gets it."""
         if error is not None:
             self._shape.break_off(error)
         if (key := self._key) is None:

@@ -124,6 +124,6 @@ def test_sources_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_setting_counts_unless_it_is_named() -> None:
     plain = EngineConfig(model=ModelConfig(model="m"))
     names = set(plain.__struct_fields__)
-    assert names >= module.TOLD
-    assert set(module.settings(plain)) == names - module.TOLD
+    assert names >= module.WITHOUT_EFFECT
+    assert set(module.settings(plain)) == names - module.WITHOUT_EFFECT
     assert set(ModelConfig.__struct_fields__) >= module.PLACES["model"]

@@ -91,7 +91,7 @@ def test_letters_follow_each_other(where: str) -> None:
     boxes = make_mailboxes(2, where)
     for box in boxes:
         box.sent.fill_(2**31 - 3)
-        for told in box.told:
+        for told in box.received:
             told.fill_(2**31 - 3)
     for turn in range(8):
         count = (100, MAX_PACKED + 16, 5000, MAX_PACKED + 1)[turn % 4]

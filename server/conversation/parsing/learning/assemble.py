@@ -1,4 +1,4 @@
-"""A format put together of the states of its calls and of what stands around them."""
+"""A format put together of the states of its calls and of what is around them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assemble(
         frame: around what these read.
         first: the state in which a call begins.
         syntax: of the same calls; what shows that they begin is added.
-        wrappers: what stands around content.
+        wrappers: what is around content.
         leads_by: characters of which one begins a reply that is calls, where nothing leads to them.
 
     Returns:

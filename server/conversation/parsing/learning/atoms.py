@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ID = "{id}"
-"""Stands for a call's id, or for its number among the calls, in the texts around calls."""
+"""Replaces a call's id, or for its number among the calls, in the texts around calls."""
 
 _ATOM = re.compile(r"\{id\}|<[^<>\s]*>?|\w+|\s+|.", re.DOTALL)
 _CHUNK = re.compile(r"\{id\}|(?:<[^<>\n]*>?|(?!\{id\})[^\s<])+")
@@ -19,7 +19,7 @@ def atoms(text: str) -> list[str]:
 
 
 def chunks(text: str) -> list[str]:
-    """A text without its white space: what stands between it. Tags are not cut within."""
+    """A text without its white space: what is between it. Tags are not cut within."""
     return _CHUNK.findall(text)
 
 
@@ -58,7 +58,7 @@ def length_of(pattern: str, text: str, *, at_end: bool = False) -> int:
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around calls.
+    """What is around calls.
 
     Attributes:
         opening, closing: before the first and after the last.
@@ -79,7 +79,7 @@ def frame_of(before: str, between: str | None, after: str) -> Frame:
     """Tell what belongs to each call from what belongs to all.
 
     Args:
-        between: what stands between two calls; None where a reply has one at most.
+        between: what is between two calls; None where a reply has one at most.
     """
     if between is None:
         return Frame("", before, "", after, "", is_alone=True)

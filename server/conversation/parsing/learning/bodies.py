@@ -49,7 +49,7 @@ class Scenes:
 
     @property
     def wrappers(self) -> tuple[str, ...]:
-        """What stands around content."""
+        """What is around content."""
         return self.one.wrappers
 
 
@@ -69,7 +69,7 @@ class Written:
 
 
 def format_of_body(scenes: Scenes) -> ToolFormat | None:
-    """The format of calls that are JSON, Python or objects with bare keys; None if none is told."""
+    """The format of calls that are JSON, Python or objects with bare keys; None if it is none."""
     place, written, maker = scenes.place, written_of(scenes), StateMaker()
     body = body_frame(scenes)
     syntax = CallSyntax(
@@ -147,7 +147,7 @@ def with_id(text: str) -> str:
 
 
 def body_frame(scenes: Scenes) -> Frame:
-    """What stands around bodies."""
+    """What is around bodies."""
     one, place = scenes.one.text, scenes.place
     before, after = with_id(one[: place.body[0]]), with_id(one[place.body[1] :])
     if place.is_listed:

@@ -21,7 +21,7 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class CallPlace:
-    """Where one call stands.
+    """Where one call is.
 
     Attributes:
         body, name, arguments: beginnings and ends. A body is all that one reader reads: the
@@ -65,7 +65,7 @@ def _find(text: str, call: ProbeCall, at: int) -> CallPlace | None:
 
 
 def _before(text: str, marks: str, begin: int, end: int) -> Iterator[int]:
-    """Where one of some characters stands, the last first."""
+    """Where one of some characters is, the last first."""
     found = 0
     for at in range(end - 1, begin - 1, -1):
         if text[at] in marks:
@@ -175,7 +175,7 @@ def _with_bare_keys(text: str, call: ProbeCall, at: int) -> CallPlace | None:
 
 
 def _in_fields(text: str, call: ProbeCall, at: int) -> CallPlace | None:
-    """A call whose keys and values stand one behind the other, with anything between."""
+    """A call whose keys and values follow one another, with anything between."""
     spots: list[tuple[int, int]] = []
     first = text.find(KEYS[0], at)
     name = text.rfind(call.name, at, first) if first >= 0 else -1

@@ -27,13 +27,13 @@ class _Fields:
     """The texts around keys and values.
 
     Attributes:
-        name_end: behind a name, before its first field.
+        name_end: after a name, before its first field.
         begin: before a key.
         assigned: between a key and a value that is a string.
-        end: behind a value.
+        end: after a value.
         separator: between two fields.
         tag: what comes before the tags around values, where a value's end repeats its key.
-        rest: behind the last field.
+        rest: after the last field.
     """
 
     name_end: str
@@ -46,7 +46,7 @@ class _Fields:
 
 
 def format_of_fields(scenes: Scenes) -> ToolFormat | None:
-    """The format of calls that are fields; None where none is told."""
+    """The format of calls that are fields; None where none is found."""
     fields = _fields_of(scenes)
     if fields is None:
         return None
@@ -107,7 +107,7 @@ def _fields_of(scenes: Scenes) -> _Fields | None:
 
 
 def _frame(scenes: Scenes, fields: _Fields) -> Frame:
-    """What stands around calls, from their names to the ends of their last fields."""
+    """What is around calls, from their names to the ends of their last fields."""
     middle = None
     if scenes.two is not None:
         first, second = scenes.two.places
@@ -120,7 +120,7 @@ def _frame(scenes: Scenes, fields: _Fields) -> Frame:
 
 @dataclass(frozen=True)
 class _Kinds:
-    """What stands between a key and its value.
+    """What is between a key and its value.
 
     Attributes:
         text, json: for strings, and for other values, where `{type}` may stand for their type.
@@ -158,7 +158,7 @@ def _kinds(scenes: Scenes, assigned: str) -> _Kinds:
 
 
 def _add_values(maker: StateMaker, fields: _Fields, kinds: _Kinds) -> bool:
-    """Add the states from a key to the end of its value; returns whether they can be told."""
+    """Add the states from a key to the end of its value; returns whether they are certain."""
     if fields.tag:
         opening = Exit(fields.tag + _CLOSING, to="closing")
         maker.add(Field("value", (opening,), tag=fields.tag), "value")

@@ -125,14 +125,14 @@ class Prober:
         thought: str = "",
         types: Mapping[str, str] | None = None,
     ) -> str | None:
-        """The text of a conversation behind the user's words, up to its end; None if refused."""
+        """The text of a conversation after the user's words, up to its end; None if refused."""
         message = assistant(content, calls, thought, self.style)
         return self._after_user([message], generates=False, types=types)
 
     def answered_turn(
         self, content: str = "", calls: Sequence[ProbeCall] = (), thought: str = ""
     ) -> str | None:
-        """The same, with the results of the calls behind it."""
+        """The same, with the results of the calls after it."""
         message = assistant(content, calls, thought, self.style)
         results = [
             {"role": "tool", "name": call.name, "tool_call_id": call.call_id, "content": RESULT}

@@ -17,7 +17,7 @@ class Scene:
 
     Attributes:
         places: where the calls are in the text.
-        wrappers: what stands around content, of which none is shown.
+        wrappers: what is around content, of which none is shown.
     """
 
     text: str
@@ -83,7 +83,7 @@ class Stage:
     def _cut(
         self, text: str, calls: Sequence[ProbeCall], *, is_after_content: bool
     ) -> Scene | None:
-        """Cut off what is behind the calls, and what ends the content before them."""
+        """Cut off what follows the calls, and what ends the content before them."""
         if is_after_content:
             text = text[len(self._wrapper) :]
         last = find_calls(text, calls)
