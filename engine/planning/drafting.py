@@ -65,14 +65,19 @@ class DraftRules:
         return replace(self, choice=choice, switch=DraftSwitch())
 
     @property
+    def shares_last_block(self) -> bool:
+        """Whether the last block of a prefix that is found may be shared."""
+        return self.switch.is_off or not self.looks_ahead
+
+    @property
     def lookahead(self) -> int:
         """The number of positions past a step's tokens that the drafter may write to."""
         return self.num_tokens + 1 if self.num_tokens else 0
 
     def pins(self, request: Request) -> bool:
         """Whether the request's rows must draft whatever the load."""
-        params = request.params
-        return self.draws_differ and params.seed is not None and not params.greedy
+        params, may_draft = request.params, self.draws_differ and not self.switch.is_off
+        return may_draft and params.seed is not None and not params.greedy
 
     def shares(self, request: Request) -> bool:
         """Whether others may draft from the request's outputs; salts keep theirs to themselves."""

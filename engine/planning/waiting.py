@@ -181,4 +181,4 @@ class WaitingChoices:
         rules = self._drafting
         drafts = rules.has_cache and (pinned or rules.is_on(self._table))
         shared = self._prefixes.find(choice, reusable, drafted=drafts)
-        return shared[:-1] if rules.looks_ahead else shared
+        return shared if rules.shares_last_block else shared[:-1]

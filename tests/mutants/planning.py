@@ -16,7 +16,32 @@ ENDS = (
     "::test_rows_end_where_their_first_token_does_that_ends_them"
 )
 _STOPS = "    finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP\n"
+COMMANDS = "tests/engine/planning/test_commands.py"
 PLANNING = (
+    Mutant(
+        "prefixes-of-other-weights-are-found",
+        "engine/engine.py",
+        "        self._prefixes.num_updates = num_updates\n",
+        "",
+        (
+            f"{COMMANDS}::test_no_prefix_of_other_weights_is_found",
+            f"{COMMANDS}::test_a_drafter_s_update_leaves_the_version_alone",
+        ),
+    ),
+    Mutant(
+        "seeded-rows-draft-with-the-drafter-off",
+        "engine/planning/drafting.py",
+        "        if not self.num_tokens or self.switch.is_off:\n",
+        "        if not self.num_tokens:\n",
+        (f"{COMMANDS}::test_a_drafter_is_off_until_its_weights_are_updated",),
+    ),
+    Mutant(
+        "routes-from-the-start-of-the-row-s-first-block",
+        "engine/planning/routes.py",
+        "        return blocks[places // size] * size + places % size\n",
+        "        return blocks[0] * size + places\n",
+        ("tests/engine/planning/test_routes.py::test_a_shared_prefix_is_read_where_it_lies",),
+    ),
     Mutant(
         "rows-without-logprobs-take-no-places-in-a-joined-output",
         "engine/planning/outputs.py",

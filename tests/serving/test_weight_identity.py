@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copy, copytree
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -14,13 +14,12 @@ from demo import MODEL_FOLDER
 from tests.engine.models.formats.kinds import EVEN, KINDS
 from tests.engine.models.formats.packers import write_quantized
 from tests.engine.models.rewriting import write_other
-from tests.engine.tiny_models import write_model
 from tests.serving.process import Server, serve
 from tests.serving.rollouts import decided, done, generated, numbers, scored, update
+from tests.serving.tiny_folders import SIZES, add_tokenizer, write_with_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SIZES = {"vocab_size": 8192, "max_position_embeddings": 2048}
 EAGLE_FOLDER = MODEL_FOLDER.parent / "eagle"
 
 
@@ -28,14 +27,8 @@ def demo(folder: Path) -> None:
     copytree(MODEL_FOLDER, folder)
 
 
-def tiny(kind: str) -> Callable[[Path], None]:
-    """A model of an architecture, as it is."""
-
-    def write(folder: Path) -> None:
-        write_model(kind, folder, **SIZES)
-        _with_tokenizer(folder)
-
-    return write
+def experts(folder: Path) -> None:
+    write_with_tokenizer("qwen3_moe", folder)
 
 
 def quantized(kind: str) -> Callable[[Path], None]:
@@ -44,14 +37,9 @@ def quantized(kind: str) -> Callable[[Path], None]:
     def write(folder: Path) -> None:
         config, modules = KINDS[kind]
         write_quantized(folder, config, modules, EVEN | SIZES)
-        _with_tokenizer(folder)
+        add_tokenizer(folder)
 
     return write
-
-
-def _with_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        copy(MODEL_FOLDER / name, folder / name)
 
 
 def everything(server: Server) -> list[Any]:
@@ -65,10 +53,10 @@ KINDS_OF_SERVERS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "float8 by channel": (quantized("fp8 by channel"), []),
     "float8 by block": (quantized("fp8 by block"), []),
     "int4": (quantized("awq"), []),
-    "experts": (tiny("qwen3_moe"), ["--enable-return-routed-experts"]),
+    "experts": (experts, ["--enable-return-routed-experts"]),
     "ranks": (demo, ["--tensor-parallel-size", "2"]),
     "ranks of experts": (
-        tiny("qwen3_moe"),
+        experts,
         ["--tensor-parallel-size", "2", "--enable-return-routed-experts"],
     ),
 }
