@@ -35,18 +35,23 @@ class Oracle:
     def probabilities(self, body: Body) -> list[np.ndarray]:
         """Of each question's options in their order, for a body whose input is a text."""
         labels = body.get("labels", "letters")
-        return [self._answer(body["input"], question, labels) for question in body["questions"]]
+        return [self.answer(body["input"], question, labels) for question in body["questions"]]
 
-    def _answer(self, state: str, question: Body, labels: str) -> np.ndarray:
-        logprobs = self.logprobs(state, question, labels)
+    def answer(
+        self, state: str, question: Body, labels: str, thought: str | None = None
+    ) -> np.ndarray:
+        """The probabilities of one question's options, after a thought if there is one."""
+        logprobs = self.logprobs(state, question, labels, thought)
         weights: np.ndarray = np.exp(logprobs - logprobs.max())
         weights /= weights.sum()
         return weights
 
-    def logprobs(self, state: str, question: Body, labels: str) -> np.ndarray:
+    def logprobs(
+        self, state: str, question: Body, labels: str, thought: str | None = None
+    ) -> np.ndarray:
         """float64 [options]: the logprob of every option's label."""
         names = self._names(question, labels)
-        prompt = self.prompt(state, question, names, labels)
+        prompt = self.prompt(state, question, names, labels, thought)
         ids = self._ids(prompt)
         found = [self._ids(prompt + name)[len(ids) :] for name in names]
         if labels == "options":
@@ -55,7 +60,14 @@ class Oracle:
             found = [[*own, end] if tuple(own) in shorter else own for own in found]
         return self._read(ids, found)
 
-    def prompt(self, state: str, question: Body, names: Sequence[str], labels: str) -> str:
+    def prompt(
+        self,
+        state: str,
+        question: Body,
+        names: Sequence[str],
+        labels: str,
+        thought: str | None = None,
+    ) -> str:
         """The whole text that a question's labels follow."""
         kind = question["type"]
         if kind == "predicate":
@@ -73,9 +85,14 @@ class Oracle:
         words = [state, "", closing, *lines, f"Question: {question['instructions']}"]
         messages = [{"role": "user", "content": "\n".join(words)}]
         text: str = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            messages,
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=thought is not None,
         )
-        return text
+        if thought is None:
+            return text
+        return f"{text}<think>\n{thought.rstrip()}\n</think>\n\n"
 
     def _names(self, question: Body, labels: str) -> list[str]:
         if question["type"] == "predicate":

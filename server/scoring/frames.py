@@ -2,7 +2,7 @@
 
 A template is rendered once a request, with the message of one prompt; the others of the request get
 the same text around theirs. Thoughts are off where the template can leave them out, else the prompt
-ends with an empty thought.
+ends with an empty thought. Where a model is to think first, the prompt ends within a thought.
 """
 
 from __future__ import annotations
@@ -21,10 +21,24 @@ from server.errors import ApiError, bad_request
 
 NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}
 """Variables by which templates leave thoughts out."""
+THOUGHTS: Mapping[str, Any] = dict.fromkeys(NO_THOUGHTS, True)
+"""Variables by which templates let models think."""
 PLAIN_TAIL = "\nAnswer:"
 """What ends a prompt of a model without a chat template."""
 _QUESTION, _ANSWER = "Which?", "Q"
 _MAX_REPLIES = 64
+
+
+class ThoughtEnd(NamedTuple):
+    """What ends a thought.
+
+    Attributes:
+        marker: what the model writes at its end.
+        text: all that is written between a thought's text and the reply's first word.
+    """
+
+    marker: str
+    text: str
 
 
 class ReplyFrame(NamedTuple):
@@ -32,6 +46,7 @@ class ReplyFrame(NamedTuple):
 
     Attributes:
         head, tail: before and after it.
+        thought: the tail opens a thought, which this ends; None where the reply begins at once.
         space: white space that a reply begins with.
         after: what follows a reply; empty where that is not known.
         is_plain: the model has no chat template.
@@ -42,6 +57,13 @@ class ReplyFrame(NamedTuple):
     space: str = ""
     after: str = ""
     is_plain: bool = False
+    thought: ThoughtEnd | None = None
+
+    def end(self, thought: str = "") -> str:
+        """All that comes between a message and its reply, the model's thought included."""
+        if self.thought is None:
+            return self.tail
+        return f"{self.tail}{thought.rstrip()}{self.thought.text}"
 
 
 class ReplyFrames:
@@ -53,7 +75,13 @@ class ReplyFrames:
         self._replies: dict[bytes, tuple[str, str]] = {}
 
     async def frame(
-        self, content: str, system: str | None, variables: Mapping[str, Any], param: str
+        self,
+        content: str,
+        system: str | None,
+        variables: Mapping[str, Any],
+        param: str,
+        *,
+        thinks: bool = False,
     ) -> ReplyFrame:
         """The frame of a user's message with this content; raises `ApiError`.
 
@@ -61,15 +89,18 @@ class ReplyFrames:
             system: the text of a system's message before it.
             variables: `chat_template_kwargs`.
             param: the request's field that has the content, for errors.
+            thinks: the model writes a thought before its reply.
         """
         if reserved := sorted(RESERVED_KWARGS & variables.keys()):
             words = f"chat_template_kwargs may not set {', '.join(reserved)}"
             raise bad_request("chat_template_kwargs", words)
         if not self._template.sources():
+            if thinks:
+                raise _thoughtless("has no chat template")
             head = "" if system is None else f"{system}\n\n"
             return ReplyFrame(head, PLAIN_TAIL, space=" ", is_plain=True)
         source = self._template.source(with_tools=False)
-        variables = {**NO_THOUGHTS, **variables}
+        variables = {**(THOUGHTS if thinks else NO_THOUGHTS), **variables}
         before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         conversation = Conversation([*before, _user(content)], variables=variables, param=param)
         text = await self._template.text(source, conversation)
@@ -82,9 +113,12 @@ class ReplyFrames:
             raise bad_request(
                 param, "the model's chat template shows no system message: leave it out"
             )
-        tail += _closed_thoughts(tail, self._parsers.reasoning_format(source))
+        reasoning = self._parsers.reasoning_format(source)
+        tail += _opened_thought(tail, reasoning) if thinks else _closed_thoughts(tail, reasoning)
+        thought = _thought_end(tail, reasoning) if thinks and reasoning else None
         space, after = await self._reply(source, variables)
-        return ReplyFrame(head, tail, "" if tail[-1:].isspace() else space, after)
+        frame = ReplyFrame(head, tail, space, after, thought=thought)
+        return frame._replace(space="") if frame.end()[-1:].isspace() else frame
 
     async def _render(
         self,
@@ -137,3 +171,27 @@ def _closed_thoughts(tail: str, reasoning: ReasoningFormat | None) -> str:
     if reasoning.begins_open and not end.endswith(reasoning.end):
         return f"{reasoning.begin}\n\n{reasoning.end}\n\n"
     return ""
+
+
+def _opened_thought(tail: str, reasoning: ReasoningFormat | None) -> str:
+    """What a prompt that ends in `tail` lacks for its reply to begin with a thought."""
+    if reasoning is None:
+        raise _thoughtless("has no thoughts by its chat template")
+    end = tail.rstrip()
+    if end.endswith(reasoning.end) and not reasoning.states:
+        raise _thoughtless("closes thoughts by its chat template and chat_template_kwargs")
+    if end.endswith(reasoning.begin):
+        return ""
+    return reasoning.begin if reasoning.states else f"{reasoning.begin}\n"
+
+
+def _thought_end(tail: str, reasoning: ReasoningFormat) -> ThoughtEnd:
+    """What ends a thought that `tail` opens."""
+    if reasoning.states:  # the answer is a message of its own, which begins as this one did
+        _, _, header = tail.removesuffix(reasoning.begin).rpartition(reasoning.end)
+        return ThoughtEnd(reasoning.end, f"{reasoning.end}{header}{reasoning.answer}")
+    return ThoughtEnd(reasoning.end, f"\n{reasoning.end}\n\n")
+
+
+def _thoughtless(words: str) -> ApiError:
+    return bad_request("reasoning", f"reasoning needs a model that thinks; this one {words}")

@@ -81,6 +81,26 @@ def test_probabilities_of_hundreds_equal_transformers(server: Server, oracle: Or
     check(server, oracle, count=200, seed=2, most=255)
 
 
+def test_probabilities_after_thoughts_equal_transformers(server: Server, oracle: Oracle) -> None:
+    """And the same thoughts come again, since they are drawn by the seed."""
+    body = random_body(np.random.default_rng(5), MODEL, most=20)
+    body |= {"reasoning": {"budget": 12}, "seed": 3, "diagnostics": True}
+    (first, again) = asyncio.run(post_all(server, [body, body]))
+    thoughts = [
+        [answer["diagnostics"]["orders"][0]["thought"] for answer in reply.json()["answers"]]
+        for reply in (first, again)
+    ]
+    assert thoughts[0] == thoughts[1]
+    assert len(set(thoughts[0])) > 1 or len(thoughts[0]) == 1
+    for question, thought, got in zip(
+        body["questions"], thoughts[0], answers_of(body, first), strict=True
+    ):
+        wanted = oracle.answer(body["input"], question, body["labels"], thought)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=TOLERANCE)
+    num_thought = first.json()["usage"]["output_tokens"]
+    assert 0 < num_thought <= 12 * len(body["questions"])
+
+
 @pytest.mark.parametrize(
     ("count", "num_beside"), [(20, 4), pytest.param(200, 20, marks=pytest.mark.slow)]
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.request import ItemScores
-from server.endpoints.decisions.prompts import DecisionPrompts
+from server.endpoints.decisions.prompts import DecisionPrompts, Read
 from server.scoring.labels import Float64Array
 
 
@@ -45,13 +45,13 @@ class Answer:
     Attributes:
         probabilities: float64 [n].
         by_order: float64 [orders, n], those of each order of the options.
-        orders: each order in which the options were shown.
-        readings: what was read in each of them.
+        reads: the prompt of each order in which the options were shown.
+        readings: what was read after each of them.
     """
 
     probabilities: Float64Array
     by_order: Float64Array
-    orders: list[tuple[int, ...]]
+    reads: list[Read]
     readings: list[LabelReadings]
 
     @property
@@ -127,7 +127,7 @@ def answers(
             Answer(
                 probabilities=mean / mean.sum(),
                 by_order=by_order,
-                orders=[prompts.reads[item].options for item in items],
+                reads=[prompts.reads[item] for item in items],
                 readings=[readings[item] for item in items],
             )
         )

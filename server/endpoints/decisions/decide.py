@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 from starlette.requests import Request
 
@@ -23,10 +24,13 @@ from server.endpoints.decisions.prompts import (
 )
 from server.endpoints.decisions.question import Question
 from server.endpoints.decisions.replies import Json, usage_of
+from server.endpoints.decisions.thoughts import Thoughts, think
 from server.endpoints.decisions.wording import WORDING, Wording
 from server.endpoints.scored import run_scoring
 from server.http.account import DecisionCounts, GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
+from server.scoring.frames import ReplyFrame
+from server.text.shared_prefix import PrefixedTexts
 from server.text.tokenizer import INLINE_CHARS
 
 _wording = lru_cache(4)(Wording)
@@ -71,37 +75,68 @@ async def decide(
     """
     config, account = context.config, account_of(request.scope)
     reply_id = f"decision-{request_id or account.request_id or secrets.token_hex(16)}"
-    source = config.decision_template or WORDING
-    reader = DecisionReader(
-        context.readers, _wording(source), context.info, config.max_scoring_tokens
-    )
+    wording = _wording(config.decision_template or WORDING)
+    reader = DecisionReader(context.readers, wording, context.info, config.max_scoring_tokens)
     state, frame = await reader.framed(state, questions, reading)
-    asked = [state, emptied(state)] if prior else [state]
-    size = len(state.text) + sum(len(q.instructions) + 32 * len(q.options) for q in questions)
-    prompts = []
-    for each in asked:
-        make = partial(reader.prompts, each, frame, questions, reading)
-        is_long = size * reading.num_orders > INLINE_CHARS
-        prompts.append(await asyncio.to_thread(make) if is_long else make())
-    total = sum(each.num_prompt_tokens for each in prompts)
-    report = partial(GenerationReport, context.config.model_names[0], reply_id, total)
-    account.report = partial(report, 0)
     began = time.perf_counter()
     with CancelOnDisconnect(request.receive):
+        states = [state, emptied(state)] if prior else [state]
+        served = model or config.model_names[0]
+        thinks = partial(think, place=state.place, model=served, reply_id=reply_id, context=context)
+        prompts, thoughts = await _prompts(states, frame, questions, reading, reader, thinks)
+        of_prompts = sum(each.num_prompt_tokens for each in prompts)
+        num_read = of_prompts if thoughts is None else thoughts.num_prompt_tokens
+        num_thought = 0 if thoughts is None else thoughts.num_tokens
+        report = partial(
+            GenerationReport, config.model_names[0], reply_id, num_read, num_generated=num_thought
+        )
+        account.report = partial(report, num_cached=0)
         scores = await _scores(prompts, model, context)
-    num_cached = sum(each.num_cached for each in scores)
+    of_scores = sum(each.num_cached for each in scores)
+    num_cached = of_scores if thoughts is None else thoughts.num_cached
     pairs = list(zip(prompts, scores, strict=True))
     found = answers(len(questions), *pairs[0], prior=pairs[1] if prior else None)
     counts = _count(questions, found, num_cached, context)
-    account.report = partial(report, num_cached, decisions=counts)
+    account.report = partial(report, num_cached=num_cached, decisions=counts)
+    num_written = _num_full(prompts, context) - num_cached
     return Decided(
         reply_id=reply_id,
         created=int(time.time()),
         answers=found,
         is_plain=frame.is_plain,
-        usage=usage_of(total, num_cached, _num_written(pairs, context)),
+        usage=usage_of(num_read, num_cached, num_written, num_thought),
         seconds=time.perf_counter() - began,
     )
+
+
+async def _prompts(
+    states: Sequence[State],
+    frame: ReplyFrame,
+    questions: Sequence[Question],
+    reading: Reading,
+    reader: DecisionReader,
+    thinks: Callable[[PrefixedTexts, str, Reading], Awaitable[Thoughts]],
+) -> tuple[list[DecisionPrompts], Thoughts | None]:
+    """The prompts of the questions about each state, after the model's thoughts where it thinks."""
+    size = len(states[0].text)
+    size += sum(len(each.instructions) + 32 * len(each.options) for each in questions)
+    is_long = size * reading.num_orders > INLINE_CHARS
+    run: Any = asyncio.to_thread if is_long else _at_once
+    prompts, thoughts = [], None
+    for state in states:
+        asked = await run(reader.asked, state, frame, questions, reading)
+        if frame.thought is not None:
+            openings = await run(reader.openings, asked, frame)
+            thoughts = await thinks(openings, frame.thought.marker, reading)
+            pairs = zip(asked, thoughts.texts, strict=True)
+            asked = [each.after(thought) for each, thought in pairs]
+        prompts.append(await run(reader.prompts, asked, state, frame, questions, reading))
+    return prompts, thoughts
+
+
+async def _at_once(function: Callable[..., Any], *args: Any) -> Any:
+    """What `asyncio.to_thread` does, here and now."""
+    return function(*args)
 
 
 async def _scores(
@@ -120,12 +155,10 @@ async def _scores(
     return [task.result() for task in tasks]
 
 
-def _num_written(pairs: Sequence[tuple[DecisionPrompts, ItemScores]], context: Context) -> int:
-    """Tokens of full blocks that were computed and can be found from now on."""
+def _num_full(prompts: Sequence[DecisionPrompts], context: Context) -> int:
+    """Tokens of full blocks, which can be found from now on."""
     size = context.info.block_size
-    return sum(
-        len(prompts.spec.query) // size * size - scores.num_cached for prompts, scores in pairs
-    )
+    return sum(len(each.spec.query) // size * size for each in prompts)
 
 
 def _count(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from server.scoring.label_texts import UnreadableLabelError, ended, tree_of
 from server.scoring.labels import Label, LabelError, LabelTree
 from server.scoring.readers import PromptReaders
 from server.scoring.spec import ScoringSpec
+from server.text.shared_prefix import PrefixedTexts
 
 CHARS_A_TOKEN = 8
 """Prompts may have so many characters for each token that may be computed; texts have some four."""
@@ -46,6 +48,7 @@ class Reading:
     Attributes:
         labels: what options are read by.
         num_orders, seed: options are shown in so many orders, drawn by the seed.
+        budget: tokens of a thought before each prompt is read; None for no thought.
         variables: `chat_template_kwargs`.
         priority, cache_salt: as `ScoringRequest` has them.
     """
@@ -53,6 +56,7 @@ class Reading:
     labels: Labels = "letters"
     num_orders: int = 1
     seed: int = 0
+    budget: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     priority: int = 0
     cache_salt: str = ""
@@ -64,10 +68,29 @@ class Read(NamedTuple):
     Attributes:
         question: its index.
         options: the option that each label of the prompt's tree stands for.
+        thought: what the model thought about it.
     """
 
     question: int
     options: tuple[int, ...]
+    thought: str = ""
+
+
+class AskedPrompt(NamedTuple):
+    """One prompt in words, with the whole state.
+
+    Attributes:
+        names: the label of each option in the order of `read.options`.
+        content: the message that asks the question.
+    """
+
+    read: Read
+    names: Sequence[str]
+    content: str
+
+    def after(self, thought: str) -> AskedPrompt:
+        """The same after a thought."""
+        return self._replace(read=self.read._replace(thought=thought))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +130,8 @@ class DecisionReader:
 
         A system's message that the template does not have begins the state.
         """
-        find, variables = self.readers.frames.frame, reading.variables
+        thinks = reading.budget is not None
+        find, variables = partial(self.readers.frames.frame, thinks=thinks), reading.variables
         if state.system is not None:
             try:
                 return state, await find(
@@ -125,26 +149,47 @@ class DecisionReader:
         self._check_least(content, state, question)
         return content
 
-    def prompts(
+    def asked(
         self, state: State, frame: ReplyFrame, questions: Sequence[Question], reading: Reading
-    ) -> DecisionPrompts:
-        """The prompts of every question in every order; raises `ApiError`."""
-        reads: list[Read] = []
-        texts: list[str] = []
-        trees: list[LabelTree] = []
+    ) -> list[AskedPrompt]:
+        """Every question in every order; raises `ApiError`."""
+        asked: list[AskedPrompt] = []
         num_chars = len(state.text)
         for index, question in enumerate(questions):
             for order in orders(len(question.options), reading.num_orders, reading.seed):
                 names = self._names(question, order, frame, reading.labels)
                 content = self.wording.content(state.text, question, order, names, reading.labels)
-                self._check_least(content, state, question)
                 num_chars += max(len(content) - len(state.text), 0)
                 if num_chars > CHARS_A_TOKEN * self.max_tokens:
                     most = CHARS_A_TOKEN * self.max_tokens
                     raise self._too_many(f"more than {most} characters")
-                reads.append(Read(index, order))
-                texts.append(f"{frame.head}{content}{frame.tail}")
-                trees.append(self._tree(question, order, names, content, frame, reading.labels))
+                asked.append(AskedPrompt(Read(index, order), names, content))
+        return asked
+
+    def openings(self, asked: Sequence[AskedPrompt], frame: ReplyFrame) -> PrefixedTexts:
+        """Each prompt up to the thought that it opens."""
+        return self.readers.prefixes.encode(
+            [f"{frame.head}{each.content}{frame.tail}" for each in asked]
+        )
+
+    def prompts(
+        self,
+        asked: Sequence[AskedPrompt],
+        state: State,
+        frame: ReplyFrame,
+        questions: Sequence[Question],
+        reading: Reading,
+    ) -> DecisionPrompts:
+        """The prompts as ids, and the labels' trees; raises `ApiError`."""
+        reads = [each.read for each in asked]
+        tails = [frame.end(read.thought) for read in reads]
+        trees = [
+            self._tree(questions[each.read.question], each, tail, frame, reading.labels)
+            for each, tail in zip(asked, tails, strict=True)
+        ]
+        texts = [
+            f"{frame.head}{each.content}{tail}" for each, tail in zip(asked, tails, strict=True)
+        ]
         spec = self._spec(texts, trees, reading)
         self._check(spec, reads, questions, state)
         return DecisionPrompts(spec, reads)
@@ -158,27 +203,21 @@ class DecisionReader:
             return [texts[option] for option in order]
         if question.kind == "score":
             return [str(option) for option in order]
-        return self.readers.labels.codes(frame.tail, frame.space, len(order))
+        return self.readers.labels.codes(frame.end(), frame.space, len(order))
 
     def _tree(
-        self,
-        question: Question,
-        order: Sequence[int],
-        names: Sequence[str],
-        content: str,
-        frame: ReplyFrame,
-        kind: Labels,
+        self, question: Question, asked: AskedPrompt, tail: str, frame: ReplyFrame, kind: Labels
     ) -> LabelTree:
-        """The tree of the labels after a prompt; raises `ApiError`."""
-        end = self.readers.labels.end(content, frame.tail)
+        """The tree of the labels after a prompt that ends in `tail`; raises `ApiError`."""
+        end = self.readers.labels.end(asked.content, tail)
         try:
-            ids = self.readers.labels.ids(end, [frame.space + name for name in names])
+            ids = self.readers.labels.ids(end, [frame.space + name for name in asked.names])
             if kind == "options":
                 ids = ended(ids, self._after(end, frame))
             return tree_of(tuple(ids))
         except UnreadableLabelError as error:
-            place = f"{question.options_place}[{order[error.index]}]"
-            name = shown(names[error.index])
+            place = f"{question.options_place}[{asked.read.options[error.index]}]"
+            name = shown(asked.names[error.index])
             raise bad_request(place, f"{place} cannot be read as {name}: {error}") from None
         except LabelError as error:
             place = question.options_place

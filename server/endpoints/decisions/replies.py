@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from server.endpoints.decisions.answers import Answer, LabelReadings
+from server.endpoints.decisions.prompts import Read
 from server.endpoints.decisions.question import Question
 from server.text.json_fragments import MINUS_INFINITY
 from server.text.tokenizer import Tokenizer
@@ -49,16 +49,17 @@ def diagnostics_of(answer: Answer, tokenizer: Tokenizer) -> Json:
         "spread": answer.spread,
         "argmax_is_stable": answer.argmax_is_stable,
         "orders": [
-            _order(order, reading, tokenizer)
-            for order, reading in zip(answer.orders, answer.readings, strict=True)
+            _order(read, reading, tokenizer)
+            for read, reading in zip(answer.reads, answer.readings, strict=True)
         ],
     }
 
 
-def _order(order: Sequence[int], reading: LabelReadings, tokenizer: Tokenizer) -> Json:
+def _order(read: Read, reading: LabelReadings, tokenizer: Tokenizer) -> Json:
     """What was read where options were shown in one order; logprobs are in the request's."""
     return {
-        "order": list(order),
+        "order": list(read.options),
+        **({"thought": read.thought} if read.thought else {}),
         "logprobs": [_shown(value) for value in reading.logprobs.tolist()],
         "other_logprob": _shown(reading.others),
         "best_other": {
@@ -74,16 +75,17 @@ def _shown(logprob: float) -> float:
     return max(logprob, MINUS_INFINITY)
 
 
-def usage_of(num_prompt_tokens: int, num_cached: int, num_written: int) -> Json:
-    """The tokens of a request; nothing is generated.
+def usage_of(num_prompt_tokens: int, num_cached: int, num_written: int, num_thought: int) -> Json:
+    """The tokens of a request; nothing is generated but thoughts.
 
     Args:
         num_written: tokens in blocks that later requests may find.
+        num_thought: tokens of thoughts.
     """
     return {
         "input_tokens": num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": num_cached, "cache_write_tokens": num_written},
-        "output_tokens": 0,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": num_prompt_tokens,
+        "output_tokens": num_thought,
+        "output_tokens_details": {"reasoning_tokens": num_thought},
+        "total_tokens": num_prompt_tokens + num_thought,
     }

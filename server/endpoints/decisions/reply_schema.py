@@ -19,6 +19,7 @@ class OrderDiagnostics(BaseModel):
     """What was read where the options were shown in one order."""
 
     order: list[int] = Field(description="The options as they were shown, by index.")
+    thought: str | None = Field(None, description="What the model thought, with `reasoning`.")
     logprobs: list[float] = Field(description="Of each option's label, in the request's order.")
     other_logprob: float = Field(description="Of all that begins with no label, together.")
     best_other: BestOther
@@ -52,11 +53,11 @@ class DecisionAnswer(BaseModel):
 
 
 class DecisionUsage(BaseModel):
-    """Nothing is generated; the state counts once."""
+    """Nothing is generated but thoughts; the state counts once."""
 
     input_tokens: int
     input_tokens_details: dict[str, int]
-    output_tokens: Literal[0]
+    output_tokens: int
     output_tokens_details: dict[str, int]
     total_tokens: int
 

@@ -45,10 +45,14 @@ def _question(each: DecisionQuestion, place: str) -> Question:
 def reading_of(body: ReadingFields, salt: str, config: ServerConfig) -> Reading:
     """How the questions of a body are read; raises `ApiError`."""
     check_priority(body.priority, config)
+    if body.reasoning is not None and body.prior is not None:
+        words = "must be left out with prior: without a state there is nothing to think about"
+        raise bad_request("reasoning", f"reasoning {words}")
     return Reading(
         labels=body.labels or "letters",
         num_orders=body.permute or 1,
         seed=body.seed or 0,
+        budget=None if body.reasoning is None else body.reasoning.budget,
         variables=body.chat_template_kwargs or {},
         priority=body.priority or 0,
         cache_salt=salt,

@@ -200,6 +200,12 @@ class PromptCacheOptions(InnerModel):
     ttl: Literal["30m"] | None = None
 
 
+class DecisionReasoning(InnerModel):
+    """The model thinks about each question before its labels are read."""
+
+    budget: int = Field(ge=1, description="Tokens of each thought, at most.")
+
+
 class ReadingFields(BodyModel):
     """How this server reads questions, on both endpoints."""
 
@@ -210,7 +216,9 @@ class ReadingFields(BodyModel):
         le=MAX_ORDERS,
         description="Show options in this many orders, or all that there are, and average.",
     )
-    seed: Seed | None = Field(None, description="Draws these orders; the default is 0.")
+    seed: Seed | None = Field(
+        None, description="Draws these orders, and thoughts; the default is 0."
+    )
     prior: Literal["content_free"] | None = Field(
         None,
         description="Divide each label's probability by what the question gives without a state.",
@@ -223,6 +231,7 @@ class ReadingFields(BodyModel):
         description='With "options" the options\' own texts are read, instead of letters that '
         "stand for them.",
     )
+    reasoning: DecisionReasoning | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables of the chat template; thoughts are off by default."
     )

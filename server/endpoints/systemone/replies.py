@@ -38,12 +38,12 @@ def runs_of(question: Question, answer: Answer, seconds: float) -> list[Json]:
     names = [str(option.value) for option in question.options]
     return [
         {
-            "order": [names[option] for option in order],
+            "order": [names[option] for option in read.options],
             "probabilities": dict(zip(names, p.tolist(), strict=True)),
             "choice": names[int(p.argmax())],
             "latency_ms": 1000 * seconds,
         }
-        for order, p in zip(answer.orders, answer.by_order, strict=True)
+        for read, p in zip(answer.reads, answer.by_order, strict=True)
     ]
 
 

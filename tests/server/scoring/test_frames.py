@@ -25,6 +25,8 @@ async def frame(
     content: str = "the state\n\nQuestion: x",
     system: str | None = None,
     tokenizer: Tokenizer | None = None,
+    *,
+    thinks: bool = False,
 ) -> ReplyFrame:
     tokenizer = tokenizer or byte_tokenizer()
     tokenizer.reserve(264)
@@ -32,7 +34,9 @@ async def frame(
     template = ChatTemplate(source, {}, large)
     try:
         parsers = Parsers(tokenizer, "auto", "auto")
-        return await ReplyFrames(template, parsers).frame(content, system, {}, "input")
+        return await ReplyFrames(template, parsers).frame(
+            content, system, {}, "input", thinks=thinks
+        )
     finally:
         template.close()
         large.close()
@@ -68,6 +72,31 @@ async def test_thoughts_are_off_where_a_template_can() -> None:
 async def test_a_reply_in_a_channel_begins_with_its_header() -> None:
     harmony = TURN + BEGIN + "{# <|channel|> <|message|> #}"
     assert (await frame(harmony)).tail.endswith("<assistant><|channel|>final<|message|>")
+
+
+@pytest.mark.parametrize(
+    "opens",
+    ["{% if enable_thinking %}<think>\n{% endif %}", "<think>\n", ""],
+    ids=["where it is asked to", "always", "never"],
+)
+async def test_a_thought_is_opened_once_and_closed(opens: str) -> None:
+    found = await frame(TURN + BEGIN + opens + "{# <think> </think> #}", thinks=True)
+    assert found.tail == "</user>\n<assistant><think>\n"
+    assert found.thought is not None
+    assert found.thought.marker == "</think>"
+    assert found.end("a b\n") == "</user>\n<assistant><think>\na b\n</think>\n\n"
+    assert found.space == ""
+
+
+async def test_an_answer_after_a_thought_in_a_channel_is_a_message_of_its_own() -> None:
+    turn = (
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+    )
+    begin = "{% if add_generation_prompt %}<|start|>assistant{% endif %}{# <|channel|> #}"
+    found = await frame(turn + begin, thinks=True)
+    assert found.tail == "<|end|><|start|>assistant<|channel|>analysis<|message|>"
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+    assert found.end("so") == f"{found.tail}so{final}"
 
 
 @pytest.mark.parametrize(

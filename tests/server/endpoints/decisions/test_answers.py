@@ -20,7 +20,7 @@ from server.scoring.spec import ScoringSpec
 def answer(*p: float) -> Answer:
     found = np.array(p)
     reading = LabelReadings(np.log(found), -math.inf, 0.0, 1, -9.0)
-    return Answer(found, found[None], [tuple(range(len(p)))], [reading])
+    return Answer(found, found[None], [Read(0, tuple(range(len(p))))], [reading])
 
 
 @pytest.mark.parametrize(

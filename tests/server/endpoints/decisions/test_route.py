@@ -13,21 +13,17 @@ from openai.types import Decision
 from engine.request import Finish
 from server.endpoints.decisions.reply_schema import DecisionsReply
 from tests.fakes import FakeEngine
-from tests.server.conftest import MODEL, Site, error_of, in_process, nested, on_a_port
+from tests.server.conftest import MODEL, Site, in_process, nested, on_a_port
+from tests.server.endpoints.decisions.asking import (
+    CHOICE,
+    PREDICATE,
+    SCORE,
+    body_of,
+    post,
+    prompts_of,
+)
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
-CHOICE: dict[str, Any] = {
-    "type": "choice",
-    "name": "team",
-    "instructions": "Which team?",
-    "choices": [{"value": "billing", "description": "payments"}, {"value": True}],
-}
-PREDICATE = {"type": "predicate", "instructions": "They are angry."}
-SCORE = {
-    "type": "score",
-    "instructions": [{"type": "input_text", "text": "How urgent?"}],
-    "levels": [{"label": "low"}, {"label": "high", "description": "today"}],
-}
 
 
 @pytest.fixture
@@ -55,28 +51,6 @@ def said(part: Any) -> dict[str, Any]:
 
 def json_part(data: Any) -> dict[str, Any]:
     return {"type": "input_json", "data": data}
-
-
-def body_of(**changes: Any) -> dict[str, Any]:
-    return {
-        "model": MODEL,
-        "input": "It is late.",
-        "questions": [CHOICE, PREDICATE, SCORE],
-    } | changes
-
-
-async def post(site: Site, status: int = 200, **changes: Any) -> Any:
-    reply = await site.client.post("/v1/decisions", json=body_of(**changes))
-    assert reply.status_code == status, reply.text
-    return reply.json() if status == 200 else error_of(reply)
-
-
-def prompts_of(site: Site) -> list[str]:
-    """The prompts of the last request, whole."""
-    asked = site.engine.scored[-1]
-    query = bytes(asked.query_token_ids.tolist())
-    items = np.split(asked.item_token_ids, np.cumsum(asked.item_lens)[:-1])
-    return [(query + bytes(item.tolist())).decode() for item in items]
 
 
 async def test_answers_in_order_with_names_and_typed_values(chat: Site) -> None:
