@@ -31,8 +31,8 @@ from engine.models.loader import load_model
 from engine.startup.kv_scales import kv_scales
 from sampling.device.ranks import RankExchange
 from sampling.noise import TILE
+from tests.engine.models.formats.float8_scheme import e4m3
 from tests.engine.models.formats.packers import rewrite
-from tests.engine.models.formats.test_fp8_checkpoints import e4m3
 from tests.engine.models.serving import (
     GROUPED,
     LATENT,

@@ -16,7 +16,7 @@ from engine.kernels.experts.inputs import (
 )
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
-from tests.engine.models.formats.test_fp8_checkpoints import e4m3
+from tests.engine.models.formats.float8_scheme import e4m3
 
 NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # to which the interpreter truncates
 NUM_EXPERTS, TOP_K = 5, 3

@@ -35,8 +35,8 @@ from tests.engine.models.families.test_shards import (
     widened,
     write_config,
 )
+from tests.engine.models.formats.float8_scheme import BLOCKS
 from tests.engine.models.formats.packers import Tensors, gptq, round_weight, write_quantized
-from tests.engine.models.formats.test_fp8_checkpoints import BLOCKS
 from tests.engine.models.formats.test_general_checkpoints import MODELS as FAMILIES
 from tests.engine.models.formats.test_general_checkpoints import by_awq
 from tests.engine.models.formats.test_int4_checkpoints import AWQ, GPTQ

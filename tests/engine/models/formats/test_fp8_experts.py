@@ -20,22 +20,22 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
 from engine.errors import ModelError
 from engine.models.decoder import Decoder
+from tests.engine.models.formats.float8_scheme import (
+    BLOCKS,
+    Rounding,
+    by_span,
+    by_token,
+    product,
+    rounded,
+)
+from tests.engine.models.formats.float8_scheme import by_tensor as scaled_by_tensor
 from tests.engine.models.formats.packers import (
     ROUTERS,
     Tensors,
     rewrite,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_fp8_checkpoints import (
-    BLOCKS,
-    Rounding,
-    _Quantizer,
-    by_span,
-    by_token,
-    product,
-    rounded,
-)
-from tests.engine.models.formats.test_fp8_checkpoints import by_tensor as scaled_by_tensor
+from tests.engine.models.formats.test_fp8_checkpoints import _Quantizer
 from tests.engine.models.serving import SIZES, expected, load, serve, some_ids, write_tiny
 
 WIDE: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_key_value_heads": 2}

@@ -15,6 +15,13 @@ import torch
 import transformers as hf
 
 from engine.models.decoder import Decoder
+from tests.engine.models.formats.float8_scheme import (
+    BLOCKS,
+    by_span,
+    by_tensor,
+    by_token,
+    rounded,
+)
 from tests.engine.models.formats.packers import (
     WIDE,
     Tensors,
@@ -23,14 +30,7 @@ from tests.engine.models.formats.packers import (
     round_weight,
     write_quantized,
 )
-from tests.engine.models.formats.test_fp8_checkpoints import (
-    BLOCKS,
-    assert_same_as_scheme,
-    by_span,
-    by_tensor,
-    by_token,
-    rounded,
-)
+from tests.engine.models.formats.test_fp8_checkpoints import assert_same_as_scheme
 from tests.engine.models.formats.test_int4_checkpoints import (
     AWQ,
     GPTQ,
