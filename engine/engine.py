@@ -432,6 +432,7 @@ class Engine:
             drafts=None if self._drafts is None else DraftStats.of(self._drafts.total),
             timings=self._timings.stats(),
             grammars=None if self._grammars is None else self._grammars.stats(),
+            snapshots=None if self._snapshots is None else self._snapshots.pool.stats(),
         )
 
     def check(self) -> None:

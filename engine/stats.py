@@ -96,6 +96,26 @@ class GrammarStats(msgspec.Struct, frozen=True, kw_only=True):
     num_errors: int = 0
 
 
+class SnapshotStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Snapshots of rows' states.
+
+    Attributes:
+        num_total, num_kept: there are, and can be found now.
+        total_bytes, kept_bytes: the memory of either, on one rank.
+        num_made: made so far, to be found.
+        num_hits: choices and scoring requests that began from one so far.
+        num_evicted: no longer found so far, since others needed their memory.
+    """
+
+    num_total: int = 0
+    num_kept: int = 0
+    total_bytes: int = 0
+    kept_bytes: int = 0
+    num_made: int = 0
+    num_hits: int = 0
+    num_evicted: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges after a step, and counters since the engine started.
 
@@ -113,6 +133,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         sampler_rows: rows drawn by each of the sampler's paths.
         drafts: counts of all drafts; None without a drafter.
         grammars: work of all grammars; None where there can be none.
+        snapshots: of states; None where no layer keeps a state.
     """
 
     num_running: int
@@ -131,3 +152,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     sampler_rows: dict[str, int] = {}
     drafts: DraftStats | None = None
     grammars: GrammarStats | None = None
+    snapshots: SnapshotStats | None = None

@@ -16,7 +16,14 @@ from prometheus_client.utils import floatToGoString
 
 from engine.client import EngineHandle
 from engine.planning.timings import SECONDS, STEP_TOKENS, Timings
-from engine.stats import DraftStats, EngineStats, GrammarStats, HistogramStats, TimingStats
+from engine.stats import (
+    DraftStats,
+    EngineStats,
+    GrammarStats,
+    HistogramStats,
+    SnapshotStats,
+    TimingStats,
+)
 
 NO_STATS = EngineStats(
     num_running=0,
@@ -81,6 +88,14 @@ class EngineCollector(Collector):
         yield self._gauge("num_requests_waiting", "Choices waiting", stats.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", used)
         yield self._gauge("kv_blocks_used", "KV blocks in use", stats.kv_blocks_used)
+        snapshots = stats.snapshots or SnapshotStats()
+        for name, words, value in (
+            ("capacity", "Snapshots of states that there is memory for", snapshots.num_total),
+            ("kept", "Snapshots of states that can be found", snapshots.num_kept),
+            ("capacity_bytes", "Memory for snapshots of states, a rank", snapshots.total_bytes),
+            ("kept_bytes", "Memory of snapshots that can be found", snapshots.kept_bytes),
+        ):
+            yield self._gauge(f"state_snapshots_{name}", words, value)
 
     def _timings(self, timings: TimingStats) -> Iterable[Metric]:
         for name, words in _TIMES.items():
@@ -126,6 +141,13 @@ class EngineCollector(Collector):
         if stats.drafts is not None:
             yield from self._drafts(stats.drafts)
         yield from self._grammars(stats.grammars or GrammarStats())
+        snapshots = stats.snapshots or SnapshotStats()
+        made = {
+            "made": (snapshots.num_made, "Snapshots of states made to be found"),
+            "hits": (snapshots.num_hits, "Choices and scores that began from a snapshot"),
+            "evicted": (snapshots.num_evicted, "Snapshots that made room for others"),
+        }
+        yield from self._named_counters("state_snapshots_", made)
 
     def _named_counters(
         self, prefix: str, counts: Mapping[str, tuple[float, str]]

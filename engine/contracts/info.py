@@ -39,6 +39,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
         num_blocks, block_size: blocks of the KV cache, and tokens in each.
         num_snapshots: of rows' states; None where no layer keeps a state.
         snapshot_multiple: tokens that the ends of snapshots are multiples of.
+        bytes_per_snapshot: on one rank.
         cache_dtype: how the KV cache stores keys and values, as `CacheConfig.dtype`.
         dtype: name of the model's dtype.
         device: name of the device, such as "cpu" or "NVIDIA H200".
@@ -61,6 +62,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_snapshots: int | None = None
     snapshot_multiple: int = 1
+    bytes_per_snapshot: int = 0
     cache_dtype: CacheDtype = "auto"
     dtype: str
     device: str

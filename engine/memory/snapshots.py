@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
+from engine.stats import SnapshotStats
+
 MAX_SNAPSHOTS = 2
 """That a row may have on their way: where its prompt leaves what is known, and near its end."""
 NO_SNAPSHOT = 0
@@ -17,10 +19,16 @@ NO_SNAPSHOT = 0
 
 
 class SnapshotPool:
-    """Reserves snapshots 1 .. num_snapshots, and finds those that were registered."""
+    """Reserves snapshots 1 .. num_snapshots, and finds those that were registered.
 
-    def __init__(self, num_snapshots: int) -> None:
+    Args:
+        bytes_each: of memory.
+    """
+
+    def __init__(self, num_snapshots: int, bytes_each: int = 0) -> None:
         self.num_snapshots = num_snapshots
+        self._bytes_each = bytes_each
+        self._num_made = self._num_hits = self._num_evicted = 0
         self._free = list(range(num_snapshots, 0, -1))
         self._by_hash: OrderedDict[bytes, int] = OrderedDict()  # found longest ago first
         self._restored: set[int] = set()  # by the step that is being planned
@@ -57,6 +65,11 @@ class SnapshotPool:
     def restore(self, snapshot: int) -> None:
         """Keep a snapshot that the step being planned reads, until the plan after it."""
         self._restored.add(snapshot)
+        self.count_hit(snapshot)
+
+    def count_hit(self, snapshot: int) -> None:
+        """Note what a choice or scoring request begins from, which may be `NO_SNAPSHOT`."""
+        self._num_hits += snapshot != NO_SNAPSHOT
 
     def planned(self) -> None:
         """Note the end of a plan. Steps planned after the next one run after its own.
@@ -72,6 +85,7 @@ class SnapshotPool:
         kept = self._restored | self._restored_last | self._num_readers.keys()
         for block_hash, snapshot in self._by_hash.items():
             if snapshot not in kept:
+                self._num_evicted += 1
                 return self._by_hash.pop(block_hash)
         return None
 
@@ -89,6 +103,7 @@ class SnapshotPool:
             self._free.append(snapshot)
         else:
             self._by_hash[block_hash] = snapshot
+            self._num_made += 1
 
     def release(self, snapshot: int) -> None:
         """Give up a reserved snapshot."""
@@ -98,6 +113,18 @@ class SnapshotPool:
         """Let no snapshot be found any more. No step is planned that reads one."""
         self._free += self._by_hash.values()
         self._by_hash.clear()
+
+    def stats(self) -> SnapshotStats:
+        """Gauges of now and counters since the start."""
+        return SnapshotStats(
+            num_total=self.num_snapshots,
+            num_kept=self.num_findable,
+            total_bytes=self.num_snapshots * self._bytes_each,
+            kept_bytes=self.num_findable * self._bytes_each,
+            num_made=self._num_made,
+            num_hits=self._num_hits,
+            num_evicted=self._num_evicted,
+        )
 
     def check(self, reserved: Iterable[int]) -> None:
         """Assert that each snapshot is free, reserved or findable; for tests and idle moments."""

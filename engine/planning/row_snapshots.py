@@ -151,7 +151,7 @@ def row_snapshots(
     if info.num_snapshots is None:
         return None
     return RowSnapshots(
-        SnapshotPool(info.num_snapshots),
+        SnapshotPool(info.num_snapshots, info.bytes_per_snapshot),
         table,
         drafting,
         config.block_size,

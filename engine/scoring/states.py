@@ -48,6 +48,7 @@ class ScoringStates:
         pool.hold(restored)
         reserved = pool.reserve_up_to(count)
         if len(reserved) == count:
+            pool.count_hit(restored)
             query, split, *stem = reserved
             return cls(restored, restored, query, split, stem[0] if stem else NO_SNAPSHOT)
         pool.drop(restored)

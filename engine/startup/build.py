@@ -23,7 +23,7 @@ from engine.errors import first_line
 from engine.kernels.invariant.product import use_uncut_products
 from engine.memory.recent_outputs import RecentOutputs
 from engine.memory.sleeping import FixedMemory, SleepingMemory
-from engine.memory.states import snapshot_multiple
+from engine.memory.states import bytes_per_slot, snapshot_multiple
 from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.models.reference import Reference
@@ -234,6 +234,7 @@ def assemble(
         num_blocks=built.size.num_blocks,
         num_snapshots=built.size.num_snapshots,
         snapshot_multiple=built.snapshot_multiple,
+        bytes_per_snapshot=built.bytes_per_snapshot,
         block_size=config.cache.block_size,
         cache_dtype=config.cache.dtype,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -263,13 +264,15 @@ def _freeze() -> None:
 class _BuiltRunner(NamedTuple):
     """A rank's runner, and what it was sized to.
 
-    `sampler` says which path draws rows, in words, `statement` how far the model is from its
-    reference, `costs` what steps with drafts and without took.
+    `snapshot_multiple` and `bytes_per_snapshot` are as of `EngineInfo`, `sampler` says which path
+    draws rows, in words, `statement` how far the model is from its reference, `costs` what steps
+    with drafts and without took.
     """
 
     runner: ModelRunner
     size: CacheSize
     snapshot_multiple: int
+    bytes_per_snapshot: int
     sampler: str
     statement: ErrorStatement | None
     costs: StepCosts | None
@@ -308,7 +311,8 @@ def _build_runner(
     multiple = snapshot_multiple(assembly.state_specs, config.cache.block_size)
     with phase("timing steps"):
         costs = runner.step_costs()
-    return _BuiltRunner(runner, size, multiple, sampler, statement, costs)
+    per_state = bytes_per_slot(assembly.state_specs)
+    return _BuiltRunner(runner, size, multiple, per_state, sampler, statement, costs)
 
 
 def _grammars(

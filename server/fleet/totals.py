@@ -12,6 +12,7 @@ from engine.contracts.info import EngineInfo
 from engine.stats import EngineStats
 
 _GAUGES = {"num_running": 0, "num_waiting": 0, "kv_blocks_used": 0, "kv_blocks_total": 0}
+_SNAPSHOT_GAUGES = {"num_total": 0, "num_kept": 0, "total_bytes": 0, "kept_bytes": 0}
 
 
 def total_stats(stats: Iterable[EngineStats]) -> EngineStats | None:
@@ -22,7 +23,10 @@ def total_stats(stats: Iterable[EngineStats]) -> EngineStats | None:
 
 def counters_only(stats: EngineStats) -> EngineStats:
     """What an engine that is gone leaves behind: its counters, which must not fall."""
-    return msgspec.structs.replace(stats, **_GAUGES)
+    snapshots = stats.snapshots
+    if snapshots is not None:
+        snapshots = msgspec.structs.replace(snapshots, **_SNAPSHOT_GAUGES)
+    return msgspec.structs.replace(stats, **_GAUGES, snapshots=snapshots)
 
 
 def total_info(infos: Iterable[EngineInfo]) -> EngineInfo:

@@ -55,6 +55,13 @@ async def test_names_are_there_before_the_first_request(site: Site) -> None:
         "tailrace_request_decode_time_seconds_bucket",
         "tailrace_request_inference_time_seconds_bucket",
         "tailrace_iteration_tokens_total_bucket",
+        "tailrace_state_snapshots_capacity",
+        "tailrace_state_snapshots_kept",
+        "tailrace_state_snapshots_capacity_bytes",
+        "tailrace_state_snapshots_kept_bytes",
+        "tailrace_state_snapshots_made_total",
+        "tailrace_state_snapshots_hits_total",
+        "tailrace_state_snapshots_evicted_total",
     }
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.memory.states import bytes_per_slot
 from engine.request import Finish, ItemScores, ScoringRequest
-from tests.engine.memory.toy import VOCAB, reference
+from tests.engine.memory.toy import VOCAB, ToyModel, reference
 from tests.engine.memory.toy_engine import LOGPROB_ERROR, Serve, Server, texts, toy_server
 from tests.engine.scoring.scoring_fake import scoring, sequences, with_branches
 
@@ -91,6 +92,12 @@ def test_a_querys_state_is_found_again(serve: Serve) -> None:
         cached.append(scores.num_cached)
     assert cached == [0, len(query) // 4 * 4]
     assert server.ask([*query, 5]).num_cached == cached[1]
+    snapshots = server.engine.stats().snapshots
+    assert snapshots is not None
+    assert snapshots.num_hits == 2
+    assert (
+        snapshots.kept_bytes == snapshots.num_kept * bytes_per_slot(ToyModel().state_specs(0)) > 0
+    )
 
 
 @pytest.mark.parametrize(("num_snapshots", "num_steps"), [(30, 1), (9, 2), (7, 3), (3, 3)])

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec import structs
 
 from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
+from engine.stats import SnapshotStats
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 
@@ -78,6 +80,23 @@ def test_of_two_with_equal_hashes_the_first_stays() -> None:
     pool.register(second, A)
     assert pool.find([A]) == (1, 1)
     assert pool.reserve() == 2
+
+
+def test_what_was_made_found_and_evicted_is_counted() -> None:
+    pool = SnapshotPool(2, bytes_each=100)
+    assert pool.reserve_up_to(3) == [1, 2]
+    pool.register(1, A)
+    pool.register(2, A)  # there is one already
+    pool.restore(1)
+    pool.count_hit(NO_SNAPSHOT)
+    made = SnapshotStats(
+        num_total=2, num_kept=1, total_bytes=200, kept_bytes=100, num_made=1, num_hits=1
+    )
+    assert pool.stats() == made
+    for _ in range(2):
+        pool.planned()
+    assert pool.reserve_up_to(2) == [2, 1]
+    assert pool.stats() == structs.replace(made, num_kept=0, kept_bytes=0, num_evicted=1)
 
 
 @pytest.mark.parametrize("seed", range(5))
