@@ -24,6 +24,7 @@ MEMORY = (
         "        shared = known[:num_shared]\n",
         "        shared, num_shared = known, len(known)\n",
         (RESTORED,),
+        seen=("sglang#22935",),
     ),
     Mutant(
         "a-drafter-holds-back-keys-but-no-state",
@@ -31,6 +32,7 @@ MEMORY = (
         "- self._drafting.looks_ahead",
         "",
         (f"{ROWS}::test_a_drafter_that_looks_ahead_holds_the_last_block_back",),
+        seen=("SkyRL#1981", "vllm#43559", "vllm#47194"),
     ),
     Mutant(
         "a-state-off-its-boundary-gets-the-boundarys-hash",
@@ -38,6 +40,7 @@ MEMORY = (
         "        if end in self._reserved[row]:\n",
         "        for end in self._reserved[row]:\n",
         (RESTORED, TURNS),
+        seen=("vllm#43559", "vllm#48375", "vllm#47861"),
     ),
     Mutant(
         "a-snapshot-is-found-before-its-drafts-entered",
@@ -45,6 +48,7 @@ MEMORY = (
         "end + lag <= table.num_settled[row]",
         "end <= table.num_settled[row]",
         (f"{ROWS}::test_a_reply_makes_one_every_so_often",),
+        seen=("vllm#43559",),
     ),
     Mutant(
         "a-snapshot-is-found-that-was-never-written",
@@ -52,6 +56,7 @@ MEMORY = (
         "            if not self._reserved[row]:\n",
         "            if True:\n",
         (f"{ROWS}::test_a_reply_makes_one_every_so_often", TURNS),
+        seen=("sglang#39342",),
     ),
     Mutant(
         "a-snapshot-is-overwritten-by-the-step-that-restores-it",
@@ -68,6 +73,7 @@ MEMORY = (
         "        lens = np.diff(query_starts_np)\n"
         "        num_decodes = int(np.argmin(np.append(lens == lens[0], False)))\n",
         ("tests/engine/memory/test_states.py::test_parts_are_told_by_kind_and_not_by_length",),
+        seen=("vllm#53051", "vllm#55766"),
     ),
     Mutant(
         "accepted-drafts-are-counted-one-short",
@@ -89,6 +95,7 @@ MEMORY = (
         "                Writes(table.entered, rows, computed),\n",
         "",
         (STOPPED, STRANGERS),
+        seen=("vllm#45096",),
     ),
     Mutant(
         "a-restored-row-reads-its-own-slot",
@@ -103,6 +110,7 @@ MEMORY = (
         "                Writes(table.snapshot_ends, rows, NEVER),\n",
         "",
         ("tests/engine/memory/test_states.py::test_slots_are_null_then_rows_then_snapshots",),
+        seen=("vllm#45096",),
     ),
     Mutant(
         "a-preempted-rows-snapshots-are-lost",
@@ -117,6 +125,23 @@ MEMORY = (
         "np.minimum(to_block, self._snapshots.num_steps_without(rows))",
         "to_block",
         (TURNS,),
+    ),
+    Mutant(
+        "prompts-are-read-as-if-rows-beside-them-brought-no-drafts",
+        "engine/runner/prompt_logprobs.py",
+        "start = int(query_starts[span.row_idx])",
+        "drafts = (plan.num_query - 1) * plan.decodes\n"
+        "    start = int(query_starts[span.row_idx] - drafts[: span.row_idx].sum())",
+        (f"{IDENTITY}::test_prompt_logprobs_are_those_of_one_pass",),
+        seen=("vllm#53488",),
+    ),
+    Mutant(
+        "prompts-are-read-as-if-each-chunk-were-the-first",
+        "engine/runner/prompt_logprobs.py",
+        "int(plan.starts[span.row_idx])",
+        "0",
+        (f"{IDENTITY}::test_prompt_logprobs_are_those_of_one_pass",),
+        seen=("vllm#53488",),
     ),
     Mutant(
         "items-begin-beside-their-query",

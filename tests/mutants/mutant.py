@@ -15,6 +15,7 @@ class Mutant(NamedTuple):
         new: text that takes its place.
         tests: pytest ids, at least one of which must fail.
         interpreted: whether the tests run in Triton's interpreter.
+        seen: issues of other servers that were this bug.
     """
 
     name: str
@@ -23,3 +24,4 @@ class Mutant(NamedTuple):
     new: str
     tests: tuple[str, ...]
     interpreted: bool = False
+    seen: tuple[str, ...] = ()

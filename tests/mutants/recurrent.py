@@ -13,6 +13,9 @@ REFUSED = f"{RECURRENCE}::test_refused_drafts_leave_no_trace"
 LOGITS = "tests/engine/models/test_decoder.py::test_logits"
 HYBRIDS = "tests/engine/models/families/test_hybrids.py"
 
+CONVOLVED = f"{KERNELS}/test_convolution.py"
+OWN_HEAD = "tests/engine/speculation/test_drafters.py::test_the_checkpoints_own_head"
+
 RECURRENT = (
     Mutant(
         "chunks-lie-on-the-grid-of-a-packed-batch",
@@ -21,6 +24,7 @@ RECURRENT = (
         "            position = chunk * CHUNK + lanes - start % CHUNK\n",
         (f"{RECURRENCE}::test_bits_do_not_depend_on_the_rows_beside",),
         interpreted=True,
+        seen=("sglang#31833", "sglang#37836"),
     ),
     Mutant(
         "step-sizes-are-rounded-as-products-are",
@@ -28,6 +32,7 @@ RECURRENT = (
         "b.float().sigmoid()",
         "b.sigmoid().float()",
         (f"{KERNELS}/test_gates.py::test_delta_gates_are_float32_whatever_the_products_are",),
+        seen=("sglang#35150",),
     ),
     Mutant(
         "accepted-drafts-are-counted-by-another-order-of-rows",
@@ -35,6 +40,7 @@ RECURRENT = (
         "int(rows.replays[row])",
         "int(rows.replays[-1 - row])",
         (REFUSED,),
+        seen=("vllm#53912",),
     ),
     Mutant(
         "refused-drafts-are-entered",
@@ -125,6 +131,61 @@ RECURRENT = (
         "engine/speculation/mtp_head.py",
         "        return self._final_norm.add(x, residual)[0]\n",
         "        return x if residual is None else x + residual\n",
-        ("tests/engine/speculation/test_drafters.py::test_the_checkpoints_own_head",),
+        (OWN_HEAD,),
+    ),
+    Mutant(
+        "a-head-reads-the-hidden-state-before-the-embedding",
+        "engine/speculation/mtp_head.py",
+        "[embedded, self._hidden_norm(features)]",
+        "[self._hidden_norm(features), embedded]",
+        (OWN_HEAD,),
+    ),
+    Mutant(
+        "a-snapshot-at-a-steps-last-token-is-not-made",
+        "engine/kernels/recurrent/convolution.py",
+        "< end <= ends[row]:",
+        "< end < ends[row]:",
+        (f"{CONVOLVED}::test_rows_continue_from_snapshots",),
+        seen=("vllm#53505",),
+    ),
+    Mutant(
+        "a-snapshot-within-a-step-has-the-inputs-at-the-steps-end",
+        "engine/kernels/recurrent/convolution.py",
+        "_enter(line[: len(line) - finish + end], end, ring[into])",
+        "_enter(line, end, ring[into])",
+        (f"{CONVOLVED}::test_rows_continue_from_snapshots",),
+        seen=("vllm#53505",),
+    ),
+    Mutant(
+        "decays-are-those-of-the-steps-first-tokens",
+        "engine/models/layers/recurrent/gated_delta.py",
+        "decay[part.tokens], beta[part.tokens])",
+        "decay[: len(own)], beta[: len(own)])",
+        (f"{HYBRIDS}::test_drafted[qwen3_5]",),
+        seen=("vllm#51812",),
+    ),
+    Mutant(
+        "a-step-with-no-draft-accepted-enters-the-last-place-of-the-ring",
+        "engine/kernels/recurrent/recurrence.py",
+        "range(begin - int(rows.replays[row]), begin)",
+        "range(begin - max(int(rows.replays[row]), 1), begin)",
+        (REFUSED,),
+        seen=("vllm#51508",),
+    ),
+    Mutant(
+        "a-row-with-no-draft-accepted-reads-slot-0",
+        "engine/kernels/recurrent/recurrence.py",
+        "int(rows.begins[row]), int(rows.sources[row])",
+        "int(rows.begins[row]), int(rows.sources[row]) if rows.replays[row] else NULL_SLOT",
+        (REFUSED,),
+        seen=("vllm#40738",),
+    ),
+    Mutant(
+        "chunks-begin-where-a-prompt-was-cut",
+        "engine/kernels/recurrent/recurrence.py",
+        "(position // CHUNK + 1) * CHUNK",
+        "position + CHUNK",
+        (f"{RECURRENCE}::test_snapshots_are_on_the_grid_of_positions",),
+        seen=("vllm#55524",),
     ),
 )

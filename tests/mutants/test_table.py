@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.mutants.mutant import Mutant
+from tests.mutants.page import PAGE, written
 from tests.mutants.run import ROOT
 from tests.mutants.table import MUTANTS
 
@@ -24,3 +25,7 @@ def test_a_mutant_fits_its_file_and_names_tests_that_exist(mutant: Mutant) -> No
         source = (ROOT / path).read_text()
         assert f"def {name}(" in source, f"{path} has no {name}"
         assert all(f"class {group}:" in source for group in groups), f"{path} has no {groups}"
+
+
+def test_the_page_of_known_bugs_is_that_of_the_mutants() -> None:
+    assert PAGE.read_text() == written(), "run python -m tests.mutants.page"

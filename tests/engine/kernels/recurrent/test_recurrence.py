@@ -151,6 +151,18 @@ def test_snapshots_of_a_prompt(kind: str, compute: Compute, device: str) -> None
     assert torch.equal(texts.memory.matrix[4], before)
 
 
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+def test_snapshots_are_on_the_grid_of_positions(compute: Compute, device: str) -> None:
+    """Of a prompt that was cut off the grid."""
+    total = 2 * CHUNK + 3
+    texts = Texts(DELTA, [total], device=device)
+    texts.compute(compute, [Part(0, 0, 5, slot=1)])
+    ends = [(CHUNK, 4), (2 * CHUNK, 5)]
+    texts.compute(compute, [Part(0, 5, total, slot=1, snapshots=ends)])
+    for end, slot in ends:
+        texts.check_state(slot, 0, end)
+
+
 @pytest.mark.parametrize(("compute", "device"), DECODES)
 @pytest.mark.parametrize("boundary", [3, 4, 5])
 def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) -> None:
