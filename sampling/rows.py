@@ -7,7 +7,7 @@ one record of integers and one of floats, so that a step passes two tables to it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,25 @@ RANDOM, FILTERED, MASKED, EDITED, PENALIZED = 1, 2, 4, 8, 16
 LOGPROBS, PROCESSED, NORMALIZED, FLASHINFER = 32, 64, 128, 256
 TWICE_FILTERED = 512  # a top-p beside a top-k of more than `LARGE_TOP_K`
 GRAMMAR, KEPT = 1024, 2048  # masks come with each step; the mass they leave is reported
+
+_VALUES: Mapping[int, Callable[[SamplingParams], float]] = {
+    TEMPERATURE: lambda params: params.temperature,
+    TOP_P: lambda params: params.top_p,
+    LOG_MIN_P: lambda params: math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
+    REPETITION: lambda params: params.repetition_penalty,
+    PRESENCE: lambda params: params.presence_penalty,
+    FREQUENCY: lambda params: params.frequency_penalty,
+}
+"""The value of each column of `SamplingRows.floats`, in order."""
+
+_CHANGES: Mapping[int, Callable[[SamplingParams], bool]] = {
+    MASKED: lambda params: params.allowed_token_ids is not None,
+    PENALIZED: lambda params: params.penalized,
+    GRAMMAR: lambda params: params.constrained,
+}
+"""The bits of parameters that change logits, and which requests have them."""
+CHANGED = sum(_CHANGES) | EDITED
+"""The bits of all rows whose logits are changed; a row is `EDITED` that has any edits."""
 
 LARGE_TOP_K = 128  # the largest that the filters' shortlist takes
 _TOP_BUCKETS = (0, 1, 5, 20, 128)
@@ -71,12 +90,12 @@ class SamplingNeeds:
     @property
     def edited(self) -> bool:
         """Whether masks, bias or penalties change any row's logits."""
-        return bool(self.flags & (MASKED | EDITED | PENALIZED | GRAMMAR))
+        return bool(self.flags & CHANGED)
 
     @property
     def only_grammars(self) -> bool:
         """Whether grammars' masks are all that changes logits, of any row."""
-        return self.flags & (MASKED | EDITED | PENALIZED | GRAMMAR) == GRAMMAR
+        return self.flags & CHANGED == GRAMMAR
 
     @property
     def penalized(self) -> bool:
@@ -190,14 +209,7 @@ class SamplingRows:
         top_k = params.top_k if params.top_k < self.vocab_size else 0
         flags = _flags(params, top_k, num_edits)
         self._ints.np[row] = (seed, choice, top_k, prompt_len, num_edits, flags)
-        self._floats.np[row] = (
-            params.temperature,
-            params.top_p,
-            math.log(params.min_p) if params.min_p > 0.0 else -math.inf,
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-        )
+        self._floats.np[row] = [value(params) for value in _VALUES.values()]
         self._ints.touch(row)
         self._floats.touch(row)
         self._last_needs = None
@@ -273,12 +285,11 @@ def _flags(params: SamplingParams, top_k: int, num_edits: int) -> int:
     processed = asked and params.logprobs_mode.startswith("processed")
     native = params.seed is not None or processed or params.kept_logprob or params.constrained
     may_use_flashinfer = (top_k > 0 or params.top_p < 1.0) and not native
-    flags = GRAMMAR * params.constrained | KEPT * params.kept_logprob
+    flags = sum(bit for bit, is_set in _CHANGES.items() if is_set(params))
+    flags |= EDITED * (num_edits > 0) | KEPT * params.kept_logprob
     if not params.greedy:
         flags |= RANDOM | FILTERED * filtered | FLASHINFER * may_use_flashinfer
         flags |= TWICE_FILTERED * (top_k > LARGE_TOP_K and params.top_p < 1.0)
-    flags |= MASKED * (params.allowed_token_ids is not None)
-    flags |= EDITED * (num_edits > 0) | PENALIZED * params.penalized
     flags |= LOGPROBS * reports | PROCESSED * processed
     return flags | NORMALIZED * (reports and params.logprobs_mode.endswith("logprobs"))
 

@@ -6,8 +6,7 @@ from sampling import rows as flags
 from sampling.rows import SamplingNeeds
 
 DRAWN, FILTERED = flags.RANDOM, flags.RANDOM | flags.FILTERED
-EDITS = flags.MASKED | flags.EDITED | flags.PENALIZED | flags.GRAMMAR
-PROCESSED = FILTERED | flags.TWICE_FILTERED | EDITS
+PROCESSED = FILTERED | flags.TWICE_FILTERED | flags.CHANGED
 REPORTED = flags.LOGPROBS | flags.NORMALIZED
 COMMON_NEEDS = (
     SamplingNeeds(flags=0, greedy=True, num_top=0, num_explicit=0),
