@@ -220,8 +220,6 @@ def _fused_decoder(
             hf_config.model_type,
         )
     spec = replace(decoder_spec(hf_config), max_position=limit)
-    if config.batch_invariant:
-        _check_invariance(config, spec)
     source: WeightSource
     if config.load_format == "dummy":
         source = DummyWeights(spec.initializer_range, device)
@@ -256,20 +254,6 @@ def _routes(config: ModelConfig, spec: DecoderSpec) -> ExpertRoutes | None:
     if not any(sublayer.has_experts for layer in spec.layers for sublayer in layer.sublayers):
         raise ModelError(f"{ROUTES_FLAG}: {config.model!r} has no experts; leave it out")
     return ExpertRoutes(len(spec.layers))
-
-
-def _check_invariance(config: ModelConfig, spec: DecoderSpec) -> None:
-    """Refuse what has bits that depend on the batch; raises `ModelError`."""
-    lacks = [
-        f"{sublayer.varies_with_batch} ({layer.name})"
-        for layer in spec.layers
-        for sublayer in layer.sublayers
-        if sublayer.varies_with_batch is not None
-    ]
-    if lacks:
-        raise ModelError(
-            f"--batch-invariant cannot be promised for {lacks[0]} of {config.model!r}; leave it out"
-        )
 
 
 def _describe(

@@ -17,7 +17,6 @@ COLUMNS = {
     "quantized": "quantized, tested on a GPU",
     "drafts": "drafts of its own",
     "ranks": "ranks tested",
-    "invariant": "--batch-invariant",
     "gpu": "GPU tests",
 }
 """Fields of a row, and their headings."""

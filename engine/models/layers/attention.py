@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -37,8 +37,6 @@ class Attention(SublayerSpec):
         window, scale, softcap: as of `AttentionSpec`; None of scale is head_dim ** -0.5.
         has_sinks: each head has one more score in the softmax, without a value.
     """
-
-    varies_with_batch: ClassVar[str | None] = None
 
     hidden_size: int
     num_q_heads: int

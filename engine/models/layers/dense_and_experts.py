@@ -36,7 +36,6 @@ class DenseAndExperts(SublayerSpec):
         before, after: norms of the experts. eps: of the router's. norm: of the sum.
     """
 
-    varies_with_batch = None
     has_experts = True
 
     mlp: Mlp

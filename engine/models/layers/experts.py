@@ -58,7 +58,6 @@ class ExpertMlp(SublayerSpec):
         joined: all experts are in one tensor each, gate and up rows in turn, and have biases.
     """
 
-    varies_with_batch = None
     has_experts = True
 
     hidden_size: int

@@ -45,8 +45,6 @@ class LatentAttention(SublayerSpec):
         growth: of queries with their positions.
     """
 
-    varies_with_batch = "latent attention"
-
     hidden_size: int
     num_heads: int
     norm: NormSpec

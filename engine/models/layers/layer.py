@@ -106,13 +106,14 @@ class LayerPlaces:
 class SublayerSpec(ABC):
     """The description of a sublayer.
 
+    With `--batch-invariant` the bits of a token's output must not depend on what else a step
+    computes: products are `reader`'s, and functions go through `elementwise`. Tests of that mode
+    take every family.
+
     Attributes:
-        varies_with_batch: what of it has bits that depend on the batch, so that `--batch-invariant`
-            refuses it; None where nothing has, as tests show.
         has_experts: tokens take some of its experts.
     """
 
-    varies_with_batch: ClassVar[str | None] = "a kind of layer that was not checked"
     has_experts: ClassVar[bool] = False
 
     @property

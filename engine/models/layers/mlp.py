@@ -29,8 +29,6 @@ class Mlp(SublayerSpec):
         has_bias: of all products.
     """
 
-    varies_with_batch = None
-
     hidden_size: int
     inner: int
     norm: NormSpec = NO_NORM

@@ -26,8 +26,6 @@ from engine.parallel.collectives import rank_sum
 class Parallel(SublayerSpec):
     """attention(norm(x)) + mlp(norm(x)); the norms of the two themselves are not used."""
 
-    varies_with_batch = None
-
     norm: NormSpec
     attention: Attention
     mlp: Mlp

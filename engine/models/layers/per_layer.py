@@ -80,8 +80,6 @@ class LayerEnd(SublayerSpec):
         norm: of what is added.
     """
 
-    varies_with_batch = None
-
     hidden_size: int
     index: int
     width: int

@@ -19,8 +19,6 @@ from engine.models.weights.shares import Division
 class SideBySide(SublayerSpec):
     """mixer(norm(x)) + mixer(norm(x)) + …; the norms of the mixers themselves are `OwnInput`."""
 
-    varies_with_batch = None
-
     hidden_size: int
     norm: NormSpec
     mixers: Sequence[SublayerSpec]

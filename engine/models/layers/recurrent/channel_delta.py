@@ -39,8 +39,6 @@ class ChannelDelta(SublayerSpec):
         eps: of the gated norm.
     """
 
-    varies_with_batch = None
-
     hidden_size: int
     heads: int
     head_dim: int

@@ -43,8 +43,6 @@ class GatedDelta(SublayerSpec):
         beta_scale: 2 lets a step turn a state's sign around.
     """
 
-    varies_with_batch = None
-
     hidden_size: int
     key_heads: int
     value_heads: int

@@ -27,8 +27,6 @@ class ShortConvolution(SublayerSpec):
         has_bias: of both products and the convolution.
     """
 
-    varies_with_batch = None
-
     hidden_size: int
     width: int
     norm: NormSpec

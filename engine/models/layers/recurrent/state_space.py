@@ -52,8 +52,6 @@ class StateSpace(SublayerSpec):
         input_scales: factors of gate, x, B, C and dt as they come from the product.
     """
 
-    varies_with_batch = None
-
     hidden_size: int
     heads: int
     head_dim: int

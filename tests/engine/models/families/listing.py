@@ -70,7 +70,6 @@ def rows() -> list[Row]:
                 "quantized": text in TESTED_QUANTIZED,
                 "drafts": ["mtp"] if any(spec.drafting for spec in specs) else [],
                 "ranks": text in in_parts,
-                "invariant": any(is_invariant(spec) for spec in specs),
                 "gpu": text in on_gpu | TESTED_QUANTIZED,
             }
         )
@@ -98,13 +97,6 @@ def parts_of(sublayers: Any) -> Iterator[SublayerSpec]:
             yield from sublayer.mixers
         else:
             yield sublayer
-
-
-def is_invariant(spec: DecoderSpec) -> bool:
-    """Whether `--batch-invariant` serves it."""
-    return all(
-        sublayer.varies_with_batch is None for layer in spec.layers for sublayer in layer.sublayers
-    )
 
 
 def page_table(rows: list[Row]) -> str:

@@ -14,12 +14,10 @@ from engine.errors import ModelError
 from engine.kernels.invariant import product
 from engine.kernels.recurrent import recurrence
 from engine.kernels.recurrent.matrices import Rule
-from engine.models.families.table import decoder_spec
 from engine.startup.build import invariant_parts
 from engine.startup.verify.invariance import invariance_results
 from sampling.selftest.checks import Result
 from tests.engine.models.families.hybrid_models import FAMILIES, config_of, write_hybrid
-from tests.engine.models.families.listing import is_invariant
 from tests.engine.models.formats.kinds import EVEN
 from tests.engine.models.formats.kinds import KINDS as QUANTIZED
 from tests.engine.models.formats.packers import write_quantized
@@ -27,11 +25,9 @@ from tests.engine.models.serving import write_tiny
 from tests.engine.models.test_decoder import MODELS
 from tests.engine.tiny_models import write_model
 
-PLAIN = [name for name, config in MODELS.items() if is_invariant(decoder_spec(config))]
-STATES = [name for name in FAMILIES if is_invariant(decoder_spec(config_of(name)))]
 PROMPT_LENS = (1, 16, 40, 65, 90)
 KINDS = ("llama", "qwen3", "mistral", "gemma2", "cohere")
-EXPERTS = ("mixtral", "qwen2_moe", "gpt_oss")
+EXPERTS = ("mixtral", "qwen2_moe", "gpt_oss", "deepseek_v2")
 
 
 def _config(
@@ -90,28 +86,30 @@ def test_chunks_of_a_recurrence_are_seen(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", STATES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bits_of_every_hybrid_on_a_cpu(family: str, tmp_path: Path) -> None:
     write_hybrid(config_of(family), tmp_path)
     assert not _failed(_config(tmp_path, "cpu"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", MODELS)
 def test_bits_of_every_family_on_a_cpu(name: str, tmp_path: Path) -> None:
     write_tiny(MODELS[name], tmp_path)
     assert not _failed(_config(tmp_path, "cpu"))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", STATES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bits_of_states_on_a_gpu(family: str, tmp_path: Path) -> None:
     write_hybrid(config_of(family), tmp_path)
     assert not _failed(_config(tmp_path, "cuda", "bfloat16"))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["gemma4", "gemma4-experts", "hunyuan", "starcoder2"])
+@pytest.mark.parametrize(
+    "name", ["gemma4", "gemma4-experts", "hunyuan", "starcoder2", "deepseek-v2"]
+)
 def test_bits_of_more_families_on_a_gpu(name: str, tmp_path: Path) -> None:
     write_tiny(MODELS[name], tmp_path)
     assert not _failed(_config(tmp_path, "cuda", "bfloat16"))
@@ -176,9 +174,8 @@ def test_products_that_depend_on_the_batch_are_seen(
     }
 
 
-@pytest.mark.parametrize("kind", ["deepseek_v2", "bloom"])
-def test_what_cannot_promise_is_refused(kind: str, tmp_path: Path) -> None:
-    write_model(kind, tmp_path)
+def test_what_cannot_promise_is_refused(tmp_path: Path) -> None:
+    write_model("bloom", tmp_path)
     with pytest.raises(ModelError, match="--batch-invariant"):
         invariant_parts(_config(tmp_path, "cpu"))
 
