@@ -28,6 +28,7 @@ from engine.config import (
     ModelConfig,
     SchedulerConfig,
 )
+from engine.contracts.adapters import AdapterSource
 from engine.engine import Engine
 from engine.request import Request
 from engine.startup.build import build_engine
@@ -46,7 +47,8 @@ PRODUCTS = {
 
 
 def write_random_adapter(folder: Path, config: dict[str, Any], rank: int) -> None:
-    """Write an adapter of all products in bfloat16, as PEFT does."""
+    """Write an adapter of all products but experts' in bfloat16, as PEFT does."""
+    has_experts = bool(config.get("num_experts") or config.get("num_local_experts"))
     sizes = {
         "hidden": config["hidden_size"],
         "inner": config["intermediate_size"],
@@ -56,6 +58,8 @@ def write_random_adapter(folder: Path, config: dict[str, Any], rank: int) -> Non
     tensors: dict[str, torch.Tensor] = {}
     for layer in range(config["num_hidden_layers"]):
         for name, (inputs, outputs) in PRODUCTS.items():
+            if has_experts and name.startswith("mlp."):
+                continue
             module = f"base_model.model.model.layers.{layer}.{name}"
             a = torch.randn((rank, sizes[inputs]), dtype=torch.bfloat16) * 0.01
             b = torch.randn((sizes[outputs], rank), dtype=torch.bfloat16) * 0.01
@@ -116,7 +120,8 @@ def first_token_s(engine: Engine, adapter: Path) -> float:
     """Seconds from the beginning of a load to the first token drawn with what was loaded."""
     assert engine.adapters is not None
     started = time.perf_counter()
-    engine.adapters.load("loaded", str(adapter), replaces=True, done=lambda error: None)
+    source = AdapterSource(str(adapter))
+    engine.adapters.load("loaded", source, replaces=True, done=lambda error: None)
     while engine.adapters.readings:
         engine.step()
     submit(engine, ["loaded"], 1)

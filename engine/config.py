@@ -68,12 +68,15 @@ class AdaptersConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_cpu_loras: adapters on the host at most; others are read again when they are asked for.
             None keeps all.
         modules: names and folders of those that are there from the start.
+        target_modules: names of the model's modules, or ends of them, that adapters may change;
+            None is all.
     """
 
     max_loras: int = 1
     max_rank: int = 16
     max_cpu_loras: int | None = None
     modules: tuple[tuple[str, str], ...] = ()
+    target_modules: tuple[str, ...] | None = None
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -433,6 +433,7 @@ class Engine:
             timings=self._timings.stats(),
             grammars=None if self._grammars is None else self._grammars.stats(),
             snapshots=None if self._snapshots is None else self._snapshots.pool.stats(),
+            adapters=None if self.adapters is None else self.adapters.stats(),
         )
 
     def check(self) -> None:

@@ -116,6 +116,25 @@ class SnapshotStats(msgspec.Struct, frozen=True, kw_only=True):
     num_evicted: int = 0
 
 
+class AdapterStats(msgspec.Struct, frozen=True, kw_only=True):
+    """LoRA adapters after a step, and counts of them.
+
+    Attributes:
+        running, waiting: names of those that rows have, and of those that requests without a row
+            ask for, in order.
+        num_slots: adapters that one step can have. num_held: those in the host's memory.
+        num_slot_loads: times one was copied into a slot.
+        num_failed: readings that were refused or failed.
+    """
+
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    num_slots: int = 0
+    num_held: int = 0
+    num_slot_loads: int = 0
+    num_failed: int = 0
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Gauges after a step, and counters since the engine started.
 
@@ -134,6 +153,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
         drafts: counts of all drafts; None without a drafter.
         grammars: work of all grammars; None where there can be none.
         snapshots: of states; None where no layer keeps a state.
+        adapters: None where none are served.
     """
 
     num_running: int
@@ -153,3 +173,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     drafts: DraftStats | None = None
     grammars: GrammarStats | None = None
     snapshots: SnapshotStats | None = None
+    adapters: AdapterStats | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
@@ -17,6 +18,7 @@ from prometheus_client.utils import floatToGoString
 from engine.client import EngineHandle
 from engine.planning.timings import SECONDS, STEP_TOKENS, Timings
 from engine.stats import (
+    AdapterStats,
     DraftStats,
     EngineStats,
     GrammarStats,
@@ -96,6 +98,24 @@ class EngineCollector(Collector):
             ("kept_bytes", "Memory of snapshots that can be found", snapshots.kept_bytes),
         ):
             yield self._gauge(f"state_snapshots_{name}", words, value)
+        if stats.adapters is not None:
+            yield self._adapters(stats.adapters)
+            words = "LoRA adapters in the host's memory"
+            yield self._gauge("lora_adapters_held", words, stats.adapters.num_held)
+
+    def _adapters(self, stats: AdapterStats) -> Metric:
+        """A gauge of the time, with the names of adapters as labels, as vLLM has it."""
+        about = {
+            "max_lora": str(stats.num_slots),
+            "running_lora_adapters": ",".join(stats.running),
+            "waiting_lora_adapters": ",".join(stats.waiting),
+        }
+        words = "LoRA adapters that requests have, and the seconds since 1970"
+        family = GaugeMetricFamily(
+            f"{self._prefix}lora_requests_info", words, labels=[*self._names, *about]
+        )
+        family.add_metric([*self._values, *about.values()], time.time())
+        return family
 
     def _timings(self, timings: TimingStats) -> Iterable[Metric]:
         for name, words in _TIMES.items():
@@ -148,6 +168,12 @@ class EngineCollector(Collector):
             "evicted": (snapshots.num_evicted, "Snapshots that made room for others"),
         }
         yield from self._named_counters("state_snapshots_", made)
+        if (adapters := stats.adapters) is not None:
+            loads = {
+                "slot_loads": (adapters.num_slot_loads, "Copies of adapters into slots"),
+                "failed_readings": (adapters.num_failed, "Adapters that could not be read"),
+            }
+            yield from self._named_counters("lora_", loads)
 
     def _named_counters(
         self, prefix: str, counts: Mapping[str, tuple[float, str]]

@@ -18,12 +18,14 @@ from engine.contracts.adapters import (
     NO_SLOT,
     AdapterLoad,
     AdapterReader,
+    AdapterSource,
     AdapterVersion,
     NamedAdapter,
     Ready,
 )
 from engine.errors import AdapterError, ControlError, kind_and_line
 from engine.rows import Choice
+from engine.stats import AdapterStats
 
 
 class AdapterBook:
@@ -41,6 +43,7 @@ class AdapterBook:
         self._clock = count(1)
         self._loads: list[AdapterLoad] = []
         self._reading: list[AdapterVersion] = []
+        self._num_slot_loads = self._num_failed = 0
         self._wake: Callable[[], None] = lambda: None
 
     # -- names ------------------------------------------------------------------------------
@@ -49,7 +52,7 @@ class AdapterBook:
     def named(self) -> tuple[NamedAdapter, ...]:
         """The names there are."""
         return tuple(
-            NamedAdapter(name, version.path, self._counts[name], version.digest.hex())
+            NamedAdapter(name, version.source.path, self._counts[name], version.digest.hex())
             for name, version in self._named.items()
         )
 
@@ -58,7 +61,12 @@ class AdapterBook:
         self._wake = wake
 
     def load(
-        self, name: str, path: str, *, replaces: bool, done: Callable[[ControlError | None], None]
+        self,
+        name: str,
+        source: AdapterSource,
+        *,
+        replaces: bool,
+        done: Callable[[ControlError | None], None],
     ) -> None:
         """Read an adapter, and give it a name once it is there.
 
@@ -73,7 +81,7 @@ class AdapterBook:
         if name in self._named and not replaces:
             done(taken)
             return
-        version = AdapterVersion(next(self._numbers), name, path)
+        version = AdapterVersion(next(self._numbers), name, source, source.is_given)
 
         def settle(refusal: str | None) -> None:
             error = None if refusal is None else ControlError(refusal, "adapter_refused")
@@ -166,11 +174,13 @@ class AdapterBook:
             try:
                 version.digest = version.reading.result()
                 self._held[version.number] = version
+                version.source = AdapterSource(version.source.path)  # what was given is let go
             except AdapterError as refusal:
                 error = str(refusal)
             except Exception as failure:  # memory, disks
-                error = f"{version.path} could not be read: {kind_and_line(failure)}"
+                error = f"{version.source.path} could not be read: {kind_and_line(failure)}"
             if error is not None:
+                self._num_failed += 1
                 version.reading = None
                 self._reader.drop(version.number)
             waiting, version.waiting = version.waiting, []
@@ -180,7 +190,7 @@ class AdapterBook:
 
     def _read(self, version: AdapterVersion, done: Ready) -> None:
         version.waiting.append(done)
-        version.reading = self._reader.read(version.number, version.path)
+        version.reading = self._reader.read(version.number, version.source)
         self._reading.append(version)
         version.reading.add_done_callback(lambda reading: self._wake())
 
@@ -190,7 +200,8 @@ class AdapterBook:
         if most is None:
             return
         over = len(self._held) - most
-        for version in [v for v in self._held.values() if not v.num_users][: max(over, 0)]:
+        unused = [v for v in self._held.values() if not v.num_users and not v.is_kept]
+        for version in unused[: max(over, 0)]:
             self._drop(version)
 
     def _forget_unnamed(self, version: AdapterVersion) -> None:
@@ -234,7 +245,27 @@ class AdapterBook:
     def take_loads(self) -> list[AdapterLoad]:
         """What is to be copied into slots before the next step, whichever it is."""
         loads, self._loads = self._loads, []
+        self._num_slot_loads += len(loads)
         return loads
+
+    def stats(self) -> AdapterStats:
+        """The adapters that rows have and that requests wait for, and counts."""
+        running, waiting = set[str](), set[str]()
+        for slot, version in enumerate(self._slots):
+            if version is not None and self._num_rows[slot]:
+                running.add(version.name)
+        for version in [*self._held.values(), *self._reading]:
+            rows = 0 if version.slot == NO_SLOT else self._num_rows[version.slot]
+            if version.num_users > rows:
+                waiting.add(version.name)
+        return AdapterStats(
+            running=tuple(sorted(running)),
+            waiting=tuple(sorted(waiting)),
+            num_slots=len(self._slots),
+            num_held=len(self._held),
+            num_slot_loads=self._num_slot_loads,
+            num_failed=self._num_failed,
+        )
 
     def check(self, *, is_idle: bool) -> None:
         """Assert that the books agree; for tests and idle moments."""

@@ -25,7 +25,6 @@ REFUSED = {
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activated LoRA",
     "trainable_token_indices": "trained tokens",
-    "target_parameters": "adapters of parameters (such as those of experts in one tensor)",
     "use_qalora": "QALoRA",
     "use_bdlora": "block-diagonal LoRA",
     "arrow_config": "Arrow",
@@ -49,6 +48,9 @@ class AdapterConfig:
         targets: names of modules or ends of such names, or one expression for whole names; None
             for all linear modules.
         excluded: as `targets`; empty for none.
+        parameters: names of parameters or ends of such names, such as of tensors that hold all
+            experts; they are besides `targets`.
+        ties_head: adapters of embeddings change a head that is tied to them.
         ranks, alphas: those of modules whose names match an expression, the first that does.
     """
 
@@ -60,6 +62,8 @@ class AdapterConfig:
     excluded: str | tuple[str, ...]
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+    parameters: tuple[str, ...] = ()
+    ties_head: bool = False
 
     def rank_of(self, module: str) -> int:
         """The rank of a module's adapter."""
@@ -70,19 +74,18 @@ class AdapterConfig:
         rank, alpha = self.rank_of(module), _first_match(self.alphas, module, self.alpha)
         return alpha / math.sqrt(rank) if self.is_rank_stabilized else alpha / rank
 
-    def check_targets(self, modules: Iterable[str]) -> None:
+    def check_targets(self, modules: Iterable[str], found: Iterable[str]) -> None:
         """Refuse modules that the targets do not name, and targets without a module.
 
         Args:
-            modules: those that the adapter has tensors of.
+            modules: those that the adapter has tensors of. found: these and parameters.
 
         Raises:
             AdapterError: the message names the module or target.
         """
         modules = list(modules)
         for module in modules:
-            named = self.targets is None or matches(self.targets, module)
-            if not named or (self.excluded and matches(self.excluded, module)):
+            if not self.names_module(module):
                 raise AdapterError(
                     f"{self.path.parent}: there are tensors of {module!r}, which target_modules "
                     f"of {CONFIG} does not name; save the adapter anew"
@@ -93,6 +96,34 @@ class AdapterConfig:
                     f"{self.path}: target_modules names {target!r}, of which there are no tensors "
                     "in the adapter; save it anew"
                 )
+        found = list(found)
+        for name in self.parameters:
+            if not any(matches((name.removesuffix(".weight"),), each) for each in found):
+                raise AdapterError(
+                    f"{self.path}: target_parameters names {name!r}, of which there are no tensors "
+                    "in the adapter; save it anew"
+                )
+
+    def names_module(self, module: str) -> bool:
+        """Whether `target_modules` names a module."""
+        if self.excluded and matches(self.excluded, module):
+            return False
+        if self.targets is None:  # what holds all experts is not linear
+            return not module.endswith(".experts")
+        return matches(self.targets, module)
+
+    def parameters_of(self, module: str) -> list[str]:
+        """The parameters of a module that `target_parameters` names, as PEFT wraps them in turn."""
+        found = []
+        for name in self.parameters:
+            holder, _, parameter = name.rpartition(".")
+            if not holder or matches((holder,), module):
+                found.append(parameter)
+        return sorted(found, key=lambda each: (_PARAMETERS.get(each, len(_PARAMETERS)), each))
+
+
+_PARAMETERS = {name: at for at, name in enumerate(("gate_up_proj", "up_proj", "down_proj"))}
+"""The order in which modules of experts have their parameters."""
 
 
 def matches(targets: str | tuple[str, ...], module: str) -> bool:
@@ -110,17 +141,17 @@ def _first_match(pattern: Mapping[str, T], module: str, otherwise: T) -> T:
     return otherwise
 
 
-def read_config(folder: Path, max_rank: int) -> AdapterConfig:
+def read_config(path: Path, text: bytes, max_rank: int) -> AdapterConfig:
     """Read and check the configuration of an adapter.
 
     Args:
+        path: of the file, for errors. text: what is in it.
         max_rank: the largest rank that is served.
 
     Raises:
         AdapterError: it cannot be served; the message names the field.
     """
-    path = folder / CONFIG
-    fields = _fields(path)
+    fields = _fields(path, text)
     _check_served(path, fields)
     rank, alpha = fields.get("r", 8), fields.get("lora_alpha", 8)
     ranks = _pattern(path, fields, "rank_pattern")
@@ -145,17 +176,15 @@ def read_config(folder: Path, max_rank: int) -> AdapterConfig:
         excluded=_excluded(path, fields),
         ranks=ranks,
         alphas={key: float(value) for key, value in alphas.items()},
+        parameters=_parameters(path, fields),
+        ties_head=bool(fields.get("ensure_weight_tying")),
     )
 
 
-def _fields(path: Path) -> dict[str, Any]:
+def _fields(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise AdapterError(
-            f"{path.parent} has no {CONFIG}; give a folder as PEFT's save_pretrained writes it"
-        ) from error
-    except (OSError, ValueError) as error:
+        fields = json.loads(text)
+    except ValueError as error:
         raise AdapterError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(fields, dict):
         raise AdapterError(f"{path} must hold a JSON object")
@@ -186,8 +215,17 @@ def _targets(path: Path, fields: dict[str, Any]) -> str | tuple[str, ...] | None
     if targets == "all-linear":
         return None
     if targets is None:
+        if fields.get("target_parameters"):
+            return ()
         raise AdapterError(f"{path}: target_modules is missing; name the modules that it adapts")
     return _names(path, "target_modules", targets)
+
+
+def _parameters(path: Path, fields: dict[str, Any]) -> tuple[str, ...]:
+    parameters = fields.get("target_parameters") or []
+    if not isinstance(parameters, list) or not all(isinstance(each, str) for each in parameters):
+        raise AdapterError(f"{path}: target_parameters must be names, got {parameters!r}")
+    return tuple(parameters)
 
 
 def _excluded(path: Path, fields: dict[str, Any]) -> str | tuple[str, ...]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
-from engine.adapters.folder import read_adapter
-from engine.adapters.stacks import AdapterStacks, HostAdapter
+from engine.adapters.folder import OpenHandles, no_handles, read_adapter
+from engine.adapters.product import HostAdapter
+from engine.adapters.stacks import AdapterStacks
+from engine.contracts.adapters import AdapterSource
 
 
 class AdapterStore:
     """The `AdapterReader` of a runner: reads adapters on threads, and keeps them.
 
     Of several ranks each has a store, with its parts of every adapter.
+
+    Args:
+        open_handles: opens what other processes of this machine share.
     """
 
-    def __init__(self, stacks: AdapterStacks) -> None:
-        self._stacks = stacks
+    def __init__(self, stacks: AdapterStacks, open_handles: OpenHandles = no_handles) -> None:
+        self._stacks, self._open_handles = stacks, open_handles
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="adapters")
         self._adapters: dict[int, Future[HostAdapter]] = {}
 
-    def read(self, number: int, path: str) -> Future[bytes]:
-        """Begin to read the adapter of a folder, which gets a number.
+    def read(self, number: int, source: AdapterSource) -> Future[bytes]:
+        """Begin to read an adapter, which gets a number.
 
         Returns:
             Its digest, once it is there; raises `AdapterError` where it cannot be served.
@@ -31,7 +35,7 @@ class AdapterStore:
 
         def run() -> bytes:
             try:
-                adapter = read_adapter(Path(path), self._stacks.max_rank)
+                adapter = read_adapter(source, self._stacks.max_rank, self._open_handles)
                 there.set_result(self._stacks.to_host(adapter))
             except BaseException as error:
                 there.set_exception(error)

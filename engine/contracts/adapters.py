@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 NO_SLOT = -1
 """The slot of rows and tokens without an adapter."""
 
@@ -16,6 +18,28 @@ class AdapterLoad(NamedTuple):
 
     slot: int
     number: int
+
+
+class AdapterSource(msgspec.Struct, frozen=True):
+    """Where an adapter comes from: files as PEFT's `save_pretrained` writes them.
+
+    Attributes:
+        path: of their folder; of an adapter that is given, what errors and lists call it.
+        config: adapter_config.json, of an adapter that is given.
+        tensors: adapter_model.safetensors, of an adapter that is given.
+        handles: a pickle of tensors of another process of this machine, in place of that; see
+            `engine.weights.handles`.
+    """
+
+    path: str
+    config: bytes = b""
+    tensors: bytes = b""
+    handles: bytes = b""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it can be read once alone: it is not in files."""
+        return bool(self.tensors or self.handles)
 
 
 class NamedAdapter(NamedTuple):
@@ -35,8 +59,8 @@ class NamedAdapter(NamedTuple):
 class AdapterReader(Protocol):
     """Reads adapters into the memory of the host, under numbers."""
 
-    def read(self, number: int, path: str) -> Future[bytes]:
-        """Begin to read a folder.
+    def read(self, number: int, source: AdapterSource) -> Future[bytes]:
+        """Begin to read an adapter.
 
         Returns:
             A hash of the adapter once it is there; raises `AdapterError` where it is refused.
@@ -58,7 +82,8 @@ class AdapterVersion:
 
     Attributes:
         number: by which the reader knows it; every reading has its own.
-        name, path: that it was loaded by.
+        name, source: that it was loaded by.
+        is_kept: it cannot be read again.
         reading: ends when it is on the host; None where it was dropped.
         digest: a hash of it, which prefixes carry.
         num_users: choices and scoring requests that keep it.
@@ -68,7 +93,8 @@ class AdapterVersion:
 
     number: int
     name: str
-    path: str
+    source: AdapterSource
+    is_kept: bool
     reading: Future[bytes] | None = None
     digest: bytes = b""
     num_users: int = 0

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from engine.contracts.adapters import NamedAdapter
+from engine.contracts.adapters import AdapterSource, NamedAdapter
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 
 FIRST_VERSION = "default"
@@ -126,14 +126,14 @@ class WakeUp(Command, tag="wake", frozen=True, kw_only=True):
 
 
 class LoadAdapter(Command, tag="load_adapter", frozen=True, kw_only=True):
-    """Read an adapter from a folder and give it a name; steps go on meanwhile.
+    """Read an adapter and give it a name; steps go on meanwhile.
 
     Attributes:
         replaces: the name may stand for another, which running choices keep.
     """
 
     name: str
-    path: str
+    source: AdapterSource
     replaces: bool = False
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from engine.arrays import Int32Array, Int64Array
-from engine.contracts.adapters import AdapterReader
+from engine.contracts.adapters import AdapterReader, AdapterSource
 from engine.contracts.control import MemoryPart
 from engine.contracts.runner import (
     Launched,
@@ -104,9 +104,9 @@ class LeadReader:
     def __init__(self, reader: AdapterReader, others: OtherRanks) -> None:
         self._reader, self._others = reader, others
 
-    def read(self, number: int, path: str) -> Future[bytes]:
-        self._others.tell(ReadAdapter(number, path))
-        return self._reader.read(number, path)
+    def read(self, number: int, source: AdapterSource) -> Future[bytes]:
+        self._others.tell(ReadAdapter(number, source))
+        return self._reader.read(number, source)
 
     def drop(self, number: int) -> None:
         self._others.tell(DropAdapter(number))

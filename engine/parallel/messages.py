@@ -13,7 +13,7 @@ import msgspec
 from engine.arrays import Int32Array, Int64Array
 from engine.codec import decode_array, encode_array
 from engine.config import EngineConfig
-from engine.contracts.adapters import AdapterLoad
+from engine.contracts.adapters import AdapterLoad, AdapterSource
 from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand
@@ -128,7 +128,7 @@ class ReadAdapter(msgspec.Struct, tag="read_adapter", frozen=True):
     """An adapter to read; see `AdapterReader`."""
 
     number: int
-    path: str
+    source: AdapterSource
 
 
 class DropAdapter(msgspec.Struct, tag="drop_adapter", frozen=True):

@@ -142,7 +142,7 @@ class CommandQueue:
             self._end(frontend, request, error)
 
         if isinstance(command, LoadAdapter):
-            adapters.load(command.name, command.path, replaces=command.replaces, done=done)
+            adapters.load(command.name, command.source, replaces=command.replaces, done=done)
             return
         try:
             adapters.unload(command.name)

@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.adapters.stacks import AdapterStacks, HostAdapter
+from engine.adapters.product import HostAdapter
+from engine.adapters.stacks import AdapterStacks
 from engine.adapters.store import AdapterStore
 from engine.arrays import Int32Array
 from engine.contracts.adapters import NO_SLOT, AdapterLoad
+from engine.contracts.model import CausalLM
 from engine.kernels.lora.groups import TILE, TokenGroups, group_tokens, num_tiles
+from engine.plan import StepPlan
+from engine.weights.handles import named_tensors
 from sampling.device.mirror import to_device_together
 
 
@@ -21,21 +25,54 @@ class RunnerAdapters:
     Attributes:
         store: of those on the host.
         active: what the model's products read.
+        has_head: the LM head is one of them.
     """
 
     def __init__(self, stacks: AdapterStacks) -> None:
         self._stacks = stacks
-        self.store = AdapterStore(stacks)
+        self.store = AdapterStore(stacks, named_tensors)
         self.active, self.num_slots = stacks.active, stacks.num_slots
+        self.has_head = stacks.has_head
 
     def of_loads(self, loads: Sequence[AdapterLoad]) -> list[tuple[int, HostAdapter]]:
         """The adapters of loads, which are there until they are copied."""
         return [(load.slot, self.store.get(load.number)) for load in loads]
 
+    def of_head(self, plan: StepPlan, rows: Int32Array, device: torch.device) -> TokenGroups | None:
+        """The groups of logit rows int32 [N], each of one of a plan's rows; None for none."""
+        slots = self.slots_of(plan, rows)
+        return None if slots is None else groups_of(slots, device)
+
+    def slots_of(self, plan: StepPlan, rows: Int32Array) -> Int32Array | None:
+        """The slots of the LM head's rows int32 [N]; None where it has no adapter to read."""
+        if plan.adapters is None or not self.has_head:
+            return None
+        by_row = np.full(int(max(plan.rows.max(), rows.max())) + 1, NO_SLOT, dtype=np.int32)
+        by_row[plan.rows] = plan.adapters
+        return by_row[rows]
+
     def load(self, adapters: Sequence[tuple[int, HostAdapter]]) -> None:
         """Copy adapters into slots, after all that was issued before."""
         for slot, adapter in adapters:
             self._stacks.load(slot, adapter)
+
+
+class HeadLogits:
+    """The logits of rows of hidden states, each by its adapter.
+
+    Args:
+        adapters: that rows may have; None where none are served.
+    """
+
+    def __init__(self, model: CausalLM, adapters: RunnerAdapters | None) -> None:
+        self._model, self._adapters = model, adapters
+
+    def __call__(self, hidden: torch.Tensor, slots: Int32Array | None) -> torch.Tensor:
+        """The logits of hidden [N, hidden_size]; slots int32 [N], None where there is none."""
+        if slots is None or self._adapters is None or not self._adapters.has_head:
+            return self._model.logits(hidden)
+        with self._adapters.active.using(groups_of(slots, hidden.device)):
+            return self._model.logits(hidden)
 
 
 def of_tokens(slots: Int32Array | None, num_query: Int32Array) -> Int32Array | None:
@@ -47,7 +84,7 @@ def groups_of(slots: Int32Array | None, device: torch.device) -> TokenGroups | N
     """The groups of a step's tokens by their slots int32 [T]; None where none has an adapter."""
     if slots is None:
         return None
-    return TokenGroups(*to_device_together(group_tokens(slots), device))
+    return TokenGroups(*to_device_together((*group_tokens(slots), slots), device))
 
 
 class FixedGroups:
@@ -62,15 +99,19 @@ class FixedGroups:
         count = num_tiles(max_tokens, adapters.num_slots)
         self._tokens = torch.full((count, TILE), -1, dtype=torch.int32, device=device)
         self._slots = torch.full((count,), NO_SLOT, dtype=torch.int32, device=device)
+        self._by_token = torch.full((max_tokens,), NO_SLOT, dtype=torch.int32, device=device)
 
     def of_size(self, num_tokens: int) -> TokenGroups:
         """The groups of steps of so many tokens."""
         count = num_tiles(num_tokens, self._num_slots)
-        return TokenGroups(self._tokens[:count], self._slots[:count])
+        return TokenGroups(self._tokens[:count], self._slots[:count], self._by_token[:num_tokens])
 
     def put(self, slots: Int32Array, num_tokens: int) -> None:
         """Enter the slots int32 [T] of a step that is padded to a number of tokens."""
         target = self.of_size(num_tokens)
-        arrays = group_tokens(slots, count=len(target.slots))
+        by_token = np.full(num_tokens, NO_SLOT, dtype=np.int32)
+        by_token[: len(slots)] = slots
+        arrays = (*group_tokens(by_token, count=len(target.slots)), by_token)
         for tensor, values in zip(target, to_device_together(arrays, self._device), strict=True):
+            assert tensor is not None
             tensor.copy_(values)

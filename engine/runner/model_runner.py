@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.adapters.stacks import HostAdapter
+from engine.adapters.product import HostAdapter
 from engine.arrays import Int32Array, Int64Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.control import MemoryPart
@@ -24,10 +24,11 @@ from engine.contracts.runner import RouteArrays, RunnerLostError, StepCosts
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.errors import first_line
+from engine.kernels.lora.groups import TokenGroups
 from engine.memory.sleeping import FixedMemory, SleepingMemory
 from engine.memory.states import RowStates, StepStates
 from engine.plan import StepMasks, StepPlan
-from engine.runner.adapters import RunnerAdapters, of_tokens
+from engine.runner.adapters import HeadLogits, RunnerAdapters, of_tokens
 from engine.runner.forward import Forward, Hidden
 from engine.runner.gather import gather_inputs
 from engine.runner.graphs.decode_graphs import DecodeGraphs
@@ -76,6 +77,7 @@ class ModelRunner:
         memory: SleepingMemory | None = None,
     ) -> None:
         self.adapters = adapters
+        self._logits = HeadLogits(stage.model, adapters)
         self._forward = forward
         self._stage = stage
         self._rows = rows
@@ -181,8 +183,8 @@ class ModelRunner:
         if self.adapters is not None:
             self.adapters.load(loads)
         device, shard = self._rows.device, self._sampling_rows.shard
-        model, forward = self._stage.model, self._forward
-        return issue_scoring(plan, model, forward, device, shard, self._states)
+        logits, forward = self._logits, self._forward
+        return issue_scoring(plan, logits, forward, device, shard, self._states)
 
     @torch.inference_mode()
     def _begin(self, plan: StepPlan, loads: Loads) -> _BegunStep:
@@ -206,11 +208,11 @@ class ModelRunner:
         )
         results: dict[str, torch.Tensor] = {}
         for i, span in enumerate(plan.spans):
-            starts, model = inputs.attention.query_starts_np, self._stage.model
+            starts, logits = inputs.attention.query_starts_np, self._logits
             state, shard = self._rows, self._sampling_rows.shard
-            logprobs = span_logprobs(plan, span, starts, hidden.final, model, state, shard)
+            logprobs = span_logprobs(plan, span, starts, hidden.final, logits, state, shard)
             results |= {f"{i}/{name}": tensor for name, tensor in logprobs._asdict().items()}
-        return _BegunStep(plan, inputs, hidden, results)
+        return _BegunStep(plan, inputs, hidden, results, head=self._head_of(plan, inputs))
 
     @torch.inference_mode()
     def _finish(self, begun: _BegunStep, masks: StepMasks | None) -> HostCopy:
@@ -218,7 +220,7 @@ class ModelRunner:
         slots = None if masks is None else self._masks.publish(masks)
         drawn = begun.drawn or self._replay_draw(begun, slots)
         if drawn is None and begun.inputs is not None and begun.hidden is not None:
-            tokens = self._stage(begun.inputs.with_masks(slots), begun.hidden)
+            tokens = self._stage(begun.inputs.with_masks(slots), begun.hidden, begun.head)
             results |= {} if tokens is None else tokens.named()
         if masks is not None:
             self._masks.release()
@@ -234,8 +236,14 @@ class ModelRunner:
         if begun.inputs is None or begun.hidden is None:
             return self._graphs.replay_draw(begun.plan, slots)
         if serves(self._rows):
-            return self._graphs.replay_draw_of(begun.inputs, begun.hidden, slots)
+            return self._graphs.replay_draw_of(begun.plan, begun.inputs, begun.hidden, slots)
         return None
+
+    def _head_of(self, plan: StepPlan, inputs: StepInputs) -> TokenGroups | None:
+        """The adapters of the rows that go through the LM head."""
+        if self.adapters is None or inputs.sampling is None:
+            return None
+        return self.adapters.of_head(plan, inputs.sampling.rows_np, self._rows.device)
 
     def _step_states(self, plan: StepPlan, inputs: StepInputs) -> StepStates | None:
         if self._states is None:
@@ -276,6 +284,7 @@ class _BegunStep:
         inputs, hidden: None where a graph holds them.
         results: what the step has to report so far, by name.
         drawn: what its rows drew, where one graph did everything.
+        head: the adapters of the rows that go through the LM head; None for none.
     """
 
     plan: StepPlan
@@ -283,3 +292,4 @@ class _BegunStep:
     hidden: Hidden | None
     results: dict[str, torch.Tensor]
     drawn: Packed | None = None
+    head: TokenGroups | None = None

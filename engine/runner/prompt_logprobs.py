@@ -7,9 +7,9 @@ import torch
 
 from engine.arrays import Int32Array
 from engine.batch import RequestRows
-from engine.contracts.model import CausalLM
 from engine.plan import PromptSpan, StepPlan
 from engine.request import PromptLogprobsParams
+from engine.runner.adapters import HeadLogits
 from engine.runner.logit_chunks import logit_chunks
 from sampling.batch import LogprobsOutput
 from sampling.paths.prompt_logprobs import PromptReporter
@@ -21,7 +21,7 @@ def span_logprobs(
     span: PromptSpan,
     query_starts: Int32Array,
     hidden: torch.Tensor,
-    model: CausalLM,
+    logits: HeadLogits,
     rows: RequestRows,
     shard: VocabShard,
 ) -> LogprobsOutput:
@@ -30,7 +30,7 @@ def span_logprobs(
     Args:
         query_starts: [R + 1], the plan's rows in `hidden`.
         hidden: [T, hidden_size], of all tokens of the step.
-        shard: the ids of the model's logits.
+        logits: of hidden states. shard: the ids of them.
     """
     wanted = span.choice.request.prompt_logprobs
     assert wanted is not None, "a span is of a request that asks for prompt logprobs"
@@ -43,11 +43,13 @@ def span_logprobs(
     )
     start = int(query_starts[span.row_idx])
     computed = int(plan.starts[span.row_idx])  # position of the row's first query token
-    outputs = []
+    slots, outputs = None, []
     for tokens in logit_chunks(start + span.first, start + span.last, max(shard.widths)):
         position = computed + tokens.start - start + 1  # of the token after the chunk's first
         ids = _explicit_ids(wanted, position, tokens.stop - tokens.start, hidden.device)
-        outputs.append(report(model.logits(hidden[tokens]), position, ids))
+        if plan.adapters is not None:
+            slots = np.full(tokens.stop - tokens.start, plan.adapters[span.row_idx])
+        outputs.append(report(logits(hidden[tokens], slots), position, ids))
     return LogprobsOutput.concat(outputs)
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 
 from engine.contracts.attention import AttentionInputs
-from engine.contracts.model import CausalLM
 from engine.contracts.scoring import PlanStates, ScoringPlan
 from engine.memory.snapshots import NO_SNAPSHOT
 from engine.memory.states import RowStates, StepStates
-from engine.runner.adapters import of_tokens
+from engine.runner.adapters import HeadLogits, of_tokens
 from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
@@ -22,7 +21,7 @@ from sampling.vocab_shard import VocabShard
 @torch.inference_mode()
 def issue_scoring(
     plan: ScoringPlan,
-    model: CausalLM,
+    head: HeadLogits,
     forward: Forward,
     device: torch.device,
     shard: VocabShard,
@@ -30,7 +29,7 @@ def issue_scoring(
 ) -> HostCopy:
     """Compute a plan's rows, and read its ids' logprobs at the positions it names.
 
-    `shard` is the ids of the model's logits, `states` where its layers keep them.
+    `head` makes logits and `shard` is their ids; `states` is where the model's layers keep them.
     """
     arrays = (
         *(plan.query_starts, plan.seq_lens, plan.block_tables, plan.slots),
@@ -58,7 +57,8 @@ def issue_scoring(
     log_sums = torch.empty(len(read), dtype=torch.float64, device=device)
     best_ids = torch.empty(len(read), dtype=torch.int32, device=device)
     for chunk in logit_chunks(0, len(read), max(shard.widths)):
-        logits = model.logits(read[chunk])
+        own_slots = None if adapters is None else adapters[plan.read_tokens[chunk]]
+        logits = head(read[chunk], own_slots)
         listed = listed_logprobs(logits, id_lists[chunk], shard)
         values[chunk], others[chunk] = listed.values, listed.others
         best_ids[chunk], best[chunk] = listed.best_ids, listed.best

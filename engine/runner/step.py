@@ -7,13 +7,14 @@ ones. A graph can hold it where `StepInputs` has fixed addresses: nothing here l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from engine.batch import StepInputs
 from engine.contracts.model import CausalLM
+from engine.kernels.lora.groups import ActiveAdapters, TokenGroups
 from engine.runner.forward import Hidden
 from engine.runner.speculation import Speculation
 from sampling.batch import LogprobsOutput
@@ -50,19 +51,24 @@ class TokenStage:
 
     Attributes:
         speculation: None where nothing is drafted.
+        active: what the LM head reads of adapters.
     """
 
     model: CausalLM
     sampler: Sampler
     speculation: Speculation | None
+    active: ActiveAdapters = field(default_factory=ActiveAdapters)
 
-    def __call__(self, inputs: StepInputs, hidden: Hidden) -> StepTokens | None:
+    def __call__(
+        self, inputs: StepInputs, hidden: Hidden, head: TokenGroups | None = None
+    ) -> StepTokens | None:
         """Draw or verify, enter the tokens, propose drafts; None where no row draws.
 
         Args:
             hidden: of the step's T tokens; there may be more after them.
+            head: the adapters of the N tokens whose logits are made; None for none.
         """
-        tokens = self._tokens(inputs, hidden)
+        tokens = self._tokens(inputs, hidden, head)
         if tokens is None:
             ends = inputs.row_writer.enter(None, None)
         else:
@@ -74,10 +80,13 @@ class TokenStage:
         self.speculation.propose(inputs, inputs.drafting, ends, hidden)
         return tokens and tokens._replace(num_offered=ends.num_offered)
 
-    def _tokens(self, inputs: StepInputs, hidden: Hidden) -> StepTokens | None:
+    def _tokens(
+        self, inputs: StepInputs, hidden: Hidden, head: TokenGroups | None
+    ) -> StepTokens | None:
         if inputs.sampling is None:
             return None
-        logits = self.model.logits(hidden.final[inputs.logit_tokens])
+        with self.active.using(head):
+            logits = self.model.logits(hidden.final[inputs.logit_tokens])
         if inputs.drafts is None:
             drawn = self.sampler.draw(logits, inputs.sampling)
             return StepTokens(drawn.token_ids[:, None], drawn.bad, None, None, None, drawn.logprobs)

@@ -8,6 +8,7 @@ from functools import partial
 from msgspec import structs
 
 from engine.config import AdaptersConfig
+from engine.contracts.adapters import AdapterSource
 from engine.engine import Engine
 from engine.errors import ConfigError, ControlError
 from engine.progress import phase
@@ -28,7 +29,8 @@ def load_modules(engine: Engine, config: AdaptersConfig) -> None:
 
     with phase("loading adapters"):
         for name, path in config.modules:
-            adapters.load(name, path, replaces=False, done=partial(check, name, path))
+            source = AdapterSource(path)
+            adapters.load(name, source, replaces=False, done=partial(check, name, path))
         while readings := adapters.readings:
             wait(readings)
             adapters.settle()

@@ -16,6 +16,7 @@ from engine.batch import RequestRows
 from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.model import CausalLM
 from engine.errors import first_line
+from engine.kernels.lora.groups import ActiveAdapters
 from engine.memory.pages import FP8_CACHE, KVCache
 from engine.memory.sleeping import SleepingMemory
 from engine.memory.states import RowStates, StateSpec
@@ -159,7 +160,8 @@ class Assembly:
 
     @property
     def _stage(self) -> TokenStage:
-        return TokenStage(self.model, self.sampler, self.speculation)
+        active = ActiveAdapters() if self.adapters is None else self.adapters.active
+        return TokenStage(self.model, self.sampler, self.speculation, active)
 
     @property
     def feature_layers(self) -> Sequence[int]:

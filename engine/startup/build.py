@@ -178,15 +178,21 @@ def load(
     """Load the model, and slots for adapters beside its products where these are served."""
     wanted, adapters = config.adapters, None
     if wanted is not None:
-        adapters = AdapterStacks(wanted.max_loras, wanted.max_rank)
+        adapters = AdapterStacks(wanted.max_loras, wanted.max_rank, wanted.target_modules)
     try:
         with phase("loading weights"), (memory or FixedMemory()).making("weights"):
-            return load_model(config.model, device, exchange, reference, adapters), adapters
+            model = load_model(config.model, device, exchange, reference, adapters)
     except torch.OutOfMemoryError as error:
-        slots = "" if wanted is None else " and adapters' slots (--max-loras, --max-lora-rank)"
+        flags = "--max-loras, --max-lora-rank, --lora-target-modules"
+        slots = "" if wanted is None else f" and adapters' slots ({flags})"
         raise ConfigError(
             f"the model's weights{slots} do not fit on the GPU: {first_line(error)}"
         ) from error
+    if adapters is not None:
+        size = adapters.num_bytes / (1 << 30)
+        words = "%d slots of adapters take %.2f GiB; --lora-target-modules leaves modules out"
+        logger.info(words, adapters.num_slots, size)
+    return model, adapters
 
 
 def assemble(

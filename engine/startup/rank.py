@@ -110,7 +110,7 @@ class Follower:
                 with contextlib.suppress(WeightUpdateError):  # rank 0 answers
                     self._runner.weights(message.command)
             case ReadAdapter():
-                self._store.read(message.number, message.path)
+                self._store.read(message.number, message.source)
             case DropAdapter():
                 self._store.drop(message.number)
 

@@ -64,6 +64,20 @@ def unpickled(raw: bytes) -> Any:
     return _Unpickler(io.BytesIO(raw)).load()
 
 
+def named_tensors(raw: bytes) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a pickle by name: of a mapping, of pairs, or of SGLang's flattened bucket.
+
+    Raises:
+        WeightUpdateError: it holds anything else.
+    """
+    content = unpickled(raw)
+    if isinstance(content, Mapping) and "flattened_tensor" in content:
+        yield from _of_bucket(content)
+        return
+    for name, tensor in content.items() if isinstance(content, Mapping) else content:
+        yield name, _opened(tensor, 0)
+
+
 def shared_tensors(source: IpcSource, exchange: RankExchange) -> Iterator[tuple[str, torch.Tensor]]:
     """Copies of the tensors of a source's handles.
 

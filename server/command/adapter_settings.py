@@ -34,6 +34,11 @@ class AdapterSettings(BaseModel):
         le=MAX_ADAPTER_RANK,
         description="The largest rank of an adapter; every slot takes memory for it.",
     )
+    lora_target_modules: Several = Field(
+        [],
+        description="Modules that adapters may change, by name or the end of one, such as q_proj "
+        "experts lm_head: slots have room for no others. By default all of them.",
+    )
     max_cpu_loras: Count | None = Field(
         None,
         ge=1,
@@ -65,6 +70,7 @@ def adapters_config(settings: AdapterSettings) -> AdaptersConfig | None:
         max_rank=settings.max_lora_rank,
         max_cpu_loras=settings.max_cpu_loras,
         modules=tuple(modules.items()),
+        target_modules=tuple(settings.lora_target_modules) or None,
     )
 
 

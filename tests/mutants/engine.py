@@ -114,6 +114,13 @@ ENGINE = (
         ("tests/engine/memory/test_blocks.py::test_hash_chain_depends_on_everything_before",),
     ),
     Mutant(
+        "blocks-are-shared-across-versions-of-an-adapter",
+        "engine/planning/prefixes.py",
+        'b"" if choice.adapter is None else choice.adapter.digest',
+        'b"" if choice.adapter is None else choice.adapter.name.encode()',
+        ("tests/engine/runner/test_adapters.py::test_a_prefix_of_a_replaced_adapter_is_not_found",),
+    ),
+    Mutant(
         "prompt-logprobs-of-an-earlier-life-are-kept",
         "engine/planning/prompt_parts.py",
         "if not live[span.row_idx] or choice.prompt_parts is None",

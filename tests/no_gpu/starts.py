@@ -244,6 +244,11 @@ STARTS: dict[str, Start] = {
     "suffixes": Start(None, {}, _drafts("suffix", suffix_decoding_max_cached_requests=8)),
     "adapters": Start(_config(QWEN3), {}, ADAPTERS),
     "adapters, fp8 at load": Start(_config(QWEN3), {"quantization": "fp8"}, ADAPTERS),
+    "adapters, experts": Start(_config(QWEN3_MOE), {}, ADAPTERS),
+    "adapters, experts, fp8 at load": Start(_config(QWEN3_MOE), {"quantization": "fp8"}, ADAPTERS),
+    "adapters, experts, awq": Start(
+        _experts_checkpoint("awq"), ON_DISK | {"dtype": "float16"}, ADAPTERS
+    ),
     "adapters, drafts": Start(_config(QWEN3), {}, ADAPTERS | _drafts("ngram")),
     "synthetic": Start(None, {}, _drafts("ngram", **LENGTH) | {"structured": None}),
     "2 ranks": Start(None, {}, RANKS | EAGLE()),

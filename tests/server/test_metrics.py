@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from engine.stats import AdapterStats
+from server.engine_metrics import NO_STATS
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import Site, eventually, in_process
 
@@ -136,3 +140,27 @@ async def test_the_process_and_the_cache_are_told_of(site: Site) -> None:
     assert ("python_gc_objects_collected_total", "") in seen
     labels = {"block_size": "16", "num_gpu_blocks": "100", "cache_dtype": "float32"}
     assert site.metric("tailrace_cache_config_info", **labels) == 1
+
+
+async def test_adapters_are_named_as_vllm_names_them() -> None:
+    async with in_process(enable_lora=True) as site:
+        adapters = AdapterStats(
+            running=("a", "b"), waiting=("c",), num_slots=8, num_held=3, num_slot_loads=5
+        )
+        site.engine.stats = msgspec.structs.replace(NO_STATS, adapters=adapters)
+        reply = await site.client.get("/metrics")
+        found = {
+            sample.name: sample
+            for family in text_string_to_metric_families(reply.text)
+            for sample in family.samples
+        }
+        info = found["tailrace_lora_requests_info"]
+        assert info.labels == LABELS | {
+            "max_lora": "8",
+            "running_lora_adapters": "a,b",
+            "waiting_lora_adapters": "c",
+        }
+        assert abs(info.value - time.time()) < 60
+        assert found["tailrace_lora_adapters_held"].value == 3
+        assert found["tailrace_lora_slot_loads_total"].value == 5
+        assert found["tailrace_lora_failed_readings_total"].value == 0

@@ -53,6 +53,28 @@ class Server:
         return {name: float(value) for name, value in pairs}
 
 
+def connection_to(server: Server, front: psutil.Process) -> httpx.Client:
+    """A client whose one connection is that front's."""
+    with contextlib.ExitStack() as others:  # open meanwhile, so that the next one goes elsewhere
+        for _ in range(50):
+            client = httpx.Client(base_url=server.url, timeout=120)
+            reply = client.get("/version")
+            port = reply.extensions["network_stream"].get_extra_info("client_addr")[1]
+            if any(each.raddr and each.raddr.port == port for each in front.net_connections("tcp")):
+                return client
+            others.enter_context(contextlib.closing(client))
+    raise AssertionError("that front takes no connections")
+
+
+@contextlib.contextmanager
+def connections(server: Server) -> Iterator[list[httpx.Client]]:
+    """A client of each front."""
+    clients = [connection_to(server, front) for front in server.fronts]
+    yield clients
+    for client in clients:
+        client.close()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

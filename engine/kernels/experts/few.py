@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.experts.gates import join, num_products
+from engine.kernels.experts.gates import join, num_products, plus_delta
 from engine.kernels.experts.routing import Routing
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
@@ -26,6 +26,7 @@ def _gate_up_kernel(
     ids,
     weight,
     bias,
+    delta,
     out,
     features: tl.constexpr,
     inner: tl.constexpr,
@@ -57,6 +58,11 @@ def _gate_up_kernel(
         gates += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
         if products == 2:
             ups += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
+    if delta is not None:
+        at_delta = delta + pair * products * inner + n
+        gates = plus_delta(gates, at_delta, here)
+        if products == 2:
+            ups = plus_delta(ups, at_delta + inner, here)
     joined = join(gates, ups, gate)
     tl.store(out + pair * inner + n, joined.to(out.dtype.element_ty), mask=here)
 
@@ -69,12 +75,14 @@ def gate_up_few(
     gate: str,
     rows: int = GATE_UP_ROWS,
     warps: int = 4,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
     Args:
         weight: [experts, products * inner, hidden], gate rows, then up rows if the gate joins two
             products. bias: [experts, products * inner].
+        delta: [T * k, products * inner], added to the products, where it is not zero.
     """
     (num_tokens, top_k), (_, channels, features) = ids.shape, weight.shape
     inner = channels // num_products(gate)
@@ -84,6 +92,7 @@ def gate_up_few(
         ids,
         weight,
         bias,
+        delta,
         out,
         features=features,
         inner=inner,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.experts.gates import join, num_products
+from engine.kernels.experts.gates import join, num_products, plus_delta
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.weights import Fp8Experts
 from engine.kernels.fp8 import Fp8Rows, quantized, quantized_spans
@@ -77,6 +77,7 @@ def _gate_up_kernel(
     weight,
     weight_scales,
     bias,
+    delta,
     out,
     features: tl.constexpr,
     inner: tl.constexpr,
@@ -116,6 +117,11 @@ def _gate_up_kernel(
         gates += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
         if products == 2:
             ups += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
+    if delta is not None:
+        at_delta = delta + pair * products * inner + n
+        gates = plus_delta(gates, at_delta, here)
+        if products == 2:
+            ups = plus_delta(ups, at_delta + inner, here)
     joined = join(gates, ups, gate)
     tl.store(out + pair * inner + n, joined.to(out.dtype.element_ty), mask=here)
 
@@ -150,11 +156,12 @@ def gate_up_few_fp8(
     gate: str,
     dtype: torch.dtype,
     shape: LaunchShape | None = None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
     Args:
-        x: rounded as `weights` asks. weights, bias: as of `gate_up_few`.
+        x: rounded as `weights` asks. weights, bias, delta: as of `gate_up_few`.
         dtype: of the result.
         shape: shape of the launch; None takes a fast one.
     """
@@ -169,6 +176,7 @@ def gate_up_few_fp8(
         weights.values,
         weights.scales,
         bias,
+        delta,
         out,
         features=features,
         inner=inner,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.experts.gates import join, num_products
+from engine.kernels.experts.gates import join, num_products, plus_delta
 from engine.kernels.experts.nibbles import value_of
 from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.weights import Int4Experts
@@ -71,6 +71,7 @@ def _gate_up_kernel(
     scales,
     zeros,
     bias,
+    delta,
     out,
     features: tl.constexpr,
     inner: tl.constexpr,
@@ -108,6 +109,11 @@ def _gate_up_kernel(
         gate_sums += tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
         if products == 2:
             up_sums += tl.load(bias + channel + inner, mask=here, other=0.0).to(tl.float32)
+    if delta is not None:
+        at_delta = delta + pair * products * inner + n
+        gate_sums = plus_delta(gate_sums, at_delta, here)
+        if products == 2:
+            up_sums = plus_delta(up_sums, at_delta + inner, here)
     joined = join(gate_sums, up_sums, gate)
     tl.store(out + pair * inner + n, joined.to(out.dtype.element_ty), mask=here)
 
@@ -125,11 +131,12 @@ def gate_up_few_int4(
     weights: Int4Experts,
     bias: torch.Tensor | None,
     gate: str,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
     Args:
-        weights, bias: as of `gate_up_few`.
+        weights, bias, delta: as of `gate_up_few`.
     """
     (num_tokens, top_k), (_, channels, features) = ids.shape, weights.shape
     inner, packing = channels // num_products(gate), Packing.of(weights)
@@ -142,6 +149,7 @@ def gate_up_few_int4(
         weights.groups.scales,
         weights.groups.zeros,
         bias,
+        delta,
         out,
         features=features,
         inner=inner,

@@ -59,3 +59,10 @@ def join(gate, up, kind: tl.constexpr):
         up = tl.clamp(up, -_LIMIT, _LIMIT, tl.PropagateNan.ALL)
         joined = (up + 1.0) * (gate / (1.0 + tl.exp(-gate * _ALPHA)))
     return joined
+
+
+@jit
+def plus_delta(total, delta, mask):
+    """Add what is not zero: a sum that nothing is added to keeps its bits, the sign of 0 too."""
+    own = tl.load(delta, mask=mask, other=0.0).to(tl.float32)
+    return tl.where(own == 0.0, total, total + own)

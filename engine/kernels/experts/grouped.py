@@ -71,6 +71,7 @@ def _grouped_kernel(
     weight,
     weight_scales,
     bias,
+    delta,
     out,
     groups,
     features: tl.constexpr,
@@ -129,7 +130,7 @@ def _grouped_kernel(
         total *= tl.load(weight_scales + row)[:, None] * row_scales
         if products == 2:
             ups *= tl.load(weight_scales + row + channels)[:, None] * row_scales
-    store_products(total, ups, bias, out, lanes, channels, gate, products)
+    store_products(total, ups, bias, delta, out, lanes, channels, gate, products)
 
 
 def grouped_linear(
@@ -141,6 +142,7 @@ def grouped_linear(
     gate: str | None,
     tile: Tile | None = None,
     dtype: torch.dtype | None = None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each pair's input by its expert's weight.
 
@@ -152,6 +154,7 @@ def grouped_linear(
         weight: [experts, out, in]; with a gate that joins two products [experts, 2 * out, in], gate
             rows, then up rows. bias: [experts, out or 2 * out].
         top_k: number of pairs that each row of x has, with a gate.
+        delta: [P, channels of weight] by place, added ahead of a gate, where it is not zero.
         tile: None takes one that was measured to be fast.
         dtype: of the result, for x that is rounded; else it is that of x.
     """
@@ -169,6 +172,7 @@ def grouped_linear(
         weight.values,
         weight.scales,
         bias,
+        delta,
         out,
         groups,
         features=features,

@@ -46,6 +46,7 @@ def _grouped_kernel(
     scales,
     zeros,
     bias,
+    delta,
     out,
     groups,
     features: tl.constexpr,
@@ -92,7 +93,7 @@ def _grouped_kernel(
         w_ptr += _RUN
         x_ptr += _SPAN
         group_at += num_groups
-    store_products(total, ups, bias, out, lanes, channels, gate, products)
+    store_products(total, ups, bias, delta, out, lanes, channels, gate, products)
 
 
 def grouped_int4(
@@ -102,6 +103,7 @@ def grouped_int4(
     groups: Groups,
     top_k: int,
     gate: str | None,
+    delta: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each pair's input by its expert's weight; arguments as those of `grouped_linear`."""
     num_pairs, (num_experts, channels, features) = len(groups.order), weights.shape
@@ -118,6 +120,7 @@ def grouped_int4(
         weights.groups.scales,
         weights.groups.zeros,
         bias,
+        delta,
         out,
         groups,
         features=features,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -183,23 +183,38 @@ def _experts(
 ) -> torch.Tensor:
     groups = group_pairs(routing.ids, weights.gate_up.shape[0])
     starts, order = groups.starts.tolist(), groups.order.long()
-    products = x.new_empty((len(order), x.shape[1]), dtype=torch.float32)
-    for expert, (begin, end) in enumerate(pairwise(starts)):
-        if begin == end:
-            continue
-        pairs = order[begin:end]
-        own = x[pairs // routing.ids.shape[1]]
-        products[pairs] = by(own, partial(_of_expert, weights=weights, expert=expert))
+    deltas = weights.deltas(routing.ids, groups.order)
+
+    def by_expert(rows: torch.Tensor, compute: Callable[[int, torch.Tensor], torch.Tensor]) -> Any:
+        """Compute rows by place, those of each expert together."""
+        return torch.cat(
+            [
+                by(rows[begin:end], partial(compute, expert))
+                for expert, (begin, end) in enumerate(pairwise(starts))
+                if begin < end
+            ]
+        )
+
+    def gate_up(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        return weights.gate_up.linear(expert, rows, weights.gate_up_bias)
+
+    def joined(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        return join_torch(rows, weights.gate).to(x.dtype)
+
+    def down(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        return weights.down.linear(expert, rows, weights.down_bias).float()
+
+    both = by_expert(x[order // routing.ids.shape[1]], gate_up)
+    if deltas is not None:
+        both += deltas.of_gate_up(x)
+    inner = by_expert(both, joined)
+    products = torch.empty((len(order), x.shape[1]), dtype=torch.float32, device=x.device)
+    products[order] = by_expert(inner, down)
+    if deltas is not None:
+        deltas.add_down(products, inner)
     terms = products.view(*routing.ids.shape, -1) * routing.weights[..., None]
     out = terms.sum(1)
     return (out if base is None else out + base).to(x.dtype)
-
-
-def _of_expert(x: torch.Tensor, weights: ExpertWeights, expert: int) -> torch.Tensor:
-    """What an expert makes of rows x [n, hidden], float32."""
-    gate_up = weights.gate_up.linear(expert, x, weights.gate_up_bias)
-    inner = join_torch(gate_up, weights.gate).to(x.dtype)
-    return weights.down.linear(expert, inner, weights.down_bias).float()
 
 
 def experts(
@@ -228,8 +243,11 @@ def experts_few(
     Args:
         rounded: x in float8, where it was rounded already.
     """
-    first, second = weights.gate_up, weights.down
-    inner = first.gate_up_few(x, routing.ids, weights.gate_up_bias, weights.gate, rounded)
+    first, second, deltas = weights.gate_up, weights.down, weights.deltas(routing.ids)
+    delta = None if deltas is None else deltas.of_gate_up(x)
+    inner = first.gate_up_few(x, routing.ids, weights.gate_up_bias, weights.gate, rounded, delta)
+    if deltas is not None:
+        base = deltas.with_down(inner, routing, base)
     return second.down_few(inner, routing, weights.down_bias, base)
 
 
@@ -238,6 +256,10 @@ def experts_triton(
 ) -> torch.Tensor:
     """Compute `experts_torch` in the kernels for many tokens."""
     ids, groups = routing.ids, group_pairs(routing.ids, weights.gate_up.shape[0])
-    inner = weights.gate_up.grouped(x, ids, weights.gate_up_bias, groups, weights.gate)
+    deltas = weights.deltas(ids, groups.order)
+    delta = None if deltas is None else deltas.of_gate_up(x)
+    inner = weights.gate_up.grouped(x, ids, weights.gate_up_bias, groups, weights.gate, delta)
     products = weights.down.grouped(inner, ids, weights.down_bias, groups, None)
+    if deltas is not None:
+        deltas.add_down(products, inner)
     return weighted_sums(products, routing, base)

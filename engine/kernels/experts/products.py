@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.kernels.experts.adapted import ExpertAdapters, ExpertDeltas
 from engine.kernels.experts.few import down_few, gate_up_few
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.few_int4 import down_few_int4, gate_up_few_int4
@@ -56,11 +57,13 @@ class ExpertProduct(Protocol):
         bias: torch.Tensor | None,
         gate: str,
         rounded: Rounded | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Join the products [P, inner] of a few tokens x [T, in] by their experts' ids [T, k].
 
         Args:
             rounded: x as it was written into `room`.
+            delta: [P, out], added to the products ahead of the gate, where it is not zero.
         """
         ...
 
@@ -81,6 +84,7 @@ class ExpertProduct(Protocol):
         bias: torch.Tensor | None,
         groups: Groups,
         gate: str | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The products of many pairs, as `grouped_linear` gives them."""
         ...
@@ -104,8 +108,9 @@ class DenseExpertProduct(DenseExperts):
         bias: torch.Tensor | None,
         gate: str,
         rounded: Rounded | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return gate_up_few(x, ids, self.values, bias, gate)
+        return gate_up_few(x, ids, self.values, bias, gate, delta=delta)
 
     def down_few(
         self,
@@ -123,8 +128,9 @@ class DenseExpertProduct(DenseExperts):
         bias: torch.Tensor | None,
         groups: Groups,
         gate: str | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        return grouped_linear(x, self, bias, groups, ids.shape[1], gate)
+        return grouped_linear(x, self, bias, groups, ids.shape[1], gate, delta=delta)
 
 
 class Fp8ExpertProduct(Fp8Experts):
@@ -152,9 +158,10 @@ class Fp8ExpertProduct(Fp8Experts):
         bias: torch.Tensor | None,
         gate: str,
         rounded: Rounded | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, ids = (rounded, ids) if rounded else rounded_inputs(x, ids, self)
-        return gate_up_few_fp8(rows, ids, self, bias, gate, x.dtype)
+        return gate_up_few_fp8(rows, ids, self, bias, gate, x.dtype, delta=delta)
 
     def down_few(
         self,
@@ -173,9 +180,12 @@ class Fp8ExpertProduct(Fp8Experts):
         bias: torch.Tensor | None,
         groups: Groups,
         gate: str | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
         rows, ids = rounded_inputs(x, ids, self, groups.order if gate is None else None)
-        return grouped_linear(rows, self, bias, groups, ids.shape[1], gate, dtype=x.dtype)
+        return grouped_linear(
+            rows, self, bias, groups, ids.shape[1], gate, dtype=x.dtype, delta=delta
+        )
 
 
 class Int4ExpertProduct(Int4Experts):
@@ -198,9 +208,10 @@ class Int4ExpertProduct(Int4Experts):
         bias: torch.Tensor | None,
         gate: str,
         rounded: Rounded | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x, ids = ordered_inputs(x, ids, self)
-        return gate_up_few_int4(x, ids, self, bias, gate)
+        return gate_up_few_int4(x, ids, self, bias, gate, delta)
 
     def down_few(
         self,
@@ -219,9 +230,10 @@ class Int4ExpertProduct(Int4Experts):
         bias: torch.Tensor | None,
         groups: Groups,
         gate: str | None,
+        delta: torch.Tensor | None = None,
     ) -> torch.Tensor:
         x, ids = ordered_inputs(x, ids, self, groups.order if gate is None else None)
-        return grouped_int4(x, self, bias, groups, ids.shape[1], gate)
+        return grouped_int4(x, self, bias, groups, ids.shape[1], gate, delta)
 
 
 class ExpertWeights(NamedTuple):
@@ -233,6 +245,7 @@ class ExpertWeights(NamedTuple):
         down: [experts, hidden, inner].
         gate_up_bias, down_bias: [experts, channels of gate_up], [experts, hidden].
         gate: how gate and up are joined, see `gates`.
+        adapters: beside them; None where none are served.
     """
 
     gate_up: ExpertProduct
@@ -240,3 +253,12 @@ class ExpertWeights(NamedTuple):
     gate_up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
     gate: str
+    adapters: ExpertAdapters | None = None
+
+    def deltas(self, ids: torch.Tensor, order: torch.Tensor | None = None) -> ExpertDeltas | None:
+        """What adapters add for pairs of ids [T, k]; None where no token of the step has one.
+
+        Args:
+            order: int32 [T * k], the pair at each place; None is in order.
+        """
+        return None if self.adapters is None else self.adapters.of_step(ids, order)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from engine.kernels.experts.gates import join
+from engine.kernels.experts.gates import join, plus_delta
 from sampling.device.triton_support import jit, tl
 
 
@@ -81,18 +81,29 @@ def store_products(
     total,
     ups,
     bias,
+    delta,
     out,
     lanes,
     channels: tl.constexpr,
     gate: tl.constexpr,
     products: tl.constexpr,
 ):
-    """Add biases to products [N, M], join gate and up where there is a gate, and store them."""
+    """Add biases to products [N, M], join gate and up where there is a gate, and store them.
+
+    With a gate `delta` [places, products * channels] is added first, where it is not zero.
+    """
     if bias is not None:
         total += tl.load(bias + lanes.row).to(tl.float32)[:, None]
     if gate is not None:
         if bias is not None and products == 2:
             ups += tl.load(bias + lanes.row + channels).to(tl.float32)[:, None]
+        if delta is not None:
+            both = lanes.here[:, None] & lanes.real[None, :]
+            own = lanes.target[None, :].to(tl.int64) * (products * channels)
+            own = delta + own + lanes.channel[:, None]
+            total = plus_delta(total, own, both)
+            if products == 2:
+                ups = plus_delta(ups, own + channels, both)
         total = join(total, ups, gate)
     at = lanes.target[:, None].to(tl.int64) * channels + lanes.channel[None, :]
     mask = lanes.real[:, None] & lanes.here[None, :]

@@ -22,9 +22,13 @@ from engine.kernels.norm import rms_norm_torch
 class Stacks(NamedTuple):
     """The adapters of one product in S slots; the product joins the outputs of P modules.
 
+    A product of experts has E of them, and the slots of its tiles are slot * E + expert; E is 1 for
+    all others.
+
     Attributes:
-        a: [S, P, R, in]. b: [S, out, R]. Ranks below R are padded with zeros.
-        scales: float32 [S, P].
+        a: [S, E, P, R, in]; of an embedding, which has one module, [S, 1, in, R].
+        b: [S, E, out, R]. Ranks below R are padded with zeros.
+        scales: float32 [S, E, P].
         blocks: int32 [N, 3], blocks of outputs: the module that they are of, the first, and the
             one after the last. At most `expand.COLUMNS` are in one.
         bounds: the first output of each module, and the one after the last.
@@ -43,20 +47,21 @@ def add_delta(
     stacks: Stacks,
     groups: TokenGroups,
     norm: InputNorm | None = None,
+    targets: torch.Tensor | None = None,
 ) -> None:
     """Add to a product's results what the tokens' adapters make of its inputs.
 
     Args:
         out: [T, out], is written to.
-        x: [T, in], the inputs, in the dtype of `out`.
+        x: [T, in], the inputs, in the dtype of the adapters.
         norm: RMSNorm of the inputs, which `x` has yet to pass; None for none.
+        targets: int32 [N, TILE], rows of `out` in the places of `groups.tokens`, which then are
+            rows of `x` alone; None where they are the same.
     """
     if not len(groups.slots):
         return
-    if out.is_cuda:
-        add_delta_triton(out, x, stacks, groups, norm)
-    else:
-        add_delta_torch(out, x, stacks, groups, norm)
+    compute = add_delta_triton if out.is_cuda else add_delta_torch
+    compute(out, x, stacks, groups, norm, targets)
 
 
 def add_delta_triton(
@@ -65,9 +70,12 @@ def add_delta_triton(
     stacks: Stacks,
     groups: TokenGroups,
     norm: InputNorm | None = None,
+    targets: torch.Tensor | None = None,
 ) -> None:
     """Compute `add_delta` by the two kernels."""
     shrunk = shrink_triton(x, stacks.a, groups, norm)
+    if targets is not None:
+        groups = groups._replace(tokens=targets)
     expand_triton(out, shrunk, stacks.b, stacks.scales, stacks.blocks, groups)
 
 
@@ -77,18 +85,22 @@ def add_delta_torch(
     stacks: Stacks,
     groups: TokenGroups,
     norm: InputNorm | None = None,
+    targets: torch.Tensor | None = None,
 ) -> None:
     """Compute `add_delta` in plain torch: tile by tile, so that all products have one shape."""
-    slots = groups.slots.tolist()
-    for tile, slot in zip(groups.tokens.to(torch.int64), slots, strict=True):
+    num_experts = stacks.a.shape[1]
+    sources, slots = groups.tokens.to(torch.int64), groups.slots.tolist()
+    places = sources if targets is None else targets.to(torch.int64)
+    for source, place, slot in zip(sources, places, slots, strict=True):
         if slot == NO_SLOT:
             continue
-        rows = x[tile.clamp(min=0)]
+        rows = x[source.clamp(min=0)]
         if norm is not None:
             rows = rms_norm_torch(rows, norm.weight, norm.eps)
-        a, b, scales = stacks.a[slot], stacks.b[slot], stacks.scales[slot].tolist()
-        tokens = tile[tile >= 0]
+        own = divmod(slot, num_experts)
+        a, b, scales = stacks.a[own], stacks.b[own], stacks.scales[own].tolist()
+        here = place[place >= 0]
         for module, scale in enumerate(scales):
             first, end = stacks.bounds[module : module + 2]
             delta = ((rows @ a[module].t()) @ b[first:end].t()) * scale
-            out[tokens, first:end] += delta[: len(tokens)].to(out.dtype)
+            out[here, first:end] += delta[: len(here)].to(out.dtype)

@@ -43,10 +43,12 @@ def _expand_kernel(
     slots,
     out_stride,
     slot_stride,
+    expert_stride,
     scale_stride,
     num_places,
     eps,
     num_inputs: tl.constexpr,
+    num_experts: tl.constexpr,
     num_spans: tl.constexpr,
     num_modules: tl.constexpr,
     RANK: tl.constexpr,  # noqa: N803
@@ -71,7 +73,8 @@ def _expand_kernel(
     at_out = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
     mask = here[:, None] & inside[None, :]
     base = tl.load(at_out, mask=mask, other=0.0).to(tl.float32)
-    scale = tl.load(scales + slot * scale_stride + module)
+    expert, slot = slot % num_experts, slot // num_experts
+    scale = tl.load(scales + slot * scale_stride + expert * num_modules + module)
     factor = tl.zeros((ROWS,), tl.float32) + 1.0
     if squares is not None:
         square = tl.zeros((ROWS,), tl.float32)
@@ -82,7 +85,8 @@ def _expand_kernel(
     dtype = b.dtype.element_ty
     for start in range(0, RANK, STEP):
         r = start + tl.arange(0, STEP)
-        own = b + slot * slot_stride + n[None, :].to(tl.int64) * RANK + r[:, None]
+        own = b + slot * slot_stride + expert * expert_stride
+        own += n[None, :].to(tl.int64) * RANK + r[:, None]
         tile = tl.load(own, mask=inside[None, :], other=0.0)
         shrunk = tl.zeros((ROWS, STEP), tl.float32)
         for span in range(num_spans):
@@ -90,7 +94,7 @@ def _expand_kernel(
             shrunk += tl.load(sums + at[:, None] * RANK + r[None, :])
         shrunk *= factor[:, None]
         total = tl.dot(shrunk.to(dtype), tile, total, input_precision="ieee")
-    tl.store(at_out, (base + total * scale).to(dtype), mask=mask)
+    tl.store(at_out, (base + total * scale).to(out.dtype.element_ty), mask=mask)
 
 
 def expand_triton(
@@ -104,8 +108,7 @@ def expand_triton(
     """Add B times what was shrunk to out [T, out]; arguments as of `Stacks`."""
     num_spans, num_modules, num_places, rank = shrunk.sums.shape
     assert out.stride(1) == 1
-    assert out.dtype == b.dtype
-    assert scales.stride(1) == 1
+    assert scales.stride()[1:] == (num_modules, 1)
     _expand_kernel[(len(groups.slots), len(blocks))](
         out,
         shrunk.sums,
@@ -117,10 +120,12 @@ def expand_triton(
         groups.slots,
         out.stride(0),
         b.stride(0),
+        b.stride(1),
         scales.stride(0),
         num_places,
         shrunk.eps,
         num_inputs=shrunk.num_inputs,
+        num_experts=b.shape[1],
         num_spans=num_spans,
         num_modules=num_modules,
         RANK=rank,

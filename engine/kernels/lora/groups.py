@@ -22,10 +22,13 @@ class TokenGroups(NamedTuple):
     Attributes:
         tokens: int32 [N, TILE], places in the step; -1 fills up a tile.
         slots: int32 [N], the slot of a tile's adapter; `NO_SLOT` for a tile without tokens.
+        by_token: int32 [T], the slot of each token, which experts read; None where no product asks
+            for it.
     """
 
     tokens: torch.Tensor
     slots: torch.Tensor
+    by_token: torch.Tensor | None = None
 
 
 def num_tiles(num_tokens: int, num_slots: int) -> int:

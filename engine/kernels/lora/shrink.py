@@ -51,8 +51,10 @@ def _shrink_kernel(
     squares,
     x_stride,
     slot_stride,
+    expert_stride,
     num_places,
     num_inputs: tl.constexpr,
+    num_experts: tl.constexpr,
     num_modules: tl.constexpr,
     RANK: tl.constexpr,  # noqa: N803
     SPAN: tl.constexpr,  # noqa: N803
@@ -71,7 +73,8 @@ def _shrink_kernel(
     token = tl.load(tokens + place)
     here, r = token >= 0, tl.arange(0, RANK)
     rows = x + token.to(tl.int64)[:, None] * x_stride
-    own = a + slot * slot_stride + (module * RANK + r)[None, :] * num_inputs
+    own = a + slot // num_experts * slot_stride + slot % num_experts * expert_stride
+    own += (module * RANK + r)[None, :] * num_inputs
     total = tl.zeros((ROWS, RANK), tl.float32)
     square = tl.zeros((ROWS,), tl.float32)
     for start in range(0, SPAN, STEP):
@@ -95,8 +98,8 @@ def _shrink_kernel(
 def shrink_triton(
     x: torch.Tensor, a: torch.Tensor, groups: TokenGroups, norm: InputNorm | None
 ) -> Shrunk:
-    """Multiply inputs x [T, in] by each token's A of a [S, P, R, in]."""
-    _, num_modules, rank, num_inputs = a.shape
+    """Multiply inputs x [T, in] by each token's A of a [S, E, P, R, in], see `Stacks`."""
+    _, num_experts, num_modules, rank, num_inputs = a.shape
     assert x.stride(1) == 1
     assert x.dtype == a.dtype
     num_tiles = len(groups.slots)
@@ -114,8 +117,10 @@ def shrink_triton(
         squares,
         x.stride(0),
         a.stride(0),
+        a.stride(1),
         num_places,
         num_inputs=num_inputs,
+        num_experts=num_experts,
         num_modules=num_modules,
         RANK=rank,
         SPAN=SPAN,

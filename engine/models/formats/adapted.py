@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engine.adapters.stacks import ProductStacks
+from engine.adapters.product import ProductStacks
 from engine.kernels.activation import silu_and_mul, silu_and_mul_fp8
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.linear import Linear
 from engine.kernels.lora.delta import add_delta
+from engine.kernels.lora.embedding import add_embedding_delta
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.lora.shrink import InputNorm
 from engine.models.formats.part import Normed, Part, WeightProduct
@@ -35,7 +36,7 @@ class AdaptedProduct(WeightProduct):
         self, base: WeightProduct, adapters: ProductStacks, active: ActiveAdapters
     ) -> None:
         self._base, self._adapters, self._active = base, adapters, active
-        self.linear = _AdaptedLinear(base.linear, adapters, active).__call__
+        self.linear = AdaptedLinear(base.linear, adapters, active).__call__
         self.takes_rounded = base.takes_rounded
 
     def normed(self, norm: torch.Tensor, eps: float) -> Normed:
@@ -56,7 +57,9 @@ class AdaptedProduct(WeightProduct):
         self._base.refresh(part)
 
 
-class _AdaptedLinear(NamedTuple):
+class AdaptedLinear(NamedTuple):
+    """A product's function with the adapters of its modules."""
+
     base: Linear
     adapters: ProductStacks
     active: ActiveAdapters
@@ -70,6 +73,19 @@ class _AdaptedLinear(NamedTuple):
         out = self.base(x.rounded if is_rounded else x)
         add_delta(out, x.plain if is_rounded else x, self.adapters.stacks, groups)
         return out
+
+
+class AdaptedEmbedding(NamedTuple):
+    """The adapters of the token embeddings."""
+
+    adapters: ProductStacks
+    active: ActiveAdapters
+
+    def add_to(self, embedded: torch.Tensor, input_ids: torch.Tensor) -> None:
+        """Add what they make of ids int32 [T] to embeddings [T, hidden]."""
+        groups = self.active.groups
+        if groups is not None:
+            add_embedding_delta(embedded, input_ids, self.adapters.stacks, groups)
 
 
 class _AdaptedNormed(NamedTuple):

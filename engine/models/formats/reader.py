@@ -76,7 +76,7 @@ class WeightReader:
         is_noted: bool = True,
     ) -> None:
         self._source, self.modules, self.ranks = source, modules, ranks
-        self._adapters, self.routes = adapters, routes
+        self.adapters, self.routes = adapters, routes
         registry = WeightRegistry(source, ranks.exchange, is_kept=is_noted)
         self.notes = WeightNotes(registry, modules)
         self.dtype, self.device = modules.dtype, modules.device
@@ -131,8 +131,8 @@ class WeightReader:
     def finish(self) -> None:
         """End the reading: all tensors were read."""
         self._source.finish()
-        if self._adapters is not None:
-            self._adapters.allocate(self.dtype, self.device)
+        if self.adapters is not None:
+            self.adapters.allocate(self.dtype, self.device)
 
     def named_weights(self) -> NamedWeights:
         """What was read, by its names in the checkpoint."""
@@ -216,10 +216,10 @@ class WeightReader:
             self._note_module(own, product, rows, module, projection.order)
             if asked:
                 self._note_bias(asked, bias, rows, module, projection.order)
-        if self._adapters is None:
+        stacks = None if self.adapters is None else self.adapters.add(projections, inputs)
+        if self.adapters is None or stacks is None:
             return product
-        stacks = self._adapters.add(projections, inputs)
-        return AdaptedProduct(product, stacks, self._adapters.active)
+        return AdaptedProduct(product, stacks, self.adapters.active)
 
     def _note_module(
         self,

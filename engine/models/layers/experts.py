@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from engine.adapters.parts import ExpertModules
 from engine.errors import ModelError
+from engine.kernels.experts.adapted import ExpertAdapters
 from engine.kernels.experts.gates import SILU, num_products
 from engine.kernels.experts.layer import Experts, Latent, Router, SharedExpert
 from engine.kernels.experts.products import ExpertWeights
@@ -140,13 +142,46 @@ class ExpertMlp(SublayerSpec):
         # A token multiplies the router's weights and those of its experts.
         taken = (num_products(self.gate) + 1) * self.rules.top_k * columns.length
         reader.num_in_layers += self._width * taken + self.hidden_size * self.num_experts
+        weights, orders = self._read_stored(reader, name, columns)
+        return weights._replace(adapters=self._adapters(reader, name, columns, orders))
+
+    def _read_stored(
+        self, reader: WeightReader, name: str, columns: RankShare
+    ) -> tuple[ExpertWeights, Sequence[torch.Tensor | None]]:
+        """Read weights as they are stored, and the order of each expert's inner columns."""
+        in_order = [None] * self.num_experts
         if self.joined:
-            return self._read_joined(reader, f"{name}.experts", columns)
+            return self._read_joined(reader, f"{name}.experts", columns), in_order
         if self.packed is not None:
             first, second = (f"{name}.{each}" for each in self.packed)
             if reader.modules.source.shape(first) is not None:
-                return self._read_packed(reader, first, second, columns)
+                return self._read_packed(reader, first, second, columns), in_order
         return self._read_each(reader, f"{name}.experts", columns)
+
+    def _adapters(
+        self,
+        reader: WeightReader,
+        name: str,
+        columns: RankShare,
+        orders: Sequence[torch.Tensor | None],
+    ) -> ExpertAdapters | None:
+        """Room for adapters beside the experts' products, where they are to have some."""
+        if reader.adapters is None:
+            return None
+        *first, last = self.names
+        modules = ExpertModules(
+            name=f"{name}.experts",
+            first=first,
+            last=last,
+            tensors=("gate_up_proj" if len(first) == 2 else first[0], "down_proj"),
+            num_experts=self.num_experts,
+            inner=columns,
+            width=self._width,
+            is_interleaved=self.joined,
+            orders=orders,
+        )
+        stacks = reader.adapters.add_experts(modules)
+        return None if stacks is None else ExpertAdapters(*stacks, reader.adapters.active)
 
     @property
     def _width(self) -> int:
@@ -197,7 +232,9 @@ class ExpertMlp(SublayerSpec):
             Activation(self.gate, num_products(self.gate) == 2).__call__,
         )
 
-    def _read_each(self, reader: WeightReader, name: str, columns: RankShare) -> ExpertWeights:
+    def _read_each(
+        self, reader: WeightReader, name: str, columns: RankShare
+    ) -> tuple[ExpertWeights, Sequence[torch.Tensor | None]]:
         """Read experts that are modules of their own.
 
         Where an expert's down product has its inputs in an order (GPTQ's act-order), gate and up
@@ -206,17 +243,19 @@ class ExpertMlp(SublayerSpec):
         """
         width, inner = self._width, columns.length
         gate_up, down = self._stacks(reader, inner)
+        orders = []
         for expert in range(self.num_experts):
             *first, own_down = (f"{name}.{expert}.{part}" for part in self.names)
             shape = ModuleShape(own_down, width, inner, OwnedPart.of(1, (columns,)))
             part, order = reader.modules.part_by_groups(shape)
+            orders.append(order)
             down.put(expert, 0, part, own_down)
             reader.notes.expert(shape, down, expert, 0, by_groups=order, is_by_groups=True)
             for index, module in enumerate(first):
                 shape = ModuleShape(module, inner, width, OwnedPart.of(0, (columns,)))
                 gate_up.put(expert, index * inner, reader.modules.part(shape, order), module)
                 reader.notes.expert(shape, gate_up, expert, index * inner, outputs=order)
-        return ExpertWeights(gate_up.product, down.product, None, None, self.gate)
+        return ExpertWeights(gate_up.product, down.product, None, None, self.gate), orders
 
     def _read_packed(
         self, reader: WeightReader, first: str, second: str, columns: RankShare

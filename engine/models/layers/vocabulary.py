@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.invariant.functions import elementwise
-from engine.kernels.linear import LaidOut, logits_linear
+from engine.kernels.linear import Linear, logits_linear
+from engine.models.formats.adapted import AdaptedEmbedding, AdaptedLinear
 from engine.models.formats.reader import WeightReader
 from engine.models.weights.shares import undivided
 
@@ -28,20 +29,27 @@ class TokenEmbedding:
     def load(self, reader: WeightReader, vocab_size: int, hidden_size: int) -> LoadedEmbedding:
         """Read the weight [vocab, hidden], which every rank has all of."""
         weight = reader.matrix(f"{self.name}.weight", undivided(vocab_size), hidden_size)
-        scale = self.scale
-        return LoadedEmbedding(
-            weight, float(torch.tensor(scale).to(reader.dtype)) if self.rounds_scale else scale
-        )
+        scale, adapted = self.scale, None
+        if (adapters := reader.adapters) is not None:
+            stacks = adapters.add_embedding(self.name, vocab_size, hidden_size)
+            adapted = None if stacks is None else AdaptedEmbedding(stacks, adapters.active)
+        if self.rounds_scale:
+            scale = float(torch.tensor(scale).to(reader.dtype))
+        return LoadedEmbedding(weight, scale, adapted)
 
 
 class LoadedEmbedding:
     """Maps ids [T] to hidden states [T, hidden]."""
 
-    def __init__(self, weight: torch.Tensor, scale: float) -> None:
-        self.weight, self._scale = weight, scale
+    def __init__(
+        self, weight: torch.Tensor, scale: float, adapted: AdaptedEmbedding | None
+    ) -> None:
+        self.weight, self._scale, self._adapted = weight, scale, adapted
 
     def __call__(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedded = F.embedding(input_ids, self.weight)
+        if self._adapted is not None:
+            self._adapted.add_to(embedded, input_ids)
         return embedded if self._scale == 1.0 else embedded * self._scale
 
 
@@ -73,14 +81,19 @@ class LmHead:
         if self.has_bias:
             stored = reader.tensor(f"{self.name}.bias", own)
             bias = reader.derived(stored.float, stored)
-        return LoadedLmHead(self, weight, bias)
+        product = logits_linear(weight)
+        if (adapters := reader.adapters) is not None:
+            stacks = adapters.add_head(self.name, own, hidden_size, is_tied=self.is_tied)
+            if stacks is not None:
+                product = AdaptedLinear(product, stacks, adapters.active).__call__
+        return LoadedLmHead(self, product, bias)
 
 
 class LoadedLmHead:
     """Maps hidden states [N, hidden] to float32 logits [N, width] of the rank's ids."""
 
-    def __init__(self, spec: LmHead, weight: LaidOut, bias: torch.Tensor | None) -> None:
-        self._product, self._bias = logits_linear(weight), bias
+    def __init__(self, spec: LmHead, product: Linear, bias: torch.Tensor | None) -> None:
+        self._product, self._bias = product, bias
         self._scale, self._softcap = spec.scale, spec.softcap
 
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -93,6 +93,7 @@ class DecodeGraphs:
             for num_drafts in dict.fromkeys((0, rows.drafts.shape[1]))
         }
         self._serves_adapters = adapters is not None
+        self._head = adapters if adapters is not None and adapters.has_head else None
         self._adapted: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._adapted_lone: dict[SamplingNeeds, _Draw] = {}
         self._forwards: dict[tuple[int, int], _Forward] = {}
@@ -209,26 +210,31 @@ class DecodeGraphs:
         if lone is None:
             return None
         self._publish(rows, 1)
-        self._put_adapters(plan, 1)
+        self._put_adapters(plan.num_drafts, plan.adapters, 1)
         return lone.replay()
 
     def replay_forward(self, plan: StepPlan) -> None:
         """Run the first half of a decode step."""
         size = self._size_of(len(plan.rows))
         self._publish(plan.rows, size)
-        self._put_adapters(plan, size)
+        self._put_adapters(plan.num_drafts, plan.adapters, size)
         if plan.adapters is None:
             self._forwards[plan.num_drafts, size].graph.replay()
         else:
             self._adapted[plan.num_drafts, size].replay()
 
-    def _put_adapters(self, plan: StepPlan, size: int) -> None:
-        """Tell the device the rows' adapters, unless they are those of the step before."""
-        if plan.adapters is None:
-            return
-        entered = (plan.num_drafts, size, plan.adapters.tobytes())
+    def _put_adapters(self, num_drafts: int, slots: Int32Array | None, size: int) -> None:
+        """Tell the device the rows' adapters, unless they are those of the step before.
+
+        Where rows have none it is told too, if draws read them.
+        """
+        if slots is None:
+            if self._head is None:
+                return
+            slots = np.empty(0, dtype=np.int32)
+        entered = (num_drafts, size, slots.tobytes())
         if entered != self._entered_adapters:
-            self._steps[plan.num_drafts].put_adapters(plan.adapters, size)
+            self._steps[num_drafts].put_adapters(slots, size)
             self._entered_adapters = entered
 
     def replay_draw(self, plan: StepPlan, mask_slots: torch.Tensor | None) -> Packed:
@@ -248,7 +254,11 @@ class DecodeGraphs:
         return draw.replay()
 
     def replay_draw_of(
-        self, inputs: StepInputs, hidden: Hidden, mask_slots: torch.Tensor | None
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        hidden: Hidden,
+        mask_slots: torch.Tensor | None,
     ) -> Packed | None:
         """Run the second half of a step of any shape without drafts, as `replay_draw`.
 
@@ -266,6 +276,8 @@ class DecodeGraphs:
         if draw is None:
             return None
         self._publish(rows, size)
+        if self._head is not None:
+            self._put_adapters(0, self._head.slots_of(plan, rows), size)
         step.gather(size)
         held = self._forwards[0, size].hidden.final[: len(rows)]
         torch.index_select(hidden.final, 0, tokens, out=held)

@@ -14,7 +14,7 @@ import torch
 from engine.arrays import Int32Array
 from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.attention import AttentionBackend, AttentionInputs
-from engine.kernels.lora.groups import ActiveAdapters
+from engine.kernels.lora.groups import ActiveAdapters, TokenGroups
 from engine.kernels.step_io import (
     DecodeInputs,
     RowState,
@@ -110,6 +110,7 @@ class DecodeStep:
         self.num_drafts = num_drafts
         self._states = states
         self._groups, self._active = None, ActiveAdapters()
+        self._has_head = adapters is not None and adapters.has_head
         if adapters is not None:
             max_tokens = rows.scratch_row * (1 + num_drafts)
             self._groups = FixedGroups(adapters, max_tokens, rows.device)
@@ -144,7 +145,7 @@ class DecodeStep:
             return self.forward(size)
 
     def put_adapters(self, slots: Int32Array, size: int) -> None:
-        """Say which adapters the first rows of the next step of `size` rows have.
+        """Say which adapters the first rows of the next step or draw of `size` rows have.
 
         Args:
             slots: int32 [R], of these rows.
@@ -187,7 +188,8 @@ class DecodeStep:
             hidden: what `forward` left, of as many rows or more.
             needs: cover what the rows ask for.
         """
-        tokens = self._stage(self._step_inputs(size, needs), hidden)
+        head = self._head_adapters(size * (1 + self.num_drafts))
+        tokens = self._stage(self._step_inputs(size, needs), hidden, head)
         assert tokens is not None, "every row of a decode step draws"
         return tokens
 
@@ -224,6 +226,12 @@ class DecodeStep:
             drafting=drafting,
             row_writer=DecodeRowWriter(ids, self._state, inputs),
         )
+
+    def _head_adapters(self, num_tokens: int) -> TokenGroups | None:
+        """Where a draw reads the adapters of its rows, be there any or not: it may be captured."""
+        if self._groups is None or not self._has_head:
+            return None
+        return self._groups.of_size(num_tokens)
 
     def _attention_inputs(self, size: int) -> AttentionInputs:
         inputs = self._inputs.of_rows(size)

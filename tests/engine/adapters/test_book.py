@@ -7,7 +7,7 @@ import pytest
 
 from engine.adapters.book import AdapterBook
 from engine.config import AdaptersConfig
-from engine.contracts.adapters import NO_SLOT, AdapterLoad, AdapterVersion
+from engine.contracts.adapters import NO_SLOT, AdapterLoad, AdapterSource, AdapterVersion
 from engine.errors import AdapterError, ControlError
 
 
@@ -18,11 +18,11 @@ class Reader:
         self.held: set[int] = set()
         self._pending: list[tuple[Future[bytes], str]] = []
 
-    def read(self, number: int, path: str) -> Future[bytes]:
+    def read(self, number: int, source: AdapterSource) -> Future[bytes]:
         assert number not in self.held
         self.held.add(number)
         future: Future[bytes] = Future()
-        self._pending.append((future, path))
+        self._pending.append((future, source.path))
         return future
 
     def drop(self, number: int) -> None:
@@ -45,7 +45,8 @@ class Books:
         self.ends: list[ControlError | None] = []
 
     def load(self, name: str, path: str = "a", *, replaces: bool = False) -> ControlError | None:
-        self.book.load(name, path, replaces=replaces, done=self.ends.append)
+        source = AdapterSource(path)
+        self.book.load(name, source, replaces=replaces, done=self.ends.append)
         self.settle()
         return self.ends.pop()
 
@@ -78,7 +79,8 @@ def test_names_count_their_versions() -> None:
 def test_two_loads_of_a_name_at_once() -> None:
     books = Books()
     for path in "ab":
-        books.book.load("x", path, replaces=False, done=books.ends.append)
+        source = AdapterSource(path)
+        books.book.load("x", source, replaces=False, done=books.ends.append)
     books.settle()
     first, second = books.ends
     assert first is None
@@ -138,13 +140,46 @@ def test_a_reading_that_fails_later_is_tried_again() -> None:
     for name in "xy":
         books.load(name, name)
     x, ready = books.take("x"), list[str | None]()
-    x.path = "bad"
+    x.source = AdapterSource("bad")
     books.book.await_read(x, ready.append)
     books.settle()
-    x.path = "x"
+    x.source = AdapterSource("x")
     books.book.await_read(x, ready.append)
     books.settle()
     assert ready == ["a bad folder", None]
+
+
+def test_statistics_name_those_who_run_and_wait() -> None:
+    books = Books(max_loras=1)
+    for name in "xyz":
+        books.load(name)
+    assert books.load("bad", "bad") is not None
+    x, y = books.take("x"), books.take("y")
+    books.book.place(x)
+    books.book.take_loads()
+    stats = books.book.stats()
+    assert (stats.running, stats.waiting) == (("x",), ("y",))
+    assert (stats.num_slots, stats.num_held, stats.num_slot_loads, stats.num_failed) == (1, 3, 1, 1)
+    books.book.let_go(x.slot)
+    for version in (x, y):
+        books.book.leave(version)
+    assert books.book.stats().running == books.book.stats().waiting == ()
+
+
+def test_what_was_given_is_kept_beyond_the_limit() -> None:
+    """It cannot be read again; its bytes are let go once it was read."""
+    books = Books(max_loras=1, max_cpu_loras=1)
+    source = AdapterSource("given", b"{}", tensors=b"many")
+    books.book.load("given", source, replaces=False, done=books.ends.append)
+    books.settle()
+    for name in "xy":
+        books.load(name)
+    given = books.take("given")
+    assert given.is_there
+    assert not given.source.is_given
+    books.book.leave(given)
+    books.book.unload("given")
+    assert not books.reader.held
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -156,7 +191,8 @@ def test_a_thousand_changes_leak_nothing(seed: int) -> None:
         name = rng.choice("vwxyz")
         match rng.randrange(6):
             case 0:
-                book.load(name, rng.choice("abc"), replaces=True, done=books.ends.append)
+                source = AdapterSource(rng.choice("abc"))
+                book.load(name, source, replaces=True, done=books.ends.append)
             case 1 if name in [each.name for each in book.named]:
                 book.unload(name)
             case 2 if version := book.take(name):

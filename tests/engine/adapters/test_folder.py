@@ -10,10 +10,13 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.adapters.folder import AdapterTensors, read_adapter
-from engine.adapters.targets import AdapterTarget, fit
+from engine.adapters.stacks import AdapterStacks
+from engine.adapters.targets import AdapterTargets
+from engine.contracts.adapters import AdapterSource
 from engine.errors import AdapterError
+from engine.models.formats.reader import Projection
 from engine.models.weights.shares import RankShare, undivided
-from tests.engine.adapters.peft import linear_modules, write_adapter
+from tests.engine.adapters.peft import linear_modules, source_of, write_adapter
 from tests.engine.tiny_models import write_model
 
 Q = "model.layers.0.self_attn.q_proj"
@@ -26,7 +29,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedModel:
 
 def read(base: PreTrainedModel, folder: Path, **options: Any) -> AdapterTensors:
     write_adapter(base, folder, **options)
-    return read_adapter(folder, max_rank=16)
+    return read_adapter(source_of(folder), max_rank=16)
 
 
 def refusal(base: PreTrainedModel, folder: Path, **options: Any) -> str:
@@ -35,13 +38,12 @@ def refusal(base: PreTrainedModel, folder: Path, **options: Any) -> str:
     return str(error.value)
 
 
-def targets_of(base: PreTrainedModel) -> dict[str, AdapterTarget]:
-    return {
-        name: AdapterTarget.of(
-            name, (0, 0, 0), (undivided(m.out_features),), undivided(m.in_features), None
-        )
-        for name, m in linear_modules(base).items()
-    }
+def targets_of(base: PreTrainedModel) -> AdapterTargets:
+    stacks = AdapterStacks(1, 16)
+    for name, module in linear_modules(base).items():
+        outputs = (undivided(module.out_features),)
+        stacks.add([Projection(name, outputs)], undivided(module.in_features))
+    return stacks.targets
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_spellings_of_targets(base: PreTrainedModel, tmp_path: Path, targets: An
     own: dict[str, Any] = {"is_wanted": lambda name: name.endswith(("q_proj", "v_proj"))}
     adapter = read(base, tmp_path, target_modules=targets, **own)
     assert len(adapter.modules) == 2 * base.config.num_hidden_layers
-    assert {target.name for target, _ in fit(adapter, targets_of(base))} == set(adapter.modules)
+    found = targets_of(base).fit(adapter)
+    assert {target.name for target, _ in found} == set(adapter.modules)
 
 
 def test_scales_and_patterns(base: PreTrainedModel, tmp_path: Path) -> None:
@@ -85,7 +88,8 @@ def test_names_of_older_and_larger_models(base: PreTrainedModel, tmp_path: Path)
             tensors[new.replace(".weight", ".default.weight")] = tensors.pop(name)
 
     adapter = read(base, tmp_path, change=rename)
-    assert {target.name for target, _ in fit(adapter, targets_of(base))} == set(targets_of(base))
+    targets = targets_of(base)
+    assert {target.name for target, _ in targets.fit(adapter)} == set(targets.modules)
 
 
 def test_joined_modules_are_taken_apart(base: PreTrainedModel, tmp_path: Path) -> None:
@@ -99,7 +103,8 @@ def test_joined_modules_are_taken_apart(base: PreTrainedModel, tmp_path: Path) -
             tensors[f"base_model.model.{joined}.lora_{half}.weight"] = tensor
 
     adapter = read(base, tmp_path, change=change, target_modules=["qkv_proj"])
-    found = {target.name.rpartition(".")[2]: own for target, own in fit(adapter, targets_of(base))}
+    fitted = targets_of(base).fit(adapter)
+    found = {target.name.rpartition(".")[2]: own for target, own in fitted}
     assert list(found) == list(shapes)
     assert torch.equal(torch.cat([own.b for own in found.values()]), b)
     assert all(torch.equal(own.a, a) for own in found.values())
@@ -109,7 +114,9 @@ def test_a_rank_has_its_parts(base: PreTrainedModel, tmp_path: Path) -> None:
     factors = read(base, tmp_path).modules[Q]
     order = torch.tensor([1, 0, 2, 3])
     outputs = (RankShare(4, 2, 16), RankShare(8, 2, 16))
-    target = AdapterTarget.of(Q, (0, 0, 0), outputs, RankShare(8, 16, 32), order)
+    stacks = AdapterStacks(1, 16)
+    stacks.add([Projection(Q, outputs, order=order)], RankShare(8, 16, 32))
+    target = stacks.targets.modules[Q]
     own = target.own(factors)
     assert torch.equal(own.a, factors.a[:, 8:24])
     assert torch.equal(own.b, factors.b[[5, 4, 24, 25]])
@@ -129,7 +136,8 @@ def test_a_digest_is_of_all_of_it(base: PreTrainedModel, tmp_path: Path) -> None
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias 'all'"),
         ({"peft_type": "IA3"}, "peft_type 'IA3'"),
-        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters"),
+        ({"target_parameters": ["mlp.experts.down_proj"]}, "target_parameters names"),
+        ({"target_parameters": "mlp.experts.down_proj"}, "target_parameters must be"),
         ({"init_lora_weights": "pissa_niter_16"}, "init_lora_weights"),
         ({"task_type": "SEQ_CLS"}, "task_type 'SEQ_CLS'"),
         ({"r": 0}, "r must be"),
@@ -163,11 +171,19 @@ def test_refusals_of_tensors(base: PreTrainedModel, tmp_path: Path) -> None:
     def embed(tensors: dict[str, torch.Tensor]) -> None:
         tensors["base_model.model.model.embed_tokens.lora_embedding_A"] = torch.ones(4, 97)
 
+    def wrap(tensors: dict[str, torch.Tensor]) -> None:
+        for half in ("A", "B"):
+            tensor = tensors[f"base_model.model.{Q}.lora_{half}.weight"].clone()
+            tensors[f"base_model.model.{Q}.base_layer.lora_{half}.weight"] = tensor
+
     says = {
         "no lora_B": refusal(base, tmp_path / "a", change=lose),
         "not finite": refusal(base, tmp_path / "b", change=spoil),
         "lora_magnitude_vector": refusal(base, tmp_path / "c", change=add),
-        "embeddings": refusal(base, tmp_path / "d", change=embed),
+        "no lora_embedding_B": refusal(
+            base, tmp_path / "d", change=embed, target_modules="all-linear"
+        ),
+        "tensors of 2 parameters": refusal(base, tmp_path / "g", change=wrap),
         "its rank is 5": refusal(base, tmp_path / "e", rank_pattern={"q_proj": 5}),
         "--max-lora-rank 17": refusal(base, tmp_path / "f", rank=17),
     }
@@ -177,14 +193,27 @@ def test_refusals_of_tensors(base: PreTrainedModel, tmp_path: Path) -> None:
 
 def test_an_adapter_of_another_base_is_refused(base: PreTrainedModel, tmp_path: Path) -> None:
     adapter, targets = read(base, tmp_path), targets_of(base)
-    other = targets | {Q: targets[Q]._replace(shape=(64, 32))}
+    targets.modules[Q] = targets.modules[Q]._replace(shape=(64, 32))
     with pytest.raises(AdapterError, match=r"\[32, 32\].*\[64, 32\]"):
-        fit(adapter, other)
-    del other[Q]
+        targets.fit(adapter)
+    del targets.modules[Q]
     with pytest.raises(
         AdapterError, match=r"the base has no module 'model\.layers\.0\.self_attn\.q_p"
     ):
-        fit(adapter, other)
+        targets.fit(adapter)
+
+
+def test_a_given_adapter_is_that_of_its_files(base: PreTrainedModel, tmp_path: Path) -> None:
+    adapter = read(base, tmp_path)
+    config, tensors = (
+        (tmp_path / name).read_bytes()
+        for name in ("adapter_config.json", "adapter_model.safetensors")
+    )
+    given = read_adapter(AdapterSource("step", config, tensors), 16)
+    assert given.digest == adapter.digest
+    assert given.modules.keys() == adapter.modules.keys()
+    with pytest.raises(AdapterError, match=r"step/adapter_model\.safetensors is not readable"):
+        read_adapter(AdapterSource("step", config, b"no"), 16)
 
 
 def test_unreadable_folders(tmp_path: Path) -> None:
@@ -193,7 +222,7 @@ def test_unreadable_folders(tmp_path: Path) -> None:
 
     def refusal_of_folder() -> str:
         with pytest.raises(AdapterError) as error:
-            read_adapter(folder, 16)
+            read_adapter(source_of(folder), 16)
         return str(error.value)
 
     assert "is not a folder" in refusal_of_folder()

@@ -15,6 +15,7 @@ from engine.attention.plain import PlainAttention
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.model import CausalLM
+from engine.kernels.lora.groups import ActiveAdapters, TokenGroups
 from engine.memory.pages import KVCache
 from engine.models.loader import load_model
 
@@ -114,16 +115,28 @@ class PagedRows:
         self._tables = order.astype(np.int32).reshape(num_rows, width)
         self.attention = PlainAttention(specs, cache)
 
-    def step(self, ids: torch.Tensor, parts: list[tuple[int, int, int]]) -> list[torch.Tensor]:
-        """Logits [tokens, vocab] of each (row, first token, last token); a padding row besides."""
+    def step(
+        self,
+        ids: torch.Tensor,
+        parts: list[tuple[int, int, int]],
+        active: ActiveAdapters | None = None,
+        groups: TokenGroups | None = None,
+    ) -> list[torch.Tensor]:
+        """Logits [tokens, vocab] of each (row, first token, last token); a padding row besides.
+
+        Args:
+            groups: of the tokens' adapters, while `active` is what the model reads.
+        """
         lengths = [last - first for _, first, last in parts]
         inputs, positions = self.inputs(parts)
         input_ids = torch.cat([ids[row, first:last] for row, first, last in parts])
         self.attention.begin(inputs)
-        hidden = self._model.forward(
-            input_ids.to(self._device, torch.int32), positions, self.attention
-        )
-        return list(torch.split(self._model.logits(hidden).cpu(), lengths))
+        with (active or ActiveAdapters()).using(groups):
+            hidden = self._model.forward(
+                input_ids.to(self._device, torch.int32), positions, self.attention
+            )
+            logits = self._model.logits(hidden)
+        return list(torch.split(logits.cpu(), lengths))
 
     def inputs(self, parts: list[tuple[int, int, int]]) -> tuple[AttentionInputs, torch.Tensor]:
         """A step's inputs and positions [T]."""

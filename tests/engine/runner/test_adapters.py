@@ -30,7 +30,7 @@ from engine.request import Finish, ItemScores, PromptLogprobsParams, ScoringRequ
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
-from tests.engine.adapters.peft import write_adapter
+from tests.engine.adapters.peft import ENDS, source_of, write_adapter
 from tests.engine.parallel.emulated import engine_of
 from tests.engine.tiny_models import VOCAB, write_model
 from tests.engine.traffic import FRONTEND, Inbox, request, run, step
@@ -69,10 +69,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return make(tmp_path_factory.mktemp("adapters"))
 
 
-def make(folder: Path, **config: Any) -> Models:
-    models = {"": write_model("qwen3", folder / "base", **config)}
+def make(folder: Path, kind: str = "qwen3", **config: Any) -> Models:
+    models = {"": write_model(kind, folder / "base", **config)}
     for seed, (name, rank) in enumerate(zip(NAMES, RANKS, strict=True)):
-        models[name] = write_adapter(models[""], folder / name, seed, rank=rank)
+        models[name] = write_adapter(
+            models[""],
+            folder / name,
+            seed,
+            rank=rank,
+            is_wanted=lambda name: not name.endswith("shared_expert_gate"),
+            ends=ENDS,
+            experts=True,
+        )
     return Models(folder, models)
 
 
@@ -177,8 +185,9 @@ def scoring_request(handle: int, query: list[int], adapter: str) -> ScoringReque
     )
 
 
-def test_ranks_have_their_parts(tmp_path: Path) -> None:
-    made = make(tmp_path, vocab_size=1100)  # each rank has ids
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_ranks_have_their_parts(kind: str, tmp_path: Path) -> None:
+    made = make(tmp_path, kind, vocab_size=1100)  # each rank has ids
     asked = some_prompts(10, seed=5)
     with engine_of(config_of(made, tensor_parallel_size=2)) as (engine, _):
         check(made, asked, ask(engine, asked))
@@ -193,6 +202,19 @@ def test_a_wrong_prefix_would_be_seen(made: Models, monkeypatch: pytest.MonkeyPa
         check(made, asked, ask(engine, asked))
 
 
+def test_a_prefix_of_a_replaced_adapter_is_not_found(made: Models) -> None:
+    engine, ends = build_engine(config_of(made, adapters={"modules": made.modules[:1]})), Ends()
+    prompt = [9, 8, 7, 6, 5, 4, 3, 2, 10]
+    check(made, [("one", prompt)], ask(engine, [("one", prompt)]))
+    ends.load(engine, "one", made.folder / "two", replaces=True)
+    for _ in settled(engine, ends, 1):
+        assert engine.adapters is not None
+        engine.adapters.settle()
+    inbox = ask(engine, [("one", prompt)])
+    assert inbox.tokens[0, 0] == made.greedy("two", prompt)
+    assert not inbox.cached[0]
+
+
 class Ends:
     """What loads came to, by order of their ends."""
 
@@ -201,7 +223,8 @@ class Ends:
 
     def load(self, engine: Engine, name: str, path: Path, *, replaces: bool = False) -> None:
         assert engine.adapters is not None
-        engine.adapters.load(name, str(path), replaces=replaces, done=self.errors.append)
+        source = source_of(path)
+        engine.adapters.load(name, source, replaces=replaces, done=self.errors.append)
 
 
 def settled(engine: Engine, ends: Ends, count: int) -> Iterator[None]:
@@ -286,8 +309,10 @@ def test_a_start_names_what_it_cannot_load(made: Models, tmp_path: Path) -> None
         build_engine(config_of(made, adapters={"max_rank": 4}))
 
 
-def test_batch_invariance_holds_with_adapters(made: Models) -> None:
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2_moe"])
+def test_batch_invariance_holds_with_adapters(kind: str, tmp_path: Path) -> None:
     """Logprobs of a request alone are those that it has among others, bit for bit."""
+    made = make(tmp_path, kind)
     model = ModelConfig(model=str(made.folder / "base"), device="cpu", batch_invariant=True)
     asked = some_prompts(10, seed=6)
     wanted = PromptLogprobsParams(token_ids=(3,))

@@ -32,7 +32,8 @@ class Case(NamedTuple):
 
 
 def groups_of(slots: np.ndarray, device: str, count: int | None = None) -> TokenGroups:
-    return TokenGroups(*(torch.from_numpy(each).to(device) for each in group_tokens(slots, count)))
+    arrays = (*group_tokens(slots, count), slots)
+    return TokenGroups(*(torch.from_numpy(each).to(device) for each in arrays))
 
 
 def make(
@@ -74,5 +75,5 @@ def make(
     blocks = torch.from_numpy(output_blocks(bounds))
     norm = None if weight is None else InputNorm(weight.to(device), EPS)
     a, b, scales, blocks = (each.to(device) for each in (a, b, scales, blocks))
-    stacks = Stacks(a, b, scales, blocks, bounds)
+    stacks = Stacks(a[:, None], b[:, None], scales[:, None], blocks, bounds)
     return Case(out.to(device), x.to(device), stacks, norm, np.array(slots, np.int32), wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.contracts.adapters import NamedAdapter
+from engine.contracts.adapters import AdapterSource, NamedAdapter
 from engine.contracts.control import EngineState, LoadAdapter, UnloadAdapter
 from engine.errors import ControlError
 from engine.request import Finish
@@ -58,8 +59,8 @@ async def test_loading_and_unloading(site: Site) -> None:
     reply = await site.client.post("/v1/unload_lora_adapter", json=gone)
     assert reply.text == "Success: LoRA adapter 'new' removed successfully."
     assert site.engine.commands == [
-        LoadAdapter(name="new", path="/adapters/new"),
-        LoadAdapter(name="new", path="/adapters/new", replaces=True),
+        LoadAdapter(name="new", source=AdapterSource("/adapters/new")),
+        LoadAdapter(name="new", source=AdapterSource("/adapters/new"), replaces=True),
         UnloadAdapter(name="new"),
     ]
 
@@ -81,7 +82,10 @@ async def test_refusals_of_the_engine(site: Site, code: str, status: int) -> Non
         ({"lora_name": ""}, "lora_name"),
         ({"lora_path": None}, "lora_path"),
         ({"lora_path": "a\0"}, "lora_path"),
-        ({"is_3d_lora_weight": True}, "is_3d_lora_weight"),
+        ({"config_dict": {}}, "tensors"),
+        ({"tensors": "AAAA"}, "config_dict"),
+        ({"tensors": "", "config_dict": {}}, "tensors"),
+        ({"tensors": "no base64", "config_dict": {}}, "tensors"),
         ({"lora_pth": "x"}, "lora_pth"),
     ],
 )
@@ -90,6 +94,51 @@ async def test_refusals_of_bodies(site: Site, change: dict[str, Any], param: str
     error = refused(await site.client.post("/v1/load_lora_adapter", json=body), 400)
     assert error["param"] == param
     assert not site.engine.commands
+
+
+async def test_loading_tensors_of_the_body(site: Site) -> None:
+    body = {
+        "lora_name": "new",
+        "tensors": base64.b64encode(b"safetensors").decode(),
+        "config_dict": {"r": 4},
+        "load_inplace": True,
+        "is_3d_lora_weight": True,
+    }
+    reply = await site.client.post("/v1/load_lora_adapter", json=body)
+    assert reply.status_code == 200
+    source = AdapterSource("tensors of new", b'{"r":4}', tensors=b"safetensors")
+    assert site.engine.commands == [LoadAdapter(name="new", source=source, replaces=True)]
+
+
+async def test_routes_of_sglang(site: Site) -> None:
+    loaded = {"sql": "/adapters/sql"}
+    done = {"success": True, "error_message": None, "loaded_adapters": loaded}
+    folder = {"lora_name": "new", "lora_path": "/adapters/new", "pinned": True}
+    handles = base64.b64encode(b"pickle").decode()
+    given = {"lora_name": "new", "config_dict": {"r": 4}, "serialized_named_tensors": [handles] * 2}
+    older = {"lora_name": "new", "config_dict": {"r": 4}, "serialized_tensors": handles}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("load_lora_adapter", folder),
+        ("load_lora_adapter_from_tensors", given),
+        ("load_lora_adapter_from_tensors", older),
+        ("unload_lora_adapter", {"lora_name": "new"}),
+    ]
+    for route, body in asked:
+        reply = await site.client.post(f"/{route}", json=body)
+        assert (reply.status_code, reply.json()) == (200, done)
+    source = AdapterSource("tensors of new", b'{"r":4}', handles=b"pickle")
+    assert site.engine.commands == [
+        LoadAdapter(name="new", source=AdapterSource("/adapters/new")),
+        LoadAdapter(name="new", source=source),
+        LoadAdapter(name="new", source=source),
+        UnloadAdapter(name="new"),
+    ]
+    both = given | older
+    refused(await site.client.post("/load_lora_adapter_from_tensors", json=both), 400)
+    site.engine.refusal = ControlError("the engine's words", "adapter_exists")
+    reply = await site.client.post("/load_lora_adapter", json=folder)
+    failed = done | {"success": False, "error_message": "the engine's words"}
+    assert (reply.status_code, reply.json()) == (400, failed)
 
 
 async def test_a_path_outside_the_root(tmp_path: Path) -> None:

@@ -1,0 +1,17 @@
+"""Replies of SGLang's routes of adapters, as the OpenAPI page describes them."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+
+class AdaptersReply(BaseModel):
+    """Whether it was done, and if not why; a failure is a 400.
+
+    Attributes:
+        loaded_adapters: folders by name.
+    """
+
+    success: bool
+    error_message: str | None
+    loaded_adapters: dict[str, str]
