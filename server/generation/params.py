@@ -167,9 +167,9 @@ def num_top(field: str, value: int | None, served: ServedModel, names: ClientNam
     most = served.config.max_logprobs if is_prompt else served.max_drawn_top
     if value is None:
         return None
-    if value == -1 and most == -1:
-        return vocab_size
     limit = vocab_size if most == -1 else most
+    if value == -1 and limit >= vocab_size:
+        return vocab_size
     if not 0 <= value <= limit:
         words = f"must be between 0 and {limit} (--max-logprobs), got {value}"
         raise names.refuse(field, words)

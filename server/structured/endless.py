@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from server.structured.json_schema import Node, Path, all_schemas
+from server.structured.references import target
 
 _REF = "$ref"
 
@@ -21,8 +22,8 @@ def endless_reference(schema: Node) -> Path | None:
     anchor, count as finite: llguidance decides on them.
     """
     pointers = {node[_REF] for _, node in all_schemas(schema) if isinstance(node.get(_REF), str)}
-    targets = {pointer: _target(schema, pointer) for pointer in pointers}
-    open_refs = {pointer for pointer, target in targets.items() if isinstance(target, dict)}
+    targets = {pointer: target(schema, pointer) for pointer in pointers}
+    open_refs = {pointer for pointer, found in targets.items() if isinstance(found, dict)}
     waiting: dict[str, list[str]] = {}
     todo = sorted(open_refs)
     while todo:
@@ -90,24 +91,3 @@ def _names(required: Any) -> Iterable[str]:
     if not isinstance(required, list):
         return ()
     return [name for name in required if isinstance(name, str)]
-
-
-def _target(schema: Node, pointer: str) -> Any:
-    """What a JSON pointer within the schema names; None for nothing, or another kind of reference.
-
-    The steps of a pointer are RFC 6901's.
-    """
-    if pointer == "#":
-        return schema
-    if not pointer.startswith("#/"):
-        return None
-    found: Any = schema
-    for step in pointer[2:].split("/"):
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            return None
-    return found

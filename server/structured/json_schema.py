@@ -22,7 +22,7 @@ MAX_DEPTH = 100
 
 _OPTIONS = "x-guidance"
 _DEFINITIONS = ("$defs", "definitions")
-_MAPS = ("properties", "patternProperties", "dependentSchemas")
+_MAPS = ("properties", "patternProperties", "dependentSchemas", "dependencies")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _SINGLE = (
     *("items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not"),
@@ -85,6 +85,13 @@ def all_schemas(schema: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
     yield path, schema
     for inner_path, inner in inner_schemas(schema):
         yield from all_schemas(inner, (*path, *inner_path))
+
+
+def found_at(schema: Any, path: Path) -> Any:
+    """What stands at `path`."""
+    for key in path:
+        schema = schema[key]
+    return schema
 
 
 def replaced(schema: Any, path: Path, node: Any) -> Any:

@@ -1,17 +1,24 @@
-"""`not`, `dependencies` and their like in keywords that llguidance keeps to, where these can.
-
-What is not expressible stays as it is, and is refused.
-"""
+"""The opposite of a schema, in keywords that llguidance keeps to, where these can say it."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
-from server.structured.json_schema import Node, all_schemas, replaced
+from server.structured.json_schema import Node
+from server.structured.references import target
+from server.structured.unequal import TYPES, unequal
 
-_TYPES = ("null", "boolean", "number", "string", "array", "object")
-_REMARKS = ("title", "description", "examples", "default", "$comment", "$schema", "$id", "id")
+REMARKS = frozenset(
+    ("title", "description", "examples", "default", "$comment", "$schema", "$id", "id")
+)
+"""Keywords that no value is unfit for."""
+MAX_DEPTH = 8
+"""References are followed so often, one within another: a schema may hold itself."""
+MAX_SCHEMAS = 1000
+"""The opposite of one that holds more is not looked for."""
+_OF_OTHERS = ("items", "additionalItems", "additionalProperties", "propertyNames")
 _BOUNDS = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),
@@ -27,43 +34,116 @@ _BOUNDS = {
 """By keyword: the type it speaks of, the keyword that says the opposite, and what to add to it."""
 
 
-def expressed(schema: Node) -> Node:
-    """The schema with what can be said otherwise said so."""
-    for path, node in sorted(all_schemas(schema), key=lambda place: -len(place[0])):
-        said, more = dict(node), []
-        opposite = negated(node["not"]) if "not" in node else None
-        if opposite is not None and opposite is not False:
-            del said["not"]
-            more.append(opposite)
-        for keyword in ("dependencies", "dependentRequired", "dependentSchemas"):
-            if isinstance(node.get(keyword), dict):
-                del said[keyword]
-                more += [_dependent(key, value) for key, value in node[keyword].items()]
-        if more:
-            said["allOf"] = [*said.get("allOf", ()), *more]
-            schema = replaced(schema, path, said)
-    return schema
+class Negation:
+    """Says what does not fit a schema.
 
+    Args:
+        root: what references point into.
+        is_exact: an opposite is of all values that do not fit. Otherwise some of these may be
+            left out: what is unfit for a keyword alone whose opposite cannot be said.
+    """
 
-def _dependent(key: str, needed: Any) -> Node:
-    """That an object without the property, or with what it needs, is right."""
-    then = {"required": needed} if isinstance(needed, list) else needed
-    return {"anyOf": [{"properties": {key: False}}, then]}
+    def __init__(self, root: Node, *, is_exact: bool) -> None:
+        self._root = root
+        self._is_exact = is_exact
+        self._depth, self._num_left = 0, MAX_SCHEMAS
+        self._opposites: dict[str, Callable[[Any], Any]] = {
+            "not": lambda value: value,
+            "type": self._not_type,
+            "const": lambda value: unequal([value]),
+            "enum": lambda value: unequal(value) if isinstance(value, list) else None,
+            "required": _not_required,
+            "properties": self._not_properties,
+            "anyOf": self._none_of,
+            "allOf": self._not_all_of,
+            "oneOf": self._not_one_of,
+            "$ref": self._not_referred,
+        }
 
+    def of(self, schema: Any) -> Any:
+        """The schema of values that one does not fit; None where that cannot be said."""
+        if isinstance(schema, bool):
+            return not schema
+        self._num_left -= 1
+        if not isinstance(schema, dict) or self._num_left < 0:
+            return None
+        said = {
+            key: value
+            for key, value in schema.items()
+            if key not in REMARKS and key not in ("definitions", "$defs")
+        }
+        if "$ref" in said and len(said) > 1:  # what is beside a reference may have no effect
+            if self._is_exact:
+                return None
+            said = {"$ref": said["$ref"]}
+        return self._any_of([self._opposite(key, value) for key, value in said.items()])
 
-def negated(schema: Any) -> Any:
-    """The schema of all values that one does not fit; None where that cannot be said."""
-    if isinstance(schema, bool):
-        return not schema
-    if not isinstance(schema, dict):
-        return None
-    said = {key: value for key, value in schema.items() if key not in _REMARKS}
-    if "properties" in said and {"additionalProperties", "patternProperties"} & set(said):
-        return None
-    opposites = [_opposite(key, value) for key, value in said.items()]
-    if any(opposite is None for opposite in opposites):
-        return None
-    return _any(opposites)
+    def _any_of(self, opposites: list[Any]) -> Any:
+        """Whatever fits one of the opposites, of which some may not be said."""
+        if None in opposites:
+            opposites = [opposite for opposite in opposites if opposite is not None]
+            if self._is_exact or not opposites:
+                return None
+        return _any(opposites)
+
+    def _opposite(self, key: str, value: Any) -> Any:
+        """What does not fit one keyword; None where that cannot be said."""
+        if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
+            kind, opposite, step = _BOUNDS[key]
+            return False if value + step < 0 and step else {"type": kind, opposite: value + step}
+        if key in _OF_OTHERS and (value is True or value == {}):
+            return False
+        write = self._opposites.get(key)
+        return None if write is None else write(value)
+
+    def _not_type(self, value: Any) -> Any:
+        named = value if isinstance(value, list) else [value]
+        if any(name not in (*TYPES, "integer") for name in named):
+            return None
+        if "integer" in named and "number" not in named:
+            if self._is_exact:
+                return None  # numbers that are no integers have no name
+            named = [*named, "number"]
+        others = [name for name in TYPES if name not in named]
+        return {"type": others} if others else False
+
+    def _not_properties(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return None
+        return self._any_of(
+            [
+                {"type": "object", "properties": {key: opposite}, "required": [key]}
+                if opposite not in (None, False)
+                else opposite
+                for key, opposite in ((key, self.of(schema)) for key, schema in value.items())
+            ]
+        )
+
+    def _none_of(self, value: Any) -> Any:
+        opposites = [self.of(schema) for schema in value] if isinstance(value, list) else [None]
+        return None if None in opposites else {"allOf": opposites}
+
+    def _not_all_of(self, value: Any) -> Any:
+        if not isinstance(value, list):
+            return None
+        return self._any_of([self.of(schema) for schema in value])
+
+    def _not_one_of(self, value: Any) -> Any:
+        """None of them, or two."""
+        none = self._none_of(value)
+        if none is None:
+            return None
+        pairs = [{"allOf": list(pair)} for pair in itertools.combinations(value, 2)]
+        return _any([none, *pairs])
+
+    def _not_referred(self, value: Any) -> Any:
+        found = target(self._root, value) if isinstance(value, str) else None
+        if found is None or self._depth >= MAX_DEPTH:
+            return None
+        self._depth += 1
+        opposite = self.of(found)
+        self._depth -= 1
+        return opposite
 
 
 def _any(schemas: list[Any]) -> Any:
@@ -76,59 +156,7 @@ def _any(schemas: list[Any]) -> Any:
     return left[0] if len(left) == 1 else {"anyOf": left}
 
 
-def _opposite(key: str, value: Any) -> Any:
-    """What does not fit one keyword; None where that cannot be said."""
-    if key in _BOUNDS and isinstance(value, int | float) and not isinstance(value, bool):
-        kind, opposite, step = _BOUNDS[key]
-        return False if value + step < 0 and step else {"type": kind, opposite: value + step}
-    write = _OPPOSITES.get(key)
-    return None if write is None else write(value)
-
-
-def _not_type(value: Any) -> Any:
-    named = value if isinstance(value, list) else [value]
-    if not set(named) <= set(_TYPES):
-        return None  # numbers that are no integers have no name
-    others = [name for name in _TYPES if name not in named]
-    return {"type": others} if others else False
-
-
 def _not_required(value: Any) -> Any:
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(key, str) for key in value):
         return None
     return _any([{"type": "object", "properties": {key: False}} for key in value])
-
-
-def _not_properties(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return None
-    opposites = {key: negated(schema) for key, schema in value.items()}
-    if None in opposites.values():
-        return None
-    return _any(
-        [
-            {"type": "object", "properties": {key: opposite}, "required": [key]}
-            for key, opposite in opposites.items()
-            if opposite is not False
-        ]
-    )
-
-
-def _none_of(value: Any) -> Any:
-    opposites = [negated(schema) for schema in value] if isinstance(value, list) else [None]
-    return None if None in opposites else {"allOf": opposites}
-
-
-def _not_all_of(value: Any) -> Any:
-    opposites = [negated(schema) for schema in value] if isinstance(value, list) else [None]
-    return None if None in opposites else _any(opposites)
-
-
-_OPPOSITES: dict[str, Callable[[Any], Any]] = {
-    "not": lambda value: value,
-    "type": _not_type,
-    "required": _not_required,
-    "properties": _not_properties,
-    "anyOf": _none_of,
-    "allOf": _not_all_of,
-}

@@ -13,10 +13,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from server.structured.json_schema import Node, all_schemas, replaced
+from server.structured.fit import fits
+from server.structured.json_schema import Node, Path, all_schemas, found_at, replaced
+from server.structured.negation import Negation
+from server.structured.references import target
 
 MAX_BRANCHES = 64
 """Of one `oneOf`: with more ways to leave properties out it stays as it is."""
+MAX_CHARS = 1000
+"""Of what keeps one member from another: it is repeated for each pair."""
 _MAX_DEPTH = 6
 _TYPES = {
     "null": {"null"},
@@ -42,14 +47,27 @@ class _Object(NamedTuple):
 
 def exclusive(schema: Node) -> Node:
     """The schema with each `oneOf` as `anyOf` where members could be kept apart."""
-    for path, node in sorted(all_schemas(schema), key=lambda place: -len(place[0])):
+    for path, _ in sorted(all_schemas(schema), key=lambda place: -len(place[0])):
+        node = found_at(schema, path)
         members = node.get("oneOf")
-        if isinstance(members, list) and members and "anyOf" not in node:
+        if isinstance(members, list) and members and isinstance(node.get("allOf", []), list):
             branches = _Members(node, members, schema).branches()
             if branches is not None:
                 rest = {key: value for key, value in node.items() if key != "oneOf"}
+                if "anyOf" in rest:
+                    rest["allOf"] = [*rest.get("allOf", ()), {"anyOf": rest["anyOf"]}]
                 schema = replaced(schema, path, {**rest, "anyOf": branches})
     return schema
+
+
+def overlapping(schema: Node) -> list[Path]:
+    """Where a `oneOf` stands whose members could not be kept apart, inner ones first."""
+    return [
+        path
+        for path, node in sorted(all_schemas(schema), key=lambda place: -len(place[0]))
+        if isinstance(members := node.get("oneOf"), list)
+        and _Members(node, members, schema).branches() is None
+    ]
 
 
 class _Members:
@@ -77,42 +95,63 @@ class _Members:
         return branches or None
 
     def _branches_of(self, i: int, member: Any) -> list[Any] | None:
-        needed = self._object_of(member).required | self._required
+        """A member without what fits another one too; None where that cannot be said."""
         choices: list[list[str]] = []
+        apart: list[Any] = []
         is_object = False
         for j, other in enumerate(self._members):
-            if i == j or self._are_disjoint(member, other):
+            if i == j or self._are_disjoint(member, other, self._types):
                 continue
             common = self._types_of(member) & self._types_of(other) & self._types
             if not common:
                 continue
-            if not common <= {"object"}:
-                if not (_is_of_objects(member) and _is_of_objects(other)):
-                    return None
-                is_object = True  # anything else would fit both
-            keys = sorted(self._object_of(other).required - needed)
-            if not keys:
-                # Whatever has these properties fits the other too, if it asks for no more.
-                return [] if set(other) <= {"required"} and other.get("required") else None
-            choices.append(keys)
-        if not choices:
-            return [member]
-        ways = {frozenset(way) for way in itertools.islice(itertools.product(*choices), 1000)}
-        kind = {"type": "object"} if is_object else {}
-        return [
-            {"allOf": [member, {**kind, "properties": dict.fromkeys(sorted(way), False)}]}
-            for way in sorted(ways, key=sorted)
-            if not any(other < way for other in ways)
-        ]
+            are_objects = common <= {"object"}
+            keys = sorted(self._object_of(other).required - self._needed_by(member))
+            if keys and (are_objects or (_is_of_objects(member) and _is_of_objects(other))):
+                is_object |= not are_objects  # anything else would fit both
+                choices.append(keys)
+                continue
+            ways = self._left_of(member, other)
+            if not ways:
+                return ways
+            apart.append(ways[0] if len(ways) == 1 else {"anyOf": ways})
+        return _conjoined(member, choices, apart, is_object=is_object)
 
-    def _are_disjoint(self, one: Any, other: Any, depth: int = _MAX_DEPTH) -> bool:
-        """Whether no value fits both; False where that is not seen."""
-        if not self._types_of(one) & self._types_of(other):
+    def _needed_by(self, member: Any) -> set[str]:
+        return self._object_of(member).required | self._required
+
+    def _left_of(self, member: Any, other: Any) -> list[Any] | None:
+        """Schemas of which whatever fits one does not fit `other`; None where none is known.
+
+        Only such are listed that something of `member` may fit: none where all of it fits `other`.
+        """
+        values = _listed(member)
+        if values is not None:
+            found = [fits(value, other, self._root) for value in values]
+            left = [value for value, fit in zip(values, found, strict=True) if fit is False]
+            return None if None in found else [{"enum": left}] if left else []
+        opposite = Negation(self._root, is_exact=False).of(other)
+        ways = [] if opposite in (None, False) else _choices_of(opposite)
+        first, second = self._object_of(member), self._object_of(other)
+        if second.is_closed:
+            more = first.properties.keys() - second.properties.keys()
+            ways += [{"type": "object", "required": [key]} for key in sorted(more)]
+        types = self._types_of(member) & self._types
+        left = _smallest([way for way in ways if self._types_of(way) & types])
+        if not left and _is_of_required(other) and types <= {"object"}:
+            return []  # whatever of `member` is an object has these properties
+        return left or None
+
+    def _are_disjoint(
+        self, one: Any, other: Any, types: frozenset[str] = _ALL, depth: int = _MAX_DEPTH
+    ) -> bool:
+        """Whether no value of some types fits both; False where that is not seen."""
+        if not self._types_of(one) & self._types_of(other) & types:
             return True
         values, others = self._values_of(one), self._values_of(other)
         if values is not None and others is not None:
             return values.isdisjoint(others)
-        if not depth or not self._types_of(one) | self._types_of(other) <= {"object"}:
+        if not depth or not (self._types_of(one) & self._types_of(other) & types) <= {"object"}:
             return False
         first, second = self._object_of(one), self._object_of(other)
         return any(
@@ -129,7 +168,7 @@ class _Members:
         if key not in first.required or key not in second.required:
             return False
         pairs = itertools.product(first.properties.get(key, []), second.properties.get(key, []))
-        return any(self._are_disjoint(one, other, depth - 1) for one, other in pairs)
+        return any(self._are_disjoint(one, other, depth=depth - 1) for one, other in pairs)
 
     def _parts(self, schema: Any, depth: int = _MAX_DEPTH) -> Iterator[Node]:
         """The schema and all that must hold with it."""
@@ -139,17 +178,10 @@ class _Members:
             return
         yield schema
         if isinstance(reference := schema.get("$ref"), str):
-            yield from self._parts(self._referred(reference), depth - 1)
+            yield from self._parts(target(self._root, reference), depth - 1)
         if isinstance(schemas := schema.get("allOf"), list):
             for each in schemas:
                 yield from self._parts(each, depth - 1)
-
-    def _referred(self, reference: str) -> Any:
-        found: Any = self._root if reference.startswith("#") else None
-        for name in reference[1:].split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
 
     def _types_of(self, schema: Any, depth: int = _MAX_DEPTH) -> frozenset[str]:
         """The types that values may have; all where that is not seen."""
@@ -189,8 +221,49 @@ class _Members:
         return _Object(required, properties, is_closed)
 
 
+def _conjoined(
+    member: Any, choices: list[list[str]], apart: list[Any], *, is_object: bool
+) -> list[Any]:
+    """The member with what keeps it apart, for each least set of properties to go without."""
+    if not choices:
+        return [{"allOf": [member, *apart]} if apart else member]
+    ways = {frozenset(way) for way in itertools.islice(itertools.product(*choices), 1000)}
+    kind = {"type": "object"} if is_object else {}
+    return [
+        {"allOf": [member, {**kind, "properties": dict.fromkeys(sorted(way), False)}, *apart]}
+        for way in sorted(ways, key=sorted)
+        if not any(other < way for other in ways)
+    ]
+
+
+def _smallest(ways: list[Any]) -> list[Any]:
+    """As many of the ways as are not long, the shortest first."""
+    sizes = {i: len(repr(way)) for i, way in enumerate(ways)}
+    order = sorted(sizes, key=sizes.__getitem__)
+    total = itertools.accumulate(sizes[i] for i in order)
+    return [ways[i] for i, size in zip(order, total, strict=True) if size <= MAX_CHARS]
+
+
+def _choices_of(schema: Any) -> list[Any]:
+    """Schemas of which one must fit, in place of one."""
+    is_choice = isinstance(schema, dict) and set(schema) == {"anyOf"}
+    return list(schema["anyOf"]) if is_choice else [schema]
+
+
+def _listed(member: Any) -> list[Any] | None:
+    """The values of a member that lists plain ones; None for any other."""
+    values = _values(member) if isinstance(member, dict) else None
+    if values is None or any(isinstance(value, list | dict) for value in values):
+        return None
+    return values
+
+
 def _is_of_objects(schema: Any) -> bool:
     return isinstance(schema, dict) and set(schema) <= _OF_OBJECTS
+
+
+def _is_of_required(schema: Any) -> bool:
+    return isinstance(schema, dict) and set(schema) == {"required"}
 
 
 def _values(schema: Node) -> list[Any] | None:

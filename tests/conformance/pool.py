@@ -15,7 +15,7 @@ from tests.serving.process import Server, serve
 MAX_SERVERS = 2
 """As many are kept running; the one that was asked for least recently ends for another."""
 LOG = "servers.log"
-LONG_CONTEXT = 16384
+LONG_CONTEXT = 32768
 
 
 def long_model(folder: Path) -> Path:
@@ -28,6 +28,14 @@ def long_model(folder: Path) -> Path:
     config["max_position_embeddings"] = LONG_CONTEXT
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def template_without_thoughts(folder: Path) -> Path:
+    """The demo model's chat template with thoughts off, for tests of models that have none."""
+    own = json.loads((MODEL_FOLDER / "tokenizer_config.json").read_text())["chat_template"]
+    path = folder / "without_thoughts.jinja"
+    path.write_text(f"{{%- set enable_thinking = false -%}}\n{own}")
+    return path
 
 
 class ServerPool:

@@ -6,7 +6,7 @@ import base64
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,28 @@ multi_gpu_only = requires_fp8 = pytest.mark.skip("needs GPUs")
 WITHOUT = (
     *("--dtype", "--seed", "--max-lora-rank", "--max-cpu-loras", "--max-loras"),
     *("--runner", "--reasoning-config", "--gpu-memory-utilization"),
-    *("--tokenizer_mode", "--load_format", "--config_format"),
+    *("--tokenizer_mode", "--load_format", "--load-format", "--config_format"),
 )
-BARE = ("--enable-lora", "--enable-tokenizer-info-endpoint", "--trust-remote-code")
+BARE = (
+    *("--enable-lora", "--enable-tokenizer-info-endpoint", "--trust-remote-code"),
+    "--skip-tokenizer-init",
+)
+THINKING = "Qwen3"
+"""What the names of models have in them that think before they answer, as the demo model does."""
 LORA = ("--lora-modules",)
 MAX_MODEL_LEN = 2048
-LONG = Path("long")
 
 
 class LocalAssetServer:
     """Pictures, which no model here reads."""
+
+    def url_for(self, name: str) -> str:
+        return f"http://127.0.0.1:1/{name}"
+
+
+@pytest.fixture
+def local_asset_server() -> LocalAssetServer:
+    return LocalAssetServer()
 
 
 def _tokenizer(*_: Any, **__: Any) -> Any:
@@ -61,16 +73,30 @@ transformers.AutoTokenizer.from_pretrained = _tokenizer
 vllm_stand_in.tokenizer = _tokenizer
 
 
-def _flags(model: str, args: Sequence[str]) -> list[str]:
+def _folder(model: str, **_: Any) -> str:
+    """Where a model is: the folder that is made for its name."""
+    return model
+
+
+_weights = "vllm.model_executor.model_loader.weight_utils"
+importlib.import_module(_weights).download_weights_from_hf = _folder  # type: ignore[attr-defined]
+
+
+def _flags(model: str, args: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The flags of our server for those of theirs; an adapter is a name of the model."""
-    from tests.conformance.pool import long_model, spoken
+    from tests.conformance.pool import long_model, spoken, template_without_thoughts
 
     args = [str(arg) for arg in args]
     adapters = [args[i + 1].partition("=")[0] for i, arg in enumerate(args) if arg in LORA]
     flags = spoken(args, (*WITHOUT, *LORA), BARE)
-    flags = ["--max-model-len", str(MAX_MODEL_LEN), *flags, "--model", str(long_model(LONG))]
+    flags = ["--max-model-len", str(MAX_MODEL_LEN), *flags, "--reasoning-field", "reasoning"]
+    flags += ["--model", str(long_model(Path(model)))]
+    if "VLLM_API_KEY" in environment:
+        flags += ["--api-key", environment["VLLM_API_KEY"]]
     if "--served-model-name" not in flags:
         flags += ["--served-model-name", model, *adapters]
+    if THINKING not in model and "--chat-template" not in flags:
+        flags += ["--chat-template", str(template_without_thoughts(Path()))]
     return flags
 
 
@@ -80,12 +106,19 @@ class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
     _pool: Any = None
 
-    def __init__(self, model: str, vllm_serve_args: list[str], **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        vllm_serve_args: list[str],
+        env_dict: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         from tests.conformance.pool import ServerPool
 
         if RemoteOpenAIServer._pool is None:
             RemoteOpenAIServer._pool = ServerPool()
-        self._server: Server = RemoteOpenAIServer._pool.server(_flags(model, vllm_serve_args))
+        flags = _flags(model, vllm_serve_args, env_dict or {})
+        self._server: Server = RemoteOpenAIServer._pool.server(flags)
 
     def __enter__(self) -> RemoteOpenAIServer:
         return self

@@ -30,7 +30,7 @@ class ChatRequest(GenerationFields, TemplateFields):
         None,
         ge=-1,
         description="With `logprobs`, this many top tokens are shown at each position; -1 shows "
-        "all, where the server has no cap (--max-logprobs -1).",
+        "all, where --max-logprobs allows as many.",
     )
     echo: bool | None = Field(
         None, description="The content begins with that of the last message, if an assistant's."

@@ -21,7 +21,7 @@ class CompletionRequest(GenerationFields):
         None,
         ge=-1,
         description="The reply shows the logprob of each generated token and of this many top "
-        "tokens beside it; -1 shows all, where the server has no cap (--max-logprobs -1).",
+        "tokens beside it; -1 shows all, where --max-logprobs allows as many.",
     )
     echo: bool | None = Field(None, description="The text begins with the prompt.")
     suffix: str | None = Field(

@@ -29,7 +29,7 @@ class TokenSamplingParams(SamplingFields, LogprobFields):
         None,
         ge=-1,
         description="The reply shows the logprob of each generated token and of this many top "
-        "tokens beside it; -1 shows all, where the server has no cap (--max-logprobs -1).",
+        "tokens beside it; -1 shows all, where --max-logprobs allows as many.",
     )
     structured_outputs: StructuredOutputs | None = Field(
         None, description="The text keeps to a grammar."

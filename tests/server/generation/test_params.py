@@ -29,6 +29,18 @@ async def test_drawn_tokens_have_fewer_top_tokens_where_the_engine_says_so() -> 
             assert "between 0 and 3" in error["message"]
 
 
+async def test_all_top_tokens_are_as_many_as_the_server_allows() -> None:
+    num_tokens = FakeEngine().info.vocab_size
+    async with in_process(max_logprobs=num_tokens) as site:
+        await site.complete(prompt="hello", max_tokens=1, prompt_logprobs=-1)
+        wanted = site.engine.requests[-1].prompt_logprobs
+        assert wanted is not None
+        assert wanted.num_top == num_tokens
+    async with in_process(max_logprobs=num_tokens - 1) as site:
+        error = await site.refused(prompt="hello", max_tokens=1, prompt_logprobs=-1)
+        assert f"between 0 and {num_tokens - 1}" in error["message"]
+
+
 class TestToTheEngine:
     async def test_neutral_defaults(self, site: Site) -> None:
         params = (await site.submitted()).params

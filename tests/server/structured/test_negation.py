@@ -1,77 +1,56 @@
-"""Schemas said otherwise take what an independent validator takes, and nothing else."""
+"""Opposites of schemas: exact ones are of all other values, others of some of these alone."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
 import jsonschema
 import pytest
 
-from server.structured.negation import expressed, negated
-from tests.server.structured.checks import checked, matches
+from server.structured.negation import MAX_SCHEMAS, Negation
+from tests.server.structured.values import VALUES
 
-OBJECTS = [
-    dict(zip(keys, values, strict=True))
-    for count in range(4)
-    for keys in itertools.combinations("abc", count)
-    for values in itertools.product([1, None], repeat=count)
+PARTLY: list[dict[str, Any]] = [
+    {"type": "integer"},
+    {"type": "string", "pattern": "x"},
+    {"properties": {"a": {"const": 1}}, "required": ["b"], "additionalProperties": False},
+    {"properties": {"a": {"pattern": "x", "type": "string"}}},
+    {"allOf": [{"pattern": "x"}, {"required": ["a"]}]},
+    {"type": "array", "contains": {"const": 1}},
+    {"$ref": "#/$defs/null", "type": ["null", "string"]},
 ]
-VALUES: list[Any] = [None, True, 1, 2, 1.5, "", "x", [], [1], [1, 2], *OBJECTS]
-
-SAID: list[dict[str, Any]] = [
-    {"not": {"type": "null"}},
-    {"not": {"type": ["string", "object"], "title": "t"}},
-    {"not": {"not": {"type": "integer"}}},
-    {"not": {"required": ["a", "b"]}},
-    {"not": {"properties": {"a": {"type": "null"}}, "required": ["a"]}},
-    {"type": "object", "not": {"properties": {"a": {"not": {"type": "null"}}}}},
-    {"not": {"anyOf": [{"type": "null"}, {"required": ["a"]}]}},
-    {"not": {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}},
-    {"type": "integer", "not": {"minimum": 2}},
-    {"type": "integer", "not": {"exclusiveMaximum": 2}},
-    {"type": "string", "not": {"minLength": 1}},
-    {"type": "array", "not": {"maxItems": 1}},
-    {"type": "object", "not": {"maxProperties": 1}},
-    {"not": False},
-    {"properties": {"a": {"type": "integer"}}, "dependencies": {"a": ["b"]}},
-    {"properties": {"a": {}, "b": {}, "c": {}}, "dependentRequired": {"a": ["b", "c"]}},
-    {"properties": {"a": {}, "b": {}}, "dependentSchemas": {"a": {"required": ["b"]}}},
-]
+ROOT = {
+    "$defs": {"null": {"type": "null"}, "self": {"properties": {"a": {"$ref": "#/$defs/self"}}}}
+}
 
 
-@pytest.mark.parametrize("schema", SAID, ids=json.dumps)
-def test_the_same_values_fit(schema: dict[str, Any]) -> None:
-    kind = jsonschema.Draft7Validator if "dependencies" in schema else None
-    oracle = (kind or jsonschema.Draft202012Validator)(schema)
-    said = (kind or jsonschema.Draft202012Validator)(expressed(schema))
-    grammar = checked("json", schema)
-    assert grammar.ignored == []
-    for value in VALUES:
-        assert said.is_valid(value) == oracle.is_valid(value), value
-        text = json.dumps(value, separators=(",", ":"))
-        assert matches(grammar, text) == oracle.is_valid(value), text
+@pytest.mark.parametrize("schema", PARTLY, ids=json.dumps)
+def test_an_opposite_in_part_holds_nothing_that_fits(schema: dict[str, Any]) -> None:
+    assert Negation(ROOT, is_exact=True).of(schema) is None
+    opposite = Negation(ROOT, is_exact=False).of(schema)
+    oracle = jsonschema.Draft202012Validator({**ROOT, **schema})
+    said = jsonschema.Draft202012Validator({**ROOT, **opposite})
+    unfit = [value for value in VALUES if said.is_valid(value)]
+    assert unfit
+    assert not any(map(oracle.is_valid, unfit))
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"const": 1},
-        {"type": "integer"},
-        {"pattern": "a"},
-        {"properties": {"a": {"const": 1}}},
-        {"properties": {"a": {}}, "additionalProperties": False},
-        {"anyOf": [{"const": 1}]},
-    ],
-)
-def test_what_cannot_be_said_is_left(schema: dict[str, Any]) -> None:
-    assert negated(schema) is None
-    assert expressed({"not": schema}) == {"not": schema}
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_what_has_no_opposite(is_exact: bool) -> None:
+    for schema in (None, "a", {"pattern": "x"}, {"$ref": "#/$defs/self"}, {"type": "any"}):
+        assert Negation(ROOT, is_exact=is_exact).of(schema) is None
+    for everything in (True, {}, {"title": "t"}, {"minLength": 0}, {"items": True}):
+        assert Negation(ROOT, is_exact=is_exact).of(everything) is False
 
 
-def test_nothing_is_no_opposite() -> None:
-    """A schema that nothing fits is refused by the name that it has in the request."""
-    for everything in ({}, True, {"minLength": 0}):
-        assert negated(everything) is False
-        assert expressed({"not": everything}) == {"not": everything}
+def test_the_work_is_bounded() -> None:
+    """References that double at each level end as what cannot be said."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}] * 4}
+        for i in range(7)
+    }
+    defs["d7"] = {"type": "null"}
+    negation = Negation({"$defs": defs}, is_exact=True)
+    assert negation.of({"$ref": "#/$defs/d0"}) is None
+    assert MAX_SCHEMAS < 8**7

@@ -50,6 +50,29 @@ EXACT: list[dict[str, Any]] = [
             {"type": "object", "properties": {"c": {}}, "additionalProperties": False},
         ]
     },
+    {"oneOf": [{"required": ["a"], "properties": {"b": {"const": 1}}}, {"required": ["a"]}]},
+    {"oneOf": [{"const": 1}, {"enum": [1.0, 2]}]},
+    {"oneOf": [{"enum": [1, 2, "x", None]}, {"type": "integer", "maximum": 1.5}, {"const": None}]},
+    {"oneOf": [{"enum": ["x", "xy"]}, {"type": "string", "pattern": "^x.$"}]},
+    {"type": "string", "oneOf": [{"maxLength": 0}, {"minLength": 1, "pattern": "^y?$"}]},
+    {
+        "type": "object",
+        "properties": ANY,
+        "oneOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 1}}}],
+    },
+    {
+        "type": "object",
+        "oneOf": [
+            {"properties": {"a": {}}, "additionalProperties": False},
+            {"properties": {"b": {}}, "additionalProperties": False},
+        ],
+    },
+    {
+        "properties": ANY,
+        "anyOf": [{"required": ["c"]}, {"required": ["k"]}],
+        "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+    },
+    {"oneOf": [{"type": "null"}, {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]}]},
 ]
 
 
@@ -91,8 +114,7 @@ def test_members_that_may_overlap_go_without_what_the_others_require() -> None:
         [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}],
         [{"type": "number"}, {"type": "integer"}],
         [{"type": "object"}, {"type": "object", "properties": {"a": {}}}],
-        [{"required": ["a"], "properties": {"b": {"const": 1}}}, {"required": ["a"]}],
-        [{"const": 1}, {"enum": [1.0, 2]}],
+        [{"const": "a+"}, {"pattern": "(?:a)"}],
         [{"$ref": "#/definitions/none"}, {"type": "null"}],
     ],
 )

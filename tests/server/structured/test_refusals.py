@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -27,16 +28,16 @@ def refused(schema: Any, **options: Any) -> ApiError:
 
 
 NOT_ENFORCED = [
-    ("not", {"not": {"const": 1}}),
-    ("if", {"if": {"type": "string"}}),
+    ("not", {"not": {"pattern": "a"}}),
+    ("if", {"if": {"pattern": "a"}, "then": {"type": "string"}}),
     ("uniqueItems", {"type": "array", "uniqueItems": True}),
     ("contains", {"type": "array", "contains": {"type": "null"}}),
-    ("propertyNames", {"type": "object", "propertyNames": {"pattern": "^a"}}),
+    ("propertyNames", {"type": "object", "propertyNames": {"format": "date"}}),
     ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
     ("pattern", {"type": "string", "pattern": "(?=a)b"}),
     ("oneOf", OVERLAPPING),
     ("patternProperties", {"type": "object", "patternProperties": {"a": {}, "b": {}}}),
-    ("minProperties", {"type": "object", "properties": {"x": {}, "y": {}}, "minProperties": 2}),
+    ("minProperties", {"properties": {f"x{i}": {} for i in range(9)}, "minProperties": 2}),
 ]
 
 
@@ -52,7 +53,8 @@ def test_a_keyword_is_named_with_its_place(keyword: str, schema: dict[str, Any])
 @pytest.mark.parametrize(("keyword", "schema"), NOT_ENFORCED)
 def test_lenient_drops_it_and_says_so(keyword: str, schema: dict[str, Any]) -> None:
     grammar = checked("json", inside(schema), lenient=True)
-    assert grammar.ignored == [f"here.properties.a.items.{keyword}"]
+    keywords = [keyword, "then"] if keyword == "if" else [keyword]
+    assert grammar.ignored == [f"here.properties.a.items.{each}" for each in keywords]
     assert matches(grammar, '{"a":[]}')
 
 
@@ -122,6 +124,26 @@ def test_mistakes_are_refused_however_lenient(schema: Any, param: str, words: st
         assert "cannot be enforced" not in error.message
 
 
+KEYWORDS = (
+    *("type", "enum", "const", "not", "oneOf", "anyOf", "allOf", "if", "then", "$ref", "pattern"),
+    *("required", "properties", "dependencies", "propertyNames", "minProperties", "maxProperties"),
+    *("minLength", "maximum", "uniqueItems", "items", "additionalProperties", "patternProperties"),
+)
+ODD: list[Any] = [None, True, -1, 1.5, 1e400, "a", [], {}, [None], ["a"], [{}], {"a": 1}, {"a": {}}]
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_keywords_of_any_kind_are_taken_or_refused(keyword: str) -> None:
+    """Nothing else is raised, whatever stands where a schema, a name or a number should."""
+    for value in ODD:
+        odd = {keyword: value, "maxProperties": 1, "properties": {"a": {}}}
+        names = {"propertyNames": odd, "dependencies": {"a": odd}, "uniqueItems": True}
+        choice = {"oneOf": [odd, {"enum": ["a", 1, None]}, {"type": "object", "required": ["a"]}]}
+        for schema in ({"if": odd, "else": {"not": odd}, **choice}, {**names, "items": odd}):
+            with contextlib.suppress(ApiError):
+                checked("json", schema)
+
+
 def test_a_schema_nested_too_deep() -> None:
     schema: dict[str, Any] = {}
     for _ in range(60):
@@ -132,16 +154,60 @@ def test_a_schema_nested_too_deep() -> None:
 def test_a_wide_schema_is_searched_for_a_while_only() -> None:
     """The message stands without a place where that would take long to find."""
     members = {f"m{i}": {"type": "string", "pattern": f"^[a-z]{{{i % 50}}}$"} for i in range(2000)}
-    error = refused({"type": "object", "properties": {**members, "last": {"not": {}}}})
+    error = refused(
+        {"type": "object", "properties": {**members, "last": {"not": {"pattern": "x"}}}}
+    )
     assert error.param in ("here", "here.properties.last.not")
     assert "not" in error.message
 
 
 def test_lenient_drops_a_keyword_within_itself() -> None:
-    schema = {"type": "object", "not": {"properties": {"a": {"not": {"const": 1}}}, "items": {}}}
+    schema = {"not": {"properties": {"a": {"not": {"pattern": "a"}}}, "pattern": "b"}}
     grammar = checked("json", schema, lenient=True)
     assert grammar.ignored == ["here.not.properties.a.not", "here.not"]
     assert matches(grammar, "{}")
+
+
+def test_what_is_wrong_is_named_where_it_is_and_not_where_it_is_referred_to() -> None:
+    schema = {
+        "properties": {"a": {"$ref": "#/definitions/b"}, "c": {"$ref": "#/definitions/b"}},
+        "definitions": {"b": {"type": "string", "pattern": "(?!a)b"}},
+    }
+    assert refused(schema).param == "here.definitions.b.pattern"
+    assert checked("json", schema, lenient=True).ignored == ["here.definitions.b.pattern"]
+
+
+def test_what_can_be_said_otherwise_is_not_blamed() -> None:
+    """The refusal names what is left when the other keywords are said in others."""
+    schema = {
+        "properties": {"a": {}, "b": {"type": "array", "uniqueItems": True}},
+        "dependencies": {"a": ["b"]},
+        "not": {"required": ["c"]},
+    }
+    assert refused(schema).param == "here.properties.b.uniqueItems"
+    assert checked("json", schema, lenient=True).ignored == ["here.properties.b.uniqueItems"]
+
+
+def test_a_schema_that_holds_itself_loses_what_stands_beside_its_name() -> None:
+    node = {"properties": {"next": {"$ref": "#/$defs/node", "required": ["a"]}}}
+    schema = {"$ref": "#/$defs/node", "$defs": {"node": node}}
+    assert refused(schema).param == "here.$defs.node.properties.next.$ref"
+    grammar = checked("json", schema, lenient=True)
+    assert grammar.ignored == ["here.$defs.node.properties.next.required"]
+    assert matches(grammar, '{"next":{"next":{}}}')
+
+
+def test_only_choices_that_cannot_be_kept_apart_are_read_leniently() -> None:
+    schema = {
+        "$ref": "#/$defs/both",
+        "$defs": {
+            "apart": {"oneOf": [{"type": "object", "required": ["a"]}, {"required": ["b"]}]},
+            "both": {"properties": {"k": OVERLAPPING, "l": {"$ref": "#/$defs/apart"}}},
+        },
+    }
+    grammar = checked("json", schema, lenient=True)
+    assert grammar.ignored == ["here.$defs.both.properties.k.oneOf"]
+    assert not matches(grammar, '{"l":{"a":1,"b":1}}')
 
 
 def test_a_format_that_nobody_knows_is_dropped_behind_a_reference() -> None:
