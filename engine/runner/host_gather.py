@@ -101,8 +101,8 @@ class _Tokens:
             positions = plan.starts.astype(np.int64)
         else:
             row_idx = np.repeat(row_idx, plan.num_query)
-            offsets = (plan.starts - starts[:-1]).astype(np.int64)
-            positions = np.arange(plan.num_tokens) + offsets[row_idx]
+            shifts = (plan.starts - starts[:-1]).astype(np.int64)
+            positions = np.arange(plan.num_tokens) + shifts[row_idx]
         blocks, offsets = positions // size, positions % size
         slots = tables[row_idx, blocks].astype(np.int64) * size + offsets
         places = rows[row_idx] * state.token_ids.shape[1] + positions

@@ -142,8 +142,8 @@ def difference(
         gap = float(gaps.abs().max())
         largest = gap if math.isnan(gap) else max(largest, gap)
         count += len(reference)
-    parts = exchange.all_gather(torch.tensor([total, largest], dtype=torch.float64))
-    mean_kl, largest = float(parts[:, 0].sum()) / count, float(parts[:, 1].amax())
+    gathered = exchange.all_gather(torch.tensor([total, largest], dtype=torch.float64))
+    mean_kl, largest = float(gathered[:, 0].sum()) / count, float(gathered[:, 1].amax())
     return Difference(max(mean_kl, 0.0) if math.isfinite(mean_kl) else mean_kl, largest)
 
 
@@ -167,8 +167,8 @@ def _of_first_rank(ids: torch.Tensor, exchange: RankExchange) -> torch.Tensor:
     """Rank 0's ids int64 [T], at most `NUM_TOKENS`; a rank may have others."""
     padded = torch.full((NUM_TOKENS,), -1)
     padded[: len(ids)] = ids
-    ids = exchange.all_gather(padded)[0]
-    return ids[ids >= 0]
+    first = exchange.all_gather(padded)[0]
+    return first[first >= 0]
 
 
 def _precision(model: CausalLM) -> str:

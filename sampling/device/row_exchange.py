@@ -81,9 +81,9 @@ def _rows_kernel(
                         else:
                             place = place_of(number, sender, 1, 0, num_ranks, 4)
                             letter = mailboxes.letters[rank] + place
-                            count = tl.load(letter, cache_modifier=".cg")
-                            tl.store(all_counts + row, count)
-                            _copy(letter + _HEAD, to, count - start)
+                            received = tl.load(letter, cache_modifier=".cg")
+                            tl.store(all_counts + row, received)
+                            _copy(letter + _HEAD, to, received - start)
     if receives:
         tl.store(mailboxes.sent + tl.program_id(0), number)
 

@@ -87,11 +87,11 @@ def whole_tiles(source: Source, needs: SamplingNeeds, shard: VocabShard) -> Tile
     peaks, raw, kept = PEAKS * needs.filtered, int(needs.logprobs), int(needs.kept)
     sizes = (1, 1, peaks, raw, raw, kept, kept)  # words a tile of each field
     words = [-(-num_rows * most * size // UNIT) * UNIT for size in sizes]
-    own = torch.empty(sum(words), dtype=torch.float32, device=device)
+    packed = torch.empty(sum(words), dtype=torch.float32, device=device)
     own = source.num_tiles
     fields = [
         field[: num_rows * own * size].view(num_rows, own * size) if size else field
-        for field, size in zip(torch.split(own, words), sizes, strict=True)
+        for field, size in zip(torch.split(packed, words), sizes, strict=True)
     ]
     tile_pass_for(source, needs, TileStats(*fields))
     num_tiles = shard.num_tiles
@@ -99,10 +99,10 @@ def whole_tiles(source: Source, needs: SamplingNeeds, shard: VocabShard) -> Tile
         source, num_tiles, peaked=needs.filtered, reported=needs.logprobs, kept=needs.kept
     )
     _merge_kernel[(num_rows,)](
-        shard.exchange.all_gather(own),
+        shard.exchange.all_gather(packed),
         whole,
         num_rows,
-        len(own),
+        len(packed),
         num_tiles,
         most,
         num_ranks=shard.exchange.size,
@@ -146,6 +146,6 @@ def settle(token_ids: Tensor, cuts: Cut | None, shard: VocabShard) -> None:
         token_ids,
         None if cuts is None else cuts.last_ids,
         num_rows,
-        num_ranks=len(own),
+        num_ranks=len(gathered),
         num_warps=1,
     )
