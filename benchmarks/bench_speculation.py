@@ -3,9 +3,9 @@
     python -m benchmarks.bench_speculation --shape qwen3-8b --batches 1,64
 
 The target has the shape of a real model; the heads are one-layer EAGLE heads of its width, one
-with the target's vocabulary and one, as EAGLE-3 heads have, with a reduced one. Drafts are accepted
-by the real kernel at rates that give `LENGTH` tokens a step. Prints a line a measurement; the last
-line is JSON.
+with the target's vocabulary and one, as EAGLE-3 heads have, with a reduced one, and a DFlash head
+of the published shape. Drafts are accepted by the real kernel at rates that give `LENGTH` tokens a
+step, `BLOCK_LENGTH` with blocks, or not at all. Prints a line a measurement; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ from engine.startup.build import assemble
 from sampling.params import SamplingParams
 
 NUM_DRAFTS, LENGTH, DRAFT_VOCAB = 4, 3.0, 32_000
+BLOCK_TOKENS, BLOCK_LAYERS, BLOCK_LENGTH = 16, 5, 6.3
 PROMPT_TOKENS, NEW_TOKENS, MAX_LEN = 512, 240, 1024
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-BATCHES = (1, 64, 256)
+BATCHES = (1, 32, 64, 256)
 MUSTS = {
     ("eagle", 1): 1.7,
     ("eagle, 32k", 1): 2.0,
     ("eagle", 64): 1.4,
     ("eagle, 32k", 64): 1.4,
-    ("eagle", 256): 0.97,
-    ("eagle, 32k", 256): 0.97,
-}
-"""The least factors by which tokens come faster; not drafting at 256 rows may cost 3 %."""
+    ("dflash", 1): 3.8,
+    ("dflash", 32): 1.9,
+} | {(name, 256): 0.99 for name in ("eagle", "eagle, 32k", "dflash")}
+MUSTS |= {("eagle, refused", batch): 0.99 for batch in BATCHES}
+"""The least factors by which tokens come faster; what does not pay may cost a hundredth."""
 HEAD = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -56,25 +58,52 @@ HEAD = {
 
 
 def write_head(shape: str, folder: Path, **fields: int) -> Path:
-    """Write the config of a head as wide as a shape."""
+    """Write the config of an EAGLE head as wide as a shape."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(shape_config(shape) | HEAD | fields))
     return folder
 
 
+def write_block_head(shape: str, folder: Path) -> Path:
+    """Write the config of a DFlash head, which reads layers spread over a shape's."""
+    target, sizes = shape_config(shape), ("hidden_size", "intermediate_size", "vocab_size")
+    num_layers: int = target["num_hidden_layers"]
+    step = (num_layers - 4) / (BLOCK_LAYERS - 1)
+    nested = {
+        "mask_token_id": target["vocab_size"] - 1,
+        "target_layer_ids": [1 + round(step * i) for i in range(BLOCK_LAYERS)],
+    }
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    content = {name: target[name] for name in sizes} | heads
+    content |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3"}
+    content |= {"num_hidden_layers": BLOCK_LAYERS, "block_size": BLOCK_TOKENS}
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(content | {"dflash_config": nested}))
+    return folder
+
+
 def drafters(shape: str, folder: Path) -> dict[str, SpeculativeConfig | None]:
     """The drafters that are compared, by name; the first stands for none."""
-    common: dict[str, Any] = {
-        "num_speculative_tokens": NUM_DRAFTS,
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_length": LENGTH,
-    }
+
+    def synthetic(length: float, num_drafts: int = NUM_DRAFTS) -> dict[str, Any]:
+        return {
+            "num_speculative_tokens": num_drafts,
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_length": length,
+        }
+
     eagle = str(write_head(shape, folder / "eagle"))
     eagle3 = str(write_head(shape, folder / "eagle3", draft_vocab_size=DRAFT_VOCAB))
     return {
         "plain": None,
-        "eagle": SpeculativeConfig(method="eagle", model=eagle, **common),
-        "eagle, 32k": SpeculativeConfig(method="eagle3", model=eagle3, **common),
+        "eagle": SpeculativeConfig(method="eagle", model=eagle, **synthetic(LENGTH)),
+        "eagle, refused": SpeculativeConfig(method="eagle", model=eagle, **synthetic(1.0)),
+        "eagle, 32k": SpeculativeConfig(method="eagle3", model=eagle3, **synthetic(LENGTH)),
+        "dflash": SpeculativeConfig(
+            method="dflash",
+            model=str(write_block_head(shape, folder / "dflash")),
+            **synthetic(BLOCK_LENGTH, BLOCK_TOKENS - 1),
+        ),
     }
 
 

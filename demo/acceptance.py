@@ -1,4 +1,4 @@
-"""How many drafts of the EAGLE head the demo model accepts, in plain torch.
+"""How many drafts of a head the demo model accepts, in plain torch.
 
 The target continues the held-out documents by itself; speculation is then played back over what it
 wrote, which is exact. Given that the token at a position is x, a draft for it was accepted with
@@ -7,19 +7,22 @@ probability min(p(x), q(x)), and is kept with probability p(x)), and if x is q's
 if they are that. At temperature 0 a draft is accepted if it is the token. So steps are walked along
 the text: accepted drafts until the first refusal, one more token, and on from there.
 
-    python -m demo.acceptance --corpus stdlib.tar.xz     # the shipped head's figures
+    python -m demo.acceptance --corpus stdlib.tar.xz     # the shipped EAGLE head's figures
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import DynamicCache, LlamaForCausalLM
 
 from demo import EAGLE_FOLDER, MODEL_FOLDER
+from demo.block_head import load_block_head
 from demo.corpus import collect, read_archive
-from demo.head import TrainableEagleHead, load_head
+from demo.head import load_head
 from demo.llama import load_model
 from demo.tokens import EncodedCorpus, encode_corpus
 
@@ -50,6 +53,28 @@ class Acceptance:
         return sum(self.reached)
 
 
+class MeasuredHead(Protocol):
+    """A head that drafts tokens from what the target computed."""
+
+    def outputs(
+        self,
+        target: LlamaForCausalLM,
+        ids: torch.Tensor,
+        states: Sequence[torch.Tensor],
+        num_steps: int,
+    ) -> list[torch.Tensor]:
+        """What the target's output matrix turns into drafts of a text's tokens from the third on.
+
+        Args:
+            ids: int64 [1, T].
+            states: [1, T, H] each, outputs of the target's embedding and layers, the last normed.
+
+        Returns:
+            [1, T - 2, H] for each number of drafts before in their step, 0 to num_steps - 1.
+        """
+        ...
+
+
 @torch.inference_mode()
 def continue_prompts(
     target: LlamaForCausalLM,
@@ -74,7 +99,7 @@ def continue_prompts(
 @torch.inference_mode()
 def acceptance_probabilities(
     target: LlamaForCausalLM,
-    head: TrainableEagleHead,
+    head: MeasuredHead,
     text: torch.Tensor,
     temperature: float,
     drafts: str,
@@ -85,13 +110,13 @@ def acceptance_probabilities(
     """
     accepted = torch.zeros(len(text), NUM_DRAFTS, text.shape[1])
     for b, ids in enumerate(text):  # one by one: logits of all of them would be gigabytes
-        features = target.model(input_ids=ids[None], use_cache=False).last_hidden_state
-        embeddings = target.model.embed_tokens(ids[None, 1:])
-        scale = temperature or 1.0
+        made = target.model(input_ids=ids[None], use_cache=False, output_hidden_states=True)
+        features, scale = made.last_hidden_state, temperature or 1.0
         log_p = (target.lm_head(features[:, 1:-1]).float() / scale).log_softmax(-1)
         tokens = ids[None, 2:, None]
-        for j, output in enumerate(head.rollout(embeddings, features[:, :-1], NUM_DRAFTS)):
-            log_q = (target.lm_head(output[:, :-1]).float() / scale).log_softmax(-1)
+        outputs = head.outputs(target, ids[None], made.hidden_states, NUM_DRAFTS)
+        for j, output in enumerate(outputs):
+            log_q = (target.lm_head(output).float() / scale).log_softmax(-1)
             if drafts == "greedy":
                 kept = (log_q.argmax(-1, keepdim=True) == tokens).float()
             else:
@@ -124,7 +149,7 @@ def held_out_prompts(corpus: EncodedCorpus) -> torch.Tensor:
 
 
 def measure(
-    target: LlamaForCausalLM, head: TrainableEagleHead, corpus: EncodedCorpus
+    target: LlamaForCausalLM, head: MeasuredHead, corpus: EncodedCorpus
 ) -> list[Acceptance]:
     """Acceptance in every one of `SETTINGS`, on what the target makes of held-out documents."""
     device = target.device
@@ -163,7 +188,7 @@ def table(results: list[Acceptance]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure the EAGLE head's acceptance.")
+    parser = argparse.ArgumentParser(description="Measure a head's acceptance.")
     parser.add_argument("--corpus", type=Path, help="archive; default: this interpreter's library")
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="the target's folder")
     parser.add_argument("--head", type=Path, default=EAGLE_FOLDER, help="the head's folder")
@@ -171,7 +196,9 @@ def main() -> None:
     corpus = read_archive(args.corpus) if args.corpus else collect()
     target, tokenizer = load_model(args.model)
     encoded = encode_corpus(tokenizer, corpus)
-    print(table(measure(target, load_head(args.head).to(target.device).eval(), encoded)))
+    is_block = (args.head / "mask_embedding.pt").exists()
+    head = load_block_head(args.head) if is_block else load_head(args.head)
+    print(table(measure(target, head.to(target.device).eval(), encoded)))
 
 
 if __name__ == "__main__":

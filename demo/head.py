@@ -10,13 +10,14 @@ tokens, as a draft that is worth a look had them.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
@@ -131,6 +132,18 @@ class TrainableEagleHead(nn.Module):
             outputs.append(self.layers[0](x, rotation, entries))
             features = torch.cat([features[:, :1], outputs[-1][:, :-1]], dim=1)
         return outputs
+
+    def outputs(
+        self,
+        target: LlamaForCausalLM,
+        ids: torch.Tensor,
+        states: Sequence[torch.Tensor],
+        num_steps: int,
+    ) -> list[torch.Tensor]:
+        """See `demo.acceptance.MeasuredHead`."""
+        embeddings = target.model.embed_tokens(ids[:, 1:])
+        outputs = self.rollout(embeddings, states[-1][:, :-1], num_steps)
+        return [output[:, :-1] for output in outputs]
 
 
 def save_head(head: TrainableEagleHead, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a training run of the EAGLE head, and its outcome."""
+"""The settings of training runs of heads that draft, and their outcomes."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,8 @@ class HeadSettings:
     batch_tokens: int = 16384
     written_windows: int = 2048  # of the target's own text
     dialogues: int = 4096
-    draft_steps: int = 4
-    step_weight: float = 0.85  # of a draft step's loss, relative to the step before
+    step_weight: float = 0.85  # of a draft's loss, relative to the one before
     overlap_weight: float = 2.0  # of 1 - sum min(p, q), the share of refused drafts
-    feature_weight: float = 0.1  # of the smooth L1 distance of features
     matrix_rate: float = 0.02  # Muon
     vector_rate: float = 0.003  # AdamW
     weight_decay: float = 0.1
@@ -24,10 +22,25 @@ class HeadSettings:
 
 
 @dataclass(frozen=True)
-class HeadRun:
-    """A finished run and what it cost; `start` says in words what it started from."""
+class EagleSettings(HeadSettings):
+    """Settings of a run of the EAGLE head."""
 
-    settings: HeadSettings
+    draft_steps: int = 4
+    feature_weight: float = 0.1  # of the smooth L1 distance of features
+
+
+@dataclass(frozen=True)
+class BlockSettings(HeadSettings):
+    """Settings of a run of the block head."""
+
+    anchors: int = 48  # blocks of a window, from random places
+
+
+@dataclass(frozen=True)
+class HeadRun:
+    """A finished run of the EAGLE head, its cost, and in words what it started from."""
+
+    settings: EagleSettings
     start: str
     seconds: float
     hardware: str

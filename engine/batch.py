@@ -127,12 +127,11 @@ class RequestRows:
         reach = max_seq_len + (2 * num_drafts + 1 if num_drafts else 0)
         return self.block_tables[rows, : -(-reach // self.block_size)]
 
-    def enter_drafts(self, rows: torch.Tensor) -> None:
-        """Put the drafts of rows int64 [n] after their last tokens, until they are verified."""
-        num_drafts = self.drafts.shape[1]
-        places = torch.arange(1, 1 + num_drafts, device=self.device)
+    def enter_drafts(self, rows: torch.Tensor, count: int) -> None:
+        """Put the first drafts of rows int64 [n] after their last tokens, to be verified there."""
+        places = torch.arange(1, 1 + count, device=self.device)
         positions = self.num_computed[rows, None] + places
-        self.token_ids[rows[:, None], positions] = self.drafts[rows].clamp(min=0)
+        self.token_ids[rows[:, None], positions] = self.drafts[rows, :count].clamp(min=0)
 
     def enter(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Write tokens int32 [L, W] into rows int64 [L], from positions int64 [L] on.
@@ -147,12 +146,14 @@ class Drafting(NamedTuple):
     """The rows for which the drafter proposes after a step: P of its R rows.
 
     Attributes:
+        num_drafts: that each gets.
         places: int64 [P], where they are among the step's rows.
         rows: int64 [P]. rows_np: int32 [P], the same on the host.
         needs: of these rows.
         block_tables: int32 [P, max_blocks], wide enough for what is drafted.
     """
 
+    num_drafts: int
     places: torch.Tensor
     rows: torch.Tensor
     rows_np: Int32Array

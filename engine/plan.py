@@ -80,13 +80,14 @@ class StepPlan:
         starts: int32 [R], upper bound of tokens computed before, exact for rows that prefill.
         samples: bool [R], rows whose last token is computed here, so that they draw the next.
         decodes: bool [R], the rows among these whose prefill ended in an earlier step.
-        runs_drafter: whether the drafter sees this step's tokens.
         proposes: bool [R], rows for which the drafter makes the next step's drafts.
         constrained: bool [R], rows whose choice draws under masks of its own.
         epochs: int64 [R], epochs of the rows when the step was planned.
         choices: the choice that held each row then.
         num_prompt_tokens: prompt tokens among those computed.
-        num_drafts: k or 0, the same for every decoding row.
+        num_drafts: 0 to k, the same for every decoding row.
+        num_proposed: drafts that the drafter makes for each row of `proposes`, in decode steps with
+            drafts as many as they verify; 0: it does not run, and does not see the step's tokens.
         admissions, grants: rows and blocks given since the last plan, in order.
         snapshots: wanted from this step on, at most one a row.
         released: rows vacated since the last plan; apply before admissions.
@@ -105,8 +106,8 @@ class StepPlan:
     choices: list[Choice]
     num_prompt_tokens: int
     num_drafts: int
+    num_proposed: int
     decodes: BoolArray
-    runs_drafter: bool
     proposes: BoolArray
     constrained: BoolArray
     admissions: list[Admission] = field(default_factory=list)
@@ -128,7 +129,7 @@ class StepPlan:
         blocks: Int64Array,
         *,
         num_drafts: int = 0,
-        runs_drafter: bool = False,
+        num_proposed: int = 0,
         adapters: Int32Array | None = None,
     ) -> StepPlan:
         """A step that admits choices to rows 0, 1, ..., computes their tokens and draws in each.
@@ -138,6 +139,7 @@ class StepPlan:
             limit: as in `Admission`. blocks: [R, blocks a row].
             adapters: as in `StepPlan`.
             num_drafts: as in `StepPlan`; where there are any, all rows decode.
+            num_proposed: as in `StepPlan`; 0: the drafter does not run.
         """
         rows = np.arange(len(choices), dtype=np.int32)
         plan = cls(
@@ -149,9 +151,9 @@ class StepPlan:
             choices=choices,
             num_prompt_tokens=len(rows) * num_tokens,
             num_drafts=num_drafts,
+            num_proposed=num_proposed,
             decodes=np.full(len(rows), num_drafts > 0),
-            runs_drafter=runs_drafter,
-            proposes=np.full(len(rows), runs_drafter),
+            proposes=np.full(len(rows), num_proposed > 0),
             constrained=np.array([c.request.is_constrained for c in choices], dtype=np.bool_),
             admissions=[Admission(row, choice, 0, limit) for row, choice in enumerate(choices)],
             grants=[BlockGrant(row, 0, own) for row, own in enumerate(blocks.tolist())],
@@ -195,6 +197,11 @@ class StepPlan:
     def num_logits(self) -> Int64Array:
         """int64 [R], logit rows of each row: one for each token that is drawn after."""
         return self.samples + self.decodes * self.num_drafts
+
+    @property
+    def runs_drafter(self) -> bool:
+        """Whether the drafter sees this step's tokens."""
+        return self.num_proposed > 0
 
     @cached_property
     def is_decode(self) -> bool:

@@ -18,6 +18,8 @@ MAX_MATCH = 32
 """The longest match of "suffix", `engine.kernels.suffix.MAX_DEPTH`."""
 TEXTUAL = ("ngram", "suffix")
 """Methods that draft from text alone."""
+BLOCK_METHODS = ("dflash", "dspark")
+"""Methods whose heads draft a block of tokens in one forward."""
 SUFFIX_LIMITS = {
     "suffix_decoding_max_tree_depth": (1, MAX_MATCH),
     "suffix_decoding_max_spec_factor": (1 / MAX_MATCH, MAX_DRAFTS),
@@ -31,7 +33,7 @@ RENAMED = {
 }
 """Removed spellings, and their replacements."""
 
-Method = Literal["eagle", "eagle3", "mtp", "draft_model", "ngram", "suffix"]
+Method = Literal["eagle", "eagle3", "dflash", "dspark", "mtp", "draft_model", "ngram", "suffix"]
 DraftSampleMethod = Literal["greedy", "gumbel"]
 RejectionSampleMethod = Literal["standard", "block", "synthetic", "coupled"]
 DraftSource = Literal["greedy", "gumbel", "coupled"]
@@ -40,6 +42,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "draft_sample_method": get_args(DraftSampleMethod),
     "rejection_sample_method": get_args(RejectionSampleMethod),
 }
+
+
+def draft_counts(num_tokens: int) -> tuple[int, ...]:
+    """The numbers of drafts that steps bring which bring some: a quarter, half and all of k."""
+    return tuple(sorted({-(-num_tokens // part) for part in (4, 2, 1)} - {0}))
 
 
 class SuffixRules(NamedTuple):

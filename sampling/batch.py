@@ -98,8 +98,8 @@ class Drafts(NamedTuple):
     num_drafts: Tensor  # int32 [R], d, at most k
     token_ids: Tensor  # int32 [R, k]; any id outside the vocabulary (-1) is no draft
     room: Tensor  # int32 [R], most tokens that may stand, at least 1
-    # float32 [slots, k, vocab_size], q of the draft of each depth in the slot of its sampling
-    # row, after temperature and hard masks; None where drafts are one-hot.
+    # float32 [slots, k or more, vocab_size], q of the draft of each depth in its sampling row's
+    # slot, after temperature and hard masks; None where drafts are one-hot.
     logits: Tensor | None = None
 
 

@@ -181,6 +181,12 @@ class CudaAttention:
         scales = self._cache.layer_scales(layer)
         return Cells(self._cells[layer], key_rows, self._cache.block_size, scales=scales)
 
+    def begin_storing(self, slots: torch.Tensor) -> None:
+        self._key_rows = self.key_rows(slots)
+
+    def store_product(self, layer: int, kv: torch.Tensor, heads: Heads, rotation: Rotation) -> None:
+        rope_and_store(kv, heads, rotation, self.cells(layer))
+
     def attend_stored(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         """Attend as `attend` does, where the keys and values are in the layer's cells already."""
         out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -82,6 +82,7 @@ def is_expressible(spec: AttentionSpec, dtype: torch.dtype) -> bool:
         and spec.head_dim in HEAD_DIMS
         and spec.alibi_slopes is None
         and spec.sinks is None
+        and spec.is_causal
     )
 
 

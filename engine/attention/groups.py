@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from engine.attention.dense import Visible
-from engine.contracts.attention import AttentionInputs
+from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.memory.blocks import NULL_BLOCK
 from sampling.device.mirror import to_device
 
@@ -47,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """The keys that a group reads under one sliding window.
+    """The keys that a group reads in layers of one `Sight`.
 
     Attributes:
         pages: int32 [2 * n * b]; rows of a cache layer viewed as [num_blocks * 2, ...]: where the
@@ -95,10 +96,23 @@ def _group(
     )
 
 
+class Sight(NamedTuple):
+    """The keys that a layer's queries see, as in `AttentionSpec`."""
+
+    window: int | None
+    is_causal: bool
+
+    @classmethod
+    def of(cls, spec: AttentionSpec) -> Sight:
+        """Those of a layer."""
+        return cls(spec.sliding_window, spec.is_causal)
+
+
 def group_keys(
-    group: Group, block_size: int, window: int | None, dtype: torch.dtype, with_distance: bool
+    group: Group, block_size: int, sight: Sight, dtype: torch.dtype, with_distance: bool
 ) -> GroupKeys:
-    """Find the keys the group's rows read when a query sees `window` keys (None: all before it)."""
+    """Find the keys that the group's rows read."""
+    window = sight.window
     device = group.seq_lens.device
     width = group.block_tables.shape[1]
     num_blocks = min(width, -(-group.max_seq_len // block_size))
@@ -121,25 +135,28 @@ def group_keys(
     pages = pages.masked_fill(is_past, NULL_BLOCK).reshape(-1) * 2
     return GroupKeys(
         pages=torch.cat([pages, pages + 1]),
-        visible=_visible(group, key_positions, window, dtype, with_distance),
+        visible=_visible(group, key_positions, sight, dtype, with_distance),
     )
 
 
 def _visible(
     group: Group,
     key_positions: torch.Tensor,
-    window: int | None,
+    sight: Sight,
     dtype: torch.dtype,
     with_distance: bool,
 ) -> Visible:
     query_range = torch.arange(
         -group.num_queries, 0, dtype=torch.int32, device=key_positions.device
     )
-    query_positions = group.seq_lens[:, None] + query_range  # [n, q]
+    query_positions = (group.seq_lens[:, None] + query_range).clamp(min=0)  # [n, q]
     distance = key_positions[:, None, :] - query_positions[:, :, None]  # [n, q, L]
-    hidden = distance > 0
-    if window is not None:
-        hidden |= distance <= -window
+    if sight.is_causal:
+        hidden = distance > 0
+    else:
+        hidden = (key_positions >= group.seq_lens[:, None])[:, None, :].expand_as(distance)
+    if sight.window is not None:
+        hidden = hidden | (distance <= -sight.window)
     bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
     bias.masked_fill_(hidden, float("-inf"))
     return Visible(bias[:, None], distance[:, None].float() if with_distance else None)

@@ -61,7 +61,7 @@ class KeptKeys:
         seq_lens: Int32Array = inputs.seq_lens.numpy()
         num_blocks = -(-int(seq_lens.max(initial=0)) // self._block_size)
         if not self._serves(inputs, seq_lens, num_blocks):
-            self._forget()
+            self.forget()
             return False
         tables: Int32Array = inputs.block_tables.numpy()
         if num_blocks * self._block_size != self._num_keys:
@@ -69,7 +69,7 @@ class KeptKeys:
             self._views.clear()
         self._is_new = not self._continues(tables, seq_lens)
         if self._is_new:
-            self._forget()
+            self.forget()
             self._source = self._all_pages(tables, seq_lens, num_blocks)
         else:
             self._source, self._target = self._last_tokens(inputs.slots.numpy(), seq_lens)
@@ -94,7 +94,8 @@ class KeptKeys:
             self._views[index] = k, v
         return self._views[index]
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Forget what is kept: the next step gathers anew."""
         self._layers.clear()
         self._views.clear()  # which hold the layers' memory too
 

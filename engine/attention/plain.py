@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention.dense import attend_dense
-from engine.attention.groups import Group, GroupKeys, group_keys, split_rows
+from engine.attention.groups import Group, GroupKeys, Sight, group_keys, split_rows
 from engine.attention.kept_keys import KeptKeys
 from engine.contracts.attention import AttentionInputs, AttentionSpec
 from engine.contracts.heads import Heads, Rotation
@@ -29,16 +29,16 @@ class PlainAttention:
         # Views of each layer: [num_blocks * 2 * block_size, H, D], and [num_blocks * 2, page].
         self._cells = [layer.flatten(0, 2) for layer in cache.layers]
         self._pages = [_movable(layer).flatten(2).flatten(0, 1) for layer in cache.layers]
-        self._windows = {spec.sliding_window for spec in specs}
+        self._sights = {Sight.of(spec) for spec in specs}
         self._with_distance = any(spec.alibi_slopes is not None for spec in specs)
-        self._groups: list[tuple[Group, dict[int | None, GroupKeys]]] = []
+        self._groups: list[tuple[Group, dict[Sight, GroupKeys]]] = []
         self._one_group = False
         self._kept = KeptKeys.of(specs, cache)
         self._is_kept = False
         self._key_rows = self._rows = torch.empty(0, dtype=torch.int64)
 
     def begin(self, inputs: AttentionInputs) -> None:
-        self._begin_cells(inputs)
+        self._begin_cells(inputs.slots)
         self._is_kept = self._kept is not None and self._kept.begin(inputs)
         if self._is_kept:
             return
@@ -48,6 +48,14 @@ class PlainAttention:
             and isinstance(tokens := self._groups[0][0].tokens, slice)
             and tokens.stop - tokens.start == len(inputs.slots)
         )
+
+    def begin_storing(self, slots: torch.Tensor) -> None:
+        if self._kept is not None:
+            self._kept.forget()  # it follows steps that attend alone
+        self._begin_cells(slots)
+
+    def store_product(self, layer: int, kv: torch.Tensor, heads: Heads, rotation: Rotation) -> None:
+        rope_and_store(kv, heads, rotation, self.cells(layer))
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self.cells(layer).store(k, v)
@@ -73,10 +81,10 @@ class PlainAttention:
             return out[:, :, 0]
         if self._one_group:
             group, keys = self._groups[0]
-            return self._attend_group(layer, group, keys[spec.sliding_window], q)
+            return self._attend_group(layer, group, keys[Sight.of(spec)], q)
         out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # padding tokens stay finite
         for group, keys in self._groups:
-            own, tokens = keys[spec.sliding_window], group.tokens
+            own, tokens = keys[Sight.of(spec)], group.tokens
             out[tokens] = self._attend_group(layer, group, own, q[tokens])
         return out
 
@@ -99,12 +107,12 @@ class PlainAttention:
         )  # [n, heads, q, D]
         return out.transpose(1, 2).reshape(-1, spec.num_q_heads, spec.head_dim)
 
-    def _begin_cells(self, inputs: AttentionInputs) -> None:
-        """Find the cells of the step's tokens."""
+    def _begin_cells(self, slots: torch.Tensor) -> None:
+        """Find the cells of tokens with slots int64 [T]."""
         # slot = block * block_size + offset; a layer is [block, keys | values, offset, ...].
-        blocks = inputs.slots.div(self._block_size, rounding_mode="floor")
-        self._clear(inputs.slots, blocks)
-        self._key_rows = inputs.slots + blocks * self._block_size
+        blocks = slots.div(self._block_size, rounding_mode="floor")
+        self._clear(slots, blocks)
+        self._key_rows = slots + blocks * self._block_size
         self._rows = torch.cat([self._key_rows, self._key_rows + self._block_size])
 
     def _clear(self, slots: torch.Tensor, blocks: torch.Tensor) -> None:
@@ -123,12 +131,12 @@ class PlainAttention:
         for layer in self._cache.layers:
             _movable(layer).index_fill_(0, blocks, 0)
 
-    def _keys(self, group: Group) -> dict[int | None, GroupKeys]:
+    def _keys(self, group: Group) -> dict[Sight, GroupKeys]:
         return {
-            window: group_keys(
-                group, self._block_size, window, self._cache.dtype, self._with_distance
+            sight: group_keys(
+                group, self._block_size, sight, self._cache.dtype, self._with_distance
             )
-            for window in self._windows
+            for sight in self._sights
         }
 
 

@@ -82,6 +82,7 @@ class TiledPrefill:
         Both are those of the whole step; what other tokens have there is left as it is.
         """
         spec, cut = self._specs[layer], self._cuts[layer]
+        assert spec.is_causal, "layers that are not causal attend in rows that decode"
         pages, scales = self._cache.layers[layer], self._cache.layer_scales(layer)
         self._kernel(spec, q, pages, step.tables, step.by_cut[cut], out, cut[1], scales)
 
@@ -103,6 +104,8 @@ class TiledPrefill:
         )
         for layer in one_of_each(self._specs):
             spec = self._specs[layer]
+            if not spec.is_causal:
+                continue  # no row prefills in it
             q = torch.zeros((1, spec.num_q_heads, spec.head_dim), dtype=dtype, device=device)
             self.attend(layer, q, torch.empty_like(q), self.step)
 
@@ -118,6 +121,7 @@ def one_of_each(specs: Sequence[AttentionSpec]) -> list[int]:
             spec.softcap is None,
             spec.alibi_slopes is None,
             spec.sinks is None,
+            spec.is_causal,
         ): layer
         for layer, spec in enumerate(specs)
     }

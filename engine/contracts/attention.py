@@ -31,6 +31,8 @@ class AttentionSpec:
         softcap: c in c * tanh(score / c), before the mask; None for none.
         alibi_slopes: float32 [num_q_heads]; slope * (j - i) is added (Press et al. 2022).
         sinks: float32 [num_q_heads]; one extra score in the softmax with no value (attention sink).
+        is_causal: a query sees no key after its own. Else it sees all keys of its row from the
+            beginning of its window on; such layers attend in rows that decode alone.
     """
 
     num_q_heads: int
@@ -41,6 +43,7 @@ class AttentionSpec:
     softcap: float | None = None
     alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
+    is_causal: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class AttentionInputs:
     Attributes:
         query_starts: int32 [R + 1], device; row r owns tokens query_starts[r]:query_starts[r + 1].
         query_starts_np: the same on the host.
-        seq_lens: int32 [R], device; keys a row's last query token sees, itself included.
+        seq_lens: int32 [R], device; keys a row's last query token sees, itself included. Where a
+            row has fewer keys than query tokens, the first of these get finite numbers of no use.
         block_tables: int32 [R, max_blocks], device; unused entries are the null block.
         slots: int64 [T], device; block * block_size + offset where a token's key and value go.
         seq_lens_np: int32 [R], host; upper bounds of seq_lens, exact for rows that prefill.
@@ -149,3 +153,17 @@ class AttentionBackend(LayerAttention, Protocol):
 
     def begin(self, inputs: AttentionInputs) -> None:
         """Take the step's inputs; called once before the layers run."""
+        ...
+
+    def begin_storing(self, slots: torch.Tensor) -> None:
+        """Take the slots int64 [T] of tokens that `store_product` stores, in place of `begin`."""
+        ...
+
+    def store_product(self, layer: int, kv: torch.Tensor, heads: Heads, rotation: Rotation) -> None:
+        """Normalize and rotate the keys of a product without queries, store keys and values.
+
+        Args:
+            kv: [T, 2 * num_kv * head_dim], contiguous.
+            heads: without queries.
+        """
+        ...

@@ -1,9 +1,9 @@
 """The contract between the runner and a drafter.
 
-Every decoding row of a step brings 1 + k query tokens: its last token, then its k drafts. The
-target's step verifies them, enters a + 1 new tokens (a accepted, one recovered or bonus) and
-counts a + 1 tokens as computed. The drafter then runs once, on the same stream and in the same
-graph, and leaves k drafts for each row that drew. Nothing of it is known to the host.
+Every decoding row of a step brings 1 + d query tokens: its last token, then d of its drafts, k at
+most. The target's step verifies them, enters a + 1 new tokens (a accepted, one recovered or bonus)
+and counts a + 1 tokens as computed. The drafter then runs once, on the same stream and in the same
+graph, and leaves drafts for each row that drew. Nothing of it is known to the host but how many.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class VerifiedStep:
     """A step of the target as its drafter sees it: R rows, T tokens; L rows drew.
 
     Attributes:
+        num_drafts: d, that each of these rows shall get, 1 to k. The first drafts of a row are the
+            same whatever their number.
         rows: int64 [R].
         input_ids: int32 [T]. positions: int64 [T]. The query tokens the target computed.
         next_ids: int32 [T], the token that follows each in its row: the next prompt token or the
@@ -45,6 +47,7 @@ class VerifiedStep:
             positions past the newest token, as far as `limits`.
     """
 
+    num_drafts: int
     rows: torch.Tensor
     input_ids: torch.Tensor
     positions: torch.Tensor
@@ -89,7 +92,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
-        """Propose drafts int32 [L, k]; -1 means no draft, and verification always refuses it.
+        """Propose drafts int32 [L, d]; -1 means no draft, and verification always refuses it.
 
         After a -1 a row has no drafts.
 

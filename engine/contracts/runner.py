@@ -60,17 +60,16 @@ class StepCosts(NamedTuple):
 
     Attributes:
         sizes: numbers of rows, ascending.
-        plain_s, drafting_s: seconds of a step of as many rows, without drafts and with.
+        seconds: of a step of as many rows, by the drafts that it verifies and makes; 0 among them.
     """
 
     sizes: tuple[int, ...]
-    plain_s: tuple[float, ...]
-    drafting_s: tuple[float, ...]
+    seconds: dict[int, tuple[float, ...]]
 
-    def ratio(self, num_rows: int) -> float:
-        """How many times longer a step of so many rows takes with drafts."""
+    def of(self, num_drafts: int, num_rows: int) -> float:
+        """The seconds of a step of so many rows, by the size that they are padded to."""
         i = min(bisect.bisect_left(self.sizes, num_rows), len(self.sizes) - 1)
-        return self.drafting_s[i] / self.plain_s[i]
+        return self.seconds[num_drafts][i]
 
 
 class RunnerLostError(RuntimeError):

@@ -34,6 +34,7 @@ class AttentionShape(NamedTuple):
         padded_queries, padded_dim: M and D of the kernel's comments.
         block: N.
         precision: of products, as `tl.dot` takes it.
+        is_causal: as of `AttentionSpec`.
     """
 
     kv_heads: int
@@ -45,6 +46,7 @@ class AttentionShape(NamedTuple):
     padded_dim: int
     block: int
     precision: str
+    is_causal: bool = True
 
 
 def query_tiles(

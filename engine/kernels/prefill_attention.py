@@ -147,11 +147,13 @@ def scores_of(
         scores = capped(scores * rules.scale, rules.softcap)
         if rules.alibi_slopes is not None:
             scores += slopes[:, None] * distance.to(tl.float32)
-    if hides:
+    if hides and shape.is_causal:
         seen = distance <= 0
         if rules.window is not None:
             seen = seen & (distance > -rules.window)
         scores = tl.where(seen, scores, float("-inf"))
+    elif hides and rules.window is not None:
+        scores = tl.where(distance > -rules.window, scores, float("-inf"))
     return scores
 
 

@@ -20,7 +20,7 @@ class RowState(NamedTuple):
     Attributes:
         token_ids: int32 [max_rows + 1, width]; the last row is scratch.
         num_computed, limits: int64 [max_rows + 1].
-        drafts: int32 [max_rows + 1, k].
+        drafts: int32 [max_rows + 1, k], of which a step verifies the first d.
         block_tables: int32 [max_rows + 1, max_blocks].
     """
 
@@ -90,6 +90,7 @@ def _gather_kernel(
     scratch_row,
     block_size: tl.constexpr,
     num_drafts: tl.constexpr,
+    most_drafts: tl.constexpr,
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     i = tl.program_id(0).to(tl.int64)
@@ -103,7 +104,7 @@ def _gather_kernel(
         if depth == 0:
             token = tl.load(history + position)
         else:
-            draft = tl.load(state.drafts + row * num_drafts + depth - 1)
+            draft = tl.load(state.drafts + row * most_drafts + depth - 1)
             tl.store(inputs.draft_ids + i * num_drafts + depth - 1, draft)
             token = tl.maximum(draft, 0)
             tl.store(history + position, token)
@@ -117,7 +118,7 @@ def _gather_kernel(
     room = tl.load(state.limits + row) - start - 1
     tl.store(inputs.room + i, tl.maximum(room, 1).to(tl.int32))
     # As far as the drafter goes after the newest token.
-    for first in range(0, (start + 2 * num_drafts + 1) // block_size + 1, BLOCK):
+    for first in range(0, (start + num_drafts + most_drafts + 1) // block_size + 1, BLOCK):
         columns = first + tl.arange(0, BLOCK)
         inside = columns < max_blocks
         ids = tl.load(table + columns, mask=inside, other=0)
@@ -142,6 +143,7 @@ def gather_decode_inputs(
         num_rows - 1,
         block_size=block_size,
         num_drafts=inputs.draft_ids.shape[1],
+        most_drafts=state.drafts.shape[1],
         BLOCK=256,
         num_warps=1,
     )

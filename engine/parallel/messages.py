@@ -90,8 +90,8 @@ class Launch(msgspec.Struct, tag="launch", frozen=True):
     epochs: Int64Array
     num_prompt_tokens: int
     num_drafts: int
+    num_proposed: int
     decodes: BoolArray
-    runs_drafter: bool
     proposes: BoolArray
     constrained: BoolArray
     grants: list[BlockGrant]
@@ -171,7 +171,7 @@ Message = (
 
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),
-    *("decodes", "runs_drafter", "proposes", "constrained", "grants", "snapshots", "released"),
+    *("num_proposed", "decodes", "proposes", "constrained", "grants", "snapshots", "released"),
     *("outputs", "undrafted", "adapters", "adapter_loads"),
 )
 """What a plan and its message have alike."""

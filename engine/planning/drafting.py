@@ -1,10 +1,10 @@
 """Decides which rows draft and when: the part of speculation on the host. No torch.
 
 Under the standard method the tokens of a row depend on the positions its drafts begin at. So a
-seeded row drafts in every step whatever the load, and its tokens depend on that row alone. The
-other rows draft while that pays (`engine.planning.draft_choice`), or while the batch is small where
-nothing was measured. While the drafter does not run, rows that are computed
-get a gap in its KV cache; they draft again once they are admitted anew and computed from the start.
+seeded row has k drafts in every step whatever the load, and its tokens depend on that row alone.
+The other rows have as many as pay (`engine.planning.draft_choice`), or k while the batch is small
+where nothing was measured. While the drafter does not run, rows that are computed get a gap in its
+KV cache; they draft again once they are admitted anew and computed from the start.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class DraftRules:
     """Properties of a drafter that the host plans by.
 
     Attributes:
-        num_tokens: k, drafts per row and step; 0 without a drafter.
+        num_tokens: k, most drafts per row and step; 0 without a drafter.
         max_rows: with more rows running nobody drafts, unless one of them is pinned; None sets no
             limit.
-        costs: measured times of steps, by which it is chosen whether to draft; None drafts always.
+        costs: measured times of steps, by which numbers of drafts are chosen; None has k always.
         choice, switch: of one engine, see `begun`.
         has_cache: the drafter has keys and values of its own, in which a row may have a gap.
         looks_ahead: the drafter's entry at a position depends on the next token, so that the last
@@ -61,7 +61,7 @@ class DraftRules:
 
     def begun(self) -> DraftRules:
         """The rules of an engine that begins, which choose by what it will have accepted."""
-        choice = None if self.costs is None else DraftChoice(self.costs)
+        choice = self.choice if self.costs is None else DraftChoice(self.costs)
         return replace(self, choice=choice, switch=DraftSwitch())
 
     @property
@@ -90,33 +90,30 @@ class DraftRules:
         """
         return self.shares(request) and not self.pins(request)
 
-    def is_on(self, table: RowTable) -> bool:
-        """Whether the running rows may draft."""
+    def wanted(self, table: RowTable) -> int:
+        """The number of drafts that the running rows should have, 0 to k."""
         if not self.num_tokens or self.switch.is_off:
-            return False
+            return 0
         running = table.running
         if bool(table.is_pinned[running].any()):
-            return True
+            return self.num_tokens
         if self.max_rows is not None and len(running) > self.max_rows:
-            return False
-        return self.choice is None or self.choice.pays(len(running))
+            return 0
+        return self.num_tokens if self.choice is None else self.choice.best(len(running))
 
     def learn(self, settled: Settled) -> None:
         """Note what became of the drafts of a step."""
-        offered, accepted = settled.num_offered, settled.num_accepted
-        if self.choice is None:
-            return
-        if offered is None or accepted is None:
-            self.choice.learn(len(settled.rows), 0, 0)
-        else:
-            self.choice.learn(len(settled.rows), len(offered), int(accepted.sum()))
+        if self.choice is not None and len(settled.rows):
+            self.choice.learn(len(settled.rows), settled.num_drafts, settled.num_accepted)
 
     def num_drafts(self, table: RowTable, decoding: Int64Array) -> int:
-        """The number of drafts that each decoding row brings to the next step."""
-        if not self.num_tokens:
+        """The number of drafts that each decoding row brings to the next step.
+
+        Those of them that the step before did not make are none.
+        """
+        if not self.num_tokens or not table.has_drafts[decoding].any():
             return 0
-        any_drafts = bool(table.has_drafts[decoding].any())
-        return self.num_tokens if any_drafts and self.is_on(table) else 0
+        return self.wanted(table)
 
 
 NO_DRAFTS = DraftRules()

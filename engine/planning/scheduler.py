@@ -224,8 +224,10 @@ class Scheduler:
         samples = decodes | (ready & (ends == table.num_tokens[rows]))
         table.num_tokens[rows] += samples + decodes * num_drafts
         table.num_drawing[rows] += samples
-        may_propose = self._drafting.is_on(table) and not table.has_gap[rows].all()
-        runs_drafter = num_drafts > 0 or may_propose
+        num_proposed = num_drafts
+        if not num_drafts or not decodes.all():  # choices may have come since they were chosen
+            wanted = 0 if table.has_gap[rows].all() else self._drafting.wanted(table)
+            num_proposed = max(num_drafts, wanted)
         undrafted = rows[decodes & ~table.has_drafts[rows]] if num_drafts else rows[:0]
         prompt_lens = table.prompt_len[rows]
         plan = StepPlan(
@@ -237,9 +239,9 @@ class Scheduler:
             choices=table.choices_of(rows),
             num_prompt_tokens=int(np.minimum(np.maximum(prompt_lens - starts, 0), counts).sum()),
             num_drafts=num_drafts,
+            num_proposed=num_proposed,
             decodes=decodes,
-            runs_drafter=runs_drafter,
-            proposes=self._propose(rows, ready, runs_drafter),
+            proposes=self._propose(rows, ready, num_proposed > 0),
             constrained=table.is_constrained[rows],
             admissions=self._waiting.take_admissions(),
             grants=self._blocks.take_grants(),

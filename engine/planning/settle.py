@@ -37,6 +37,11 @@ class Settled(NamedTuple):
     num_offered: Int32Array | None = None
     num_accepted: Int32Array | None = None
 
+    @property
+    def num_drafts(self) -> int:
+        """The drafts that each decoding row brought."""
+        return int(self.token_ids.shape[1]) - 1
+
     def origins(self) -> UInt8Array:
         """Where each token came from: `Origin` codes uint8 [S, W].
 

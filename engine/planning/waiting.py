@@ -179,6 +179,6 @@ class WaitingChoices:
         if choice.prompt_parts is not None and wanted is not None:
             reusable = min(reusable, wanted.start - 1)
         rules = self._drafting
-        drafts = rules.has_cache and (pinned or rules.is_on(self._table))
+        drafts = rules.has_cache and (pinned or rules.wanted(self._table) > 0)
         shared = self._prefixes.find(choice, reusable, drafted=drafts)
         return shared if rules.shares_last_block else shared[:-1]

@@ -32,7 +32,7 @@ def gather_inputs(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRow
     )
     num_decodes = int(plan.decodes.sum()) if plan.num_drafts else 0
     if num_decodes:
-        state.enter_drafts(rows[:num_decodes])
+        state.enter_drafts(rows[:num_decodes], plan.num_drafts)
     tokens = _Tokens.of(plan, state, rows, num_query, starts)
     sampling, draws, drafts = None, None, None
     if len(draw_rows):
@@ -45,7 +45,7 @@ def gather_inputs(plan: StepPlan, state: RequestRows, sampling_rows: SamplingRow
             depths=depths.to(torch.int32) if plan.num_drafts else None,
         )
         draws = _Draws(draw_rows, draw_positions[logit_starts], logit_starts)
-        drafts = _drafts(state, draws, num_decodes) if plan.num_drafts else None
+        drafts = _drafts(plan, state, draws, num_decodes) if plan.num_drafts else None
     drafting = _drafting(plan, state, sampling_rows, rows) if plan.runs_drafter else None
     row_writer = GatheredRowWriter(
         state, rows, num_query, starts, num_decodes, tokens, draws, drafts, drafting
@@ -119,15 +119,15 @@ class _Draws(NamedTuple):
     logit_starts: torch.Tensor  # int64 [L], its first logit row
 
 
-def _drafts(state: RequestRows, draws: _Draws, num_decodes: int) -> Drafts:
+def _drafts(plan: StepPlan, state: RequestRows, draws: _Draws, num_decodes: int) -> Drafts:
     """The drafts that a step's logit rows verify; the first `num_decodes` rows bring some."""
     num_drafts = torch.zeros(len(draws.rows), dtype=torch.int32, device=state.device)
-    num_drafts[:num_decodes] = state.drafts.shape[1]
+    num_drafts[:num_decodes] = plan.num_drafts
     room = (state.limits[draws.rows] - draws.positions).clamp(min=1)
     return Drafts(
         starts=draws.logit_starts,
         num_drafts=num_drafts,
-        token_ids=state.drafts[draws.rows],
+        token_ids=state.drafts[draws.rows, : plan.num_drafts],
         room=room.to(torch.int32),
     )
 
@@ -139,7 +139,8 @@ def _drafting(
     places = to_device(np.flatnonzero(plan.proposes), state.device)
     own, rows_np = rows[places], plan.rows[plan.proposes]
     tables = state.tables_of(own, plan.max_seq_len)
-    return Drafting(places, own, rows_np, sampling_rows.needs(rows_np), tables)
+    needs = sampling_rows.needs(rows_np)
+    return Drafting(plan.num_proposed, places, own, rows_np, needs, tables)
 
 
 @dataclass(frozen=True)

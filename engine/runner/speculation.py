@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.drafter import Drafter, VerifiedStep
 from engine.runner.forward import Hidden
+from engine.speculative_config import draft_counts
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.device.compiling import compiling_together
 from sampling.rows import SamplingRows
@@ -41,15 +43,16 @@ class Speculation:
         if self.rows.device.type != "cuda":
             return
         with compiling_together():
-            compile_verification(
-                self.sampling_rows,
-                dtype,
-                max_top,
-                self.drafter.num_tokens,
-                self.drafter.draft_logits,
-                self.method,
-                self.rates,
-            )
+            for num_drafts in draft_counts(self.drafter.num_tokens):
+                compile_verification(
+                    self.sampling_rows,
+                    dtype,
+                    max_top,
+                    num_drafts,
+                    self.drafter.draft_logits,
+                    self.method,
+                    self.rates,
+                )
 
     def verify(self, logits: torch.Tensor, batch: SamplingBatch, drafts: Drafts) -> Verification:
         """Decide which drafts stand, and draw the token after them.
@@ -66,6 +69,7 @@ class Speculation:
         """Let the drafter propose for the rows of `drafting`, whose tokens have been entered."""
         hidden = hidden.of_tokens(len(inputs.positions))
         step = VerifiedStep(
+            num_drafts=drafting.num_drafts,
             rows=inputs.rows,
             input_ids=inputs.input_ids,
             positions=inputs.positions,
@@ -84,7 +88,9 @@ class Speculation:
             limits=ends.limits,
             block_tables=drafting.block_tables,
         )
-        self.rows.drafts.index_copy_(0, drafting.rows, self.drafter.propose(step))
+        drafts = self.drafter.propose(step)
+        none = self.rows.drafts.shape[1] - drafts.shape[1]
+        self.rows.drafts.index_copy_(0, drafting.rows, F.pad(drafts, (0, none), value=-1))
 
 
 def feature_layers_of(speculation: Speculation | None) -> Sequence[int]:

@@ -49,9 +49,9 @@ class DraftModelDrafter:
         attention.begin(inputs.attention)
         hidden = model.forward(inputs.input_ids, inputs.positions, attention)
         if not len(step.last):
-            return step.next_ids.new_empty((0, self.num_tokens))
+            return step.next_ids.new_empty((0, step.num_drafts))
         drafts = [self._draws(model.logits(hidden[inputs.newest]), step.sampling, 0)]
-        singles = single_steps(step, 2, self.num_tokens - 1, self._cache.block_size)
+        singles = single_steps(step, 2, step.num_drafts - 1, self._cache.block_size)
         for depth, own in enumerate(singles.attention, start=1):
             attention.begin(own)
             hidden = model.forward(drafts[-1], singles.positions[depth - 1], attention)

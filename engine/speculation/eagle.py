@@ -55,10 +55,10 @@ class EagleDrafter:
         features = eagle_head.features(step)
         outputs = eagle_head.forward(step.next_ids, features, rotation, attention)
         if not len(step.last):
-            return step.next_ids.new_empty((0, self.num_tokens))
+            return step.next_ids.new_empty((0, step.num_drafts))
         features = outputs[step.last]
         drafts = [self._draw(features, step, 0)]
-        singles = single_steps(step, 1, self.num_tokens - 1, self._cache.block_size)
+        singles = single_steps(step, 1, step.num_drafts - 1, self._cache.block_size)
         for depth, inputs in enumerate(singles.attention, start=1):
             attention.begin(inputs)
             rotation = Rotation(self._angles, singles.positions[depth - 1])

@@ -16,6 +16,7 @@ from engine.models.model_config import read_config
 from engine.models.weights.folder import model_folder
 from engine.models.weights.sources import Checkpoint, DummyWeights
 from engine.models.weights.stored import WeightSource
+from engine.speculation.draft_vocabulary import MASK, draft_columns
 from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
 from engine.speculative_config import SpeculativeConfig
 from sampling.vocab_shard import VocabShard
@@ -24,8 +25,6 @@ SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Tensors of the target that files of EAGLE-1 heads may repeat."""
 HEADS = ("llama", "mistral", "qwen2", "qwen3")
 """Families of whose layers an EAGLE head may have one."""
-MASK = frozenset({"t2d"})
-"""The mask of a reduced vocabulary's tokens, which its ids (d2t) make redundant."""
 
 
 def load_eagle_head(
@@ -56,7 +55,7 @@ def load_eagle_head(
     if is_dummy:
         tensors = DummyWeights(spec.initializer_range, device)
     else:
-        tensors = Checkpoint(folder, SHARED if config.method == "eagle" else MASK)
+        tensors = Checkpoint(folder, SHARED if config.method == "eagle" else frozenset({MASK}))
     has_embedding = config.method == "eagle3" and tensors.shape("embed_tokens.weight") is not None
     if not has_embedding:
         _check_size(folder, "hidden size", spec.hidden_size, target.hidden_size)
@@ -65,7 +64,7 @@ def load_eagle_head(
         if config.method == "eagle":
             eagle_head: EagleHead = Eagle1Head(source)
         else:
-            eagle_head = _eagle3_head(folder, hf_config, source, device)
+            eagle_head = _eagle3_head(folder, hf_config, source)
     tensors.finish()
     speeds = source.attention.rotation
     return eagle_head, rope_table(speeds.inv_freq.to(device), speeds.scale, num_positions)
@@ -89,9 +88,7 @@ def _check_size(folder: Path, what: str, size: int, target_size: int) -> None:
         raise ModelError(f"{folder}: the EAGLE head's {what} is {size}, the target's {target_size}")
 
 
-def _eagle3_head(
-    folder: Path, config: Any, source: EagleHeadSource, device: torch.device
-) -> EagleHead:
+def _eagle3_head(folder: Path, config: Any, source: EagleHeadSource) -> EagleHead:
     if not source.target.num_feature_layers:
         raise ModelError(
             "--speculative-config: method 'eagle3' reads the outputs of the target's layers, which "
@@ -104,8 +101,9 @@ def _eagle3_head(
             f"{folder}: the EAGLE head takes features of size {fan_in[1]}, those of "
             f"{len(layers)} layers of the target have {width}"
         )
-    num_drafted = getattr(config, "draft_vocab_size", None) or source.spec.vocab_size
-    columns = _columns(folder, source, num_drafted, device)
+    vocab_size = source.spec.vocab_size
+    num_drafted = getattr(config, "draft_vocab_size", None) or vocab_size
+    columns = draft_columns(folder, source.tensors, source.reader, num_drafted, vocab_size)
     return Eagle3Head(source, layers, num_drafted, columns)
 
 
@@ -118,27 +116,3 @@ def _feature_layers(folder: Path, config: Any, num_layers: int) -> tuple[int, ..
             f"{folder}: the EAGLE head reads layers {list(layers)}, the target has {num_layers}"
         )
     return layers
-
-
-def _columns(
-    folder: Path, source: EagleHeadSource, num_drafted: int, device: torch.device
-) -> torch.Tensor | None:
-    """The column of each token's logit, from d2t, which maps draft ids to target id - draft id.
-
-    None where the draft ids are the target's.
-    """
-    vocab_size = source.spec.vocab_size
-    token_ids = torch.arange(num_drafted, device=device)
-    if source.tensors.shape("d2t") is not None:
-        token_ids = token_ids + source.reader.fixed("d2t", num_drafted)
-    is_outside = int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size
-    if is_outside or len(torch.unique(token_ids)) < num_drafted:
-        raise ModelError(
-            f"{folder}: d2t must map the {num_drafted} draft tokens to different ones of the "
-            f"target's {vocab_size}"
-        )
-    if torch.equal(token_ids, torch.arange(vocab_size, device=device)):
-        return None
-    columns = torch.full((vocab_size,), -1, dtype=torch.int32, device=device)
-    columns[token_ids] = torch.arange(num_drafted, dtype=torch.int32, device=device)
-    return columns

@@ -11,6 +11,8 @@ from engine.contracts.drafter import Drafter
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError
 from engine.models.loader import SPARE_POSITIONS, load_model
+from engine.speculation.block import BlockDrafter
+from engine.speculation.block_loader import load_block_head
 from engine.speculation.cache import CacheShape, MakeAttention
 from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.draft_model import DraftModelDrafter
@@ -19,7 +21,7 @@ from engine.speculation.eagle_loader import load_eagle_head
 from engine.speculation.mtp_loader import load_mtp_head
 from engine.speculation.ngram import NgramDrafter
 from engine.speculation.suffix import SuffixDrafter
-from engine.speculative_config import SpeculativeConfig
+from engine.speculative_config import BLOCK_METHODS, SpeculativeConfig
 from sampling.rows import SamplingRows
 
 
@@ -39,7 +41,7 @@ def make_drafter(
         make_attention: the backend it makes must take `decode_len` up to k + 2.
 
     Raises:
-        ModelError: an EAGLE head or draft model cannot be read, or does not fit the target.
+        ModelError: a head or draft model cannot be read, or does not fit the target.
     """
     num_tokens, max_len = config.num_speculative_tokens, rows.token_ids.shape[1]
     if config.method == "ngram":
@@ -52,6 +54,12 @@ def make_drafter(
         draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
         return DraftModelDrafter(model, num_tokens, draws, cache_shape)
     num_positions = max_len + SPARE_POSITIONS
+    if config.method in BLOCK_METHODS:
+        loaded = load_block_head(
+            config, target_config, target, rows.device, num_positions, sampling_rows.shard
+        )
+        draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
+        return BlockDrafter(loaded, num_tokens, draws, cache_shape)
     load = load_mtp_head if config.method == "mtp" else load_eagle_head
     eagle_head, angles = load(
         config, target_config, target, rows.device, num_positions, sampling_rows.shard

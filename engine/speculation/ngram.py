@@ -41,9 +41,10 @@ class NgramDrafter:
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         batch = step.sampling  # positions of the first draft: as many tokens are known
-        return ngram_drafts(
+        drafts = ngram_drafts(
             self._history, batch.rows, batch.positions, self.num_tokens, *self._lengths
         )
+        return drafts[:, : step.num_drafts]
 
 
 def ngram_drafts(

@@ -65,9 +65,10 @@ class SuffixDrafter:
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         batch = step.sampling  # positions of the first draft: as many tokens are known
-        return suffix_drafts(
+        drafts = suffix_drafts(
             self._history, batch.rows, batch.positions, self.num_tokens, self._rules, self._recent
         )
+        return drafts[:, : step.num_drafts]
 
 
 def suffix_drafts(

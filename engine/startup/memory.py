@@ -26,6 +26,7 @@ from engine.request import Grammar, PromptLogprobsParams, Request
 from engine.rows import Choice
 from engine.runner.model_runner import ModelRunner
 from engine.scoring.packing import Rows, make_plan, no_snapshots
+from engine.speculative_config import draft_counts
 from sampling.device.compiling import compiling_together
 from sampling.params import MAX_LOGPROB_TOKEN_IDS, SamplingParams
 
@@ -70,6 +71,11 @@ class Limits:
     def dearest(self) -> SamplingParams:
         """The parameters whose draws need the most memory."""
         return structs.replace(DEAREST, constrained=self.has_grammars)
+
+    @property
+    def draft_counts(self) -> tuple[int, ...]:
+        """The numbers of drafts that captured steps bring, 0 among them."""
+        return (0, *draft_counts(self.num_drafts))
 
     @property
     def max_verified_rows(self) -> int:
@@ -161,8 +167,7 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
         foreign=total - free - torch.cuda.memory_reserved(device),
         fixed=before - sum(layer.nbytes for layer in cache.layers),
         step=step,
-        graphs=graphs
-        + GRAPH_BYTES * (1 + bool(limits.num_drafts)) * (1 + bool(limits.num_adapters)),
+        graphs=graphs + GRAPH_BYTES * len(limits.draft_counts) * (1 + bool(limits.num_adapters)),
     )
 
 
@@ -298,5 +303,5 @@ def _plan(
         blocks,
         num_drafts=num_drafts,
         adapters=_adapters_of(limits, num_rows),
-        runs_drafter=limits.num_drafts > 0,
+        num_proposed=limits.num_drafts,
     )

@@ -248,7 +248,7 @@ class Grammars:
         """The drafts that rows of the plan bring, each up to the first that is none."""
         if not plan.num_drafts:
             return [_NO_DRAFTS] * len(places)
-        drafts = self._drafts[plan.rows[places]]
+        drafts = self._drafts[plan.rows[places], : plan.num_drafts]
         is_none = (drafts < 0) | (drafts >= self._vocab_size)
         is_none[~plan.decodes[places] | np.isin(plan.rows[places], plan.undrafted)] = True
         given = np.where(is_none.any(axis=1), is_none.argmax(axis=1), drafts.shape[1])

@@ -86,7 +86,7 @@ def draft_log_ratio(
         index = at.row * work.k + at.depth
         draft_tiles = load_tiles(draft, index, num_tiles, padded_tiles)
         draft_top, draft_mass = log_sum(draft_tiles.maxima, draft_tiles.masses, 1.0)
-        slot = draft_slot(source, at.i, work.k, at.depth)
+        slot = draft_slot(source, at.i, work.depths, at.depth)
         ratio -= draft_logits(source, draft.logits, slot, ids) - draft_top - draft_mass
         scalars = work.scalars + index * 4
         tl.store(scalars, top.to(tl.float64))

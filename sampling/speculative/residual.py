@@ -87,7 +87,7 @@ def residual_mass(
     i = tl.load(work.starts + r).to(tl.int64) + depth
     ids = tile * TILE + tl.arange(0, TILE)
     values = target_logits(source, cuts, i, ids, tile, tile + 1, edited, filtered)
-    drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
+    drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.depths, depth), ids)
     scalars = work.scalars + (r * work.k + depth) * 4
     log_p, gap = log_ratio(values, drafts, scalars, 1.0 / load_temperature(source, i))
     weights = tl.exp(log_p.to(tl.float32)) * minus_expm1_f32(gap.to(tl.float32))
@@ -228,7 +228,7 @@ def _recovered(
     ids = won * TILE + tl.arange(0, TILE)
     values = target_logits(source, cuts, i, ids, won, won + 1, edited, filtered)
     if has_draft_logits:
-        drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.k, depth), ids)
+        drafts = draft_logits(source, draft.logits, draft_slot(source, i, work.depths, depth), ids)
         log_p, gap = log_ratio(values, drafts, scalars, inverse)
         weights = tl.where(gap < 0.0, tl.exp(log_p) * minus_expm1(gap), 0.0)
         nothing = nothing | (tl.max(weights, 0) <= 0.0)

@@ -61,6 +61,7 @@ class Verdicts(NamedTuple):
     token_ids: Tensor
     room: Tensor
     k: int
+    depths: int  # of the draft logits, k or more; 0 without them
     verdicts: Tensor  # int32 [R, 1 + k], `Verdict`
     # float64 [R, k, 4]: of p and q the highest logit and the log of the mass relative to it,
     # where a token must be recovered.
@@ -106,7 +107,7 @@ def _draft_tiles_kernel(source, work, draft, num_tiles):
         columns, width = tile * TILE + tl.arange(0, TILE), source.vocab_size
         if source.first_tile is not None:
             width = source.end_id - source.first_tile * TILE
-        logits = draft.logits + draft_slot(source, i, work.k, depth) * width
+        logits = draft.logits + draft_slot(source, i, work.depths, depth) * width
         values = tl.load(logits + columns, mask=columns < width, other=float("-inf"))[None, :]
         maxima = tl.max(values, 1)
         masses = block_mass(values, maxima, LOG2_E)
@@ -297,6 +298,7 @@ def _empty_verdicts(
     return Verdicts(
         *drafts[:4],
         k=k,
+        depths=0 if drafts.logits is None else drafts.logits.shape[1],
         verdicts=buffer(num_rows, 1 + k, dtype=torch.int32),
         scalars=buffer(num_rows if has_draft_logits else 0, k, 4, dtype=torch.float64),
         offsets=buffer(num_reported, dtype=torch.float64),

@@ -4,23 +4,16 @@ import torch
 from transformers import LlamaForCausalLM
 
 from demo.head import TrainableEagleHead, head_config
-from demo.head_run import HeadSettings
+from demo.head_run import EagleSettings
 from demo.llama import CONTEXT_TOKENS, model_config
 from demo.tokens import EncodedCorpus
-from demo.train_eagle import (
-    WINDOW_TOKENS,
-    HeadTrainer,
-    batches,
-    build_optimizers,
-    depth_loss,
-    train,
-    write_windows,
-)
+from demo.train_eagle import EagleTrainer, depth_loss
+from demo.train_head import WINDOW_TOKENS, batches, build_optimizers, train, write_windows
 
 
 def test_every_parameter_has_one_optimizer() -> None:
     head = TrainableEagleHead(head_config())
-    optimizers = build_optimizers(head, HeadSettings())
+    optimizers = build_optimizers(head, EagleSettings())
     held = [p for o in optimizers for group in o.param_groups for p in group["params"]]
     assert sorted(map(id, held)) == sorted(map(id, head.parameters()))
 
@@ -39,12 +32,12 @@ def test_some_steps_lower_the_loss() -> None:
     torch.manual_seed(0)
     target = LlamaForCausalLM(model_config()).eval()
     head = TrainableEagleHead(head_config())
-    settings = HeadSettings(steps=4, written_windows=4, warmup=0.5)
+    settings = EagleSettings(steps=4, written_windows=4, warmup=0.5)
     pieces = torch.arange(1, 200).repeat(3)
     corpus = EncodedCorpus([pieces], [], held_out_bytes=0)
     written = write_windows(target, corpus, settings, window_tokens=80)
     assert written.shape == (4, 81)
-    trainer = HeadTrainer(target, head, settings)
+    trainer = EagleTrainer(target, head, settings)
     before = trainer(written).item()
     train(trainer, head, iter([written] * 4), settings)
     assert trainer(written).item() < before
@@ -53,7 +46,7 @@ def test_some_steps_lower_the_loss() -> None:
 
 def test_batches_are_of_four_kinds_in_turn() -> None:
     """Its own text every other time; else the library, dialogues, and the library in long ones."""
-    settings = HeadSettings(batch_tokens=2048)
+    settings = EagleSettings(batch_tokens=2048)
     corpus = EncodedCorpus([torch.full((9000,), 1)], [], held_out_bytes=0)
     dialogues, written = torch.full((9000,), 2), torch.full((4, WINDOW_TOKENS + 1), 3)
     data = batches(corpus, [dialogues], written, settings)

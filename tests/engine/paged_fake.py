@@ -133,7 +133,7 @@ class PagedFake:
         drawn = [each for each, samples in zip(drawn, plan.samples, strict=True) if samples]
         prompt_logprobs = [self._logprobs_of(plan, span) for span in plan.spans]
         for row in plan.rows[plan.proposes].tolist():
-            self._propose(row)
+            self._propose(row, plan.num_proposed)
         token_ids = np.zeros((len(drawn), 1 + plan.num_drafts), dtype=np.int32)
         for i, each in enumerate(drawn):
             token_ids[i, : len(each.tokens)] = each.tokens
@@ -188,7 +188,7 @@ class PagedFake:
         """Compute one row's query tokens and verify its drafts."""
         row, count = int(plan.rows[i]), int(plan.num_query[i])
         start, each = int(self.num_computed[row]), _RowResult()
-        drafts = self.drafts[row] if plan.num_drafts and plan.decodes[i] else self.drafts[row, :0]
+        drafts = self.drafts[row, : plan.num_drafts if plan.decodes[i] else 0]
         self.tokens[row, start + 1 : start + 1 + len(drafts)] = np.maximum(drafts, 0)
         self._compute(row, count)
         if not plan.samples[i]:
@@ -218,16 +218,16 @@ class PagedFake:
         self.num_computed[row] = first + max(len(each.tokens), 1) - 1
         return each
 
-    def _propose(self, row: int) -> None:
-        """Drafts that are right about two times of three."""
+    def _propose(self, row: int, count: int) -> None:
+        """Make drafts that are right about two times of three."""
+        self.drafts[row] = -1
         end = int(self.num_computed[row]) + 1
         tokens = self.tokens[row, :end].copy()
-        for depth in range(self.drafts.shape[1]):
+        for depth in range(count):
             context = context_hash(tokens)
             wrong = context % 3 == 0
             token = (draw(context, int(self.choice_of[row])) + wrong) % VOCAB
             if context % 11 == 0:
-                self.drafts[row, depth:] = -1
                 break
             self.drafts[row, depth] = token
             tokens = np.append(tokens, token)

@@ -21,7 +21,7 @@ def decoding() -> StepPlan:
     """A step of rows 0 and 1, which verify drafts."""
     prompts = [choice([5, 6]), choice([7])]
     blocks = np.array([[1, 2], [3, 4]])
-    return StepPlan.of_new_rows(prompts, 3, 9, blocks, num_drafts=NUM_DRAFTS, runs_drafter=True)
+    return StepPlan.of_new_rows(prompts, 3, 9, blocks, num_drafts=NUM_DRAFTS, num_proposed=2)
 
 
 def test_admitted_rows_start_from_their_choice() -> None:

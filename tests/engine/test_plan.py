@@ -36,7 +36,7 @@ def plan(
     choices: list[Choice] | None = None,
     decodes: list[bool] | None = None,
     num_drafts: int = 0,
-    runs_drafter: bool = False,
+    num_proposed: int = 0,
 ) -> StepPlan:
     count = len(starts)
     return StepPlan(
@@ -48,8 +48,8 @@ def plan(
         choices=choices or [choice() for _ in starts],
         num_prompt_tokens=0,
         num_drafts=num_drafts,
+        num_proposed=num_proposed,
         decodes=np.array(decodes or samples, dtype=np.bool_),
-        runs_drafter=runs_drafter,
         proposes=np.zeros(count, dtype=np.bool_),
         constrained=np.zeros(count, dtype=np.bool_),
     )
@@ -67,7 +67,7 @@ def test_a_decode_step_is_one_token_a_row_and_nothing_else() -> None:
     assert plan([5, 9], [1, 1], [True, True]).is_decode
     assert not plan([5, 0], [1, 2], [True, True]).is_decode, "a prompt"
     assert not plan([5, 0], [1, 1], [True, False]).is_decode, "a chunk of one token"
-    assert not plan([5, 9], [1, 1], [True, True], runs_drafter=True).is_decode
+    assert not plan([5, 9], [1, 1], [True, True], num_proposed=2).is_decode
     scored = plan([5], [1], [True])
     scored.spans = [PromptSpan(0, 0, 1, scored.choices[0])]
     assert not scored.is_decode

@@ -26,7 +26,7 @@ def parse(fields: dict[str, object]) -> SpeculativeConfig:
     [
         (
             {"method": "medusa"},
-            "method must be one of eagle, eagle3, mtp, draft_model, ngram, suffix",
+            "method must be one of eagle, eagle3, dflash, dspark, mtp, draft_model, ngram, suffix",
         ),
         ({"num_speculative_tokens": 4}, "method is missing"),
         ({"method": "ngram"}, "num_speculative_tokens is missing"),
@@ -42,6 +42,7 @@ def parse(fields: dict[str, object]) -> SpeculativeConfig:
         (EAGLE | {"model": None}, "method 'eagle' needs a model"),
         (EAGLE | {"model": ""}, "method 'eagle' needs a model"),
         (EAGLE | {"prompt_lookup_max": 3}, "are for ngram, not eagle"),
+        (EAGLE | {"method": "dspark", "model": None}, "method 'dspark' needs a model"),
         (NGRAM | {"model": "x"}, "takes no model"),
         (NGRAM | {"model": ""}, "takes no model"),
         (NGRAM | {"draft_sample_method": "gumbel"}, "no draft logits"),

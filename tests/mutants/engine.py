@@ -451,7 +451,7 @@ RUNNER = (
     Mutant(
         "blocks-of-an-earlier-owner-are-not-cleared",
         "engine/attention/plain.py",
-        "        self._clear(inputs.slots, blocks)\n",
+        "        self._clear(slots, blocks)\n",
         "",
         (
             "tests/engine/attention/test_plain.py"
@@ -478,5 +478,33 @@ RUNNER = (
         "words = torch.zeros(q[:, :, 0].shape, dtype=torch.int32, device=q.device)",
         "words = torch.zeros_like(q[:, :, 0])",
         ("tests/engine/kernels/quantized/test_int4_linear.py::test_packed_tensors_are_contiguous",),
+    ),
+    Mutant(
+        "a-block-sees-no-mask-after-its-own-place",
+        "engine/attention/groups.py",
+        "    if sight.is_causal:\n",
+        "    if True:\n",
+        ("tests/engine/speculation/test_block.py::test_dflash[plain-0.0-cpu]",),
+    ),
+    Mutant(
+        "a-block-goes-on-past-the-limit-of-its-row",
+        "engine/speculation/block.py",
+        "ends = torch.minimum(first + width, step.limits)",
+        "ends = first + width",
+        ("tests/engine/speculation/test_block.py::test_dflash[plain-0.7-cpu]",),
+    ),
+    Mutant(
+        "a-convolution-reaches-into-the-block-of-the-row-before",
+        "engine/speculation/block_head.py",
+        ".masked_fill((places < tap)[:, :, None], 0.0)",
+        "",
+        ("tests/engine/speculation/test_block.py::test_dflash2[False-0.0-cpu]",),
+    ),
+    Mutant(
+        "the-newest-token-is-drafted-again",
+        "engine/speculation/block.py",
+        "own = (columns[: step.num_drafts] + (not loaded.anchored) + cut)",
+        "own = (columns[: step.num_drafts] + cut)",
+        ("tests/engine/speculation/test_block.py::test_dflash[plain-0.0-cpu]",),
     ),
 )

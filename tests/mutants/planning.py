@@ -278,4 +278,31 @@ PLANNING = (
             "::test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old",
         ),
     ),
+    Mutant(
+        "rows-with-seeds-have-as-many-drafts-as-pay",
+        "engine/planning/drafting.py",
+        "        if bool(table.is_pinned[running].any()):\n            return self.num_tokens\n",
+        "",
+        (
+            "tests/engine/planning/test_drafting.py"
+            "::test_rows_with_seeds_have_all_drafts_whatever_pays",
+        ),
+    ),
+    Mutant(
+        "later-rates-are-remembered-as-they-were",
+        "engine/planning/draft_choice.py",
+        "            stands[j + 1] = stands[j] * before\n",
+        "            stands[j + 1] = before\n",
+        ("tests/engine/planning/test_draft_choice.py::test_tokens_are_a_product_of_rates",),
+    ),
+    Mutant(
+        "a-choice-that-came-with-a-step-has-as-many-drafts-as-its-rows",
+        "engine/planning/scheduler.py",
+        "            num_proposed = max(num_drafts, wanted)\n",
+        "            num_proposed = num_drafts or wanted\n",
+        (
+            "tests/engine/planning/test_drafting.py"
+            "::test_rows_with_seeds_have_all_drafts_whatever_pays",
+        ),
+    ),
 )

@@ -236,4 +236,15 @@ SAMPLING = (
             "::test_needs_follow_a_row_that_changes_between_two_steps_of_the_same_rows",
         ),
     ),
+    Mutant(
+        "draft-logits-lie-as-close-as-drafts-are-verified",
+        "sampling/speculative/verdict.py",
+        "depths=0 if drafts.logits is None else drafts.logits.shape[1],",
+        "depths=k,",
+        (
+            "tests/sampling/speculative/test_verification_kernels.py"
+            "::test_fewer_drafts_are_verified_than_draft_logits_are_kept",
+        ),
+        interpreted=True,
+    ),
 )

@@ -55,7 +55,7 @@ from tests.no_gpu.ranks import PretendedRanks, SilentRanks
 from tests.no_gpu.tensors import GPU
 
 VOCAB, NUM_STEPS = 8192, 12
-ADAPTER = "adapter"
+ADAPTER, HEAD = "adapter", "head"
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 2048,
@@ -195,6 +195,23 @@ QWEN3_MOE = hf.Qwen3MoeConfig(**SIZES, **MOE, head_dim=128)
 V3 = {"q_lora_rank": 1536, "n_group": 4, "topk_group": 2}
 
 
+def _with_head(**fields: Any) -> Write:
+    """A folder as of `_config`, in it that of a head that drafts in blocks, of some fields."""
+    nested = {name: fields.pop(name) for name in list(fields) if name in SELECTOR}
+
+    def write(folder: Path) -> None:
+        _config(QWEN3)(folder)
+        (folder / HEAD).mkdir()
+        content = json.loads((folder / "config.json").read_text()) | fields
+        content |= {"block_size": 8, "mask_token_id": 1, "target_layer_ids": [0, 0]}
+        (folder / HEAD / "config.json").write_text(json.dumps(content | {"dflash_config": nested}))
+
+    return write
+
+
+SELECTOR = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 64, "selector_top_k": 16}
+
+
 def _drafts(method: Any, **fields: Any) -> dict[str, Any]:
     return {"speculation": SpeculativeConfig(method=method, num_speculative_tokens=3, **fields)}
 
@@ -239,6 +256,18 @@ STARTS: dict[str, Start] = {
     "eagle": Start(None, {}, EAGLE(draft_sample_method="gumbel")),
     "eagle, coupled": Start(None, {}, EAGLE(rejection_sample_method="coupled")),
     "eagle, block": Start(None, {}, EAGLE(rejection_sample_method="block")),
+    "dflash": Start(_with_head(), {}, _drafts("dflash", model=HEAD)),
+    "dflash2, block": Start(
+        _with_head(**SELECTOR), {}, _drafts("dflash", model=HEAD, rejection_sample_method="block")
+    ),
+    "dflash, batch invariant": Start(
+        _with_head(), {"batch_invariant": True}, _drafts("dflash", model=HEAD)
+    ),
+    "dspark": Start(
+        _with_head(markov_rank=64),
+        {},
+        _drafts("dspark", model=HEAD, draft_sample_method="gumbel"),
+    ),
     "draft model": Start(None, {}, _drafts("draft_model", model=str(MODEL_FOLDER))),
     "n-grams": Start(None, {}, _drafts("ngram")),
     "suffixes": Start(None, {}, _drafts("suffix", suffix_decoding_max_cached_requests=8)),
@@ -295,6 +324,9 @@ class Inline(Executor):
 def _start(name: str, folder: Path) -> Engine:
     model = structs.replace(BASE.model, model=str(folder), **STARTS[name].model)
     config = structs.replace(BASE, model=model, **STARTS[name].fields)
+    if config.speculation is not None and config.speculation.model == HEAD:
+        drafts = structs.replace(config.speculation, model=str(folder / HEAD))
+        config = structs.replace(config, speculation=drafts)
     if config.adapters is not None:
         adapter = folder / "adapter"
         write_random_adapter(adapter, json.loads((folder / "config.json").read_text()), rank=8)

@@ -179,7 +179,7 @@ def paged_decode(
             is contiguous, another is copied.
         pages: one layer of a KVCache.
         block_tables: int32 [R or more, max_blocks].
-        seq_lens: int32 [R or more], the newest token included, >= query_len.
+        seq_lens: int32 [R or more], the newest token included; as of `AttentionInputs`.
         out: [R * query_len, num_q_heads, D], contiguous.
         query_len: tokens a row, 1 to `scratch.max_query_len`.
         scales: `KVCache.layer_scales`.
@@ -241,6 +241,7 @@ def _launch(
         padded_dim=padded_dim,
         block=32 if is_wide else 64,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
+        is_causal=spec.is_causal,
     )
     _decode_kernel[(kv_heads, num_rows, shares.most)](
         q,

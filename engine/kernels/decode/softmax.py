@@ -44,7 +44,9 @@ def _distances(tile, n, inside, seq_len, shape: tl.constexpr):
         seen = inside[None, :]
     else:
         distance = n[None, :] - tile.positions[:, None]
-        seen = inside[None, :] & (distance <= 0)
+        seen = inside[None, :]
+        if shape.is_causal:
+            seen = seen & (distance <= 0)
     return distance, seen
 
 

@@ -73,6 +73,8 @@ def _see_block(sums, queries, tile, slopes, pages, head, at, factor, rules, shap
     cells = cells_of(load_block_ids(tile, n, shape), n, head, shape)
     keys = load_keys(pages, cells, inside, shape).to(queries.q.dtype)
     scores = scores_of(queries, keys, n, slopes, rules, shape, True, in_fp8)
+    if not shape.is_causal:
+        scores = tl.where(inside[None, :], scores, float("-inf"))
     higher = tl.maximum(sums.top, tl.max(scores, 1) * factor)
     base = tl.where(higher == float("-inf"), 0.0, higher)  # no key was seen yet
     weights = tl.exp2(tl.fma(scores, factor, -base[:, None]))
@@ -291,6 +293,7 @@ def _launch(
         padded_dim=max(MIN_DOT, triton.next_power_of_2(spec.head_dim)),
         block=block_of(spec.head_dim, q.dtype),
         precision="ieee",
+        is_causal=spec.is_causal,
     )
     shared = None
     if scratch is not None:

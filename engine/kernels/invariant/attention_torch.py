@@ -56,6 +56,7 @@ def invariant_attention_torch(
     ends: torch.Tensor,
     longest: int,
     scales: torch.Tensor | None = None,
+    positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend from every query token to the keys before position `ends` of its row.
 
@@ -63,19 +64,21 @@ def invariant_attention_torch(
         q: [T, H * G, D].
         pages: one layer of a KVCache.
         tables: int32 [T, max_blocks], of each token's row.
-        ends: int64 [T]; a token's own position is one less. 0 attends to nothing: zeros.
+        ends: int64 [T]. 0 attends to nothing: zeros.
         longest: upper bound of `ends`.
         scales: of the layer, as `KVCache.scales`.
+        positions: int64 [T], of the tokens; None: one less than `ends`, as in causal layers.
 
     Returns:
         [T, H * G, D] in q's dtype.
     """
     if scales is not None:  # float8 cannot be gathered on a CPU
         pages = pages.view(torch.uint8)
-    cut = (torch.split(tensor, TOKENS) for tensor in (q, tables, ends))
+    positions = ends - 1 if positions is None else positions
+    cut = (torch.split(tensor, TOKENS) for tensor in (q, tables, ends, positions))
     parts = [
-        _attend(spec, some, their_tables, their_ends, pages, longest, scales)
-        for some, their_tables, their_ends in zip(*cut, strict=True)
+        _attend(spec, some, their_tables, their_ends, own, pages, longest, scales)
+        for some, their_tables, their_ends, own in zip(*cut, strict=True)
     ]
     return torch.cat(parts)
 
@@ -85,6 +88,7 @@ def _attend(
     q: torch.Tensor,
     tables: torch.Tensor,
     ends: torch.Tensor,
+    positions: torch.Tensor,
     pages: torch.Tensor,
     longest: int,
     scales: torch.Tensor | None,
@@ -95,14 +99,12 @@ def _attend(
     sums, share = _nothing(grouped), _nothing(grouped)
     firsts = torch.zeros_like(ends)
     if spec.sliding_window is not None:
-        firsts = (ends - spec.sliding_window).clamp_(min=0)
+        firsts = (positions + 1 - spec.sliding_window).clamp_(min=0)
     for at in range(0, longest, block):
         seeing = torch.nonzero((ends > at) & (firsts < at + block)).flatten()
         if len(seeing):
-            extended = _see_block(
-                *(spec, share.at(seeing), grouped[seeing], pages),
-                *(tables[seeing], ends[seeing], at, scales),
-            )
+            keys = tables[seeing], ends[seeing], positions[seeing]
+            extended = _see_block(spec, share.at(seeing), grouped[seeing], pages, *keys, at, scales)
             share.put(seeing, extended)
         if _ends_share(at + block):
             sums, share = sums.merged(share), _nothing(grouped)
@@ -131,10 +133,11 @@ def _see_block(
     pages: torch.Tensor,
     tables: torch.Tensor,
     ends: torch.Tensor,
+    own: torch.Tensor,
     at: int,
     scales: torch.Tensor | None,
 ) -> _Softmax:
-    """Extend a share's sums of A tokens over the block of keys at `at`."""
+    """Extend a share's sums of A tokens, at positions `own`, over the block of keys at `at`."""
     num_tokens, num_kv_heads, group, head_dim = q.shape
     page = pages.shape[2]
     positions = at + torch.arange(block_of(head_dim, q.dtype))  # [N]
@@ -151,7 +154,7 @@ def _see_block(
     scores = scores.view(num_tokens, num_kv_heads, group, -1)
     if spec.softcap is not None:
         scores = spec.softcap * elementwise(torch.tanh, scores / spec.softcap)
-    distance = positions - (ends[:, None] - 1)  # [A, N]
+    distance = positions - own[:, None]  # [A, N]
     if spec.alibi_slopes is not None:
         slopes = spec.alibi_slopes.view(1, num_kv_heads, group, 1)
         scores = scores + slopes * distance[:, None, None].float()

@@ -36,6 +36,7 @@ class Attention(SublayerSpec):
         growth: of queries with their positions.
         window, scale, softcap: as of `AttentionSpec`; None of scale is head_dim ** -0.5.
         has_sinks: each head has one more score in the softmax, without a value.
+        is_causal: as of `AttentionSpec`.
     """
 
     hidden_size: int
@@ -58,6 +59,7 @@ class Attention(SublayerSpec):
     scale: float | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    is_causal: bool = True
     output: AddedOutput = AS_IT_IS
 
     @property
@@ -70,6 +72,7 @@ class Attention(SublayerSpec):
             sliding_window=self.window,
             softcap=self.softcap,
             sinks=torch.zeros(self.num_q_heads) if self.has_sinks else None,
+            is_causal=self.is_causal,
         )
         return [spec]
 

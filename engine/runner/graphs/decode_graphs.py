@@ -3,8 +3,9 @@
 A step is two graphs, the halves of a `DecodeStep`: one for each size, and one for each size and
 each common `SamplingNeeds`; rarer needs run the same code eagerly. A lone row's step is one graph,
 where it needs what most do. The second half draws after steps of other shapes too. With a drafter
-there are steps that verify drafts and make the next ones, and steps of rows that do without. A
-batch between two sizes is padded with the scratch row, which reads and writes nothing of anyone's.
+there are steps that verify some number of drafts and make as many for the next one, and steps of
+rows that do without. A batch between two sizes is padded with the scratch row, which reads and
+writes nothing of anyone's.
 
 All graphs share one memory pool, those of `piecewise_graphs` and `whole_graphs` too: only one runs
 at a time, so each may use the memory that the others use in between. Tensors that are read after a
@@ -41,6 +42,7 @@ from engine.runner.graphs.capturing import capturing, capturing_stream
 from engine.runner.graphs.decode_step import DecodeStep, StepRows
 from engine.runner.host_copy import Packed
 from engine.runner.step import TokenStage
+from engine.speculative_config import draft_counts
 from sampling.device.mirror import to_device
 from sampling.rows import SamplingNeeds, SamplingRows
 
@@ -90,7 +92,7 @@ class DecodeGraphs:
             num_drafts: DecodeStep(
                 stage, attention, rows, self._step_rows, num_drafts, states, adapters
             )
-            for num_drafts in dict.fromkeys((0, rows.drafts.shape[1]))
+            for num_drafts in (0, *draft_counts(rows.drafts.shape[1]))
         }
         self._serves_adapters = adapters is not None
         self._head = adapters if adapters is not None and adapters.has_head else None
@@ -116,9 +118,9 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def step_costs(self) -> StepCosts | None:
-        """Measure steps of every size without drafts and with them; None without a drafter.
+        """Measure steps of every size and number of drafts; None without a drafter.
 
-        The rows are the scratch row, which has no context. Attention over a context takes both
+        The rows are the scratch row, which has no context. Attention over a context takes all
         kinds of step alike, so drafting costs at most what is found.
         """
         draws = [
@@ -128,10 +130,11 @@ class DecodeGraphs:
         ]
         if len(self._steps) == 1 or None in draws:
             return None
-        plain_s, drafting_s = (
-            tuple(self._measure(step, size) for size in self.sizes) for step in self._steps.values()
-        )
-        return StepCosts(self.sizes, plain_s, drafting_s)
+        seconds = {
+            num_drafts: tuple(self._measure(step, size) for size in self.sizes)
+            for num_drafts, step in self._steps.items()
+        }
+        return StepCosts(self.sizes, seconds)
 
     def _measure(self, step: DecodeStep, size: int) -> float:
         """The seconds that a captured step takes the device, the least of a few."""

@@ -92,7 +92,7 @@ class DecodeStep:
 
     Args:
         step_rows: which rows; the first of them take part.
-        num_drafts: that each row brings: k of the stage's drafter, or 0.
+        num_drafts: that each row brings, and gets for the next step; at most k of the drafter.
         states: of rows, where the model's layers keep them.
         adapters: that rows may have; None where none are served.
     """
@@ -214,7 +214,8 @@ class DecodeStep:
                 token_ids=inputs.draft_ids,
                 room=inputs.room,
             )
-            drafting = Drafting(self._row_idx[:size], ids, rows_np, needs, inputs.block_tables)
+            places, tables = self._row_idx[:size], inputs.block_tables
+            drafting = Drafting(self.num_drafts, places, ids, rows_np, needs, tables)
         return StepInputs(
             rows=ids,
             input_ids=inputs.input_ids,

@@ -36,6 +36,8 @@ SPECS = {
     "sinks": replace(PLAIN, sinks=SINKS),
     "alibi-window": replace(PLAIN, alibi_slopes=SLOPES, sliding_window=5),
     "everything": replace(PLAIN, softcap=0.7, alibi_slopes=SLOPES, sinks=SINKS, sliding_window=6),
+    "not-causal": replace(PLAIN, is_causal=False),
+    "not-causal-window": replace(PLAIN, is_causal=False, sliding_window=6),
 }
 # (keys seen, query tokens) of each row; a decode step, a mixed one, prefill, verification.
 STEPS = {
@@ -123,7 +125,7 @@ def dense(spec: AttentionSpec, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     distance = torch.arange(len(k))[None] - position  # [q, L]
     if spec.alibi_slopes is not None:
         scores = scores + spec.alibi_slopes.double()[:, None, None] * distance
-    hidden = distance > 0
+    hidden = (distance > 0) & spec.is_causal
     if spec.sliding_window is not None:
         hidden = hidden | (distance <= -spec.sliding_window)
     weights = scores.masked_fill(hidden, -torch.inf).exp()

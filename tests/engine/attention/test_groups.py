@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.attention.groups import Group, group_keys, split_rows
+from engine.attention.groups import Group, Sight, group_keys, split_rows
 from engine.contracts.attention import AttentionInputs
 
 BLOCK_SIZE = 4
@@ -58,7 +58,8 @@ def test_rows_far_apart_in_length_are_kept_apart() -> None:
 def test_a_window_reads_just_the_blocks_it_may_touch(window: int, num_queries: int) -> None:
     rows = [(length, num_queries) for length in range(num_queries, 40)]
     [group] = split_rows(inputs_of(rows))
-    found = group_keys(group, BLOCK_SIZE, window, torch.float32, with_distance=False)
+    sight = Sight(window, is_causal=True)
+    found = group_keys(group, BLOCK_SIZE, sight, torch.float32, with_distance=False)
     keys, values = (found.pages.view(2, len(rows), -1) // 2).tolist()
     assert keys == values
     needed = 0

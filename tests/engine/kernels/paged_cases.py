@@ -139,7 +139,7 @@ class Case:
             distance = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
             if spec.alibi_slopes is not None:
                 scores += spec.alibi_slopes.double()[:, None] * distance[:, None]
-            hidden = distance > 0
+            hidden = (distance > 0) & spec.is_causal
             if spec.sliding_window is not None:
                 hidden |= distance <= -spec.sliding_window
             scores.masked_fill_(hidden[:, None], -torch.inf)
@@ -151,17 +151,19 @@ class Case:
             first += queries
         return torch.cat(outs)
 
-    def check(self) -> None:
+    @property
+    def tolerance(self) -> float:
         """Weights and result are rounded once each, by half of a last digit of no more than the
         largest value; a weight is 2 to the power of a difference of scores below 2^6, which
         float32 rounds, and so does each of its few additions and the sums of up to 200 weights.
         """
         largest = self.pages.nan_to_num().abs().max().item()
-        close = (
-            1.0 * torch.finfo(self.q.dtype).eps + 2**7 * torch.finfo(torch.float32).eps
-        ) * largest
+        own, single = torch.finfo(self.q.dtype).eps, torch.finfo(torch.float32).eps
+        return largest * (1.0 * own + 2**7 * single)
+
+    def check(self) -> None:
         wanted = self.reference()
-        torch.testing.assert_close(self.attend().double(), wanted, rtol=0, atol=close)
+        torch.testing.assert_close(self.attend().double(), wanted, rtol=0, atol=self.tolerance)
 
 
 def to_or_none(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:

@@ -30,22 +30,26 @@ def state_on(device: str, num_drafts: int) -> RowState:
     )
 
 
-def inputs_of(rows: list[int], state: RowState, device: str) -> DecodeInputs:
+def inputs_of(
+    rows: list[int], state: RowState, device: str, num_drafts: int | None = None
+) -> DecodeInputs:
+    """Of a step with so many drafts; None: all of them."""
+    num_drafts = state.drafts.shape[1] if num_drafts is None else num_drafts
     inputs = DecodeInputs.empty(
-        len(rows), state.drafts.shape[1], state.block_tables.shape[1], torch.device(device)
+        len(rows), num_drafts, state.block_tables.shape[1], torch.device(device)
     )
     gather_decode_inputs(torch.tensor(rows, device=device), state, inputs, BLOCK_SIZE)
     return inputs
 
 
-@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize(("num_drafts", "most"), [(0, 0), (3, 3), (2, 5)])
 @pytest.mark.parametrize("device", DEVICES)
-def test_inputs_are_those_of_the_rows(device: str, num_drafts: int) -> None:
-    state, rows = state_on(device, num_drafts), [3, 0, 2, SCRATCH, SCRATCH]
-    inputs = inputs_of(rows, state, device)
+def test_inputs_are_those_of_the_rows(device: str, num_drafts: int, most: int) -> None:
+    state, rows = state_on(device, most), [3, 0, 2, SCRATCH, SCRATCH]
+    inputs = inputs_of(rows, state, device, num_drafts)
     for i, row in enumerate(rows):
         start, table = int(state.num_computed[row]), state.block_tables[row]
-        assert torch.equal(inputs.draft_ids[i], state.drafts[row])
+        assert torch.equal(inputs.draft_ids[i], state.drafts[row, :num_drafts])
         assert int(inputs.seq_lens[i]) == start + 1 + num_drafts
         assert int(inputs.room[i]) == max(int(state.limits[row]) - start - 1, 1)
         for depth in range(1 + num_drafts):
@@ -59,7 +63,7 @@ def test_inputs_are_those_of_the_rows(device: str, num_drafts: int) -> None:
             if depth:
                 draft = int(state.drafts[row, depth - 1])
                 assert int(state.token_ids[row, position]) == max(draft, 0)
-        reach = (start + 2 * num_drafts + 1) // BLOCK_SIZE + 1
+        reach = (start + num_drafts + most + 1) // BLOCK_SIZE + 1
         assert torch.equal(inputs.block_tables[i, :reach], table[:reach])
 
 

@@ -12,13 +12,14 @@ from engine.arrays import UInt8Array
 from engine.contracts.runner import StepCosts, StepHandle
 from engine.memory.blocks import BlockPool
 from engine.plan import StepPlan
+from engine.planning.draft_choice import DraftChoice
 from engine.planning.drafting import DRAFTS_OFF_FROM, DraftRules, draft_rules
 from engine.planning.settle import Settled
 from engine.request import Finish, Origin
 from engine.rows import Choice, RowTable
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
-from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference
+from tests.engine.paged_fake import VOCAB, PagedFake, context_hash, make_engine, reference
 from tests.engine.traffic import FRONTEND, Inbox, prompts, request, run, run_with_aborts, step
 
 SEEDED = SamplingParams(seed=1, stop_token_ids=(0,))
@@ -277,7 +278,7 @@ def test_rows_draft_while_it_pays() -> None:
     """The runner accepts about half of what it drafts; drafts stop where that does not pay."""
     verified = []
     for ratio in (1.1, 9.0):
-        costs = StepCosts((8,), (1.0,), (ratio,))
+        costs = StepCosts((8,), {0: (1.0,), 4: (ratio,)})
         engine, _ = make_engine(num_blocks=200, budget=64, drafting=rules(costs=costs))
         inbox = Inbox()
         for handle in range(8):
@@ -290,9 +291,76 @@ def test_rows_draft_while_it_pays() -> None:
     assert verified[1] > 0
 
 
-def test_a_drafter_does_not_run_for_rows_with_gaps_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafting = rules(max_rows=1, has_cache=True)
-    engine, runner = make_engine(num_blocks=200, budget=64, drafting=drafting)
+class Changing(DraftChoice):
+    """Wants one of some numbers of drafts each time it is asked."""
+
+    def __init__(self, *counts: int) -> None:
+        super().__init__(StepCosts((1,), dict.fromkeys({0, *counts}, (1.0,))))
+        self._wanted, self._rng = counts, random.Random(0)
+
+    def best(self, num_rows: int) -> int:
+        return self._rng.choice(self._wanted)
+
+
+def changing(*counts: int, **fields: Any) -> DraftRules:
+    return rules(max(counts), choice=Changing(*counts), **fields)
+
+
+@pytest.mark.parametrize(
+    ("counts", "fields"),
+    [
+        ((4, 1, 2), {}),
+        ((4, 0, 1), {}),
+        ((1, 4, 2), {"has_cache": True, "looks_ahead": True}),
+    ],
+)
+@pytest.mark.parametrize("num_blocks", [18, 200])
+def test_numbers_of_drafts_that_change_change_no_token(
+    counts: tuple[int, ...], fields: dict[str, Any], num_blocks: int
+) -> None:
+    rng, drafting = random.Random(num_blocks), changing(*counts, **fields)
+    engine, runner = make_engine(num_blocks=num_blocks, budget=20, drafting=drafting)
+    plans = noted(runner)
+    inbox, wanted = Inbox(), {}
+    for handle, prompt in enumerate(prompts(rng, 20, 40)):
+        max_tokens = rng.randrange(1, 24)
+        engine.submit(FRONTEND, request(handle, prompt, max_tokens=max_tokens))
+        wanted[handle, 0] = reference(prompt, max_tokens, (0,), 0)
+        step(engine, inbox, rng.randrange(3))
+    run(engine, inbox)
+    assert inbox.tokens == wanted
+    verified = {plan.num_drafts for plan in plans}
+    assert {1, 4} <= verified <= {0, 1, 2, 4}
+    for plan in plans:
+        assert plan.num_proposed >= plan.num_drafts
+        if plan.is_decode:
+            assert plan.num_proposed == plan.num_drafts
+    stats = engine.stats().drafts
+    assert stats is not None
+    assert 0 < stats.num_accepted < stats.num_draft_tokens
+
+
+def test_rows_with_seeds_have_all_drafts_whatever_pays() -> None:
+    """From their first proposal to their last, beside others that would have fewer."""
+    engine, runner = make_engine(
+        num_blocks=200, budget=64, drafting=changing(1, 4, draws_differ=True)
+    )
+    plans, inbox = noted(runner), Inbox()
+    for handle in range(3):
+        engine.submit(FRONTEND, request(handle, [5 + handle, 2, 3], max_tokens=30))
+        step(engine, inbox, 3)
+    seeded = request(7, [9, 9, 1], max_tokens=12, params=SEEDED)
+    engine.submit(FRONTEND, seeded)
+    run(engine, inbox)
+    own = [plan for plan in plans if any(c.request.handle == 7 for c in plan.choices)]
+    assert len(own) > 3
+    assert {plan.num_proposed for plan in own} == {4}
+    assert {plan.num_drafts for plan in own[1:]} == {4}
+    assert 1 in {plan.num_drafts for plan in plans}
+
+
+def noted(runner: PagedFake) -> list[StepPlan]:
+    """The plans that a runner launches from now on."""
     plans: list[StepPlan] = []
     launch = runner.launch
 
@@ -300,7 +368,14 @@ def test_a_drafter_does_not_run_for_rows_with_gaps_alone(monkeypatch: pytest.Mon
         plans.append(plan)
         return launch(plan)
 
-    monkeypatch.setattr(runner, "launch", launch_and_note)
+    runner.launch = launch_and_note  # type: ignore[method-assign,assignment]
+    return plans
+
+
+def test_a_drafter_does_not_run_for_rows_with_gaps_alone() -> None:
+    drafting = rules(max_rows=1, has_cache=True)
+    engine, runner = make_engine(num_blocks=200, budget=64, drafting=drafting)
+    plans = noted(runner)
     for handle, max_tokens in ((0, 40), (1, 8)):  # too many for drafts, until the second ends
         params = SamplingParams()
         engine.submit(FRONTEND, request(handle, [1, 2], max_tokens=max_tokens, params=params))
@@ -372,13 +447,13 @@ def test_drafts_are_on_up_to_the_number_of_rows_or_while_one_is_pinned() -> None
         return table.claim(choice, 0, 1, is_pinned=is_pinned)
 
     rows = [claim(is_pinned=False) for _ in range(2)]
-    assert few.is_on(table)
+    assert few.wanted(table) == 4
     rows.append(claim(is_pinned=False))
-    assert not few.is_on(table)
+    assert few.wanted(table) == 0
     table.vacate(rows.pop())
     rows.append(claim(is_pinned=True))
-    assert few.is_on(table)
-    assert not DraftRules().is_on(table)
+    assert few.wanted(table) == 4
+    assert DraftRules().wanted(table) == 0
     assert few.num_drafts(table, np.array(rows)) == 0, "no row has any"
     table.has_drafts[rows[1]] = True
     assert few.num_drafts(table, np.array(rows)) == 4

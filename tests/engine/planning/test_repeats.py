@@ -17,7 +17,7 @@ from tests.engine.planning.test_settle import result_of
 
 NAMES = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),
-    *("decodes", "runs_drafter", "proposes", "constrained", "grants", "released", "undrafted"),
+    *("num_proposed", "decodes", "proposes", "constrained", "grants", "released", "undrafted"),
     *(
         "spans",
         "num_tokens",

@@ -52,8 +52,8 @@ def plan_of(
         choices=table.choices_of(ids),
         num_prompt_tokens=0,
         num_drafts=num_drafts,
+        num_proposed=num_drafts,
         decodes=decodes,
-        runs_drafter=num_drafts > 0,
         proposes=np.zeros(len(rows), dtype=np.bool_),
         constrained=np.zeros(len(rows), dtype=np.bool_),
     )

@@ -47,9 +47,9 @@ class TableDrafter:
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         self.num_runs += 1
         if not len(step.last):
-            return step.next_ids.new_empty((0, self.num_tokens))
+            return step.next_ids.new_empty((0, step.num_drafts))
         newest, drafts = step.next_ids[step.last].long(), []
-        for depth in range(self.num_tokens):
+        for depth in range(step.num_drafts):
             newest = draw_drafts(
                 self._table[newest],
                 step.sampling,

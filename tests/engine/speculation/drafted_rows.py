@@ -178,6 +178,7 @@ class DraftedRows:
         last = [f + n - 1 - positions[f] for f, n in zip(first, newest, strict=True)]
         rows_np = np.array(draws, dtype=np.int32)
         step = VerifiedStep(
+            num_drafts=self.drafter.num_tokens,
             rows=torch.tensor(picked),
             input_ids=input_ids,
             positions=where,

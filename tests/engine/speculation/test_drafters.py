@@ -7,24 +7,17 @@ and kept in all numbers, limits reached, tables with other rows' blocks behind t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from engine.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.models.loader import load_model
-from engine.speculation.make_drafter import make_drafter
-from engine.speculative_config import SpeculativeConfig
-from tests.engine.speculation.drafted_rows import (
-    DEVICES,
-    DraftedRows,
-    NextLogits,
-    Row,
-    make_attention,
-    make_rows,
+from tests.engine.speculation.drafted_rows import DEVICES
+from tests.engine.speculation.target_of_heads import (
+    DRAFT_IDS,
+    TargetFolder,
+    check_graph,
+    drafted_rows,
+    serve,
 )
 from tests.engine.speculation.tiny_heads import (
     PlainEagle1,
@@ -34,68 +27,7 @@ from tests.engine.speculation.tiny_heads import (
 )
 from tests.engine.speculation.tiny_mtp import write_with_mtp
 from tests.engine.speculation.tiny_next_layers import KINDS, write_with_next_layers
-from tests.engine.tiny_models import FUSED, VOCAB, write_model
-
-NUM_TOKENS = 3
-NUM_LAYERS = 6
-DRAFT_IDS = sorted({(13 * i) % VOCAB for i in range(60)})
-TargetFolder = tuple[Path, PreTrainedModel]
-
-
-def prompt(length: int) -> list[int]:
-    return [(11 * i + length) % VOCAB for i in range(length)]
-
-
-@pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory) -> TargetFolder:
-    folder = tmp_path_factory.mktemp("target")
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**FUSED["llama"] | {"num_hidden_layers": NUM_LAYERS}))
-    with torch.no_grad():  # larger than the usual start, so that greedy choices are not ties
-        for parameter in model.parameters():
-            parameter.mul_(3.0 if parameter.dim() > 1 else 1.0)
-    model.save_pretrained(folder)
-    return folder, model.eval()
-
-
-def drafted_rows(
-    device: torch.device,
-    target_folder: Path,
-    next_logits: NextLogits | None,
-    *,
-    temperature: float,
-    **fields: Any,
-) -> DraftedRows:
-    target_config = ModelConfig(model=str(target_folder), dtype="float32", max_model_len=64)
-    target = load_model(target_config, device)
-    assert isinstance(target, Decoder)
-    rows, sampling = make_rows(VOCAB, temperature, device)
-    fields = {"num_speculative_tokens": NUM_TOKENS} | fields
-    if temperature > 0.0:
-        fields["draft_sample_method"] = "gumbel"
-    drafter = make_drafter(
-        SpeculativeConfig(**fields), target_config, target, rows, sampling, make_attention
-    )
-    texts = [
-        Row(prompt(21), limit=64),
-        Row(prompt(3), limit=64),
-        Row(prompt(9), limit=16),
-    ]
-    return DraftedRows(target, drafter, sampling, texts, next_logits)
-
-
-def serve(rows: DraftedRows) -> None:
-    """Steps that meet every case; the third row ends at its limit, 16 tokens."""
-    rows.step({1: 3})
-    rows.step({1: 0, 0: 8})
-    rows.step({1: NUM_TOKENS, 0: 7, 2: 9})
-    rows.step({1: 1, 2: 2, 0: 6})  # the chunk that ends row 0's prompt
-    rows.step({0: NUM_TOKENS, 2: 0, 1: 2})
-    rows.step({2: 1, 1: NUM_TOKENS, 0: 1})
-    for accepted in (0, NUM_TOKENS, NUM_TOKENS, 2, 0):
-        rows.step({0: accepted, 1: NUM_TOKENS - accepted})
-    assert len(rows.rows[2].text) == 16
-    assert rows.num_checked > 50
+from tests.engine.tiny_models import write_model
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -213,24 +145,4 @@ def test_a_graph_proposes_what_eager_steps_do(
     elif method == "eagle3":
         write_eagle3(tmp_path, draft_ids=DRAFT_IDS)
     model = folder if method == "draft_model" else tmp_path
-    device = torch.device("cuda")
-    rows = drafted_rows(device, folder, None, temperature=0.7, method=method, model=str(model))
-    rows.step({0: 21})
-    rows.step({1: 3})
-    step, drafter = rows.step({0: 1, 1: 2}), rows.drafter
-    eager = [rows.rows[0].drafts, rows.rows[1].drafts]
-    assert drafter.draft_logits is not None
-    expected = drafter.draft_logits.clone()
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.inference_mode(), torch.cuda.stream(stream):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            drafts = drafter.propose(step)
-    torch.cuda.synchronize()
-    for _ in range(2):
-        drafter.draft_logits.fill_(torch.nan)
-        graph.replay()
-        torch.cuda.synchronize()
-        assert drafts.tolist() == eager
-        assert torch.equal(drafter.draft_logits[:2], expected[:2])
+    check_graph(folder, model, method)

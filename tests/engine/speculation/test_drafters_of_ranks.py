@@ -18,6 +18,14 @@ from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import TILE
 from sampling.vocab_shard import VocabShard
 from tests.engine.speculation.drafted_rows import DraftedRows, Row, make_attention, make_rows
+from tests.engine.speculation.tiny_blocks import (
+    NESTED,
+    SELECTOR,
+    TOP_K,
+    write_dflash,
+    write_dflash2,
+    write_dspark,
+)
 from tests.engine.speculation.tiny_heads import write_eagle1, write_eagle3
 from tests.engine.tiny_models import FUSED
 from tests.sampling.ranks import on_counting_ranks
@@ -28,6 +36,8 @@ NUM_TOKENS = 3
 LAYERS: dict[str, Any] = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 0]}}
 GREEDY_BYTES, RANDOM_BYTES = 16, 4 + 16
 """What a rank tells of a draft: its best key and the id; of a random one its highest logit too."""
+CANDIDATE_BYTES = TOP_K * (4 + 8)
+"""Its highest logits and their ids, from which the candidates of all ranks are taken."""
 ATOL = 1e-4
 """Of draft logits: some 50 times what the sums of two ranks were seen to change."""
 
@@ -53,6 +63,15 @@ def write_drafter(kind: str, folder: Path) -> None:
     elif kind.startswith("eagle3"):
         own = kind == "eagle3, own head"
         write_eagle3(folder, draft_ids=None, vocab_size=VOCAB, is_own=own, **LAYERS)
+    elif kind.startswith("d") and kind != "draft_model":
+        layers: dict[str, Any] = {"target_layer_ids": [1, 0, 1]}
+        if kind == "dspark":
+            write_dspark(folder, vocab_size=VOCAB, **layers)
+        elif kind == "dflash":
+            write_dflash(folder, layers, vocab_size=VOCAB)
+        else:
+            merged = NESTED | SELECTOR | layers
+            write_dflash2(folder, vocab_size=VOCAB, dflash_config=merged)
     else:
         torch.manual_seed(3)
         LlamaForCausalLM(LlamaConfig(**FUSED["llama"] | {"vocab_size": VOCAB})).save_pretrained(
@@ -107,7 +126,11 @@ def serve(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    "kind", ["eagle", "eagle3", "eagle3, own head", "eagle3, reduced", "draft_model"]
+    "kind",
+    [
+        *("eagle", "eagle3", "eagle3, own head", "eagle3, reduced", "draft_model"),
+        *("dflash", "dflash, 2", "dspark"),
+    ],
 )
 def test_ranks_propose_what_one_does(
     folder: Path, tmp_path: Path, kind: str, temperature: float
@@ -128,6 +151,8 @@ def test_ranks_propose_what_one_does(
     a_draft = RANDOM_BYTES if temperature else GREEDY_BYTES
     if kind in ("eagle3, reduced", "draft_model"):
         a_draft = 0
+    if kind == "dflash, 2":
+        a_draft += CANDIDATE_BYTES
     for served in ranks:
         assert served.told == [NUM_TOKENS * count * a_draft for count in served.num_drawn]
 

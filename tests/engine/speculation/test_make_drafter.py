@@ -10,15 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from demo import EAGLE_FOLDER, MODEL_FOLDER
-from engine.attention.plain import PlainAttention
 from engine.config import ModelConfig
-from engine.contracts.drafter import Drafter
-from engine.contracts.model import CausalLM
 from engine.errors import ModelError
 from engine.models.loader import load_model
-from engine.speculation.make_drafter import make_drafter
-from engine.speculative_config import Method, SpeculativeConfig
-from tests.engine.speculation.drafted_rows import make_rows
+from engine.speculative_config import Method
+from tests.engine.speculation.target_of_heads import load_drafter
 from tests.engine.speculation.tiny_heads import write_eagle1, write_eagle3
 from tests.engine.tiny_models import VOCAB, write_model
 
@@ -31,17 +27,6 @@ def target_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
     write_model("llama", folder)
     return folder
-
-
-def load(
-    target_folder: Path, head: Path, method: Method, target: CausalLM | None = None, **model: Any
-) -> Drafter:
-    settings: dict[str, Any] = {"max_model_len": 64, "device": "cpu"} | model
-    target_config = ModelConfig(model=str(target_folder), **settings)
-    target = target or load_model(target_config, DEVICE)
-    config = SpeculativeConfig(method=method, model=str(head), num_speculative_tokens=3)
-    rows, sampling = make_rows(target.vocab_size, 0.0, DEVICE)
-    return make_drafter(config, target_config, target, rows, sampling, PlainAttention)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +56,7 @@ def test_a_head_that_does_not_fit(
     else:
         write_eagle3(tmp_path, draft_ids=list(range(0, 90, 10)), **config)
     with pytest.raises(ModelError) as raised:
-        load(target_folder, tmp_path, method)
+        load_drafter(target_folder, tmp_path, method)
     assert expected in str(raised.value)
     assert "\n" not in str(raised.value)
 
@@ -84,20 +69,20 @@ def test_a_mapping_that_leaves_the_vocabulary_or_repeats(
     tensors["d2t"][0] = offset
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="must map the 9 draft tokens to different ones"):
-        load(target_folder, tmp_path, "eagle3")
+        load_drafter(target_folder, tmp_path, "eagle3")
 
 
 def test_eagle3_over_transformers_modules_is_refused(tmp_path: Path) -> None:
     write_model("gpt2", tmp_path / "target")
     write_eagle3(tmp_path / "head", draft_ids=None, **LAYERS)
     with pytest.raises(ModelError, match="on transformers' modules does not give"):
-        load(tmp_path / "target", tmp_path / "head", "eagle3")
+        load_drafter(tmp_path / "target", tmp_path / "head", "eagle3")
 
 
 def test_eagle_over_transformers_modules(tmp_path: Path) -> None:
     write_model("gpt2", tmp_path / "target")
     write_eagle1(tmp_path / "head", bias=False)
-    assert load(tmp_path / "target", tmp_path / "head", "eagle").draft_logits is None
+    assert load_drafter(tmp_path / "target", tmp_path / "head", "eagle").draft_logits is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +101,7 @@ def test_a_draft_model_that_does_not_fit(
         setattr(draft, name, size)
     monkeypatch.setattr("engine.speculation.make_drafter.load_model", lambda *_: draft)
     with pytest.raises(ModelError, match=expected):
-        load(target_folder, target_folder, "draft_model", target)
+        load_drafter(target_folder, target_folder, "draft_model", target)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])
@@ -128,12 +113,12 @@ def test_random_heads_need_a_config_alone(
     else:
         write_eagle3(tmp_path, draft_ids=list(range(9)), **LAYERS)
     (tmp_path / "model.safetensors").unlink()
-    drafter = load(target_folder, tmp_path, method, load_format="dummy")
+    drafter = load_drafter(target_folder, tmp_path, method, load_format="dummy")
     assert len(drafter.attention_specs) == 1
 
 
 def test_the_shipped_head_fits_the_shipped_model() -> None:
-    load(MODEL_FOLDER, EAGLE_FOLDER, "eagle")
+    load_drafter(MODEL_FOLDER, EAGLE_FOLDER, "eagle")
     tensors = load_file(EAGLE_FOLDER / "model.safetensors")
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
     assert sum(path.stat().st_size for path in EAGLE_FOLDER.iterdir()) < 3_000_000

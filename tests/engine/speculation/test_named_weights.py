@@ -22,6 +22,7 @@ from tests.engine.models.rewriting import (
     write_other,
 )
 from tests.engine.speculation.drafted_rows import DraftedRows, Row, make_attention, make_rows
+from tests.engine.speculation.tiny_blocks import write_dflash, write_dflash2, write_dspark
 from tests.engine.speculation.tiny_heads import write_eagle1, write_eagle3
 from tests.engine.speculation.tiny_mtp import write_with_mtp
 from tests.engine.tiny_models import VOCAB, write_model
@@ -32,6 +33,13 @@ HEADS: dict[str, tuple[str, Callable[[Path], Any], set[str]]] = {
     "eagle": ("eagle", lambda f: write_eagle1(f, bias=True), {"embed_tokens.weight"}),
     "eagle3": ("eagle3", lambda f: write_eagle3(f, draft_ids=None), set()),
     "eagle3 of fewer ids": ("eagle3", lambda f: write_eagle3(f, draft_ids=DRAFT_IDS), {"t2d"}),
+    "dflash": ("dflash", write_dflash, set()),
+    "dflash2": ("dflash", write_dflash2, set()),
+    "dspark": (
+        "dspark",
+        write_dspark,
+        {"confidence_head.proj.weight", "confidence_head.proj.bias"},
+    ),
     "draft model": ("draft_model", lambda f: write_model("qwen3", f, 3), set()),
 }
 """Method, what writes the head, and the tensors that are not its own."""

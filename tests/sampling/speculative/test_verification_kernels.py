@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Verification
 from sampling.device.triton_support import INTERPRETED
@@ -147,6 +148,23 @@ def test_kernels_equal_plain_torch(
     codes = {0, UNUSABLE_LOGITS, NOTHING_ALLOWED} if name == "grammar" else {0, UNUSABLE_LOGITS}
     assert set(wanted.bad.tolist()) == codes
     assert torch.equal(rows.counts.words.cpu(), wanted_rows.counts.words)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("how", ["draft logits", "block"])
+def test_fewer_drafts_are_verified_than_draft_logits_are_kept(
+    how: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of depths beyond, which were made for a step with more drafts, are not read."""
+    method, _ = METHODS[how]
+    step = make_step(WISHES["plain"], 111, has_draft_logits=True)
+    assert step.draft_logits is not None
+    wanted, _ = step.verify(method, device=torch.device(device))
+    step.draft_logits = F.pad(step.draft_logits, (0, 0, 0, 3), value=torch.nan)
+    found, _ = step.verify(method, device=torch.device(device))
+    assert_equal(found, wanted, step)
+    monkeypatch.setattr(verification, "kernels_run_on", lambda device: False)
+    assert_equal(step.verify(method)[0], wanted, step)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -102,6 +102,8 @@ SPECS = [
     replace(SPEC, num_kv_heads=1, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.0])),
     replace(SPEC, num_kv_heads=4, head_dim=24, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
     replace(SPEC, sliding_window=100, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0])),
+    replace(SPEC, is_causal=False),
+    replace(SPEC, is_causal=False, sliding_window=19),
 ]
 
 

@@ -134,6 +134,17 @@ def check_bits(case: _Invariant) -> None:
         first += queries
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [None, 19])
+def test_rows_whose_tokens_see_one_another(window: int | None, device: str) -> None:
+    """Five tokens of each row see all of its keys, or those of their windows up to its end."""
+    spec = replace(SPEC, is_causal=False, sliding_window=window)
+    case = _Invariant(spec, [(200, 5), (65, 5), (7, 5)], torch.float32, device)
+    for programs in (1, 3):
+        found = case.decode([(row, keys) for row, (keys, _) in enumerate(case.rows)], 5, programs)
+        torch.testing.assert_close(found.double(), case.reference(), rtol=0, atol=case.tolerance)
+
+
 def test_shares_begin_at_fixed_positions() -> None:
     ends = (1, 64, 65, 1024, 1025, 1280, 1281, 8192, 8193, 9216, 9217)
     assert [num_shares(n) for n in ends] == [1, 1, 2, 16, 17, 17, 18, 44, 45, 45, 46]
