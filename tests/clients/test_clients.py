@@ -125,10 +125,11 @@ def test_guidellm(route: str, server: Server, tmp_path: Path) -> None:
     command += ["--output", f"kind=json,path={report}", "--disable-console"]
     output_of(command, tmp_path)
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
-    requests = benchmark["requests"]
-    assert [len(requests[kind]) for kind in ("errored", "incomplete")] == [0, 0]
-    assert len(requests["successful"]) == NUM_REQUESTS
-    for request in requests["successful"]:
+    made = benchmark["scheduler_metrics"]["requests_made"]
+    assert (made["successful"], made["total"]) == (NUM_REQUESTS, NUM_REQUESTS)
+    # It keeps those that began and ended while it measured, of which a busy machine sees fewer.
+    assert benchmark["requests"]["successful"]
+    for request in benchmark["requests"]["successful"]:
         assert request["output_metrics"]["text_tokens"] == MAX_TOKENS
         if route == "/v1/completions":  # all that a chat has of so few tokens may be thoughts
             assert request["output"]

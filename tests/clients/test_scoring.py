@@ -1,7 +1,8 @@
-"""Unmodified client packages ask for decisions and rankings, and get what anyone gets.
+"""Unmodified client packages ask for decisions, rankings and vectors, and get what anyone gets.
 
 A program of `scoring/` is told the address, the model and what to ask, `ASKED` as JSON. It prints
-what it got by every way of asking that its package has: probabilities, or documents with scores.
+what it got by every way of asking that its package has: probabilities, documents with scores, or
+documents' vectors.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ PYTHON = {
     "cohere_rerank": "cohere",
     "langchain_rerank": "langchain-cohere",
     "jina_rerank": "llama-index-postprocessor-jinaai-rerank",
+    "openai_embeddings": "openai",
+    "langchain_embeddings": "langchain-openai",
 }
 """Packages by program."""
 # What is new enough says that it wants a newer Node than npm would choose it for.
@@ -83,13 +86,17 @@ def decided(server: Server, levels: list[dict[str, str]]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def wanted(server: Server) -> dict[str, Any]:
-    """What is right: answers, answers where levels are numbers, and the ranking."""
+    """What is right: answers, answers where levels are numbers, the ranking, and vectors."""
     body = {"model": MODEL, "query": ASKED["query"], "documents": ASKED["documents"]}
     reply = httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60).raise_for_status()
     numbered = [
         {"label": str(level), "description": text} for level, text in enumerate(ASKED["levels"])
     ]
+    embedded = server.client.embeddings.create(
+        model=MODEL, input=ASKED["documents"], encoding_format="float"
+    )
     return {
+        "vectors": [each.embedding for each in embedded.data],
         "answers": decided(server, [{"label": text} for text in ASKED["levels"]]),
         NUMBERED: decided(server, numbered),
         "ranking": [[each["index"], each["relevance_score"]] for each in reply.json()["results"]],
@@ -105,6 +112,10 @@ def check(output: str, wanted: dict[str, Any]) -> None:
             assert [index for index, _ in got] == [index for index, _ in wanted["ranking"]]
             scores = [score for _, score in wanted["ranking"]]
             assert [score for _, score in got] == pytest.approx(scores, abs=TOLERANCE), name
+            continue
+        if "vectors" in got:
+            for vector, right in zip(got["vectors"], wanted["vectors"], strict=True):
+                assert vector == pytest.approx(right, abs=TOLERANCE), name
             continue
         right = wanted[NUMBERED if name.endswith(NUMBERED) else "answers"]
         assert got.keys() == right.keys()

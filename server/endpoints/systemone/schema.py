@@ -25,6 +25,22 @@ def _not_too_many(value: Any) -> Any:
     return value
 
 
+def _text_or_json(value: Any) -> str:
+    """A text, or JSON as text. Large bodies are read in another process: texts come back sooner."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, dict | list):
+        raise ValueError(f"must be a text, an object or a list, got {shown(value)}")
+    if is_deeper(value, MAX_JSON_DEPTH):
+        raise ValueError(f"must have at most {MAX_JSON_DEPTH} levels")
+    return orjson.dumps(value).decode()
+
+
+def _question_text(value: Any) -> str | None:
+    """Instructions as text, if there are any."""
+    return None if value is None else _text_or_json(value)
+
+
 class SystemOneQuestion(TypedModel):
     """A noul (is it so?), a choice (which one?), or a score (how much?)."""
 
@@ -35,7 +51,9 @@ class SystemOneQuestion(TypedModel):
     }
 
     type: str
-    instructions: str | None = None
+    instructions: Annotated[Any, AfterValidator(_question_text)] = Field(
+        None, description="The question: a text, or JSON that is shown as text."
+    )
     criteria: Annotated[
         dict[str, str | None] | list[str] | None, BeforeValidator(_not_too_many)
     ] = Field(
@@ -68,17 +86,6 @@ def _check_size(criteria: Any, kind: type[Sized], words: str, most: int) -> None
         raise ValueError(f"must have criteria that are {words}, got {shown(criteria)}")
     if not 2 <= len(criteria) <= most:
         raise ValueError(f"must have criteria that are {words}, 2 to {most}, got {len(criteria)}")
-
-
-def _text_or_json(value: Any) -> str:
-    """A state as text. Large bodies are read in another process: a text comes back sooner."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, dict | list):
-        raise ValueError(f"must be a text, an object or a list, got {shown(value)}")
-    if is_deeper(value, MAX_JSON_DEPTH):
-        raise ValueError(f"must have at most {MAX_JSON_DEPTH} levels")
-    return orjson.dumps(value).decode()
 
 
 def _no_assets(value: Any) -> Any:

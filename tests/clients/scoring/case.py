@@ -68,6 +68,11 @@ def note_ranking(name: str, ranking: Iterable[tuple[int, float]]) -> None:
     FOUND[name] = [list(pair) for pair in ranking]
 
 
+def note_vectors(name: str, vectors: Iterable[list[float]]) -> None:
+    """Note the documents' vectors."""
+    FOUND[name] = {"vectors": list(vectors)}
+
+
 def report() -> None:
     """Print what was noted as the last line."""
     print(json.dumps(FOUND))

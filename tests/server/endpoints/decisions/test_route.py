@@ -207,6 +207,10 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     (choice_of("a", "b", "a"), f"{Q}.choices", 'got "a" at [0] and [2]'),
     (choice_of(3, "b"), f"{Q}.choices[0].value", "must be a string, true or false, got 3"),
     ({"questions": [{**SCORE, "levels": [{"label": "x"}] * 11}]}, f"{Q}.levels", "at most 10"),
+    ({"questions": [{**SCORE, "levels": [{"label": "x"}]}]}, f"{Q}.levels", "at least 2"),
+    (choice_of(True, True), f"{Q}.choices", "got true at [0] and [1]"),
+    ({"questions": None}, "questions", "list"),
+    ({"questions": [{"instructions": "x"}]}, Q, "type"),
     ({"questions": [{"type": "box"}]}, Q, "predicate, choice, score"),
     ({"questions": [{"type": "predicate"}]}, Q, "needs instructions"),
     ({"questions": [{**PREDICATE, "instructions": " "}]}, f"{Q}.instructions", "empty"),
@@ -228,6 +232,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     (said(json_part(5)), "input[0].content[0].data", "an object or a list of objects"),
     ({"input": "x" * 3000}, "input", "got 3"),
     ({"permute": 65}, "permute", "at most 64"),
+    ({"permute": 0}, "permute", "at least 1"),
     ({"labels": "digits"}, "labels", "letters"),
     ({"qestions": 1}, "qestions", "did you mean 'questions'"),
 ]

@@ -85,6 +85,16 @@ async def test_both_endpoints_ask_in_the_same_words(chat: Site) -> None:
     assert prompts_of(chat) == own
 
 
+async def test_instructions_may_be_json(chat: Site) -> None:
+    question = {"type": "noul", "instructions": {"ask": ["Is it so?"]}}
+    unsaid = {"type": "choice", "instructions": None, "criteria": {"x": None, "y": None}}
+    reply = await send(chat, questions={"a": question, "b": unsaid})
+    assert reply.status_code == 200, reply.text
+    items = bytes(chat.engine.scored[-1].item_token_ids.tolist())
+    assert b'Question: {"ask":["Is it so?"]}' in items
+    assert b"Question: Which one is it?" in items
+
+
 async def test_permute(chat: Site) -> None:
     body = {"model": MODEL, "state": "It is late.", "questions": QUESTIONS}
     reply = await chat.client.post(
@@ -122,6 +132,11 @@ REFUSALS: list[tuple[dict[str, Any], list[str | int], str]] = [
     (one(type="score", criteria=["x"] * 11), ["questions", "a"], "2 to 10, got 11"),
     (one(type="score", criteria={"x": "y"}), ["questions", "a"], "a list of levels"),
     (one(type="box"), ["questions", "a"], "noul, choice, score"),
+    (one(type="score", criteria=["x"]), ["questions", "a"], "2 to 10, got 1"),
+    (one(instructions="x"), ["questions", "a"], "type"),
+    (one(type="noul", instructions=5), ["questions", "a", "instructions"], "got 5"),
+    (one(type="noul", instructions=nested(40)), ["questions", "a", "instructions"], "32 levels"),
+    ({"permute": 65}, ["permute"], "at most 64"),
     ({"assets": {"x": {"type": "image"}}}, ["assets"], "images"),
     ({"state": 5}, ["state"], "must be a text, an object or a list, got 5"),
     ({"state": nested(40)}, ["state"], "at most 32 levels"),
