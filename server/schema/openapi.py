@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from server.schema.base import BodyModel
 from server.schema.ids import TOKEN_ID_TITLE
@@ -23,6 +24,7 @@ _ERRORS = {
     409: "The engine is in another state; `code` names it.",
     413: "The body is over --max-body-bytes.",
     415: "The body is not application/json.",
+    422: "The request breaks a rule; `loc` names the field.",
     429: "Too many prompts wait; see Retry-After.",
     500: "The engine failed.",
     503: "The engine is down, or the server is shutting down.",
@@ -53,15 +55,17 @@ def describes(
     *,
     stream: str | None = None,
     error: type[BaseModel] = ErrorReply,
+    refused: int = 400,
 ) -> dict[str, Any]:
     """Describe a route that reads a body of this kind: arguments of FastAPI's decorators.
 
     Args:
         stream: what a stream has; None where there is none.
+        refused: the status of a body that breaks a rule.
     """
-    responses = replies(success, 400, 404, 413, 415, 429, 500, error=error)
+    responses = replies(success, refused, 404, 413, 415, 429, 500, error=error)
     if stream is not None:
-        responses[200]["content"] = {"text/event-stream": {"schema": {"description": stream}}}
+        responses[200]["content"] = _stream(stream)
     return {"responses": responses, "openapi_extra": {"requestBody": _body(_ref(kind))}}
 
 
@@ -69,7 +73,44 @@ def describes_any(*kinds: type[BodyModel]) -> dict[str, Any]:
     """Describe a route that reads a body of any of these kinds and answers as theirs do."""
     schema = {"anyOf": [_ref(kind) for kind in kinds]}
     responses = replies(None, 400, 404, 413, 415, 429, 500)
+    responses[200]["content"] = _stream(CHUNKS)
     return {"responses": responses, "openapi_extra": {"requestBody": _body(schema)}}
+
+
+def steers(
+    kind: type[BodyModel],
+    success: type[BaseModel] | None,
+    *,
+    may_be_empty: bool = False,
+    refusal: type[BaseModel] = ErrorReply,
+) -> dict[str, Any]:
+    """Describe a route that changes the engine's state, which may not allow it.
+
+    Args:
+        may_be_empty: the body may be left out.
+        refusal: the reply of a 400.
+    """
+    described = describes(kind, success)
+    described["openapi_extra"]["requestBody"]["required"] = not may_be_empty
+    described["responses"] |= replies(success, 400, 409)
+    described["responses"][400]["model"] = refusal
+    return described
+
+
+def without_content(described: dict[str, Any]) -> dict[str, Any]:
+    """The same route, whose success has no content."""
+    return described | {"response_class": Response}
+
+
+def as_text(described: dict[str, Any], *statuses: int) -> dict[str, Any]:
+    """The same route, whose replies of success, and of these statuses, are texts."""
+    for status in (200, *statuses):
+        described["responses"][status]["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    return without_content(described)
+
+
+def _stream(words: str) -> dict[str, Any]:
+    return {"text/event-stream": {"schema": {"description": words}}}
 
 
 def _ref(kind: type[BodyModel]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import re
 import threading
 from typing import Any
 
+import jsonschema
 import pytest
 
 from server.endpoints.completions.schema import CompletionRequest
@@ -85,6 +86,25 @@ class TestTokens:
         assert info["eos_token"] == "<eos>"
 
 
+DESCRIBED = [
+    ("/generate", {"input_ids": [[5], [6]], "sampling_params": {"max_new_tokens": 1}}, 200),
+    ("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 1}}, 200),
+    ("/invocations", {"prompt": "a", "max_tokens": 1, "stream": True}, 200),
+    ("/v1/systemone", {}, 422),
+    ("/v1/systemone/separate", {}, 422),
+    ("/v1/systemone/permute", {}, 422),
+    ("/abort_request", {"abort_all": True}, 200),
+    ("/abort_request", {}, 400),
+    ("/flush_cache", None, 200),
+    ("/continue_generation", None, 200),
+    ("/finish_weight_update", None, 200),
+    ("/begin_weight_update", {"selector": 5}, 400),
+    ("/end_weight_update", None, 200),
+    ("/v1/load_lora_adapter", {}, 400),
+]
+"""Paths, bodies, and the statuses of their replies."""
+
+
 class TestOpenApi:
     async def test_bodies_and_errors_are_described(self, site: Site) -> None:
         page = (await site.client.get("/openapi.json")).json()
@@ -97,6 +117,36 @@ class TestOpenApi:
         for path, methods in page["paths"].items():
             for method, described_route in methods.items():
                 assert described_route["responses"], (path, method)
+
+    @pytest.mark.parametrize(("path", "body", "status"), DESCRIBED)
+    async def test_replies_are_as_described(self, path: str, body: Any, status: int) -> None:
+        async with in_process(weight_updates=True, enable_lora=True) as site:
+            page = (await site.client.get("/openapi.json")).json()
+            reply = await site.client.post(path, json=body)
+        described = page["paths"][path]["post"]
+        assert reply.status_code == status, reply.text
+        media = reply.headers.get("content-type", "").partition(";")[0]
+        contents = described["responses"][str(status)].get("content", {})
+        assert media in contents or not (media or contents)
+        if media == "application/json":
+            schema = contents[media]["schema"] | {"components": page["components"]}
+            jsonschema.validate(reply.json(), schema)
+
+    async def test_routes_for_trainers_may_have_no_body_and_be_refused(self) -> None:
+        async with in_process(weight_updates=True) as site:
+            page = (await site.client.get("/openapi.json")).json()
+        for path in ("/abort_requests", "/pause_generation", "/begin_weight_update"):
+            described = page["paths"][path]["post"]
+            assert not described["requestBody"]["required"], path
+            assert "409" in described["responses"], path
+        assert page["paths"]["/update_weights"]["post"]["requestBody"]["required"]
+
+    async def test_a_null_schema_of_a_text_is_as_described(self, site: Site) -> None:
+        page = (await site.client.get("/openapi.json")).json()
+        value = {"type": "text", "name": None, "schema": None, "strict": None}
+        body = {"input": "a", "text": {"format": value}, "max_output_tokens": 1}
+        schema = {"$ref": "#/components/schemas/ResponsesRequest", "components": page["components"]}
+        jsonschema.validate(body, schema)
 
     async def test_every_reference_leads_somewhere(self, site: Site) -> None:
         page = (await site.client.get("/openapi.json")).json()

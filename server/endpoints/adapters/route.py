@@ -25,12 +25,12 @@ from server.endpoints.steer import steer
 from server.errors import ApiError, bad_request, json_response
 from server.schema.adapters import path_refusal
 from server.schema.checks import check_model
-from server.schema.openapi import describes
+from server.schema.openapi import as_text, steers
 
 router = APIRouter(tags=["adapters"], route_class=PlainRoute)
 
 
-@router.post("/v1/load_lora_adapter", **describes(LoadAdapterRequest, None))
+@router.post("/v1/load_lora_adapter", **as_text(steers(LoadAdapterRequest, None)))
 async def load_adapter(request: Request) -> Response:
     """Load an adapter from a folder or from the body, while requests go on."""
     context = context_of(request)
@@ -44,7 +44,7 @@ async def load_adapter(request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", **describes(UnloadAdapterRequest, None))
+@router.post("/v1/unload_lora_adapter", **as_text(steers(UnloadAdapterRequest, None)))
 async def unload_adapter(request: Request) -> Response:
     """Unload an adapter; replies that it is drawing go on."""
     context = context_of(request)

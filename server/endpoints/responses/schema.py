@@ -31,7 +31,7 @@ class TextFormat(TypedModel):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, max_length=256, description="This is accepted and ignored.")
-    schema_: JsonSchema = Field(None, alias="schema")
+    schema_: JsonSchema | None = Field(None, alias="schema")
     description: str | None = Field(None, description="This is accepted and ignored.")
     strict: bool | None = Field(
         None, description="This is accepted and ignored: the schema is always kept to."

@@ -20,7 +20,7 @@ from server.endpoints.rollout.reply_schema import (
 from server.endpoints.rollout.schema import AbortBody, PauseQuery, ResetQuery, WorldSizeQuery
 from server.endpoints.steer import steer
 from server.errors import ApiError, json_response
-from server.schema.openapi import describes, queries, replies
+from server.schema.openapi import queries, replies, steers
 from server.schema.query import read_query
 
 router = APIRouter(tags=["rollouts"], route_class=PlainRoute)
@@ -49,7 +49,7 @@ async def is_paused(request: Request) -> Response:
     return json_response({"is_paused": context_of(request).engine.state.is_paused})
 
 
-@router.post("/abort_requests", **describes(AbortBody, AbortedReply))
+@router.post("/abort_requests", **steers(AbortBody, AbortedReply, may_be_empty=True))
 async def abort_requests(request: Request) -> Response:
     """End requests with what they have: their `finish_reason` is `abort`."""
     context = context_of(request)

@@ -47,7 +47,7 @@ from server.endpoints.rollout.weight_schema import (
 from server.endpoints.steer import checksums, list_weights, run_weights, update_weights
 from server.errors import bad_request, json_response
 from server.schema.base import validate
-from server.schema.openapi import describes, queries, replies
+from server.schema.openapi import queries, replies, steers
 from server.schema.query import read_query
 
 router = APIRouter(tags=["rollouts"], route_class=PlainRoute)
@@ -56,7 +56,7 @@ GROUP = "vllm"
 """The name of the one group that vLLM's routes know."""
 
 
-@router.post("/init_weight_transfer_engine", **describes(InitBody, DoneReply))
+@router.post("/init_weight_transfer_engine", **steers(InitBody, DoneReply))
 async def init_weight_transfer_engine(request: Request) -> Response:
     """Form the group over which tensors will come; nothing where they come otherwise."""
     context = context_of(request)
@@ -89,20 +89,20 @@ def _group(info: InitInfo | dict[str, Any]) -> InitGroup:
     )
 
 
-@router.post("/shutdown_weight_transfer_engine", responses=replies(DoneReply, 400))
+@router.post("/shutdown_weight_transfer_engine", responses=replies(DoneReply, 400, 409))
 async def shutdown_weight_transfer_engine(request: Request) -> Response:
     """Leave the group."""
     await run_weights(EndGroup(name=GROUP), context_of(request))
     return json_response({"message": "Weight transfer shut down"})
 
 
-@router.post("/start_weight_update", **describes(StartBody, DoneReply))
+@router.post("/start_weight_update", **steers(StartBody, DoneReply, may_be_empty=True))
 async def start_weight_update(request: Request) -> Response:
     """Begin an update of the model's weights."""
     return await _start(request, "model", "Weight update started")
 
 
-@router.post("/start_draft_weight_update", **describes(StartBody, DoneReply))
+@router.post("/start_draft_weight_update", **steers(StartBody, DoneReply, may_be_empty=True))
 async def start_draft_weight_update(request: Request) -> Response:
     """Begin an update of the drafter's weights."""
     return await _start(request, "draft", "Draft weight update started")
@@ -115,7 +115,7 @@ async def _start(request: Request, target: WeightTarget, message: str) -> Respon
     return json_response({"message": message})
 
 
-@router.post("/update_weights", **describes(UpdateBody, DoneReply))
+@router.post("/update_weights", **steers(UpdateBody, DoneReply))
 async def update(request: Request) -> Response:
     """Receive tensors of the update that was begun; or do all of one from a folder."""
     context = context_of(request)
@@ -155,7 +155,7 @@ def _source(info: UpdateInfo) -> AnySource:
     return GroupSource(group=GROUP, names=names, dtypes=dtypes, shapes=shapes, packed=info.packed)
 
 
-@router.post("/finish_weight_update", **describes(FinishBody, DoneReply))
+@router.post("/finish_weight_update", **steers(FinishBody, DoneReply, may_be_empty=True))
 async def finish_weight_update(request: Request) -> Response:
     """Write all tensors of the update at once, in place."""
     context = context_of(request)
@@ -165,7 +165,7 @@ async def finish_weight_update(request: Request) -> Response:
     return json_response({"message": "Weight update finished"})
 
 
-@router.post("/update_weight_version", **describes(VersionBody, VersionSetReply))
+@router.post("/update_weight_version", **steers(VersionBody, VersionSetReply))
 async def update_weight_version(request: Request) -> Response:
     """Call the weights by another version."""
     context = context_of(request)
@@ -193,7 +193,7 @@ async def weight_info(request: Request) -> Response:
     )
 
 
-@router.post("/weight_checker", **describes(CheckerBody, ChecksumsReply))
+@router.post("/weight_checker", **steers(CheckerBody, ChecksumsReply))
 async def weight_checker(request: Request) -> Response:
     """Give checksums of the weights, or compare them."""
     context = context_of(request)

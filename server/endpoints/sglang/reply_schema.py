@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
+
+from server.schema.replies import ErrorReply
 
 
 class StatusMessageReply(BaseModel):
@@ -17,6 +19,10 @@ class OutcomeReply(BaseModel):
 
     success: bool
     message: str
+
+
+class RefusalReply(RootModel[OutcomeReply | ErrorReply]):
+    """What the engine refused, or what breaks a rule of the body."""
 
 
 class RankChecksums(BaseModel):

@@ -21,7 +21,7 @@ from server.endpoints.sglang.schema import (
 )
 from server.endpoints.steer import steer
 from server.errors import ApiError, bad_request, json_response
-from server.schema.openapi import describes, queries
+from server.schema.openapi import as_text, queries, steers, without_content
 from server.schema.query import read_query
 
 router = APIRouter(tags=["rollouts, as SGLang has them"], route_class=PlainRoute)
@@ -30,7 +30,9 @@ LOOK_S = 0.05
 """Seconds between two tries to flush a cache that requests hold."""
 
 
-@router.post("/pause_generation", **describes(PauseGenerationBody, StatusMessageReply))
+@router.post(
+    "/pause_generation", **steers(PauseGenerationBody, StatusMessageReply, may_be_empty=True)
+)
 async def pause_generation(request: Request) -> Response:
     """Stop to generate; requests that come meanwhile wait."""
     context = context_of(request)
@@ -44,7 +46,9 @@ async def pause_generation(request: Request) -> Response:
     return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
 
-@router.post("/continue_generation", **describes(ContinueGenerationBody, StatusMessageReply))
+@router.post(
+    "/continue_generation", **steers(ContinueGenerationBody, StatusMessageReply, may_be_empty=True)
+)
 async def continue_generation(request: Request) -> Response:
     """Go on after a pause."""
     context = context_of(request)
@@ -53,7 +57,7 @@ async def continue_generation(request: Request) -> Response:
     return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
 
-@router.post("/abort_request", **describes(AbortRequestBody, None))
+@router.post("/abort_request", **without_content(steers(AbortRequestBody, None)))
 async def abort_request(request: Request) -> Response:
     """End one request, or all, with what they have."""
     context = context_of(request)
@@ -65,7 +69,7 @@ async def abort_request(request: Request) -> Response:
 
 
 @router.get("/flush_cache", include_in_schema=False)
-@router.post("/flush_cache", **queries(FlushQuery, None))
+@router.post("/flush_cache", **as_text(queries(FlushQuery, None), 400))
 async def flush_cache(request: Request) -> Response:
     """Forget all prefixes; a 400 while requests hold computed blocks."""
     query = read_query(FlushQuery, request.query_params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -29,6 +30,7 @@ from server.endpoints.plain import PlainRoute
 from server.endpoints.sglang.reply_schema import (
     ModelInfoReply,
     OutcomeReply,
+    RefusalReply,
     WeightsCheckerReply,
     WeightVersionReply,
 )
@@ -48,11 +50,17 @@ from server.endpoints.sglang.weight_schema import (
 from server.endpoints.steer import checksums, run_weights, steer, update_weights
 from server.errors import ApiError, bad_request, json_response
 from server.http.account import account_of
-from server.schema.openapi import describes, replies
+from server.schema.base import BodyModel
+from server.schema.openapi import replies, steers
 
 router = APIRouter(tags=["rollouts, as SGLang has them"], route_class=PlainRoute)
 
 DONE = "Success."
+
+
+def _steers(kind: type[BodyModel], *, may_be_empty: bool = False) -> dict[str, Any]:
+    """Describe a route whose outcome is a reply, `_outcome`."""
+    return steers(kind, OutcomeReply, may_be_empty=may_be_empty, refusal=RefusalReply)
 
 
 async def _outcome(work: Awaitable[object]) -> Response:
@@ -66,7 +74,7 @@ async def _outcome(work: Awaitable[object]) -> Response:
     return json_response({"success": True, "message": DONE})
 
 
-@router.post("/init_weights_update_group", **describes(InitGroupBody, OutcomeReply))
+@router.post("/init_weights_update_group", **_steers(InitGroupBody))
 async def init_weights_update_group(request: Request) -> Response:
     """Form the group over which tensors will come."""
     context = context_of(request)
@@ -82,7 +90,7 @@ async def init_weights_update_group(request: Request) -> Response:
     return await _outcome(run_weights(command, context))
 
 
-@router.post("/destroy_weights_update_group", **describes(DestroyGroupBody, OutcomeReply))
+@router.post("/destroy_weights_update_group", **_steers(DestroyGroupBody, may_be_empty=True))
 async def destroy_weights_update_group(request: Request) -> Response:
     """Leave a group."""
     context = context_of(request)
@@ -90,7 +98,7 @@ async def destroy_weights_update_group(request: Request) -> Response:
     return await _outcome(run_weights(EndGroup(name=body.group_name), context))
 
 
-@router.post("/update_weights_from_disk", **describes(FromDiskBody, OutcomeReply))
+@router.post("/update_weights_from_disk", **_steers(FromDiskBody))
 async def update_weights_from_disk(request: Request) -> Response:
     """Update weights from a folder of safetensors."""
     context = context_of(request)
@@ -100,7 +108,7 @@ async def update_weights_from_disk(request: Request) -> Response:
     return await _outcome(work)
 
 
-@router.post("/update_weights_from_distributed", **describes(FromDistributedBody, OutcomeReply))
+@router.post("/update_weights_from_distributed", **_steers(FromDistributedBody))
 async def update_weights_from_distributed(request: Request) -> Response:
     """Update weights by tensors that are broadcast: an update of its own, or a part of one."""
     context = context_of(request)
@@ -126,7 +134,7 @@ async def update_weights_from_distributed(request: Request) -> Response:
     return await _outcome(work)
 
 
-@router.post("/update_weights_from_tensor", **describes(FromTensorBody, OutcomeReply))
+@router.post("/update_weights_from_tensor", **_steers(FromTensorBody))
 async def update_weights_from_tensor(request: Request) -> Response:
     """Update weights by pickled handles: an update of its own, or a part of one."""
     context = context_of(request)
@@ -145,7 +153,7 @@ async def update_weights_from_tensor(request: Request) -> Response:
     return await _outcome(work)
 
 
-@router.post("/begin_weight_update", **describes(BeginBody, OutcomeReply))
+@router.post("/begin_weight_update", **_steers(BeginBody, may_be_empty=True))
 async def begin_weight_update(request: Request) -> Response:
     """Let the next updates be parts of one, which `/end_weight_update` writes."""
     context = context_of(request)
@@ -153,7 +161,7 @@ async def begin_weight_update(request: Request) -> Response:
     return await _outcome(run_weights(BeginUpdate(target=_target(body.selector)), context))
 
 
-@router.post("/end_weight_update", **describes(EndBody, OutcomeReply))
+@router.post("/end_weight_update", **_steers(EndBody, may_be_empty=True))
 async def end_weight_update(request: Request) -> Response:
     """Write what came since `/begin_weight_update`."""
     context = context_of(request)
@@ -181,7 +189,7 @@ async def _update(
 
 
 @router.get("/get_weights_by_name", include_in_schema=False)
-@router.post("/get_weights_by_name", **describes(GetWeightBody, None))
+@router.post("/get_weights_by_name", **steers(GetWeightBody, None))
 async def get_weights_by_name(request: Request) -> Response:
     """Read the first rows of a weight, as lists."""
     context = context_of(request)
@@ -196,7 +204,7 @@ async def get_weights_by_name(request: Request) -> Response:
 
 
 @router.get("/release_memory_occupation", include_in_schema=False)
-@router.post("/release_memory_occupation", **describes(MemoryBody, None))
+@router.post("/release_memory_occupation", **steers(MemoryBody, None, may_be_empty=True))
 async def release_memory_occupation(request: Request) -> Response:
     """Give memory back; refused while requests have not ended."""
     parts = await _parts(request)
@@ -206,7 +214,7 @@ async def release_memory_occupation(request: Request) -> Response:
 
 
 @router.get("/resume_memory_occupation", include_in_schema=False)
-@router.post("/resume_memory_occupation", **describes(MemoryBody, None))
+@router.post("/resume_memory_occupation", **steers(MemoryBody, None, may_be_empty=True))
 async def resume_memory_occupation(request: Request) -> Response:
     """Take memory again."""
     parts = await _parts(request)
@@ -225,7 +233,9 @@ async def _parts(request: Request) -> tuple[MemoryPart, ...]:
 
 
 @router.get("/weights_checker", include_in_schema=False)
-@router.post("/weights_checker", **describes(WeightsCheckerBody, WeightsCheckerReply))
+@router.post(
+    "/weights_checker", **steers(WeightsCheckerBody, WeightsCheckerReply, may_be_empty=True)
+)
 async def weights_checker(request: Request) -> Response:
     """Give checksums of the weights."""
     context = context_of(request)

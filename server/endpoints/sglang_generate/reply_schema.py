@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, RootModel
 
 from server.schema.replies import WeightVersionSpan
 
@@ -45,9 +45,13 @@ class MetaInfo(BaseModel):
 
 
 class GenerateReply(BaseModel):
-    """One continuation; the reply is a list of these where there are several."""
+    """One continuation."""
 
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
     index: Any = None
+
+
+class GenerateReplies(RootModel[GenerateReply | list[GenerateReply]]):
+    """A continuation, or a list where there are several."""

@@ -12,7 +12,7 @@ from server.context import context_of
 from server.endpoints.answer import answer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.sglang_generate.render import GenerateRenderer, GenerateWriter
-from server.endpoints.sglang_generate.reply_schema import GenerateReply
+from server.endpoints.sglang_generate.reply_schema import GenerateReplies
 from server.endpoints.sglang_generate.schema import GenerateRequest
 from server.endpoints.sglang_generate.spec import generate_spec
 from server.generation.prepare import prepare
@@ -24,7 +24,7 @@ router = APIRouter(tags=["generation"], route_class=PlainRoute)
 STREAM = "With `stream`: objects of the same shape, then `data: [DONE]`."
 
 
-@router.post("/generate", **describes(GenerateRequest, GenerateReply, stream=STREAM))
+@router.post("/generate", **describes(GenerateRequest, GenerateReplies, stream=STREAM))
 async def generate(request: Request) -> Response:
     """Continue prompts in SGLang's shape."""
     context = context_of(request)

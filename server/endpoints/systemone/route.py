@@ -28,7 +28,7 @@ router = APIRouter(tags=["decisions"], route_class=PlainRoute)
 
 
 def _describes(kind: type[BodyModel], success: type[BaseModel]) -> Json:
-    return describes(kind, success, error=DetailReply)
+    return describes(kind, success, error=DetailReply, refused=422)
 
 
 @router.post("/v1/systemone", **_describes(SystemOneRequest, SystemOneReply))
