@@ -197,7 +197,8 @@ class EngineLoop:
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
-            self._drop(frontend, "has ended")
+            if frontend in self._frontends.known:  # else an output of this step has met its end
+                self._drop(frontend, "has ended")
             return
         self._socket.send(encode(output))
 

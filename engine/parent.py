@@ -123,7 +123,7 @@ class EngineProcess:
                 case Failed(message):
                     reason = f": {message}"
         code = await self._process.wait()
-        self.ended.set_result(f"the engine process {_end_of(code)}{reason}")
+        self.ended.set_result(f"the engine process {end_of(code)}{reason}")
 
     async def _tick(self) -> None:
         while True:
@@ -160,7 +160,7 @@ async def _handshake(process: Process, on_progress: Listener) -> EngineInfo:
                 raise ConfigError(message)
             case Ready(info):
                 return info
-    end = _end_of(await process.wait())
+    end = end_of(await process.wait())
     raise ConfigError(
         f"the engine process {end} while starting; the log lines above say why. "
         "Where memory ran out, lower --gpu-memory-utilization, --max-model-len or --max-num-seqs; "
@@ -168,7 +168,7 @@ async def _handshake(process: Process, on_progress: Listener) -> EngineInfo:
     )
 
 
-def _end_of(code: int) -> str:
+def end_of(code: int) -> str:
     """How a process ended, by its exit status as `asyncio` has it."""
     if code == -signal.SIGKILL:
         return "was killed (signal 9), perhaps because memory ran out"

@@ -20,7 +20,7 @@ import msgspec
 
 from engine.config import ConfigError
 from engine.parallel.programs import command_of
-from engine.parent import EngineProcess
+from engine.parent import EngineProcess, end_of
 from engine.submission import EngineDeadError
 from server.command.fronts.front_lines import (
     Answering,
@@ -230,13 +230,13 @@ class Fronts:
                 self._give_up_start(child, status)
                 return
             pause_s = self._pause_after_death()
-            why = f"status {status}" if child.failure is None else child.failure
-            words = "front %d ended (%s) with the requests it had taken; "
+            end = end_of(status) if child.failure is None else f"ended ({child.failure})"
+            words = "front %d %s, with the requests it had taken; "
             if pause_s is None:
-                logger.error(words + "too many have, so the server ends", index, why)
+                logger.error(words + "too many have, so the server ends", index, end)
                 self._too_many_deaths.set()
                 return
-            logger.error(words + "starting another in %g s", index, why, pause_s)
+            logger.error(words + "starting another in %g s", index, end, pause_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), pause_s)
                 return
@@ -245,7 +245,7 @@ class Fronts:
                 self._children[index].abandon()
 
     def _give_up_start(self, child: _Child, status: int) -> None:
-        ended = f"a front ended while starting (status {status}); the log lines above say why"
+        ended = f"a front {end_of(status)} while starting; the log lines above say why"
         if not self._start_failed.done():
             self._start_failed.set_result(child.failure or ended)
 

@@ -75,7 +75,8 @@ def _tool(value: Any) -> Any:
 
 def _tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return f"{ONE_OF}{kind if kind in {'custom', *SEARCHES} else 'function'}"
+    is_other = isinstance(kind, str) and kind in {"custom", *SEARCHES}
+    return f"{ONE_OF}{kind if is_other else 'function'}"
 
 
 AnyTool = Annotated[

@@ -137,7 +137,7 @@ async def setup_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "words"), [(REFUSES, "no such tokenizer"), (BREAKS, r"status 3\).*log lines")]
+    ("behaviour", "words"), [(REFUSES, "no such tokenizer"), (BREAKS, r"status 3\) while starting; the log lines")]
 )
 async def test_a_front_that_cannot_start_ends_the_start(
     setup_of: SetupOf, behaviour: str, words: str
@@ -192,6 +192,16 @@ async def test_too_many_deaths_end_the_server(
     await asyncio.wait_for(setup.fronts.ended(), 60)
     assert caplog.text.count("front 0 ended (status 4)") == module.MAX_DEATHS + 1
     assert "too many have" in caplog.text
+
+
+async def test_a_front_that_was_killed(
+    setup_of: SetupOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RESTART_S", 600.0)
+    setup = setup_of(DIES_ANSWERING.replace("sys.exit(4)", "os.kill(os.getpid(), 9)"), 1)
+    await setup.start()
+    await eventually(lambda: "starting another" in caplog.text, 30)
+    assert "front 0 was killed (signal 9), perhaps because memory ran out, with" in caplog.text
 
 
 def test_pauses_grow_with_deaths_and_old_deaths_are_forgotten(

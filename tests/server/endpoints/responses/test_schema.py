@@ -71,6 +71,7 @@ def test_tools_and_choices() -> None:
     assert made.tool_choice == FunctionChoice(type="function", name="f")
     assert refusal(tools=[{"type": "function"}]).param == "tools[0].name"
     assert refusal(tools=[tool | {"async": True}]).param == "tools[0].async"
+    assert refusal(tools=[tool | {"type": ["function"]}]).param == "tools[0].type"
     assert "at most 256" in refusal(tools=[tool | {"name": f"f{i}"} for i in range(500)]).message
 
 
