@@ -137,7 +137,8 @@ async def setup_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "words"), [(REFUSES, "no such tokenizer"), (BREAKS, r"status 3\) while starting; the log lines")]
+    ("behaviour", "words"),
+    [(REFUSES, "no such tokenizer"), (BREAKS, r"status 3\) while starting; the log lines")],
 )
 async def test_a_front_that_cannot_start_ends_the_start(
     setup_of: SetupOf, behaviour: str, words: str
