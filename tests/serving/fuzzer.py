@@ -117,6 +117,13 @@ STEERING: dict[str, dict[str, Any]] = {
     "/resume_memory_occupation": {"tags": ["weights"]},
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/nowhere"},
     "/v1/unload_lora_adapter": {"lora_name": "a"},
+    "/load_lora_adapter": {"lora_name": "a", "lora_path": "/nowhere"},
+    "/load_lora_adapter_from_tensors": {
+        "lora_name": "a",
+        "config_dict": {"r": 1, "target_modules": ["q_proj"]},
+        "serialized_tensors": "YQ==",
+    },
+    "/unload_lora_adapter": {"lora_name": "a"},
 }
 """The same of routes by which trainers change the server."""
 

@@ -24,7 +24,7 @@ TRAINERS = ("--enable-weight-updates", "--enable-sleep-mode", "--enable-lora")
 ROUTES_FOR_TRAINERS = (
     "^/(pause|resume|is_paused|abort_request|reset_prefix|flush|continue_gen|get_w|model_info"
     "|(init|shutdown|start|start_draft|update|finish|begin|end|destroy)_weight|weight|sleep|wake_up"
-    "|is_sleeping|release_m|resume_m|v1/(un)?load_lora)"
+    "|is_sleeping|release_m|resume_m|(v1/)?(un)?load_lora)"
 )
 NUM_BODIES = 150
 """Of our own, for each route."""

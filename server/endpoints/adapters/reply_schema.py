@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
+from pydantic import BaseModel, RootModel
+
+from server.schema.replies import ErrorReply
 
 
 class AdaptersReply(BaseModel):
@@ -15,3 +17,7 @@ class AdaptersReply(BaseModel):
     success: bool
     error_message: str | None
     loaded_adapters: dict[str, str]
+
+
+class AdapterRefusalReply(RootModel[AdaptersReply | ErrorReply]):
+    """What the engine refused, or what breaks a rule of the body."""

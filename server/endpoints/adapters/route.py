@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from engine.contracts.adapters import AdapterSource
 from engine.contracts.control import AnyCommand, LoadAdapter, UnloadAdapter
 from server.context import Context, context_of
-from server.endpoints.adapters.reply_schema import AdaptersReply
+from server.endpoints.adapters.reply_schema import AdapterRefusalReply, AdaptersReply
 from server.endpoints.adapters.schema import (
     LoadAdapterRequest,
     LoadFolderBody,
@@ -53,7 +53,9 @@ async def unload_adapter(request: Request) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
-@router.post("/load_lora_adapter", **describes(LoadFolderBody, AdaptersReply))
+@router.post(
+    "/load_lora_adapter", **steers(LoadFolderBody, AdaptersReply, refusal=AdapterRefusalReply)
+)
 async def load_from_folder(request: Request) -> Response:
     """Load an adapter from a folder, as SGLang does."""
     context = context_of(request)
@@ -63,7 +65,10 @@ async def load_from_folder(request: Request) -> Response:
     return await _outcome(LoadAdapter(name=body.lora_name, source=source), context)
 
 
-@router.post("/load_lora_adapter_from_tensors", **describes(LoadTensorsBody, AdaptersReply))
+@router.post(
+    "/load_lora_adapter_from_tensors",
+    **steers(LoadTensorsBody, AdaptersReply, refusal=AdapterRefusalReply),
+)
 async def load_from_tensors(request: Request) -> Response:
     """Load an adapter from tensors of another process, as SGLang does."""
     context = context_of(request)
@@ -80,7 +85,9 @@ async def load_from_tensors(request: Request) -> Response:
     return await _outcome(LoadAdapter(name=name, source=source), context)
 
 
-@router.post("/unload_lora_adapter", **describes(UnloadBody, AdaptersReply))
+@router.post(
+    "/unload_lora_adapter", **steers(UnloadBody, AdaptersReply, refusal=AdapterRefusalReply)
+)
 async def unload(request: Request) -> Response:
     """Unload an adapter, as SGLang does."""
     context = context_of(request)

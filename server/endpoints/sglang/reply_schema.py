@@ -21,7 +21,7 @@ class OutcomeReply(BaseModel):
     message: str
 
 
-class RefusalReply(RootModel[OutcomeReply | ErrorReply]):
+class OutcomeRefusalReply(RootModel[OutcomeReply | ErrorReply]):
     """What the engine refused, or what breaks a rule of the body."""
 
 

@@ -29,8 +29,8 @@ from server.context import Context, context_of
 from server.endpoints.plain import PlainRoute
 from server.endpoints.sglang.reply_schema import (
     ModelInfoReply,
+    OutcomeRefusalReply,
     OutcomeReply,
-    RefusalReply,
     WeightsCheckerReply,
     WeightVersionReply,
 )
@@ -60,7 +60,7 @@ DONE = "Success."
 
 def _steers(kind: type[BodyModel], *, may_be_empty: bool = False) -> dict[str, Any]:
     """Describe a route whose outcome is a reply, `_outcome`."""
-    return steers(kind, OutcomeReply, may_be_empty=may_be_empty, refusal=RefusalReply)
+    return steers(kind, OutcomeReply, may_be_empty=may_be_empty, refusal=OutcomeRefusalReply)
 
 
 async def _outcome(work: Awaitable[object]) -> Response:
