@@ -99,7 +99,7 @@ def _check_tensors(server: Server, folder: Path, wanted: list[int]) -> None:
     pickled = io.BytesIO()
     tensors = {name: tensor.share_memory_() for name, tensor in load(data).items()}
     with file_system_sharing():
-        ForkingPickler(pickled, 2).dump(tensors)
+        ForkingPickler(pickled).dump(tensors)
     shared = {"lora_name": "shared", "config_dict": config}
     handles = {"serialized_named_tensors": [_encoded(pickled.getvalue())]}
     reply = post(server, "/load_lora_adapter_from_tensors", shared | handles)

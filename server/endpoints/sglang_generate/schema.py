@@ -147,6 +147,8 @@ class GenerateRequest(BodyModel):
     audio_data: NotYet = None
     modalities: NotYet = None
     session_params: NotYet = None
-    lora_path: NotYet = None
+    lora_path: str | None = Field(
+        None, max_length=256, description="The name of a LoRA adapter that is loaded."
+    )
     custom_logit_processor: NotYet = None
     max_thinking_tokens: NotYet = None

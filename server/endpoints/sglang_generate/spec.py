@@ -60,7 +60,7 @@ async def generate_spec(
     return GenerationSpec(
         names=names,
         reply_id=reply_id,
-        model=served.config.model_names[0],
+        model=_model(body.lora_path, served),
         prompts=prompts,
         params=params,
         form=await _form(body, wanted, params, served, shows=bool(shows)),
@@ -82,6 +82,19 @@ def _prompts(body: GenerateRequest) -> tuple[Prompts, ClientNames]:
     if isinstance(prompts[0], str) != (field == "text"):
         raise bad_request(field, f"{field} must hold {'texts' if field == 'text' else 'ids'}")
     return prompts, ClientNames(NAMES, prompts=field)
+
+
+def _model(adapter: str | None, served: ServedModel) -> str:
+    """The name of an adapter, or of the model where none is asked for."""
+    if adapter is None:
+        return served.config.model_names[0]
+    names = [each.name for each in served.engine.state.adapters]
+    if adapter not in names:
+        loaded = ", ".join(names) or "none"
+        raise bad_request(
+            "lora_path", f"lora_path must be an adapter that is loaded ({loaded}), got {adapter!r}"
+        )
+    return adapter
 
 
 def _one_for_all(value: Any) -> Any:

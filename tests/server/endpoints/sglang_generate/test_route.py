@@ -10,6 +10,8 @@ import numpy as np
 import orjson
 import pytest
 
+from engine.contracts.adapters import NamedAdapter
+from engine.contracts.control import EngineState
 from engine.request import Finish
 from server.endpoints.sglang_generate.reply_schema import GenerateReply
 from tests.fakes import EOS, FakeEngine, routes_of, says
@@ -129,6 +131,18 @@ async def test_routed_experts_are_raw_numbers() -> None:
         ):
             reply = await site.client.post("/generate", json=body | fields)
             assert (reply.status_code, error_of(reply)["param"]) == (400, param)
+
+
+async def test_an_adapter_is_asked_for_by_its_name() -> None:
+    async with in_process(enable_lora=True) as site:
+        adapter = NamedAdapter("sql", "/adapters/sql", 1, "0123456789abcdef")
+        site.engine.state = EngineState(adapters=(adapter,))
+        await generated(site, input_ids=PROMPT, lora_path="sql")
+        assert site.engine.requests[-1].adapter == "sql"
+        body = {"input_ids": PROMPT, "lora_path": "no"}
+        reply = await site.client.post("/generate", json=body)
+        assert (reply.status_code, error_of(reply)["param"]) == (400, "lora_path")
+        assert "(sql)" in error_of(reply)["message"]
 
 
 async def test_parameters_have_our_names(site: Site) -> None:
