@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from msgspec import structs
 
 from engine.adapters.stacks import AdapterStacks
-from engine.batch import RequestRows
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.contracts.adapters import AdapterReader
-from engine.contracts.info import EngineInfo, ErrorStatement
+from engine.contracts.info import EngineInfo
 from engine.contracts.model import CausalLM
-from engine.contracts.runner import StartingRunner, StepCosts
+from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
 from engine.errors import first_line
 from engine.kernels.invariant.product import use_uncut_products
-from engine.memory.recent_outputs import RecentOutputs
 from engine.memory.sleeping import FixedMemory, SleepingMemory
-from engine.memory.states import bytes_per_slot, snapshot_multiple
-from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
 from engine.models.reference import Reference
 from engine.parallel.lead import LeadReader, LeadRunner
 from engine.planning.drafting import draft_rules
-from engine.progress import phase, report
-from engine.runner.adapters import RunnerAdapters
+from engine.progress import phase
 from engine.runner.model_runner import ModelRunner
-from engine.runner.speculation import Speculation
-from engine.speculation.make_drafter import make_drafter
-from engine.startup.assembly import Assembly, make_attention, step_buffers
-from engine.startup.device import resolve_device
+from engine.startup.built_runner import build_runner
+from engine.startup.device import make_sleeping, resolve_device
 from engine.startup.error_statement import ErrorMeasure
 from engine.startup.fingerprint import Fingerprint
-from engine.startup.kernels import begin_compiling, begin_loading, wait_for_kernels
-from engine.startup.kv_scales import kv_scales
+from engine.startup.kernels import begin_compiling, begin_loading
 from engine.startup.parts import BuildParts, EngineParts
 from engine.startup.ranks import Ranks, set_threads, start_ranks
 from engine.startup.rehearsal import rehearse
-from engine.startup.samplers import make_sampler, most_drawn
-from engine.startup.sizes import CacheSize, check_context, longest_context, size_cache
-from engine.startup.sleeping import make_sleeping
+from engine.startup.samplers import most_drawn
+from engine.startup.sizes import check_context
 from engine.structured.grammars import Grammars
 from engine.structured.tokenizer import TokenizerError, TokenizerReader
 from sampling.device.compiling import Compilation, on_compilation
-from sampling.device.ranks import LoneRank, RankExchange
-from sampling.rows import SamplingRows
-from sampling.vocab_shard import VocabShard
+from sampling.device.ranks import RankExchange
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +120,7 @@ def build_rank(config: EngineConfig, exchange: RankExchange) -> ModelRunner:
     measure, memory = ErrorMeasure(config, None, exchange), make_sleeping(config, device)
     model, adapters = load(config, device, exchange, measure.reference, memory)
     config = _on_device(config, device)
-    runner = _build_runner(
+    runner = build_runner(
         config, model, device, exchange, measure, adapters=adapters, memory=memory
     ).runner
     _freeze()
@@ -223,7 +210,7 @@ def assemble(
         memory: in which the model's weights are; None where it is never given back.
     """
     config = _on_device(config, device)
-    built = _build_runner(config, model, device, exchange, measure, begun, adapters, memory)
+    built = build_runner(config, model, device, exchange, measure, begun, adapters, memory)
     runner, max_model_len = built.runner, built.size.max_model_len
     if not config.scheduler.chunked_prefill and config.scheduler.step_tokens < max_model_len:
         raise ConfigError(
@@ -267,60 +254,6 @@ def _freeze() -> None:
     gc.freeze()
 
 
-class _BuiltRunner(NamedTuple):
-    """A rank's runner, and what it was sized to.
-
-    `snapshot_multiple` and `bytes_per_snapshot` are as of `EngineInfo`, `sampler` says which path
-    draws rows, in words, `statement` how far the model is from its reference, `costs` what steps
-    with drafts and without took.
-    """
-
-    runner: ModelRunner
-    size: CacheSize
-    snapshot_multiple: int
-    bytes_per_snapshot: int
-    sampler: str
-    statement: ErrorStatement | None
-    costs: StepCosts | None
-
-
-def _build_runner(
-    config: EngineConfig,
-    model: CausalLM,
-    device: torch.device,
-    exchange: RankExchange | None,
-    measure: ErrorMeasure | None = None,
-    begun: Compilation | None = None,
-    adapters: AdapterStacks | None = None,
-    memory: SleepingMemory | None = None,
-) -> _BuiltRunner:
-    """Make rows, sampler, cache and runner of a rank."""
-    exchange, memory = exchange or LoneRank(), memory or FixedMemory()
-    max_model_len = longest_context(config, model)
-    assembly = _assembly(config, model, device, max_model_len, exchange, begun, adapters)
-    statement = None
-    if measure is not None:
-        statement = measure.statement(model, device, assembly.kv_scales)
-    wait_for_kernels(config, model, device)
-    with phase("measuring memory"):
-        size = size_cache(config, assembly, max_model_len, exchange)
-    with phase("capturing steps"):
-        with memory.making("kv_cache"):
-            kept = assembly.memory(size.num_blocks, size.num_snapshots or 0)
-        memory.note("kv_cache", kept.pages.layers)
-        if model.routes is not None:
-            memory.note("kv_cache", model.routes.tensors)
-        runner = assembly.runner(kept, with_graphs=config.cuda_graphs, memory=memory)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what only the preparations needed
-    sampler = assembly.sampler.description
-    multiple = snapshot_multiple(assembly.state_specs, config.cache.block_size)
-    with phase("timing steps"):
-        costs = runner.step_costs()
-    per_state = bytes_per_slot(assembly.state_specs)
-    return _BuiltRunner(runner, size, multiple, per_state, sampler, statement, costs)
-
-
 def _grammars(
     config: EngineConfig,
     reader: TokenizerReader | None,
@@ -343,93 +276,6 @@ def _grammars(
     num_drafts = draft_rules(config.speculation).num_tokens
     max_rows, buffer = config.scheduler.max_rows, runner.mask_buffer
     return Grammars(config.structured, tokenizer, buffer, max_rows, num_drafts), None
-
-
-def _assembly(
-    config: EngineConfig,
-    model: CausalLM,
-    device: torch.device,
-    max_model_len: int,
-    exchange: RankExchange,
-    begun: Compilation | None,
-    adapters: AdapterStacks | None,
-) -> Assembly:
-    """Make rows, sampler, drafter and buffers, and compile what the sampler may need."""
-    max_rows, num_drafts = config.scheduler.max_rows, draft_rules(config.speculation).num_tokens
-    rows = _request_rows(config, device, max_model_len)
-    max_masks = 0 if config.structured is None else max_rows * (1 + num_drafts)
-    # One row more than choices may hold: the one that pads a graph's batch.
-    sampling_rows = SamplingRows(
-        max_rows + 1,
-        model.vocab_size,
-        device,
-        history=rows.token_ids,
-        max_masks=max_masks,
-        shard=VocabShard.split(model.vocab_size, exchange),
-    )
-    sampler = make_sampler(config.sampling, sampling_rows)
-    speculation = make_speculation(config, model, rows, sampling_rows)
-    with phase("compiling kernels"):
-        # Before memory is measured and graphs are captured.
-        num_compiled = itertools.count(1)
-        on_compilation(lambda name: report(next(num_compiled)))
-        if begun is not None:
-            begun.finish()
-        max_top = most_drawn(config.sampling, rows.token_ids.device)
-        sampler.warm_up(max_rows, max_top=max_top)
-        if speculation is not None:
-            speculation.warm_up(torch.float32, max_top)
-        on_compilation(None)
-    buffers = None
-    if config.cuda_graphs:
-        buffers = step_buffers(model, config.scheduler.step_tokens, speculation)
-    scales = None
-    if config.cache.dtype == "fp8":
-        with phase("scaling keys and values"):
-            stored = stored_kv_scales(config.model, model.attention_specs, device, exchange)
-            scales = kv_scales(model, device, config.cache.block_size, max_model_len, stored)
-    return Assembly(
-        model,
-        rows,
-        sampling_rows,
-        sampler,
-        speculation,
-        device,
-        buffers,
-        scales,
-        config.model.batch_invariant,
-        None if adapters is None else RunnerAdapters(adapters),
-    )
-
-
-def _request_rows(config: EngineConfig, device: torch.device, max_model_len: int) -> RequestRows:
-    max_rows, num_drafts = config.scheduler.max_rows, draft_rules(config.speculation).num_tokens
-    recent = None
-    if config.speculation is not None and (
-        kept := config.speculation.suffix_decoding_max_cached_requests
-    ):
-        recent = RecentOutputs(kept, max_rows, device)
-    size = config.cache.block_size
-    return RequestRows(max_rows, max_model_len + 1, size, device, num_drafts, recent)
-
-
-def make_speculation(
-    config: EngineConfig, target: CausalLM, rows: RequestRows, sampling_rows: SamplingRows
-) -> Speculation | None:
-    """Make the drafter of the configuration and what verifies its drafts; None for no drafter."""
-    wanted = config.speculation
-    if wanted is None:
-        return None
-    attention = make_attention(rows, invariant=config.model.batch_invariant)
-    drafter = make_drafter(wanted, config.model, target, rows, sampling_rows, attention)
-    rates = wanted.acceptance_rates
-    return Speculation(
-        drafter,
-        rows,
-        sampling_rows,
-        wanted.rejection_sample_method,
-        None if rates is None else torch.tensor(rates, dtype=torch.float64, device=rows.device),
-    )
 
 
 def _stop_ids(config: ModelConfig, vocab_size: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import threading
 import torch
 
 from engine.config import ConfigError, EngineConfig, ModelConfig
+from engine.memory.sleeping import FixedMemory, HostMemory, SleepingMemory
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -36,3 +37,20 @@ def _make_context() -> None:
             ones = torch.ones((16, 16), device="cuda")
             torch.mm(ones, ones)
             torch.cuda.synchronize()
+
+
+def make_sleeping(config: EngineConfig, device: torch.device) -> SleepingMemory:
+    """Make memory that can be given back, or not; raises `ConfigError` where it cannot."""
+    if not config.sleep_mode:
+        return FixedMemory()
+    if device.type != "cuda":
+        return HostMemory()
+    from engine.memory.mapped import MappedMemory
+
+    try:
+        return MappedMemory(device)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"--enable-sleep-mode: the driver maps no memory at addresses of ours ({error}); "
+            "leave it out"
+        ) from None

@@ -10,7 +10,7 @@ import torch
 from engine.config import EngineConfig, ModelConfig
 from engine.errors import ControlError
 from engine.memory.sleeping import FixedMemory, HostMemory, drop_pages
-from engine.startup.sleeping import make_sleeping
+from engine.startup.device import make_sleeping
 
 CPU = torch.device("cpu")
 

@@ -19,7 +19,7 @@ from engine.contracts.named_weights import NamedWeights
 from engine.engine import Engine
 from engine.request import Finish, Request, StepOutput
 from engine.speculative_config import SpeculativeConfig
-from engine.startup import build
+from engine.startup import build, built_runner
 from sampling.params import SamplingParams
 from tests.engine.memory.toy import VOCAB, ToyModel, reference
 
@@ -182,7 +182,7 @@ def toy_server(
     """
     monkeypatch.setattr(build, "eos_token_ids", lambda *_: ())
     monkeypatch.setattr(
-        build,
+        built_runner,
         "make_drafter",
         lambda config, _, __, rows, *___: ToyDrafter(
             config.num_speculative_tokens, rows, rule or accepted

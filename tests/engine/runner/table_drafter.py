@@ -16,7 +16,7 @@ from engine.contracts.model import CausalLM
 from engine.contracts.named_weights import NamedWeights
 from engine.speculation.cache import MakeAttention
 from engine.speculative_config import SpeculativeConfig
-from engine.startup import build
+from engine.startup import build, built_runner
 from sampling.rows import SamplingRows
 from sampling.speculative.drafting import draw_drafts
 
@@ -77,7 +77,7 @@ def draft_from(table: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> list[Tab
         made.append(TableDrafter(config, table, rows, sampling_rows))
         return made[-1]
 
-    monkeypatch.setattr(build, "make_drafter", make)
+    monkeypatch.setattr(built_runner, "make_drafter", make)
     # Nothing holds the drafter's weights, which a fingerprint hashes.
     nothing = SimpleNamespace(result=lambda: "")
     monkeypatch.setattr(build, "Fingerprint", lambda config, device: nothing)

@@ -25,7 +25,7 @@ from engine.engine import Engine
 from engine.request import Request
 from engine.runner.speculation import Speculation
 from engine.speculative_config import RejectionSampleMethod, SpeculativeConfig
-from engine.startup import build
+from engine.startup import built_runner
 from engine.startup.build import build_engine
 from engine.stats import DraftStats
 from sampling.batch import Drafts, SamplingBatch, Verification
@@ -264,14 +264,14 @@ def test_strict_matching_accepts_too_little(
     folder: Path, targets: dict[str, Target], table: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Σ p q in place of Σ min(p, q): the right tokens, too few of them at a time."""
-    honest = build.make_speculation
+    honest = built_runner.make_speculation
 
     def make_strict(*args: Any) -> Speculation:
         speculation = honest(*args)
         assert speculation is not None
         return dataclasses.replace(speculation, method="coupled")
 
-    monkeypatch.setattr(build, "make_speculation", make_strict)
+    monkeypatch.setattr(built_runner, "make_speculation", make_strict)
     _, stats = draw(make(folder, config(draft_sample_method="gumbel")), PARAMS["T 1"], length=2)
     wanted = expected_acceptance(targets["T 1"], table, 1.0, one_hot=False)
     assert sigmas(stats, wanted) < -SIGMAS

@@ -23,7 +23,7 @@ from engine.planning.drafting import NO_DRAFTS
 from engine.request import Finish
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import SpeculativeConfig
-from engine.startup import build, rehearsal
+from engine.startup import build, built_runner, rehearsal
 from engine.startup.build import build_engine
 from engine.startup.rank import Follower
 from engine.startup.rehearsal import LIMIT_S, NUM_TOKENS, PROMPT_LENS, rehearse
@@ -179,7 +179,8 @@ def test_what_a_rehearsal_compiles_is_not_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listeners: list[object] = []
-    monkeypatch.setattr(build, "on_compilation", listeners.append)
+    for module in (built_runner, build):
+        monkeypatch.setattr(module, "on_compilation", listeners.append)
     monkeypatch.setattr(build, "rehearse", lambda *args: listeners.append("rehearsal"))
     make(folder)
     assert listeners[-3:-1] == [None, "rehearsal"]
