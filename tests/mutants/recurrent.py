@@ -29,8 +29,8 @@ RECURRENT = (
     Mutant(
         "step-sizes-are-rounded-as-products-are",
         "engine/kernels/recurrent/gates.py",
-        "b.float().sigmoid()",
-        "b.sigmoid().float()",
+        "elementwise(torch.sigmoid, b.float())",
+        "elementwise(torch.sigmoid, b).float()",
         (f"{KERNELS}/test_gates.py::test_delta_gates_are_float32_whatever_the_products_are",),
         seen=("sglang#35150",),
     ),
