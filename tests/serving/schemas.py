@@ -6,12 +6,13 @@ import random
 from typing import Any
 
 NOT_ENFORCED = {
-    "not": {"type": "null"},
+    "not": {"pattern": "^a"},
     "uniqueItems": True,
     "contains": {"type": "integer"},
-    "propertyNames": {"pattern": "^a"},
-    "dependentRequired": {"a": ["b"]},
-    "if": {"type": "string"},
+    "propertyNames": {"format": "date"},
+    "dependentRequired": {"a": "b"},
+    "if": {"pattern": "^a"},
+    "then": {"type": "string"},
     "unevaluatedProperties": False,
 }
 FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email", "hostname")

@@ -172,7 +172,7 @@ async def test_a_stream_of_a_required_call_behind_thoughts(seed: int) -> None:
             )
 
 
-NOT = {"type": "object", "properties": {"at": {"not": {"const": "x"}, "type": "string"}}}
+NOT = {"type": "object", "properties": {"at": {"not": {"pattern": "x"}, "type": "string"}}}
 
 
 def one_tool(name: str, parameters: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -364,7 +364,7 @@ class TestBesideAResponseFormat:
         assert not follows(request, "<tool_call>")
 
     async def test_what_cannot_be_kept_to_of_either_is_told(self) -> None:
-        schema = {"type": "object", "properties": {"a": {"not": {}}}}
+        schema = {"type": "object", "properties": {"a": {"not": {"pattern": "x"}}}}
         asked = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         offered = [one_tool("look", NOT)]
         place = "response_format.json_schema.schema.properties.a.not"
@@ -394,7 +394,7 @@ def tool_of(schema: dict[str, Any]) -> list[dict[str, Any]]:
     [
         (
             "hermes",
-            {"tools": tool_of({"not": {"const": "x"}})},
+            {"tools": tool_of({"not": {"pattern": "x"}})},
             "tools[0].function.parameters.properties.at.not",
             "cannot be enforced",
         ),

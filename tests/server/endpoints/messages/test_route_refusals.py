@@ -12,7 +12,7 @@ from tests.server.conftest import in_process
 from tests.server.endpoints.chat.tool_replies import TEMPLATE
 from tests.server.endpoints.messages.sent import HELLO, LOOK, TOOLS, error_of, send
 
-REFUSED = {"type": "object", "properties": {"a": {"not": {"const": "x"}}}}
+REFUSED = {"type": "object", "properties": {"a": {"not": {"pattern": "x"}}}}
 USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
 
 

@@ -13,7 +13,7 @@ from tests.server.endpoints.chat.chats import prompt_of
 from tests.server.endpoints.chat.tool_replies import TEMPLATE
 from tests.server.endpoints.responses.sent import LOOK, TOOLS, respond
 
-REFUSED = {"type": "object", "properties": {"max_tokens": {"not": {"const": "x"}}}}
+REFUSED = {"type": "object", "properties": {"max_tokens": {"not": {"pattern": "x"}}}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 
 
