@@ -8,6 +8,7 @@ ARGS ?=
 READY := $(VENV)/.installed
 SERVES := $(VENV)/.serves
 KERNEL_TESTS = tests/engine/kernels tests/engine/runner/graphs/test_decode_step.py \
+    tests/engine/runner/graphs/test_piecewise_graphs.py \
     tests/engine/runner/graphs/test_whole_graphs.py \
     $(shell find tests/sampling -name '*_kernels.py')
 HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard tests/engine/test_*.py)

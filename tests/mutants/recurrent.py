@@ -134,6 +134,17 @@ RECURRENT = (
         (OWN_HEAD,),
     ),
     Mutant(
+        "pieces-attend-as-if-no-layer-read-anothers-keys",
+        "engine/runner/graphs/piecewise_graphs.py",
+        "in zip(pieces.layers, graphs, strict=True):",
+        "in enumerate(graphs):",
+        (
+            "tests/engine/runner/graphs/test_piecewise_graphs.py"
+            "::test_pieces_are_the_eager_forward[gemma4-shared]",
+        ),
+        interpreted=True,
+    ),
+    Mutant(
         "a-head-reads-the-hidden-state-before-the-embedding",
         "engine/speculation/mtp_head.py",
         "[embedded, self._hidden_norm(features)]",

@@ -56,22 +56,24 @@ class StepBuffers:
 
     Attributes:
         input_ids: int32 [T]. positions, slots: int64 [T].
-        queries, attended: [T, num_q_heads, head_dim], of one layer after another.
+        queries, attended: [T, num_q_heads, head_dim] by layers' places; layers whose heads are
+            alike have the same tensor, one after another.
         hidden: of the whole step.
     """
 
     input_ids: torch.Tensor
     positions: torch.Tensor
     slots: torch.Tensor
-    queries: torch.Tensor
-    attended: torch.Tensor
+    queries: Sequence[torch.Tensor]
+    attended: Sequence[torch.Tensor]
     hidden: Hidden
 
     @classmethod
     def of(cls, model: CausalLM, max_tokens: int, num_features: int) -> StepBuffers:
         """Allocate for steps of up to max_tokens, or of as many as are worth a graph."""
         worth = max(CAPTURED_PRODUCTS // model.num_weights, SMALLEST)
-        num_tokens, device, spec = min(max_tokens, worth), model.device, model.attention_specs[0]
+        num_tokens, device = min(max_tokens, worth), model.device
+        shapes = [(spec.num_q_heads, spec.head_dim) for spec in model.attention_specs]
 
         def floats(*shape: int) -> torch.Tensor:
             return torch.zeros((num_tokens, *shape), dtype=model.dtype, device=device)
@@ -79,12 +81,13 @@ class StepBuffers:
         def indices(dtype: torch.dtype) -> torch.Tensor:
             return torch.zeros(num_tokens, dtype=dtype, device=device)
 
+        queries, attended = ({shape: floats(*shape) for shape in shapes} for _ in range(2))
         return cls(
             input_ids=indices(torch.int32),
             positions=indices(torch.int64),
             slots=indices(torch.int64),
-            queries=floats(spec.num_q_heads, spec.head_dim),
-            attended=floats(spec.num_q_heads, spec.head_dim),
+            queries=[queries[shape] for shape in shapes],
+            attended=[attended[shape] for shape in shapes],
             hidden=Hidden(
                 final=floats(model.hidden_size),
                 features=floats(num_features * model.hidden_size) if num_features else None,
@@ -97,37 +100,52 @@ class _CapturedAttention:
     """The `LayerAttention` of a forward that is captured.
 
     Attributes:
-        fill: called with a layer's index when `queries` are there, where `attended` is to be
+        queries, attended: of the forward's tokens, by layers' places.
+        fill: called with a layer's place when its `queries` are there, where `attended` is to be
             made: it ends a piece, or attends.
     """
 
     attention: CudaAttention
     key_rows: torch.Tensor
-    queries: torch.Tensor
-    attended: torch.Tensor
+    queries: Sequence[torch.Tensor]
+    attended: Sequence[torch.Tensor]
     fill: Callable[[int], None]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         self._cells(layer).store(k, v)
-        self.queries.copy_(q)
+        self.queries[layer].copy_(q)
         self.fill(layer)
-        return self.attended
+        return self.attended[layer]
 
     def attend_product(
         self, layer: int, qkv: torch.Tensor, heads: Heads, rotation: Rotation
     ) -> torch.Tensor:
         rope_and_store(qkv, heads, rotation, self._cells(layer))
         self.fill(layer)
-        return self.attended
+        return self.attended[layer]
 
     def _cells(self, layer: int) -> Cells:
-        return self.attention.cells_at(layer, self.key_rows)._replace(queries=self.queries)
+        cells = self.attention.cells_at(layer, self.key_rows)
+        return cells._replace(queries=self.queries[layer])
+
+
+class _Pieces(NamedTuple):
+    """A forward in pieces.
+
+    Attributes:
+        graphs: one more than `layers`.
+        layers: the places of the layers that attend after each piece but the last. Layers that
+            read the keys of an earlier one have its place.
+    """
+
+    graphs: list[torch.cuda.CUDAGraph]
+    layers: list[int]
 
 
 class _Captured(NamedTuple):
     """The graphs of forwards by their numbers of tokens."""
 
-    pieces: dict[int, list[torch.cuda.CUDAGraph]]
+    pieces: dict[int, _Pieces]
     whole: WholeGraphs
 
 
@@ -185,8 +203,8 @@ class PiecewiseGraphs:
         captured.pieces[size] = self._capture(size, pool)
         captured.whole.capture(size, self._run, pool)
 
-    def _capture(self, size: int, pool: Any) -> list[torch.cuda.CUDAGraph]:
-        pieces = [torch.cuda.CUDAGraph()]
+    def _capture(self, size: int, pool: Any) -> _Pieces:
+        pieces, layers = [torch.cuda.CUDAGraph()], list[int]()
 
         def begin(piece: torch.cuda.CUDAGraph) -> None:
             # Other threads may load FlashInfer's modules meanwhile.
@@ -194,6 +212,7 @@ class PiecewiseGraphs:
 
         def end_piece(layer: int) -> None:
             pieces[-1].capture_end()
+            layers.append(layer)
             pieces.append(torch.cuda.CUDAGraph())
             begin(pieces[-1])
 
@@ -202,7 +221,7 @@ class PiecewiseGraphs:
             self._run(size, end_piece)
         finally:
             pieces[-1].capture_end()
-        return pieces
+        return _Pieces(pieces, layers)
 
     def _run(self, size: int, fill: Callable[[int], None]) -> None:
         """Run the forward of `size` tokens; `fill` as of `_CapturedAttention`."""
@@ -210,8 +229,8 @@ class PiecewiseGraphs:
         attention = _CapturedAttention(
             attention=self._attention,
             key_rows=self._attention.key_rows(buffers.slots[:size]),
-            queries=buffers.queries[:size],
-            attended=buffers.attended[:size],
+            queries=[each[:size] for each in buffers.queries],
+            attended=[each[:size] for each in buffers.attended],
             fill=fill,
         )
         ids, positions = buffers.input_ids[:size], buffers.positions[:size]
@@ -243,7 +262,8 @@ class PiecewiseGraphs:
         if count < size:
             buffers.slots[count:size].zero_()
             # What the last step left there may be NaN, and the null block's values must be finite.
-            buffers.attended[count:size].zero_()
+            for attended in {id(each): each for each in buffers.attended}.values():
+                attended[count:size].zero_()
         captured = self._plain
         if adapters is not None and self._groups is not None:
             captured = self._adapted
@@ -252,11 +272,11 @@ class PiecewiseGraphs:
             self._replay_pieces(captured.pieces[size], count)
         return buffers.hidden.of_tokens(count)
 
-    def _replay_pieces(self, graphs: list[torch.cuda.CUDAGraph], count: int) -> None:
+    def _replay_pieces(self, pieces: _Pieces, count: int) -> None:
         """Replay the layers of a step's tokens, of which `count` attend."""
-        queries, attended = self._buffers.queries[:count], self._buffers.attended[:count]
-        *pieces, last = graphs
-        for layer, piece in enumerate(pieces):
-            piece.replay()
+        buffers, (*graphs, last) = self._buffers, pieces.graphs
+        for layer, graph in zip(pieces.layers, graphs, strict=True):
+            graph.replay()
+            queries, attended = buffers.queries[layer][:count], buffers.attended[layer][:count]
             self._attention.attend_into(layer, queries, attended)
         last.replay()

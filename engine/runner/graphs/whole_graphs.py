@@ -9,7 +9,7 @@ kernels for as many tokens as the pieces do, so its results have the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,11 +31,14 @@ class WholeGraphs:
     """
 
     def __init__(
-        self, attention: CudaAttention, queries: torch.Tensor, attended: torch.Tensor
+        self,
+        attention: CudaAttention,
+        queries: Sequence[torch.Tensor],
+        attended: Sequence[torch.Tensor],
     ) -> None:
         self._attention = attention
         self._queries, self._attended = queries, attended
-        self._tiles = FixedTiles(attention.tiled.cuts, MAX_TOKENS, queries.device)
+        self._tiles = FixedTiles(attention.tiled.cuts, MAX_TOKENS, queries[0].device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def capture(
@@ -44,15 +47,15 @@ class WholeGraphs:
         """Capture the forward of `size` tokens into a memory pool, if they are few.
 
         Args:
-            run: runs the forward of so many tokens, and calls a function with each layer's index
+            run: runs the forward of so many tokens, and calls a function with each layer's place
                 where `queries` are there and `attended` is to be made.
         """
         if size > MAX_TOKENS:
             return
         step, tiled = self._tiles.of_size(size), self._attention.tiled
-        queries, attended = self._queries[:size], self._attended[:size]
 
         def attend(layer: int) -> None:
+            queries, attended = self._queries[layer][:size], self._attended[layer][:size]
             tiled.attend(layer, queries, attended, step)
 
         run(size, attend)  # loads kernels

@@ -3,10 +3,16 @@
 Replayed and eager layers differ in the order of sums at most, where a library takes another kernel
 for the padded count: a few roundings a layer, of values no larger than the largest. `ROUNDINGS`
 of them are allowed: each of the few layers rounds some ten sums anew, and errors grow no faster.
+
+On the CPU a piece is a part of a forward that runs again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import transformers as hf
+from transformers import PreTrainedConfig
 
 from demo import MODEL_FOLDER
 from engine.attention.cuda import CudaAttention
@@ -23,9 +31,14 @@ from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from engine.runner.forward import Forward, Hidden
-from engine.runner.graphs import whole_graphs
+from engine.runner.graphs import piecewise_graphs, whole_graphs
 from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs, StepBuffers, token_ladder
 from engine.runner.graphs.whole_graphs import WholeGraphs
+from sampling.device.triton_support import INTERPRETED
+from tests.engine.models.families.test_families_cuda import FAMILIES as ON_GPU
+from tests.engine.models.serving import write_tiny
+from tests.engine.models.test_decoder import GEMMA4 as SMALL_GEMMA4
+from tests.engine.models.test_decoder import GEMMA4_SHARED
 from tests.engine.tiny_models import write_model
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS = 16, 32, 100
@@ -43,6 +56,12 @@ STEPS: list[tuple[Rows, bool]] = [
 ]
 """Steps in turn, and whether they are replayed whole."""
 LAYERS = (0, 1)
+GEMMA4: dict[str, PreTrainedConfig] = {}
+if "gemma4" in ON_GPU:  # transformers 5.0 has none
+    GEMMA4["gemma4"] = ON_GPU["gemma4"]
+    heads = {"head_dim": 16, "global_head_dim": 32}
+    GEMMA4["gemma4-shared"] = hf.Gemma4TextConfig(**SMALL_GEMMA4 | GEMMA4_SHARED | heads)
+"""Heads of two sizes; with experts beside the MLP, or with layers that read an earlier's keys."""
 ROUNDINGS = 64
 
 
@@ -55,6 +74,100 @@ def test_the_ladder_wastes_little() -> None:
             padded = min(size for size in sizes if size >= tokens)
             assert padded <= 1.5 * tokens
             assert tokens <= 1024 or padded <= 1.25 * tokens
+
+
+def write(kind: str, folder: Path) -> None:
+    """Save a tiny random model of a kind."""
+    if kind in GEMMA4:
+        write_tiny(GEMMA4[kind], folder)
+    else:
+        write_model(kind, folder)
+
+
+class Stepped:
+    """A forward on a thread of its own, which stops wherever a layer attends.
+
+    Args:
+        run: runs it, and calls a function where it is to stop.
+    """
+
+    def __init__(self, run: Callable[[Callable[[int], None]], None]) -> None:
+        self.has_ended = False
+        self._run, self._error = run, list[BaseException]()
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def resume(self) -> None:
+        """Run it up to where it stops next, or ends."""
+        self._go.release()
+        self._done.acquire()
+        if self._error:
+            raise self._error[0]
+
+    def _work(self) -> None:
+        self._go.acquire()
+        try:
+            with torch.inference_mode():
+                self._run(self._stop)
+        except BaseException as error:
+            self._error.append(error)
+        self.has_ended = True
+        self._done.release()
+
+    def _stop(self, layer: int) -> None:
+        self._done.release()
+        self._go.acquire()
+
+
+class Piece:
+    """Stands for a graph: a replay runs the forward that was captured last, up to where it ended.
+
+    Replays go on with one forward until it ends, whose pieces are replayed in order.
+    """
+
+    captured: Callable[[Callable[[int], None]], None]
+    active: Stepped | None = None
+
+    def capture_begin(self, **_: Any) -> None: ...
+
+    def capture_end(self) -> None:
+        self._run = Piece.captured
+
+    def replay(self) -> None:
+        Piece.active = Piece.active or Stepped(self._run)
+        Piece.active.resume()
+        if Piece.active.has_ended:
+            Piece.active = None
+
+
+@pytest.fixture
+def stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that run again on the CPU what they hold."""
+    run = PiecewiseGraphs._run
+
+    def noted(self: PiecewiseGraphs, size: int, fill: Callable[[int], None]) -> None:
+        monkeypatch.setattr(Piece, "captured", partial(run, self, size), raising=False)
+        run(self, size, fill)
+
+    monkeypatch.setattr(PiecewiseGraphs, "_run", noted)
+    monkeypatch.setattr(piecewise_graphs, "capturing_stream", contextlib.nullcontext)
+    monkeypatch.setattr(whole_graphs, "MAX_TOKENS", 0)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Piece)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("stepped")
+@pytest.mark.parametrize("kind", ["gemma2", *GEMMA4])
+def test_pieces_are_the_eager_forward(kind: str, tmp_path: Path) -> None:
+    """Of layers with heads of other sizes, and such as read the keys of an earlier one."""
+    write(kind, tmp_path)
+    model = Model(tmp_path, "float32", "cpu", max_tokens=48)
+    for rows in ([(0, 30)], [(17, 3), (0, 9), (2, 1)], [(0, 41), (50, 5)]):
+        for each in (*model.buffers.queries, *model.buffers.attended):
+            each.fill_(torch.nan)  # padding's must not reach the null block
+        model.check(rows)
+        assert all(layer[0].isfinite().all() for layer in model.cache.layers)
 
 
 class Model:
@@ -148,13 +261,13 @@ def in_pieces(model: Model) -> Forward:
         return model.captured()
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma2", "bfloat16"])
+@pytest.fixture(scope="module", params=["qwen3", "gemma2", *GEMMA4, "bfloat16"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The demo model in bfloat16, tiny ones in float32, of which gemma2 has windows and caps."""
     if request.param == "bfloat16":
         return Model(MODEL_FOLDER, request.param, "cuda", MAX_TOKENS)
     folder = tmp_path_factory.mktemp(request.param)
-    write_model(request.param, folder)
+    write(request.param, folder)
     return Model(folder, "float32", "cuda", MAX_TOKENS)
 
 
@@ -213,7 +326,8 @@ def test_padding_writes_to_the_null_block_and_nothing_unusable(model_each_way: M
     model = model_each_way
     model.run(model.replayed, [(0, MAX_TOKENS)])  # leaves its slots in the buffers
     before = [layer.clone() for layer in model.cache.layers]
-    model.buffers.attended.fill_(torch.nan)
+    for each in model.buffers.attended:
+        each.fill_(torch.nan)
     hidden = model.run(model.replayed, [(0, 70)], first_block=20)
     assert hidden.final.isfinite().all()
     for layer, old in zip(model.cache.layers, before, strict=True):

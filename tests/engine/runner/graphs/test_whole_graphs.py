@@ -22,8 +22,7 @@ from engine.runner.graphs import piecewise_graphs
 from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs
 from engine.runner.graphs.whole_graphs import MAX_TOKENS, WholeGraphs
 from sampling.device.triton_support import INTERPRETED
-from tests.engine.runner.graphs.test_piecewise_graphs import Model, Rows
-from tests.engine.tiny_models import write_model
+from tests.engine.runner.graphs.test_piecewise_graphs import GEMMA4, Model, Rows, write
 
 CUT: Cut = (2, Tiling(queries=64, keys=64, num_warps=4, num_stages=3))
 STEPS: list[Rows] = [[(0, 30)], [(17, 3), (0, 9), (2, 1)], [(0, 2)], [(0, 41), (50, 5)]]
@@ -65,11 +64,11 @@ def reruns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
 @pytest.mark.usefixtures("reruns")
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])  # gemma2 has windows and caps
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2", *GEMMA4])  # gemma2 has windows and caps
 def test_whole_forwards_are_the_eager_ones(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_model(kind, tmp_path)
+    write(kind, tmp_path)
     model = Model(tmp_path, "float32", "cpu", max_tokens=48)
 
     def refuse(*anything: Any) -> None:
@@ -77,8 +76,8 @@ def test_whole_forwards_are_the_eager_ones(
 
     monkeypatch.setattr(PiecewiseGraphs, "_replay_pieces", refuse)
     for rows in STEPS:
-        model.buffers.queries.fill_(torch.nan)
-        model.buffers.attended.fill_(torch.nan)  # padding's must not reach the null block
+        for each in (*model.buffers.queries, *model.buffers.attended):
+            each.fill_(torch.nan)  # padding's must not reach the null block
         model.check(rows)
         assert all(layer[0].isfinite().all() for layer in model.cache.layers)
 
@@ -111,7 +110,7 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> tuple[WholeGraphs, Attention]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Rerun)
     attention: Any = Attention()
     attended, sizes = torch.zeros(MAX_TOKENS + 1, 1, 1), []
-    graphs = WholeGraphs(attention, torch.zeros_like(attended), attended)
+    graphs = WholeGraphs(attention, [torch.zeros_like(attended)], [attended])
 
     def run(size: int, fill: Callable[[int], None]) -> None:
         sizes.append(size)
