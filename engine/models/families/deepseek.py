@@ -11,7 +11,7 @@ from engine.models.families.config import NotFusedError, decoder, mlp_sizes, ref
 from engine.models.layers.decoder_spec import DecoderSpec, DraftingSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.latent_attention import LatentAttention
-from engine.models.layers.layer import Layer
+from engine.models.layers.layer import Layer, SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.query_key import QueryGrowth
@@ -42,18 +42,23 @@ def deepseek_v3(config: Any) -> DecoderSpec:
     return latent_decoder(config, rules, first_dense(config), drafting=next_layer(config, rules))
 
 
-def next_layer(config: Any, rules: RoutingRules) -> DraftingSpec:
+def next_layer(
+    config: Any, rules: RoutingRules, attention: SublayerSpec | None = None
+) -> DraftingSpec:
     """The head that drafts further tokens: in checkpoints it is a layer after the last.
 
     Its embedding and LM head are there once more; those of the target are the same.
+
+    Args:
+        attention: of the layer; None is latent attention.
     """
     name, eps = f"model.layers.{config.num_hidden_layers}", config.rms_norm_eps
-    attention = _attentions(config, None)[0]
+    attention = attention or _attentions(config, None)[0]
     return DraftingSpec(
         embedding_norm=RmsNorm(f"{name}.enorm", eps),
         hidden_norm=RmsNorm(f"{name}.hnorm", eps),
         fuse=f"{name}.eh_proj",
-        layers=[Layer(name, (attention, _experts(config, rules)))],
+        layers=[Layer(name, (attention, routed_experts(config, rules)))],
         final_norm=RmsNorm(f"{name}.shared_head.norm", eps),
     )
 
@@ -93,7 +98,7 @@ def latent_decoder(
         activation=silu(config),
     )
     layers = [
-        (attention, mlp if dense else _experts(config, rules))
+        (attention, mlp if dense else routed_experts(config, rules))
         for attention, dense in zip(_attentions(config, growth), is_dense, strict=True)
     ]
     return decoder(config, layers, RmsNorm("model.norm", eps), **checkpoint)
@@ -137,7 +142,8 @@ def _scale(config: Any, head_dim: int) -> float:
     return scale
 
 
-def _experts(config: Any, rules: RoutingRules) -> ExpertMlp:
+def routed_experts(config: Any, rules: RoutingRules) -> ExpertMlp:
+    """The experts of a layer, and the one that all tokens take."""
     return ExpertMlp(
         hidden_size=config.hidden_size,
         norm="post_attention_layernorm",

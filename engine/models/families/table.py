@@ -13,7 +13,7 @@ from engine.models.families.deepseek import deepseek_v2, deepseek_v3
 from engine.models.families.ernie import ernie4_5, ernie4_5_moe
 from engine.models.families.gemma import gemma, gemma2, gemma3_text
 from engine.models.families.gemma4 import gemma4
-from engine.models.families.glm import glm, glm4, glm4_moe_lite
+from engine.models.families.glm import glm, glm4, glm4_moe, glm4_moe_lite
 from engine.models.families.granite import granite
 from engine.models.families.hunyuan import hunyuan_v1_dense, hunyuan_v1_moe
 from engine.models.families.hybrid.falcon_h1 import falcon_h1
@@ -59,6 +59,7 @@ ARCHITECTURES = {
     "Gemma4ForConditionalGeneration": Architecture("gemma4", gemma4),
     "GlmForCausalLM": Architecture("glm", glm),
     "Glm4ForCausalLM": Architecture("glm4", glm4),
+    "Glm4MoeForCausalLM": Architecture("glm4_moe", glm4_moe),
     "Glm4MoeLiteForCausalLM": Architecture("glm4_moe_lite", glm4_moe_lite),
     "GptOssForCausalLM": Architecture("gpt_oss", gpt_oss),
     "GraniteForCausalLM": Architecture("granite", granite),

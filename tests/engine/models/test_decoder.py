@@ -177,6 +177,19 @@ MODELS = {
         **GROUPED, head_dim=16, **rope("yarn", **YARN_FIELDS, partial_rotary_factor=0.5)
     ),
     "glm4": hf.Glm4Config(**GROUPED, head_dim=16),
+    "glm4-moe": hf.Glm4MoeConfig(
+        **GROUPED,
+        head_dim=16,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        n_group=3,
+        topk_group=2,
+        first_k_dense_replace=1,
+        routed_scaling_factor=1.5,
+        attention_bias=True,
+        use_qk_norm=True,
+    ),
     "glm4-moe-lite": hf.Glm4MoeLiteConfig(
         **SIZES,
         num_key_value_heads=4,

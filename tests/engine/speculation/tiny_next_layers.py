@@ -47,7 +47,7 @@ NEMOTRON: dict[str, Any] = {
     "chunk_size": 16,
     "time_step_min": 1e-30,  # transformers raises step sizes to it in its chunks alone
 }
-KINDS = ("deepseek_v3", "glm4_moe_lite", "nemotron_h")
+KINDS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "nemotron_h")
 PATTERNS = {"nemotron_h": "*E", "nemotron_h_states": "M*E"}
 """The layers of Nemotron's targets, which `*E` follows as the head."""
 
@@ -94,6 +94,9 @@ def config_of(kind: str, vocab_size: int, *, with_head: bool) -> PreTrainedConfi
     match kind:
         case "deepseek_v3":
             return hf.DeepseekV3Config(**SIZES, **LATENT, **own, first_k_dense_replace=1)
+        case "glm4_moe":
+            own |= {"num_key_value_heads": 2, "head_dim": 16, "first_k_dense_replace": 1}
+            return hf.Glm4MoeConfig(**SIZES, **own, use_qk_norm=True)
         case "glm4_moe_lite":
             return hf.Glm4MoeLiteConfig(**SIZES, **LATENT, **own)
         case _:
