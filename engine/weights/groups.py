@@ -7,6 +7,7 @@ nothing of. vLLM's trainers form NCCL's own communicator instead, see `nccl`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import accumulate, pairwise
@@ -23,6 +24,8 @@ from engine.contracts.weights import InitGroup, WeightUpdateError
 from engine.errors import first_line
 from engine.weights.nccl import NcclGroup
 from sampling.device.ranks import RankExchange
+
+logger = logging.getLogger(__name__)
 
 TRAINER = 0
 """The rank that broadcasts."""
@@ -83,9 +86,13 @@ class WeightGroups:
     def form(self, command: InitGroup) -> None:
         """Form a group with the trainer and this engine's other ranks.
 
+        vLLM's trainers end none, so that theirs takes the place of the one before.
+
         Raises:
             WeightUpdateError: there is one of the name, or it does not form in time.
         """
+        if command.name in self._groups and command.forms_as == "vllm":
+            self._leave(command.name)
         if command.name in self._groups:
             raise WeightUpdateError(
                 f"there is a group {command.name!r}; end it first, or name another", "bad_source"
@@ -112,6 +119,13 @@ class WeightGroups:
                 "group_timeout",
             ) from error
         self._groups[command.name] = command, group
+
+    def _leave(self, name: str) -> None:
+        """Leave a group whose trainer may be gone."""
+        try:
+            self.end(name)
+        except RuntimeError as error:
+            logger.warning("group %r could not be ended: %s", name, first_line(error))
 
     def end(self, name: str) -> None:
         """Leave a group; raises `WeightUpdateError` if there is none of the name."""

@@ -82,6 +82,8 @@ class WeightRoom:
             case AbandonUpdate():
                 self._update = None
             case InitGroup():
+                if command.forms_as == "vllm":
+                    self._update = None  # of a trainer that is gone
                 self._agreed(lambda: self._groups.form(command))
             case EndGroup():
                 self._agreed(lambda: self._groups.end(command.name))

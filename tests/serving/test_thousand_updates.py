@@ -134,8 +134,9 @@ class Run:
             own = [await self._client.generate(i, stream=False) for i in range(len(PROMPTS))]
             self._numbers.append([reply.numbers for reply in own])
             self._scores.append(await self._client.score())
+        self._numbers.insert(0, self._numbers.pop())  # in the order of version % NUM_WEIGHTS
+        self._scores.insert(0, self._scores.pop())
         for kind in (self._numbers, self._scores):
-            kind.insert(0, kind.pop())  # in the order of version % NUM_WEIGHTS
             assert all(one != other for one, other in itertools.combinations(kind, 2))
 
     async def stream(self, seed: int) -> None:

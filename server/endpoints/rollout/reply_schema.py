@@ -51,6 +51,12 @@ class DoneReply(BaseModel):
     message: str
 
 
+class RpcReply(BaseModel):
+    """What each worker gave."""
+
+    results: list[None]
+
+
 class VersionSetReply(BaseModel):
     """The weights have another version."""
 

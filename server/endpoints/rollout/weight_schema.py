@@ -144,6 +144,21 @@ class FinishBody(BodyModel):
     drafter: Fate = DRAFTER
 
 
+class RpcArguments(InnerModel):
+    """Arguments of a method; none has an effect."""
+
+    is_checkpoint_format: Annotated[Any, Only(True)] = None
+
+
+class RpcBody(BodyModel):
+    """A method of vLLM's workers, of which those are known by which SkyRL updates weights."""
+
+    method: Literal["skyrl_start_weight_update", "skyrl_finish_weight_update"]
+    args: Annotated[Any, Only([])] = None
+    kwargs: RpcArguments | None = None
+    timeout: Accepted = None
+
+
 class VersionBody(BodyModel):
     """What the weights are called from now on."""
 

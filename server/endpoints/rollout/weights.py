@@ -29,6 +29,7 @@ from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import (
     ChecksumsReply,
     DoneReply,
+    RpcReply,
     VersionSetReply,
     WeightInfoReply,
     WeightListReply,
@@ -38,6 +39,7 @@ from server.endpoints.rollout.weight_schema import (
     FinishBody,
     InitBody,
     InitInfo,
+    RpcBody,
     StartBody,
     UpdateBody,
     UpdateInfo,
@@ -163,6 +165,16 @@ async def finish_weight_update(request: Request) -> Response:
     finish = FinishUpdate(version=body.weight_version, drafter=body.drafter or "keep")
     await run_weights(finish, context)
     return json_response({"message": "Weight update finished"})
+
+
+@router.post("/collective_rpc", **steers(RpcBody, RpcReply))
+async def collective_rpc(request: Request) -> Response:
+    """Begin or finish an update, as SkyRL asks for it."""
+    context = context_of(request)
+    body = await context.bodies.read(request, RpcBody)
+    begins = body.method == "skyrl_start_weight_update"
+    await run_weights(BeginUpdate() if begins else FinishUpdate(), context)
+    return json_response({"results": [None] * context.info.num_ranks})
 
 
 @router.post("/update_weight_version", **steers(VersionBody, VersionSetReply))

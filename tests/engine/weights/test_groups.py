@@ -96,6 +96,30 @@ def test_a_trainer_broadcasts_its_weights(tmp_path: Path) -> None:
         trainer.kill()
 
 
+def test_a_trainer_that_starts_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    """As vLLM's do, which end neither their group nor an update that they were killed in."""
+    write_tiny(MODELS["qwen3"], tmp_path / "new")
+    write_other(tmp_path / "new", tmp_path / "old")
+    new, model = stored_tensors(tmp_path / "new"), load(tmp_path / "old")
+    room, command = room_of(model), [sys.executable, "-m", "tests.engine.weights.trainer"]
+    for is_killed in (True, False):
+        port = free_port()
+        arguments = [LOCALHOST, str(port), str(tmp_path / "new"), "alone"]
+        trainer = subprocess.Popen([*command, *arguments], cwd=ROOT)
+        try:
+            room.run(group_of(port, forms_as="vllm"))
+            room.run(BeginUpdate())
+            room.run(ReceiveTensors(source=source_of(new, "alone")))
+        finally:
+            if is_killed:
+                trainer.kill()
+            trainer.wait(60)
+    room.run(FinishUpdate())
+    assert_holds(model.named_weights(), new)
+    with pytest.raises(WeightUpdateError, match="there is a group 'weights'"):
+        room.run(group_of(free_port()))
+
+
 def test_a_group_that_nobody_joins(tmp_path: Path) -> None:
     write_tiny(MODELS["qwen3"], tmp_path)
     room = room_of(load(tmp_path))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.contracts.control import EngineState, RunWeights
+from engine.contracts.control import EngineState, Pause, Resume, RunWeights
 from engine.contracts.weights import (
     AbandonUpdate,
     AnyWeightCommand,
@@ -82,6 +82,43 @@ async def test_the_course_of_trl_s_client(steered: Site) -> None:
     )
     source = GroupSource(group="vllm", names=("a",), dtypes=("bfloat16",), shapes=((2, 3),))
     assert others == [BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()]
+
+
+async def test_the_course_of_skyrl_s_trainer(steered: Site) -> None:
+    """Native pauses and transfers; an update is begun and finished by methods of its workers."""
+    await posted(steered, "/pause?mode=keep&clear_cache=false")
+    begin = {"method": "skyrl_start_weight_update", "kwargs": {"is_checkpoint_format": True}}
+    assert await posted(steered, "/collective_rpc", begin) == {"results": [None]}
+    info = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
+    await posted(steered, "/update_weights", {"update_info": info})
+    finish = {"method": "skyrl_finish_weight_update"}
+    assert await posted(steered, "/collective_rpc", finish) == {"results": [None]}
+    await posted(steered, "/resume")
+    source = GroupSource(group="vllm", names=("a",), dtypes=("bfloat16",), shapes=((2, 3),))
+    assert sent(steered) == [BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()]
+    for body, param in (
+        ({"method": "exec"}, "method"),
+        (begin | {"args": [1]}, "args"),
+        (begin | {"kwargs": {"is_checkpoint_format": False}}, "kwargs.is_checkpoint_format"),
+    ):
+        reply = await steered.client.post("/collective_rpc", json=body)
+        assert (reply.status_code, error_of(reply)["param"]) == (400, param)
+
+
+async def test_the_course_of_prime_rl_s_orchestrator(steered: Site) -> None:
+    """It looks for the engine's life, and goes on without the broadcaster where that is a 404."""
+    assert (await steered.client.get("/liveness")).json() == {"status": "ok"}
+    broadcaster = {"host": "10.0.0.1", "port": 29501, "rank_offset": 0, "timeout": 60}
+    reply = await steered.client.post("/init_broadcaster", json=broadcaster)
+    assert reply.status_code == 404
+    await posted(steered, "/pause?mode=keep&clear_cache=false")
+    await posted(steered, "/update_weights", {"weight_dir": "/weights/step_4"})
+    await posted(steered, "/resume")
+    source = FolderSource(path="/weights/step_4")
+    pause, *_, resume = steered.engine.commands
+    assert pause == Pause(mode="keep", forgets=False, refuses=False)
+    assert resume == Resume()
+    assert sent(steered) == [BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()]
 
 
 async def test_other_sources(steered: Site) -> None:
