@@ -53,12 +53,12 @@ def message(role: str, *texts: str) -> dict[str, Any]:
     }
 
 
-BEGINNING = [
+BEGINNING: list[dict[str, Any]] = [
     message("developer", "Filesystem sandboxing is on."),
     message("user", "<environment_context>\n  <cwd>/repo</cwd>\n</environment_context>"),
     message("user", "Rename x."),
 ]
-HISTORY = [
+HISTORY: list[dict[str, Any]] = [
     {"type": "reasoning", "summary": [], "content": None, "encrypted_content": "gAAAAAB"},
     {
         "type": "local_shell_call",

@@ -68,12 +68,12 @@ class Read(NamedTuple):
     Attributes:
         question: its index.
         options: the option that each label of the prompt's tree stands for.
-        thought: what the model thought about it.
+        thought: what the model thought about it; None where it was not asked to think.
     """
 
     question: int
     options: tuple[int, ...]
-    thought: str = ""
+    thought: str | None = None
 
 
 class AskedPrompt(NamedTuple):
@@ -182,7 +182,7 @@ class DecisionReader:
     ) -> DecisionPrompts:
         """The prompts as ids, and the labels' trees; raises `ApiError`."""
         reads = [each.read for each in asked]
-        tails = [frame.end(read.thought) for read in reads]
+        tails = [frame.end(read.thought or "") for read in reads]
         trees = [
             self._tree(questions[each.read.question], each, tail, frame, reading.labels)
             for each, tail in zip(asked, tails, strict=True)

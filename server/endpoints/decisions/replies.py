@@ -59,7 +59,7 @@ def _order(read: Read, reading: LabelReadings, tokenizer: Tokenizer) -> Json:
     """What was read where options were shown in one order; logprobs are in the request's."""
     return {
         "order": list(read.options),
-        **({"thought": read.thought} if read.thought else {}),
+        **({} if read.thought is None else {"thought": read.thought}),
         "logprobs": [_shown(value) for value in reading.logprobs.tolist()],
         "other_logprob": _shown(reading.others),
         "best_other": {

@@ -75,7 +75,9 @@ async def test_input_tokens_are_those_of_the_same_questions_without_thoughts() -
 async def test_every_thought_is_closed(script: str, then: Any, thought: str) -> None:
     async with in_process(thinker(script, then), chat_template=TEMPLATE) as site:
         budget = len(thought) if then is not None else 40
-        await post(site, questions=[PREDICATE], reasoning={"budget": budget})
+        asked: dict[str, Any] = {"questions": [PREDICATE], "diagnostics": True}
+        reply = await post(site, **asked, reasoning={"budget": budget})
+        assert reply["answers"][0]["diagnostics"]["orders"][0]["thought"] == thought
         (prompt,) = prompts_of(site)
         assert prompt.endswith(f"<assistant><think>\n{thought}\n</think>\n\n")
 
