@@ -35,7 +35,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OTHER_FLAGS = {
     *("--head", "--address", "--generate"),  # of Ray
     *("--quick", "--kernels", "--help", "--version", "--full", "--parts", "--build"),
-    *("--target", "--gpus", "--ipc", "--json", "--shape", "--tasks"),
+    *("--target", "--gpus", "--ipc", "--json", "--network", "--shape", "--tasks"),
 }
 """Flags that are not settings of the server."""
 
