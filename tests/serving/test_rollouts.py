@@ -154,6 +154,7 @@ def test_what_cannot_be_done_is_refused(server: Server, path: str, body: Any, co
     [
         ({"name": "model.nothing.weight"}, "unknown_weight"),
         ({"shape": [128, 2]}, "wrong_shape"),
+        ({"dtype": "int32"}, "wrong_dtype"),
         ({"data": "AACAfwAAgH8AAIB/" * 85 + "AACAfw=="}, "not_finite"),
     ],
 )
