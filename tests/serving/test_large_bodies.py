@@ -183,7 +183,7 @@ BODIES: dict[str, tuple[str, Callable[[int], bytes], set[int]]] = {
             b'{"model":"tailrace-demo","state":%b,"questions":{"q":{"type":"noul",'
             b'"instructions":"a"}}}' % keys(size)
         ),
-        {400},
+        {422},
     ),
     "options of SystemOne": (
         "/v1/systemone",
@@ -191,7 +191,7 @@ BODIES: dict[str, tuple[str, Callable[[int], bytes], set[int]]] = {
             b'{"model":"tailrace-demo","state":"a","questions":{"q":{"type":"choice",'
             b'"criteria":%b}}}' % keys(size)
         ),
-        {400},
+        {422},
     ),
     "documents to rank": (
         "/v1/rerank",
