@@ -26,7 +26,6 @@ _CATEGORIES = {
     codes.CATEGORY_NOT_WORD: r"\W",
 }
 _FLAGS = {"i": re.IGNORECASE, "s": re.DOTALL, "u": re.UNICODE}
-_MAX_LITERAL = 0x10FFFF
 
 Nodes = Sequence[tuple[Any, Any]]
 
