@@ -97,8 +97,10 @@ class AdapterConfig:
                     "in the adapter; save it anew"
                 )
         found = list(found)
-        for name in self.parameters:
-            if not any(matches((name.removesuffix(".weight"),), each) for each in found):
+        for name in self.parameters:  # PEFT adds ends of names itself, be there any or not
+            if "." in name and not any(
+                matches((name.removesuffix(".weight"),), each) for each in found
+            ):
                 raise AdapterError(
                     f"{self.path}: target_parameters names {name!r}, of which there are no tensors "
                     "in the adapter; save it anew"
@@ -114,11 +116,11 @@ class AdapterConfig:
 
     def parameters_of(self, module: str) -> list[str]:
         """The parameters of a module that `target_parameters` names, as PEFT wraps them in turn."""
-        found = []
+        found = set()  # some are named by ends and in full
         for name in self.parameters:
             holder, _, parameter = name.rpartition(".")
             if not holder or matches((holder,), module):
-                found.append(parameter)
+                found.add(parameter)
         return sorted(found, key=lambda each: (_PARAMETERS.get(each, len(_PARAMETERS)), each))
 
 

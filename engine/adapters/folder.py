@@ -23,7 +23,7 @@ TENSOR = re.compile(
 )
 """Names of tensors: those of linear modules, and those of embeddings, whose names end earlier. An
 adapter's own name may come before the end."""
-OF_BASE = re.compile(r"\.base_layer\.|(?:embed_tokens|lm_head)\.weight$")
+OF_BASE = re.compile(r"\.base_layer\.|(?:embed_tokens|embeddings|lm_head)\.weight$")
 """Tensors of the base, which PEFT saves beside an adapter of embeddings."""
 
 

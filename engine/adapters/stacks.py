@@ -23,7 +23,6 @@ from engine.adapters.parts import (
 )
 from engine.adapters.product import HostAdapter, ProductStacks
 from engine.adapters.targets import (
-    EMBEDDING,
     HEAD,
     AdapterTarget,
     AdapterTargets,
@@ -79,7 +78,7 @@ class AdapterStacks:
         if not self._wants([name]):
             return None
         product = self._new([hidden_size], vocab_size, is_embedding=True)
-        whole = ModulePart(EMBEDDING, None, hidden_size, hidden_size)
+        whole = ModulePart(name.rpartition(".")[2], None, hidden_size, hidden_size)
         self._note(product, whole, 0, 1, None, vocab_size)
         return product
 

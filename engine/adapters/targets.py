@@ -17,11 +17,13 @@ IN_LAYER = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\..+)$")
 """The end of a module's name that is the same in all spellings of a model's beginning."""
 STACKED = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\.)(?:.+\.)?(experts\.\w+)$")
 """A tensor of all experts of a layer, whatever holds them there."""
-OUTSIDE = re.compile(r"(?:^|\.)(embed_tokens|lm_head)$")
+SUBMODULE = re.compile(r"(?:^|\.)((?:layers|h|blocks)\.\d+\.\w+\.)(?:.+\.)?(\w+)$")
+"""A module of a layer's mixer or MLP, whatever holds it there."""
+OUTSIDE = re.compile(r"(?:^|\.)(embed_tokens|embeddings|lm_head)$")
 """Modules outside the layers, of which a model has one each."""
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Names of modules that some checkpoints and trainers join, and of their parts, in order."""
-EMBEDDING, HEAD = "embed_tokens", "lm_head"
+EMBEDDINGS, HEAD = ("embed_tokens", "embeddings"), "lm_head"
 
 
 class AdapterTarget(NamedTuple):
@@ -135,7 +137,8 @@ class AdapterTargets:
         if not adapter.ties_head or not self.ties_head:
             return []
         by_name = {module.rpartition(".")[2]: each for module, each in adapter.modules.items()}
-        embedding, head = by_name.get(EMBEDDING), names.find(HEAD)
+        embedding = next((by_name[each] for each in EMBEDDINGS if each in by_name), None)
+        head = names.find(HEAD)
         if embedding is None or HEAD in by_name:
             return []
         if head is None:
@@ -180,11 +183,19 @@ class _Names:
             for name, target in targets.modules.items()
             if (match := IN_LAYER.search(name) or OUTSIDE.search(name))
         }
+        self._by_part: dict[str, list[AdapterTarget]] = {}
+        for name, target in targets.modules.items():
+            if (match := SUBMODULE.search(name)) is not None:
+                self._by_part.setdefault(match[1] + match[2], []).append(target)
 
     def find(self, module: str) -> AdapterTarget | None:
         """The target of a module; None where the base has none."""
         match = IN_LAYER.search(module) or OUTSIDE.search(module)
-        return self._targets.modules.get(module) or (self._by_end.get(match[1]) if match else None)
+        found = self._targets.modules.get(module) or (self._by_end.get(match[1]) if match else None)
+        if found is None and (part := SUBMODULE.search(module)) is not None:
+            alike = self._by_part.get(part[1] + part[2], [])  # a library may nest them otherwise
+            found = alike[0] if len(alike) == 1 else None
+        return found
 
     def stacked(self, module: str) -> Sequence[AdapterTarget] | None:
         """The targets of a tensor of all experts, one an expert."""
@@ -201,7 +212,7 @@ def stacked_name(name: str) -> str:
 
 def _check_kind(adapter: AdapterTensors, module: str, factors: Factors) -> None:
     """Refuse tensors of an embedding for another module, and the other way round."""
-    is_embedding = module.rpartition(".")[2] == EMBEDDING
+    is_embedding = module.rpartition(".")[2] in EMBEDDINGS
     if factors.is_embedding != is_embedding:
         wanted = "lora_embedding_A and lora_embedding_B" if is_embedding else "lora_A and lora_B"
         raise AdapterError(

@@ -148,6 +148,7 @@ def test_an_adapter_loaded_by_one_front_is_known_to_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_thousand_changes_under_load_lose_and_leak_nothing(tmp_path: Path) -> None:
     """Names are loaded, replaced and unloaded a thousand times while requests go on.
 
