@@ -66,7 +66,7 @@ class Uncaptured:
         return Packed(step.draw(self._size, self._hidden, needs).named(), self._size)
 
     def replay_draw_of(
-        self, inputs: StepInputs, hidden: Hidden, mask_slots: torch.Tensor | None
+        self, plan: StepPlan, inputs: StepInputs, hidden: Hidden, mask_slots: torch.Tensor | None
     ) -> Packed | None:
         if inputs.sampling is None:
             return None
