@@ -202,6 +202,7 @@ def test_every_setting_reaches_a_configuration() -> None:
         "speculative_config": SPECULATION,
         "lora_modules": ["a=b"],
         "lora_root": "folder",
+        "lora_target_modules": ["q_proj"],
         "max_cpu_loras": 9,
     }
     needs: dict[str, dict[str, Any]] = {
