@@ -34,7 +34,7 @@ from engine.models.weights.sources import IGNORED, LAYER
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.names import NameMap
-from engine.weights.sources import received
+from engine.weights.tensor_sources import received
 from engine.weights.update import WeightUpdate
 from sampling.device.ranks import RankExchange
 

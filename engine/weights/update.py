@@ -10,7 +10,7 @@ import torch
 from engine.contracts.named_weights import NamedWeight, WeightUnit
 from engine.contracts.weights import WeightUpdateError
 from engine.weights.names import NameMap, WeightPiece
-from engine.weights.sources import ReceivedTensor
+from engine.weights.tensor_sources import ReceivedTensor
 
 SPARE_BYTES = 2 << 30
 """Memory of a GPU that is left alone when received tensors are kept there."""

@@ -19,7 +19,7 @@ OWN_HEAD = "tests/engine/speculation/test_drafters.py::test_the_checkpoints_own_
 RECURRENT = (
     Mutant(
         "chunks-lie-on-the-grid-of-a-packed-batch",
-        "engine/kernels/recurrent/chunked.py",
+        "engine/kernels/recurrent/recurrence_chunked.py",
         "            position = chunk * CHUNK + lanes\n",
         "            position = chunk * CHUNK + lanes - start % CHUNK\n",
         (f"{RECURRENCE}::test_bits_do_not_depend_on_the_rows_beside",),

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.recurrent.chunked import recurrence_chunked
 from engine.kernels.recurrent.matrices import CHUNK, Drafted, Matrices, Rule, TokenInputs
+from engine.kernels.recurrent.recurrence_chunked import recurrence_chunked
+from engine.kernels.recurrent.recurrence_serial import recurrence_serial
 from engine.kernels.recurrent.reference import NORM_EPS
-from engine.kernels.recurrent.serial import recurrence_serial
 from engine.memory.state_rows import NULL_SLOT, Extent, StateRows, entered
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.request import ItemScores
-from server.endpoints.decisions.prompts import DecisionPrompts, Read
+from server.endpoints.decisions.spec import DecisionPrompts, Read
 from server.scoring.labels import Float64Array
 
 

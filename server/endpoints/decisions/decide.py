@@ -15,15 +15,15 @@ from starlette.requests import Request
 from engine.request import ItemScores
 from server.context import Context
 from server.endpoints.decisions.answers import Answer, answers
-from server.endpoints.decisions.prompts import (
+from server.endpoints.decisions.question import Question
+from server.endpoints.decisions.replies import Json, usage_of
+from server.endpoints.decisions.spec import (
     DecisionPrompts,
     DecisionReader,
     Reading,
     State,
     emptied,
 )
-from server.endpoints.decisions.question import Question
-from server.endpoints.decisions.replies import Json, usage_of
 from server.endpoints.decisions.thoughts import Thoughts, think
 from server.endpoints.decisions.wording import WORDING, Wording
 from server.endpoints.scored import run_scoring

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from server.endpoints.decisions.answers import Answer, LabelReadings
-from server.endpoints.decisions.prompts import Read
 from server.endpoints.decisions.question import Question
+from server.endpoints.decisions.spec import Read
 from server.text.json_fragments import MINUS_INFINITY
 from server.text.tokenizer import Tokenizer
 

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Iterator
 
 from server.config import ServerConfig
-from server.endpoints.decisions.prompts import Reading
 from server.endpoints.decisions.question import NO, YES, Option, Question
 from server.endpoints.decisions.schema import (
     DecisionPart,
@@ -14,6 +13,7 @@ from server.endpoints.decisions.schema import (
     DecisionsRequest,
     ReadingFields,
 )
+from server.endpoints.decisions.spec import Reading
 from server.endpoints.decisions.state import text_of
 from server.errors import bad_request
 from server.schema.checks import check_priority

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.recurrent.chunked import recurrence_chunked
 from engine.kernels.recurrent.convolution import (
     Convolution,
     causal_convolution_triton,
@@ -19,7 +18,8 @@ from engine.kernels.recurrent.matrices import (
     TokenInputs,
     drafted_length,
 )
-from engine.kernels.recurrent.serial import recurrence_serial
+from engine.kernels.recurrent.recurrence_chunked import recurrence_chunked
+from engine.kernels.recurrent.recurrence_serial import recurrence_serial
 from engine.memory.state_rows import Extent
 from tests.engine.kernels.recurrent.calls import Part, state_rows
 from tests.no_gpu.compiler import compiled_only, needs_compiler

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.kernels.recurrent.chunked import recurrence_chunked
 from engine.kernels.recurrent.matrices import CHUNK
 from engine.kernels.recurrent.recurrence import recurrence_torch
-from engine.kernels.recurrent.serial import recurrence_serial
+from engine.kernels.recurrent.recurrence_chunked import recurrence_chunked
+from engine.kernels.recurrent.recurrence_serial import recurrence_serial
 from tests.engine.kernels.recurrent.calls import (
     BY_CHANNEL,
     DELTA,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.request import Finish, ItemScores
 from server.endpoints.decisions.answers import Answer, LabelReadings, answers, softmax
-from server.endpoints.decisions.prompts import DecisionPrompts, Read
+from server.endpoints.decisions.spec import DecisionPrompts, Read
 from server.schema.ids import IdLists
 from server.scoring.labels import LabelTree
 from server.scoring.spec import ScoringSpec
