@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -123,7 +124,8 @@ def test_rows_that_could_not_be_published_end_the_runner(monkeypatch: pytest.Mon
     """A later step would write keys of a vacated row into blocks of others."""
     rows = RequestRows(2, 20, 4, torch.device("cpu"))
     sampling_rows = SamplingRows(2, 50, rows.device, history=rows.token_ids)
-    runner = ModelRunner(cast(Any, None), cast(Any, None), rows, sampling_rows)
+    stage = cast(Any, SimpleNamespace(model=None))
+    runner = ModelRunner(cast(Any, None), stage, rows, sampling_rows)
 
     def publish(writes: Sequence[Writes]) -> None:
         raise torch.OutOfMemoryError("no room\nfor any of them")
