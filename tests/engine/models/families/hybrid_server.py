@@ -73,7 +73,8 @@ class Server:
         own = Request(
             handle=handle,
             prompt_token_ids=np.array(prompt, dtype=np.int32),
-            params=SamplingParams(temperature=temperature, logprobs=0),
+            # A seed of its own: of texts drawn anew each time, one in many errs by more.
+            params=SamplingParams(temperature=temperature, logprobs=0, seed=handle),
             max_tokens=max_tokens,
             **fields,
         )
