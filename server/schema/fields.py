@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -92,6 +94,19 @@ def _checked_biases(value: Any) -> Any:
 _Biases = Annotated[dict[str, BiasValue], Field(max_length=MAX_BIASES)]
 LogitBias = Annotated[_Biases, BeforeValidator(_checked_biases, json_schema_input_type=_Biases)]
 ModelName = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+
+
+def _decoded(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"is not base64: {error}") from None
+
+
+Base64 = Annotated[bytes, BeforeValidator(_decoded, json_schema_input_type=str)]
+"""Bytes, sent in base64."""
 
 
 def _refuse(value: Any) -> Any:

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from server.schema.base import BodyModel
-from server.schema.fields import Accepted, NotYet
+from server.schema.fields import Accepted, Base64, NotYet
 
 AdapterName = Annotated[str, Field(min_length=1, max_length=256)]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096)]
-
-
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"is not base64: {error}") from None
-
-
-Base64 = Annotated[bytes, BeforeValidator(_decoded, json_schema_input_type=str)]
 
 
 class LoadAdapterRequest(BodyModel):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from engine.contracts.weights import GROUP_TIMEOUT_S, NUM_PACKED, PACKED_BYTES
 from server.schema.base import BodyModel, InnerModel
-from server.schema.fields import Accepted, Only
+from server.schema.fields import Accepted, Base64, Only
 from server.schema.query import QueryModel
 
 MAX_NAMES = 1 << 20
@@ -26,18 +24,6 @@ DRAFTER = Field(
     "kept as it is and drafts less well; `off` drafts no more until its weights are updated.",
 )
 GroupName = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"is not base64: {error}") from None
-
-
-Base64 = Annotated[bytes, BeforeValidator(_decoded, json_schema_input_type=str)]
 
 
 class InitInfo(InnerModel):

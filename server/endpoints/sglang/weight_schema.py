@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from server.schema.base import BodyModel
-from server.schema.fields import Accepted, NotYet, Only
+from server.schema.fields import Accepted, Base64, NotYet, Only
 
 MAX_NAMES = 1 << 20
 
@@ -21,18 +19,6 @@ GroupName = Annotated[str, Field(min_length=1, max_length=256)]
 Selector = Literal["target", "draft", "all"]
 
 _GROUP = "weight_update_group"
-
-
-def _decoded(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return base64.b64decode(value, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"is not base64: {error}") from None
-
-
-Pickle = Annotated[bytes, BeforeValidator(_decoded, json_schema_input_type=str)]
 
 
 class InitGroupBody(BodyModel):
@@ -102,7 +88,7 @@ class FromDistributedBody(_WithUpdate):
 class FromTensorBody(_WithUpdate):
     """Update weights by pickled handles, one for all ranks or one each."""
 
-    serialized_named_tensors: list[Pickle] = Field(min_length=1, max_length=1024)
+    serialized_named_tensors: list[Base64] = Field(min_length=1, max_length=1024)
     load_format: Literal["direct", "flattened_bucket"] | None = None
     selector: Selector | None = None
 
