@@ -51,10 +51,7 @@ class Context(ServedChatModel):
     lifecycle: Lifecycle
     bodies: BodyReader
     large: ProcessPool
-    admission: AdmissionControl
     connections: ConnectionPool
-    metrics: Metrics
-    worker: Worker
     readers: PromptReaders
     reranker: Reranker
     self_test: SelfTest

@@ -16,7 +16,6 @@ from server.conversation.render import ChatRenderer, PieceContent
 from server.generation.choice import Piece
 from server.generation.prepare import PreparedRequest
 from server.generation.render import PLAIN_END, WrittenPiece
-from server.text.tokenizer import Tokenizer
 
 
 @dataclass
@@ -47,14 +46,13 @@ class ParsedChatRenderer(ChatRenderer):
     def __init__(
         self,
         prepared: PreparedRequest,
-        tokenizer: Tokenizer,
         echoed: str,
         *,
         parsing: ReplyParsing,
         reasoning_field: str | None,
         max_calls: int | None,
     ) -> None:
-        super().__init__(prepared, tokenizer, echoed)
+        super().__init__(prepared, echoed)
         self._parsing = parsing
         self._reasoning_field = reasoning_field
         self._max_calls = max_calls
@@ -171,7 +169,6 @@ class ParsedChatRenderer(ChatRenderer):
 def chat_renderer(
     prepared: PreparedRequest,
     prompt: ConversationPrompt,
-    tokenizer: Tokenizer,
     *,
     reasoning_field: str | None,
     echoed: str = "",
@@ -183,10 +180,9 @@ def chat_renderer(
         echoed: text before the content.
     """
     if prompt.parsing is None:
-        return ChatRenderer(prepared, tokenizer, echoed)
+        return ChatRenderer(prepared, echoed)
     return ParsedChatRenderer(
         prepared,
-        tokenizer,
         echoed,
         parsing=prompt.parsing,
         reasoning_field=reasoning_field,

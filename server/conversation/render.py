@@ -18,7 +18,6 @@ from server.generation.logprobs import Columns
 from server.generation.prepare import PreparedRequest
 from server.generation.render import PLAIN_END, Renderer
 from server.text.packed import packed
-from server.text.tokenizer import Tokenizer
 
 _TOP_FIELDS = ("prompt_token_ids", "prompt_logprobs")
 """Fields of a chat that are beside its choices, as vLLM has them."""
@@ -48,8 +47,9 @@ class ChatRenderer(Renderer):
     chunk_object = "chat.completion.chunk"
     null_fields = ("token_ids",)
 
-    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer, echoed: str) -> None:
-        super().__init__(prepared, tokenizer)
+    def __init__(self, prepared: PreparedRequest, echoed: str) -> None:
+        super().__init__(prepared)
+        tokenizer = prepared.served.tokenizer
         self._prefix = echoed
         self._top: dict[str, Any] | None = None
         self._special_ids = tokenizer.special_ids

@@ -20,7 +20,6 @@ from server.generation.choice import Piece, ReplyChoice
 from server.generation.generation import Generation
 from server.generation.prepare import PreparedRequest
 from server.generation.render import Renderer
-from server.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -67,16 +66,12 @@ class ShapedRenderer(Renderer):
     """
 
     def __init__(
-        self,
-        prepared: PreparedRequest,
-        prompt: ConversationPrompt,
-        tokenizer: Tokenizer,
-        shape: ReplyShape,
+        self, prepared: PreparedRequest, prompt: ConversationPrompt, shape: ReplyShape
     ) -> None:
-        super().__init__(prepared, tokenizer)
+        super().__init__(prepared)
         self.shape = shape
         self.token_ids: list[int] = []
-        self._chat = chat_renderer(prepared, prompt, tokenizer, reasoning_field="reasoning_content")
+        self._chat = chat_renderer(prepared, prompt, reasoning_field="reasoning_content")
         self._num_calls_left = prompt.max_calls
         self._is_left_out = False
 

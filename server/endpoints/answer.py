@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.context import Context
 from server.generation.choice import ReplyChoice
 from server.generation.generation import Generation
-from server.generation.prepare import PreparedRequest
 from server.generation.render import Renderer
-from server.generation.streaming import ChunkWriter, Recording, StreamWriter, stream_reply
+from server.generation.streaming import ChunkWriter, StreamWriter, stream_reply
 from server.http.account import account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.http.reply import json_reply
@@ -23,82 +20,51 @@ from server.http.reply import json_reply
 logger = logging.getLogger("tailrace")
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Renderer)
 
 
 async def answer(
-    prepared: PreparedRequest,
-    renderer: Renderer,
+    generation: Generation,
+    renderer: R,
     request: Request,
-    context: Context,
-    make_writer: Callable[[Generation], StreamWriter] | None = None,
-    recording: Recording | None = None,
+    make_writer: Callable[[Generation, R], StreamWriter] = ChunkWriter,
 ) -> Response:
     """Let the engine generate, and write what comes as the renderer has it.
 
     Args:
-        make_writer: makes the writer of a stream; None for chunks in OpenAI's shape.
-        recording: keeps what comes; None for nobody.
+        make_writer: makes the writer of a stream.
     """
-    if context.config.log_requests:
-        _log(prepared, context)
-    generation = Generation(
-        prepared,
-        engine=context.engine,
-        tokenizer=context.tokenizer,
-        admission=context.admission,
-        metrics=context.metrics,
-    )
-    if recording is not None:
-        recording.attach(generation)
+    prepared = generation.prepared
+    if prepared.served.config.log_requests:
+        limit = prepared.served.config.max_log_len
+        for prompt in prepared.prompts:
+            shown = prompt.text if prompt.text is not None else prompt.token_ids[:limit].tolist()
+            words = prepared.spec.reply_id, shown[:limit], prepared.spec.params
+            logger.info("%s: prompt %r, %s", *words)
     account = account_of(request.scope)
     account.usage, account.report = generation.usage, generation.report
     account.release_body()
+    await generation.submit()
     if prepared.spec.form.stream:
-        worker, metrics = context.worker, context.metrics
-        make_writer = make_writer or partial(ChunkWriter, renderer=renderer)
-        writer = make_writer(generation)
-        return await stream_reply(
-            generation,
-            writer,
-            request.receive,
-            worker=worker,
-            metrics=metrics,
-            recording=recording,
-        )
-    return await _plain_reply(generation, renderer, request, context, recording)
+        return await stream_reply(generation, make_writer(generation, renderer), request.receive)
+    return await _plain_reply(generation, renderer, request)
 
 
-async def _plain_reply(
-    generation: Generation,
-    renderer: Renderer,
-    request: Request,
-    context: Context,
-    recording: Recording | None,
-) -> Response:
+async def _plain_reply(generation: Generation, renderer: Renderer, request: Request) -> Response:
     """Answer with the whole reply at once."""
 
     async def render(choices: list[ReplyChoice], write: Callable[..., T], *args: Any) -> T:
         if renderer.is_big(choices):
-            return await context.worker.run(write, choices, *args)
+            return await generation.prepared.served.worker.run(write, choices, *args)
         return write(choices, *args)
 
     with CancelOnDisconnect(request.receive):
         with generation:
-            await generation.submit()
             while changed := await generation.update():
                 if due := renderer.due(changed):
                     await render(due, renderer.write_ahead)
-            if recording is not None:
+            if generation.recording is not None:
                 await render(generation.choices, renderer.write_ahead)
-                await recording.settle(None)
+                await generation.recording.settle(None)
         ends = generation.usage(), generation.draft_metrics()
         return json_reply(await render(generation.choices, renderer.reply, *ends))
-
-
-def _log(prepared: PreparedRequest, context: Context) -> None:
-    limit = context.config.max_log_len
-    for prompt in prepared.prompts:
-        shown = prompt.text if prompt.text is not None else prompt.token_ids[:limit].tolist()
-        logger.info(
-            "%s: prompt %r, %s", prepared.spec.reply_id, shown[:limit], prepared.spec.params
-        )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from engine.client import EngineHandle
 from engine.request import Finish, PromptLogprobsParams, Request
 from engine.stats import DraftStats
 from engine.submission import EngineDeadError, Entry, Submission
@@ -19,10 +17,7 @@ from server.generation.prepare import PreparedRequest
 from server.generation.prompts import Prompt
 from server.generation.routes import Routes
 from server.http.account import GenerationReport
-from server.http.admission import AdmissionControl
 from server.http.failures import failed_request, lost_engine
-from server.metrics import Metrics
-from server.text.tokenizer import Tokenizer
 
 SUBMIT_SLICE = 32
 """Prompts submitted in one turn of the event loop."""
@@ -34,6 +29,18 @@ _FAILURES = frozenset(
         *(Finish.EMPTY, Finish.GRAMMAR, Finish.TOO_COMPLEX, Finish.ADAPTER),
     )
 )
+
+
+class Recording(Protocol):
+    """Keeps what comes of a request."""
+
+    async def settle(self, error: ApiError | None) -> None:
+        """Write how the request ended, before its client is told."""
+        ...
+
+    def close(self) -> None:
+        """The request has ended, for whatever reason."""
+        ...
 
 
 class Generation:
@@ -48,26 +55,19 @@ class Generation:
         prepared: the request.
         num_cached: prompt tokens served from the prefix cache, by prompt.
         failure: the error that ended the request before all choices had ended.
-        on_close: called once the request has ended, for whatever reason.
+        recording: keeps what comes; None for nobody.
     """
 
-    def __init__(
-        self,
-        prepared: PreparedRequest,
-        *,
-        engine: EngineHandle,
-        tokenizer: Tokenizer,
-        admission: AdmissionControl,
-        metrics: Metrics,
-    ) -> None:
+    def __init__(self, prepared: PreparedRequest) -> None:
+        served = prepared.served
         self.prepared = prepared
         self.num_cached = [0] * len(prepared.prompts)
         self.failure: ApiError | None = None
-        self.on_close: Callable[[], None] | None = None
-        self._engine = engine
-        self._tokenizer = tokenizer
-        self._admission = admission
-        self._metrics = metrics
+        self.recording: Recording | None = None
+        self._engine = served.engine
+        self._tokenizer = served.tokenizer
+        self._admission = served.admission
+        self._metrics = served.metrics
         self._began = time.perf_counter()
         self._choices: dict[int, ReplyChoice] = {}
         self._num_unfinished = prepared.num_choices
@@ -92,12 +92,14 @@ class Generation:
     async def submit(self) -> None:
         """Send every prompt, a slice of them in each turn of the event loop.
 
+        Whatever goes wrong closes the request.
+
         Raises:
             ApiError: the queue is full, and nothing was sent; or the engine is gone.
         """
-        self._admission.admit(self.prepared.num_choices)
-        self._is_admitted = True
         try:
+            self._admission.admit(self.prepared.num_choices)
+            self._is_admitted = True
             for prompt_idx, prompt in enumerate(self.prepared.prompts):
                 if prompt_idx and prompt_idx % SUBMIT_SLICE == 0:
                     await asyncio.sleep(0)
@@ -106,8 +108,11 @@ class Generation:
                 submission.arrived = self._arrived
                 self._submissions.append(submission)
                 self._admission.enter(submission)
-        except EngineDeadError as error:
-            raise lost_engine(error) from error
+        except BaseException as error:
+            self.close("abort" if isinstance(error, asyncio.CancelledError) else "error")
+            if isinstance(error, EngineDeadError):
+                raise lost_engine(error) from error
+            raise
 
     def _request(self, prompt: Prompt, num_before: int) -> Request:
         prepared, spec = self.prepared, self.prepared.spec
@@ -281,9 +286,9 @@ class Generation:
 
     def close(self, reason: str) -> None:
         """Abort what has not ended and account for it as `reason`; twice does no harm."""
-        on_close, self.on_close = self.on_close, None
-        if on_close is not None:
-            on_close()
+        recording, self.recording = self.recording, None
+        if recording is not None:
+            recording.close()
         if not self._is_admitted:
             return
         self._is_admitted = False

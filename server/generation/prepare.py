@@ -33,6 +33,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     """
 
     spec: GenerationSpec
+    served: ServedModel
     created: int
     fingerprint: str
     prompts: list[Prompt]
@@ -62,6 +63,7 @@ async def prepare(spec: GenerationSpec, served: ServedModel) -> PreparedRequest:
         ignored = ignored + checked.ignored
     return PreparedRequest(
         spec=spec,
+        served=served,
         created=int(time.time()),
         fingerprint=served.fingerprint_of(spec.model),
         prompts=prompts,

@@ -23,7 +23,6 @@ from server.generation.logprobs import (
 )
 from server.generation.prepare import PreparedRequest
 from server.text.packed import packed
-from server.text.tokenizer import Tokenizer
 
 _ORIGINS = [origin.name.lower() for origin in Origin]
 _NO_VALUES = np.zeros(0, dtype=np.float32)
@@ -59,7 +58,8 @@ class Renderer:
     reply_object = chunk_object = "text_completion"
     null_fields: tuple[str, ...] = ("token_ids", "prompt_token_ids", "prompt_logprobs")
 
-    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, prepared: PreparedRequest) -> None:
+        tokenizer = prepared.served.tokenizer
         self._prepared = prepared
         self._form = prepared.spec.form
         self._tokenizer = tokenizer

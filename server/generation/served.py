@@ -10,19 +10,30 @@ from msgspec import structs
 from engine.client import EngineHandle
 from engine.contracts.info import EngineInfo
 from server.config import ServerConfig
+from server.http.admission import AdmissionControl
+from server.metrics import Metrics
 from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
 from server.version import VERSION
+from server.work.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A model that is served: its engine and tokenizer, the limits of requests, the grammars."""
+    """A model that is served, and what its requests pass.
+
+    Attributes:
+        config: the limits of requests.
+        worker: the thread that writes big replies.
+    """
 
     engine: EngineHandle
     config: ServerConfig
     tokenizer: Tokenizer
     grammars: GrammarChecker
+    admission: AdmissionControl
+    metrics: Metrics
+    worker: Worker
 
     @property
     def info(self) -> EngineInfo:

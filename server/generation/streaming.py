@@ -17,8 +17,6 @@ from server.generation.render import Renderer
 from server.http.account import account_of
 from server.http.disconnect import CancelOnDisconnect, ClientGoneError
 from server.http.reply import send_in_parts
-from server.metrics import Metrics
-from server.work.worker import Worker
 
 logger = logging.getLogger("tailrace")
 
@@ -46,18 +44,6 @@ class StreamWriter(Protocol):
 
     def failure(self, error: ApiError) -> bytes:
         """Write the end of a stream that an error ended after the headers."""
-        ...
-
-
-class Recording(Protocol):
-    """Keeps what comes of a request."""
-
-    def attach(self, generation: Generation) -> None:
-        """Follow a generation that begins."""
-        ...
-
-    async def settle(self, error: ApiError | None) -> None:
-        """Write how it ended, before the client is."""
         ...
 
 
@@ -130,33 +116,22 @@ class ChunkWriter:
 
 
 async def stream_reply(
-    generation: Generation,
-    writer: StreamWriter,
-    receive: Receive,
-    *,
-    worker: Worker,
-    metrics: Metrics,
-    recording: Recording | None = None,
+    generation: Generation, writer: StreamWriter, receive: Receive
 ) -> StreamingResponse:
-    """Submit and wait for the engine's first result, so that early failures are HTTP errors.
-
-    Args:
-        recording: keeps what comes; None for nobody.
-    """
+    """Wait for the engine's first result, so that early failures are HTTP errors."""
     try:
         with CancelOnDisconnect(receive):
-            await generation.submit()
             first = await generation.update()
             if generation.failure is not None:
                 raise generation.failure
             if writer.begins_big:
-                frames = await worker.run(writer.chunks, first)
+                frames = await generation.prepared.served.worker.run(writer.chunks, first)
             else:
                 frames = writer.chunks(first)
     except BaseException as error:
         generation.close("abort" if isinstance(error, ClientGoneError) else "error")
         raise
-    return EventStream(generation, writer, frames, metrics, recording)
+    return EventStream(generation, writer, frames)
 
 
 def _outcome(status: int) -> str:
@@ -172,20 +147,11 @@ class EventStream(StreamingResponse):
         frames: the first frames, which were written already.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        writer: StreamWriter,
-        frames: bytes,
-        metrics: Metrics,
-        recording: Recording | None = None,
-    ) -> None:
+    def __init__(self, generation: Generation, writer: StreamWriter, frames: bytes) -> None:
         super().__init__((), headers=_HEADERS, media_type="text/event-stream")
         self._generation = generation
         self._writer = writer
         self._frames = frames
-        self._metrics = metrics
-        self._recording = recording
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write until all choices have ended, an error comes, or the client leaves."""
@@ -203,16 +169,18 @@ class EventStream(StreamingResponse):
     async def _write(self, send: Send) -> ApiError | None:
         """Write everything after the headers; returns the error that ended it, if one did."""
         error: ApiError | None = None
+        inter_token = self._generation.prepared.served.metrics.inter_token
+        recording = self._generation.recording
         try:
             await send_in_parts(send, self._frames, more=True)
             last = time.perf_counter()
             while changed := await self._generation.update():
                 await send_in_parts(send, self._writer.chunks(changed), more=True)
                 now = time.perf_counter()
-                self._metrics.inter_token.observe(now - last)
+                inter_token.observe(now - last)
                 last = now
-            if self._recording is not None:
-                await self._recording.settle(None)
+            if recording is not None:
+                await recording.settle(None)
             end = self._writer.end()
         except ApiError as caught:
             error = caught
@@ -220,8 +188,8 @@ class EventStream(StreamingResponse):
             logger.exception("a stream broke")
             error = ApiError(500, "internal error", code="internal_error")
         if error is not None:
-            if self._recording is not None:
-                await self._recording.settle(error)
+            if recording is not None:
+                await recording.settle(error)
             end = self._writer.failure(error)
         await send({"type": "http.response.body", "body": end, "more_body": False})
         return error

@@ -14,6 +14,7 @@ from server.endpoints.chat.reply_schema import ChatReply
 from server.endpoints.chat.schema import ChatRequest
 from server.endpoints.chat.spec import chat_conversation, chat_spec, echoed_text
 from server.endpoints.plain import PlainRoute
+from server.generation.generation import Generation
 from server.generation.prepare import prepare
 from server.http.account import reply_id
 from server.schema.openapi import CHUNKS, describes
@@ -40,8 +41,7 @@ async def answer_chat(request: Request, body: ChatRequest) -> Response:
     renderer = chat_renderer(
         prepared,
         prompt,
-        context.tokenizer,
         reasoning_field=context.config.reasoning_field if shows_reasoning else None,
         echoed=echoed_text(body),
     )
-    return await answer(prepared, renderer, request, context)
+    return await answer(Generation(prepared), renderer, request)

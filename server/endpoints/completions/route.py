@@ -12,6 +12,7 @@ from server.endpoints.completions.reply_schema import CompletionReply
 from server.endpoints.completions.schema import CompletionRequest
 from server.endpoints.completions.spec import completion_spec
 from server.endpoints.plain import PlainRoute
+from server.generation.generation import Generation
 from server.generation.prepare import prepare
 from server.generation.render import Renderer
 from server.http.account import reply_id
@@ -32,4 +33,4 @@ async def answer_completion(request: Request, body: CompletionRequest) -> Respon
     context = context_of(request)
     spec = await completion_spec(body, context, reply_id("cmpl-", body.request_id, request.scope))
     prepared = await prepare(spec, context)
-    return await answer(prepared, Renderer(prepared, context.tokenizer), request, context)
+    return await answer(Generation(prepared), Renderer(prepared), request)

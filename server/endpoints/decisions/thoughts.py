@@ -59,15 +59,9 @@ async def think(
         model: the checked name of the model or adapter that thinks.
     """
     spec = _spec(openings, marker, reading, place, model, reply_id, context)
-    generation = Generation(
-        await prepare(spec, context),
-        engine=context.engine,
-        tokenizer=context.tokenizer,
-        admission=context.admission,
-        metrics=context.metrics,
-    )
+    generation = Generation(await prepare(spec, context))
+    await generation.submit()
     with generation:
-        await generation.submit()
         while await generation.update():
             pass
     choices = generation.choices

@@ -26,16 +26,13 @@ from server.generation.streaming import DONE
 from server.generation.support import support_of
 from server.text.json_fragments import texts_of
 from server.text.packed import check_finite
-from server.text.tokenizer import Tokenizer
 
 
 class TokenRenderer(Renderer):
     """Writes choices as token ids, with logprobs by id."""
 
-    def __init__(
-        self, prepared: PreparedRequest, tokenizer: Tokenizer, body: GenerateTokensRequest
-    ) -> None:
-        super().__init__(prepared, tokenizer)
+    def __init__(self, prepared: PreparedRequest, body: GenerateTokensRequest) -> None:
+        super().__init__(prepared)
         self._shows_text = body.output_mode == "text"
         self._shows_support = bool(body.return_sampling_mask)
         self._num_shown = body.sampling_params.logprobs

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +13,7 @@ from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest
 from server.endpoints.generate_tokens.spec import tokens_spec
 from server.endpoints.plain import PlainRoute
+from server.generation.generation import Generation
 from server.generation.prepare import prepare
 from server.http.account import reply_id
 from server.schema.openapi import CHUNKS, describes
@@ -31,6 +30,5 @@ async def generate_tokens(request: Request) -> Response:
     body = await context.bodies.read(request, GenerateTokensRequest)
     spec = await tokens_spec(body, context, reply_id("", body.request_id, request.scope))
     prepared = await prepare(spec, context)
-    renderer = TokenRenderer(prepared, context.tokenizer, body)
-    writer = partial(TokenChunkWriter, renderer=renderer)
-    return await answer(prepared, renderer, request, context, writer)
+    renderer = TokenRenderer(prepared, body)
+    return await answer(Generation(prepared), renderer, request, TokenChunkWriter)

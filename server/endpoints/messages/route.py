@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +21,7 @@ from server.endpoints.messages.spec import (
 )
 from server.endpoints.plain import PlainRoute
 from server.errors import json_response
+from server.generation.generation import Generation
 from server.generation.prepare import prepare
 from server.http.account import reply_id
 from server.schema.openapi import NAMED_EVENTS, describes
@@ -47,9 +46,8 @@ async def create_message(request: Request) -> Response:
     shape = MessageShape(
         prepared, shows_thoughts=shows_thoughts(body.thinking), id_chars=prompt.call_id_chars
     )
-    renderer = ShapedRenderer(prepared, prompt, context.tokenizer, shape)
-    make_writer = partial(EventWriter, renderer=renderer)
-    return await answer(prepared, renderer, request, context, make_writer)
+    renderer = ShapedRenderer(prepared, prompt, shape)
+    return await answer(Generation(prepared), renderer, request, EventWriter)
 
 
 @router.post(

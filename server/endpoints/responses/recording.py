@@ -37,6 +37,7 @@ class ResponseRecording:
         store: ResponseStore,
         shape: ResponseShape,
         renderer: ShapedRenderer,
+        generation: Generation,
         prompt_chars: int,
     ) -> None:
         self._store = store
@@ -44,7 +45,7 @@ class ResponseRecording:
         self._renderer = renderer
         self._prompt_chars = prompt_chars
         self._key: int | None = None
-        self._generation: Generation | None = None
+        self._generation = generation
         self._is_cancelled = False
         self._ending: asyncio.Task[None] | None = None
 
@@ -52,6 +53,7 @@ class ResponseRecording:
         """Note that it runs; raises a 400 for an id that is taken."""
         shape = self._shape
         shape.is_stored = True
+        self._generation.recording = self
         new = NewResponse(
             id=shape.id,
             owner=owner,
@@ -67,13 +69,6 @@ class ResponseRecording:
         except StoreError as error:
             self._give_up(error)
 
-    def attach(self, generation: Generation) -> None:
-        """Follow a generation that begins."""
-        self._generation = generation
-        generation.on_close = self._on_close
-        if self._is_cancelled:
-            self._cancel()
-
     async def settle(self, error: ApiError | None) -> None:
         """Write how it ended, before the client gets it."""
         if error is not None:
@@ -81,7 +76,6 @@ class ResponseRecording:
         if (key := self._key) is None:
             return
         self._key = None
-        assert self._generation is not None
         renderer, generation = self._renderer, self._generation
         if error is None:
             usage = renderer.usage(generation.usage())
@@ -100,15 +94,14 @@ class ResponseRecording:
 
     def _cancel(self) -> None:
         self._is_cancelled = True
-        if self._generation is not None:
-            self._generation.cancel(cancelled())
+        self._generation.cancel(cancelled())
 
-    def _on_close(self) -> None:
+    def close(self) -> None:
         """The generation has ended: what was not settled failed, or its client is gone."""
         if self._key is not None:
-            self._ending = asyncio.create_task(self._close(self._key))
+            self._ending = asyncio.create_task(self._end(self._key))
 
-    def _close(self, key: int) -> Coroutine[Any, Any, None]:
+    def _end(self, key: int) -> Coroutine[Any, Any, None]:
         if self._is_cancelled:
             return self.settle(cancelled())
         self._key = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from functools import partial
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -23,7 +22,8 @@ from server.endpoints.responses.shape import ResponseShape
 from server.endpoints.responses.spec import response_conversation, response_spec
 from server.endpoints.responses.tools_schema import SearchTool
 from server.errors import ApiError, json_response
-from server.generation.prepare import PreparedRequest, prepare
+from server.generation.generation import Generation
+from server.generation.prepare import prepare
 from server.http.account import account_of, reply_id
 from server.schema.openapi import NAMED_EVENTS, describes
 
@@ -48,29 +48,18 @@ async def create_response(request: Request) -> Response:
     )
     prepared = await prepare(spec, context)
     shape = ResponseShape(body, prepared, prompt.call_id_chars)
-    renderer = ShapedRenderer(prepared, prompt, context.tokenizer, shape)
-    if not is_stored:
-        return await _answer(prepared, renderer, request, context, None)
-    store = needed_store(context, "store")
-    recording = ResponseRecording(store, shape, renderer, prompt.num_chars)
-    await recording.begin(account_of(request.scope).owner, history)
+    renderer = ShapedRenderer(prepared, prompt, shape)
+    generation = Generation(prepared)
+    if is_stored:
+        store = needed_store(context, "store")
+        recording = ResponseRecording(store, shape, renderer, generation, prompt.num_chars)
+        await recording.begin(account_of(request.scope).owner, history)
     try:
-        return await _answer(prepared, renderer, request, context, recording)
+        return await answer(generation, renderer, request, EventWriter)
     except ApiError as error:
         if error.code != CANCELLED_CODE:
             raise
         return _cancelled(shape, error, is_stream=bool(body.stream))
-
-
-async def _answer(
-    prepared: PreparedRequest,
-    renderer: ShapedRenderer,
-    request: Request,
-    context: Context,
-    recording: ResponseRecording | None,
-) -> Response:
-    make_writer = partial(EventWriter, renderer=renderer)
-    return await answer(prepared, renderer, request, context, make_writer, recording)
 
 
 def _cancelled(shape: ResponseShape, error: ApiError, *, is_stream: bool) -> Response:

@@ -23,7 +23,6 @@ from server.generation.streaming import DONE
 from server.generation.support import support_of
 from server.text.json_fragments import dump
 from server.text.packed import base64_of
-from server.text.tokenizer import Tokenizer
 
 Entry = tuple[float | None, int, str | None]
 Json = dict[str, Any]
@@ -43,10 +42,8 @@ class _Written:
 class GenerateRenderer(Renderer):
     """Writes choices as SGLang does; each object has all that the choice has said so far."""
 
-    def __init__(
-        self, prepared: PreparedRequest, tokenizer: Tokenizer, body: GenerateRequest
-    ) -> None:
-        super().__init__(prepared, tokenizer)
+    def __init__(self, prepared: PreparedRequest, body: GenerateRequest) -> None:
+        super().__init__(prepared)
         self._began = time.perf_counter()
         self._body = body
         self._shows = prepared.spec.params.logprobs is not None and bool(body.return_logprob)

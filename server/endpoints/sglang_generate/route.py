@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,6 +13,7 @@ from server.endpoints.sglang_generate.render import GenerateRenderer, GenerateWr
 from server.endpoints.sglang_generate.reply_schema import GenerateReplies
 from server.endpoints.sglang_generate.schema import GenerateRequest
 from server.endpoints.sglang_generate.spec import generate_spec
+from server.generation.generation import Generation
 from server.generation.prepare import prepare
 from server.http.account import reply_id
 from server.schema.openapi import describes
@@ -32,6 +31,5 @@ async def generate(request: Request) -> Response:
     given = body.rid if isinstance(body.rid, str) else None
     spec = await generate_spec(body, context, reply_id("", given, request.scope))
     prepared = await prepare(spec, context)
-    renderer = GenerateRenderer(prepared, context.tokenizer, body)
-    writer = partial(GenerateWriter, renderer=renderer)
-    return await answer(prepared, renderer, request, context, writer)
+    renderer = GenerateRenderer(prepared, body)
+    return await answer(Generation(prepared), renderer, request, GenerateWriter)

@@ -18,10 +18,12 @@ from server.generation.choice import ReplyChoice
 from server.generation.form import ReplyForm
 from server.generation.spec import GenerationSpec
 from server.text.stop import StopStrings
-from tests.fakes import byte_tokenizer
+from tests.fakes import FakeEngine, byte_tokenizer
+from tests.server.served import served_model
 
 TOKENIZER = byte_tokenizer()
 TOKENIZER.reserve(264)
+SERVED = served_model(FakeEngine(), TOKENIZER)
 
 
 def form(stops: Sequence[str] = (), **changes: Any) -> ReplyForm:

@@ -24,13 +24,7 @@ async def generation_of(site: Site, **body: Any) -> Generation:
     context = site.context
     wanted = validate(CompletionRequest, {"prompt": "ab", **body})
     prepared = await prepare(await completion_spec(wanted, context, "cmpl-x"), context)
-    return Generation(
-        prepared,
-        engine=context.engine,
-        tokenizer=context.tokenizer,
-        admission=context.admission,
-        metrics=context.metrics,
-    )
+    return Generation(prepared)
 
 
 async def finish(generation: Generation) -> None:

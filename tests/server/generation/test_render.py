@@ -18,7 +18,7 @@ from server.generation.prompts import Prompt
 from server.generation.render import AHEAD_TOKENS, INLINE_VALUES, Renderer
 from server.work.worker import Worker
 from tests.fake_values import score, value_row
-from tests.server.generation.pieces import TOKENIZER, entry, form, reply_choice, spec, values
+from tests.server.generation.pieces import SERVED, entry, form, reply_choice, spec, values
 from tests.server.slowness import slowness
 from tests.server.waits import LIMIT_S, longest_wait
 
@@ -29,6 +29,7 @@ def prepared(wanted: ReplyForm, *texts: str, n: int = 1) -> PreparedRequest:
     ]
     return PreparedRequest(
         spec=spec(wanted, n=n),
+        served=SERVED,
         created=1,
         fingerprint="f",
         prompts=prompts,
@@ -40,7 +41,7 @@ def prepared(wanted: ReplyForm, *texts: str, n: int = 1) -> PreparedRequest:
 
 def rendered(wanted: ReplyForm, piece: Piece, prompt: str = "ab") -> dict[str, Any]:
     made: dict[str, Any] = orjson.loads(
-        orjson.dumps(Renderer(prepared(wanted, prompt), TOKENIZER).choice(3, 0, piece))
+        orjson.dumps(Renderer(prepared(wanted, prompt)).choice(3, 0, piece))
     )
     return made
 
@@ -133,7 +134,7 @@ class TestChunksOfOneToken:
             kept=self.STEP.kept[at],
         )
         fields = {"logprobs": values, "starts": [7], "finish_reason": None, "first": i == 0}
-        renderer = Renderer(prepared(wanted), TOKENIZER)
+        renderer = Renderer(prepared(wanted))
         alone = orjson.dumps(renderer.choice(3, 0, piece("x", **fields)))
         for place in (None, (self.STEP, i)):
             assert renderer.chunk(3, 0, piece("x", place=place, **fields)) == alone
@@ -142,7 +143,7 @@ class TestChunksOfOneToken:
         for more in ({"kept": True}, {"return_token_ids": True}, {"explicit_ids": (7,)}):
             wanted = form(num_top=1, stream=True, **more)
             fields = {"logprobs": values(1, num_explicit=1), "finish_reason": None, "first": False}
-            renderer = Renderer(prepared(wanted), TOKENIZER)
+            renderer = Renderer(prepared(wanted))
             one = piece("x", place=(fields["logprobs"], 0), **fields)
             assert renderer.chunk(3, 0, one) == orjson.dumps(renderer.choice(3, 0, one))
 
@@ -155,7 +156,7 @@ class TestWrittenAhead:
 
     def test_due_are_running_choices_with_enough_tokens(self) -> None:
         wanted = form(num_top=1)
-        renderer = Renderer(prepared(wanted), TOKENIZER)
+        renderer = Renderer(prepared(wanted))
         enough, few = self.fed(wanted, AHEAD_TOKENS), self.fed(wanted, AHEAD_TOKENS - 1)
         ended = self.fed(wanted, AHEAD_TOKENS)
         ended.feed(entry(b"a", Finish.LENGTH, values(1, num_top=1)))
@@ -164,12 +165,12 @@ class TestWrittenAhead:
     @pytest.mark.parametrize("fields", [{}, {"num_top": 1, "packed": True}])
     def test_nothing_is_due_without_logprobs_as_json(self, fields: dict[str, Any]) -> None:
         wanted = form(**fields)
-        renderer = Renderer(prepared(wanted), TOKENIZER)
+        renderer = Renderer(prepared(wanted))
         assert renderer.due([self.fed(wanted, 2 * AHEAD_TOKENS)]) == []
 
     def test_it_joins_the_rest(self) -> None:
         wanted = form(num_top=1, explicit_ids=(5,), return_token_ids=True)
-        once, ahead = (Renderer(prepared(wanted), TOKENIZER) for _ in range(2))
+        once, ahead = (Renderer(prepared(wanted)) for _ in range(2))
         for renderer in (once, ahead):
             choice = reply_choice(wanted)
             for i in range(4):
@@ -196,7 +197,7 @@ class TestIsBig:
             arrays = values(num_tokens, wanted.num_top or 0, len(wanted.explicit_ids or ()))
             choice.feed(entry(b"a" * num_tokens, Finish.LENGTH, arrays))
             choices.append(choice)
-        return Renderer(prepared(wanted), TOKENIZER).is_big(choices)
+        return Renderer(prepared(wanted)).is_big(choices)
 
     def test_logprobs_count(self) -> None:
         assert not self.ask(form(num_top=2), 1, 100)
@@ -213,10 +214,10 @@ class TestIsBig:
     def test_so_does_what_each_choice_tells_of_its_prompt(self) -> None:
         wanted = form(echo=True, num_top=0, prompt_logprobs=PromptLogprobsParams())
         text = "a" * 100
-        assert not Renderer(prepared(wanted, text), TOKENIZER).prompt_is_big
-        assert Renderer(prepared(wanted, text, text), TOKENIZER).prompt_is_big
-        assert Renderer(prepared(wanted, text, n=2), TOKENIZER).prompt_is_big
-        assert not Renderer(prepared(form(), text * 1000), TOKENIZER).prompt_is_big
+        assert not Renderer(prepared(wanted, text)).prompt_is_big
+        assert Renderer(prepared(wanted, text, text)).prompt_is_big
+        assert Renderer(prepared(wanted, text, n=2)).prompt_is_big
+        assert not Renderer(prepared(form(), text * 1000)).prompt_is_big
 
 
 async def test_big_replies_are_rendered_off_the_event_loop() -> None:
@@ -225,7 +226,7 @@ async def test_big_replies_are_rendered_off_the_event_loop() -> None:
     arrays = LogprobArrays.concat([score(value_row(0), 97, 50, ())] * 1000)
 
     async def reply() -> httpx.Response:
-        renderer, choice = Renderer(prepared(wanted), TOKENIZER), reply_choice(wanted)
+        renderer, choice = Renderer(prepared(wanted)), reply_choice(wanted)
         choice.feed(entry(b"a" * 1000, Finish.LENGTH, arrays))
         assert renderer.is_big([choice])
         raw = await worker.run(renderer.reply, [choice], {}, None)

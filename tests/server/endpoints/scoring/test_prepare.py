@@ -6,22 +6,15 @@ from typing import Any
 
 import pytest
 
-from server.config import ServerConfig
 from server.endpoints.scoring.prepare import ONE_LABEL, PreparedScoring, prepare_scoring
 from server.endpoints.scoring.schema import ScoreRequest
 from server.errors import ApiError
-from server.generation.served import ServedModel
 from server.schema.base import validate
-from server.structured.checker import GrammarChecker
 from tests.fakes import FakeEngine, byte_tokenizer
+from tests.server.served import served_model
 
 ENGINE, TOKENIZER = FakeEngine(max_model_len=16), byte_tokenizer()
-SERVED = ServedModel(
-    engine=ENGINE,
-    config=ServerConfig(model_names=("m",)),
-    tokenizer=TOKENIZER,
-    grammars=GrammarChecker(TOKENIZER, ENGINE.info),
-)
+SERVED = served_model(ENGINE, TOKENIZER)
 
 
 async def prepare(*, softmax: bool = False, **body: Any) -> PreparedScoring:
