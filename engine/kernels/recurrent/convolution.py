@@ -2,7 +2,7 @@
 """Short causal convolutions by channel, over rows that continue where their last step ended.
 
 y[p, c] = Σ_j weight[c, j] x[p - W + 1 + j, c] + bias[c], then silu where a layer has it; computed
-in float32 and rounded once.
+in float32 and rounded once. Inputs and outputs may be multiplied by gates, each rounded (LFM2).
 
 Inputs of earlier steps are in a ring by position: position p's is at p % L of its slot. With
 L = W + k, k the drafts of a step, a step's inputs never replace one that it reads, and those of
@@ -36,13 +36,25 @@ class Convolution(NamedTuple):
     silu: bool = True
 
 
+class Gates(NamedTuple):
+    """Columns [T, C] that lie as x does in a product: they multiply x, and what is convolved."""
+
+    before: torch.Tensor
+    after: torch.Tensor
+
+
 def ring_length(width: int, num_drafts: int) -> int:
     """The positions of a slot's ring, for a convolution over `width` inputs."""
     return width + num_drafts
 
 
 def causal_convolution(
-    x: torch.Tensor, kernel: Convolution, ring: torch.Tensor, rows: StateRows, extent: Extent
+    x: torch.Tensor,
+    kernel: Convolution,
+    ring: torch.Tensor,
+    rows: StateRows,
+    extent: Extent,
+    gates: Gates | None = None,
 ) -> torch.Tensor:
     """Convolve x [T, C], whose last dimension has unit stride → [T, C]; enter it into the ring.
 
@@ -51,13 +63,19 @@ def causal_convolution(
             snapshots are written.
     """
     if x.is_cuda:
-        return causal_convolution_triton(x, kernel, ring, rows, extent)
-    return causal_convolution_torch(x, kernel, ring, rows, extent)
+        return causal_convolution_triton(x, kernel, ring, rows, extent, gates)
+    return causal_convolution_torch(x, kernel, ring, rows, extent, gates)
 
 
 def causal_convolution_torch(
-    x: torch.Tensor, kernel: Convolution, ring: torch.Tensor, rows: StateRows, extent: Extent
+    x: torch.Tensor,
+    kernel: Convolution,
+    ring: torch.Tensor,
+    rows: StateRows,
+    extent: Extent,
+    gates: Gates | None = None,
 ) -> torch.Tensor:
+    x = x if gates is None else gates.before * x
     out = torch.zeros_like(x)
     starts, ends = rows.starts.tolist(), entered(rows, extent).tolist()
     for row, (slot, source, begin, replays) in enumerate(
@@ -78,7 +96,7 @@ def causal_convolution_torch(
             if into != NULL_SLOT and begin - replays < end <= ends[row]:
                 _enter(line[: len(line) - finish + end], end, ring[into])
         _enter(line, finish, ring[slot])
-    return out
+    return out if gates is None else out.mul_(gates.after)
 
 
 def _line(inputs: torch.Tensor, ring: torch.Tensor, begin: int) -> torch.Tensor:
@@ -108,14 +126,17 @@ def _enter(line: torch.Tensor, end: int, ring: torch.Tensor) -> None:
 
 
 @jit
-def _load_input(x, ring_ptr, rows, row, positions, channels, inside, dims: tl.constexpr):
+def _load_input(x, gate, ring_ptr, rows, row, positions, channels, inside, dims: tl.constexpr):
     """The row's inputs at `positions` before its end; 0 before position 0."""
     begin = tl.load(rows.begins + row)
     first = tl.load(rows.starts + row).to(tl.int64)
     source = tl.load(rows.sources + row).to(tl.int64)
     is_own = positions >= begin
-    own_ptr = x + (first + positions - begin) * dims.stride + channels
-    own = tl.load(own_ptr, mask=inside & is_own, other=0.0)
+    own_at = (first + positions - begin) * dims.stride + channels
+    own = tl.load(x + own_at, mask=inside & is_own, other=0.0)
+    if gate is not None:
+        factor = tl.load(gate + own_at, mask=inside & is_own, other=0.0)
+        own = (own.to(tl.float32) * factor.to(tl.float32)).to(own.dtype)
     is_kept = inside & (positions >= 0) & (positions < begin)
     kept_ptr = ring_ptr + (source * dims.length + positions % dims.length) * dims.channels
     return tl.where(is_own, own, tl.load(kept_ptr + channels, mask=is_kept, other=0.0))
@@ -123,32 +144,57 @@ def _load_input(x, ring_ptr, rows, row, positions, channels, inside, dims: tl.co
 
 @jit
 def _copy_inputs(
-    x, ring_ptr, rows, row, from_position, end, slot, channels, inside, dims: tl.constexpr
+    x, gate, ring_ptr, rows, row, from_position, end, slot, channels, inside, dims: tl.constexpr
 ):
     """Write a row's inputs of the last positions before `end`, from one on, into `slot`."""
     for back in range(dims.length):
         positions = end - dims.length + back + 0 * channels.to(tl.int64)
         kept = inside & (positions >= tl.maximum(from_position, 0))
-        value = _load_input(x, ring_ptr, rows, row, positions, channels, kept, dims)
+        value = _load_input(x, gate, ring_ptr, rows, row, positions, channels, kept, dims)
         address = ring_ptr + (slot * dims.length + positions % dims.length) * dims.channels
         tl.store(address + channels, value, mask=kept)
 
 
 @jit
+def _enter_inputs(
+    x, gate, ring_ptr, rows, row, channels, inside, num_snapshots, standing, dims: tl.constexpr
+):
+    """Write a row's snapshots, then its live slot, which is not the null slot."""
+    slot = tl.load(rows.slots + row).to(tl.int64)
+    count = tl.load(rows.starts + row + 1) - tl.load(rows.starts + row)
+    begin = tl.load(rows.begins + row)
+    state_end = begin - tl.load(rows.replays + row)
+    for index in range(num_snapshots):
+        end = tl.load(rows.snapshot_ends + row * num_snapshots + index)
+        into = tl.load(rows.snapshot_slots + row * num_snapshots + index).to(tl.int64)
+        if (into != _NULL) & (end > state_end) & (end <= begin + tl.minimum(count, standing)):
+            _copy_inputs(x, gate, ring_ptr, rows, row, 0, end, into, channels, inside, dims)
+    tl.debug_barrier()  # what was read before is replaced by the live slot's inputs
+    is_live = tl.load(rows.sources + row) == slot  # it has its older inputs already
+    since = tl.where(is_live, begin, 0)
+    _copy_inputs(x, gate, ring_ptr, rows, row, since, begin + count, slot, channels, inside, dims)
+
+
+@jit(do_not_specialize=["standing"])
 def _convolution_kernel(
     x,
+    before_ptr,
+    after_ptr,
     weight_ptr,
     bias_ptr,
     ring_ptr,
     rows,
     out_ptr,
+    num_snapshots,
+    standing,
     dims: tl.constexpr,
     silu: tl.constexpr,
+    enters: tl.constexpr,
     BLOCK_T: tl.constexpr,  # noqa: N803
     BLOCK_C: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program takes BLOCK_T tokens of a row and BLOCK_C channels."""
+    """A program takes BLOCK_T tokens of a row, all if it `enters` them, and BLOCK_C channels."""
     begin_next(overlap)
     row = tl.program_id(0)
     channels = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
@@ -166,20 +212,41 @@ def _convolution_kernel(
             width: tl.constexpr = dims.width  # Triton 3.6 takes no field for the loop's end
             for j in tl.static_range(width):
                 positions = begin + tokens - (width - 1) + j
-                value = _load_input(x, ring_ptr, rows, row, positions, channels, real, dims)
+                value = _load_input(
+                    x, before_ptr, ring_ptr, rows, row, positions, channels, real, dims
+                )
                 factor = tl.load(weight_ptr + channels * dims.width + j, mask=inside, other=0.0)
                 total += value.to(tl.float32) * factor.to(tl.float32)
             if bias_ptr is not None:
                 total += tl.load(bias_ptr + channels, mask=inside, other=0.0).to(tl.float32)
             if silu:
                 total = total / (1.0 + tl.exp(-total))
+        total = total.to(out_ptr.dtype.element_ty)
+        if after_ptr is not None:
+            factor = tl.load(after_ptr + (first + tokens) * dims.stride + channels, mask=real)
+            total = total.to(tl.float32) * factor.to(tl.float32)
         address = out_ptr + (first + tokens) * dims.channels + channels
         tl.store(address, total.to(out_ptr.dtype.element_ty), mask=real)
+        if enters and tl.load(rows.slots + row) != _NULL:
+            flat = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+            _enter_inputs(
+                x,
+                before_ptr,
+                ring_ptr,
+                rows,
+                row,
+                flat,
+                flat < dims.channels,
+                num_snapshots,
+                standing,
+                dims,
+            )
 
 
-@jit
+@jit(do_not_specialize=["standing"])
 def _enter_kernel(
     x,
+    before_ptr,
     ring_ptr,
     rows,
     num_snapshots,
@@ -188,26 +255,16 @@ def _enter_kernel(
     BLOCK_C: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program writes BLOCK_C channels of a row's snapshots, then of its live slot."""
+    """A program enters BLOCK_C channels of a row."""
     begin_next(overlap)
     row = tl.program_id(0)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channels < dims.channels
     wait_for_last(overlap)
-    slot = tl.load(rows.slots + row).to(tl.int64)
-    if slot != _NULL:
-        count = tl.load(rows.starts + row + 1) - tl.load(rows.starts + row)
-        begin = tl.load(rows.begins + row)
-        state_end = begin - tl.load(rows.replays + row)
-        for index in range(num_snapshots):
-            end = tl.load(rows.snapshot_ends + row * num_snapshots + index)
-            into = tl.load(rows.snapshot_slots + row * num_snapshots + index).to(tl.int64)
-            if (into != _NULL) & (end > state_end) & (end <= begin + tl.minimum(count, standing)):
-                _copy_inputs(x, ring_ptr, rows, row, 0, end, into, channels, inside, dims)
-        tl.debug_barrier()  # a snapshot reads what the live slot's inputs replace
-        is_live = tl.load(rows.sources + row) == slot  # it has its older inputs already
-        since = tl.where(is_live, begin, 0)
-        _copy_inputs(x, ring_ptr, rows, row, since, begin + count, slot, channels, inside, dims)
+    if tl.load(rows.slots + row) != _NULL:
+        _enter_inputs(
+            x, before_ptr, ring_ptr, rows, row, channels, inside, num_snapshots, standing, dims
+        )
 
 
 class _Dims(NamedTuple):
@@ -220,40 +277,57 @@ class _Dims(NamedTuple):
 
 
 def causal_convolution_triton(
-    x: torch.Tensor, kernel: Convolution, ring: torch.Tensor, rows: StateRows, extent: Extent
+    x: torch.Tensor,
+    kernel: Convolution,
+    ring: torch.Tensor,
+    rows: StateRows,
+    extent: Extent,
+    gates: Gates | None = None,
 ) -> torch.Tensor:
-    """Compute `causal_convolution` in two kernels."""
+    """Compute `causal_convolution` in two kernels, or in one of rows that decode."""
     num_rows, num_channels = len(rows.slots), x.shape[1]
     assert x.stride(1) == 1
     assert ring.is_contiguous()
     assert kernel.weight.is_contiguous()
+    before, after = gates or (None, None)
+    assert all(each is None or each.stride() == x.stride() for each in (before, after))
     out = torch.empty((len(x), num_channels), dtype=x.dtype, device=x.device)
     dims = _Dims(num_channels, x.stride(0), ring.shape[1], kernel.weight.shape[1])
-    block_t = min(TOKENS, triton.next_power_of_2(extent.max_len))
+    enters = extent.standing is not None and extent.max_len <= TOKENS
+    block_t = triton.next_power_of_2(extent.max_len) if enters else TOKENS
     blocks_c = triton.cdiv(num_channels, CHANNELS)
+    num_snapshots = rows.snapshot_ends.shape[1]
+    standing = extent.max_len if extent.standing is None else extent.standing
     _convolution_kernel[(num_rows, blocks_c, triton.cdiv(extent.max_len, block_t))](
         x,
+        before,
+        after,
         kernel.weight,
         kernel.bias,
         ring,
         rows,
         out,
+        num_snapshots,
+        standing,
         dims=dims,
         silu=kernel.silu,
+        enters=enters,
         BLOCK_T=block_t,
         BLOCK_C=CHANNELS,
         num_warps=4,
         **overlap_of(x),
     )
-    _enter_kernel[(num_rows, blocks_c)](
-        x,
-        ring,
-        rows,
-        rows.snapshot_ends.shape[1],
-        extent.max_len if extent.standing is None else extent.standing,
-        dims=dims,
-        BLOCK_C=CHANNELS,
-        num_warps=4,
-        **overlap_of(x),
-    )
+    if not enters:
+        _enter_kernel[(num_rows, blocks_c)](
+            x,
+            before,
+            ring,
+            rows,
+            num_snapshots,
+            standing,
+            dims=dims,
+            BLOCK_C=CHANNELS,
+            num_warps=4,
+            **overlap_of(x),
+        )
     return out

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.linear import Linear
-from engine.kernels.recurrent.convolution import Convolution, causal_convolution
+from engine.kernels.recurrent.convolution import Convolution, Gates, causal_convolution
 from engine.memory.states import StatePart, StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
@@ -80,14 +80,13 @@ class LoadedShortConvolution(NamedTuple):
         """Run it over the stream."""
         columns, residual = self.product(x, residual)
         b, c, x = columns.chunk(3, dim=1)
-        gated = b * x
         states = inputs.states
         assert states is not None
         (ring,) = states.layers[self.place]
 
         def compute(part: StatePart) -> torch.Tensor:
-            return causal_convolution(
-                gated[part.tokens], self.convolution, ring, part.rows, part.extent
-            )
+            own = part.tokens
+            gates = Gates(b[own], c[own])
+            return causal_convolution(x[own], self.convolution, ring, part.rows, part.extent, gates)
 
-        return self.o(by_parts(states, compute).mul_(c)), residual
+        return self.o(by_parts(states, compute)), residual

@@ -11,10 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from engine.kernels.recurrent import reference
 from engine.kernels.recurrent.convolution import (
     Convolution,
+    Gates,
     causal_convolution_torch,
     causal_convolution_triton,
     ring_length,
 )
+from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.recurrent.calls import (
     MAX_DRAFTS,
     Compute,
@@ -132,8 +134,12 @@ def test_refused_drafts_leave_no_trace(
 
 @pytest.mark.parametrize(("compute", "device"), WAYS)
 @pytest.mark.parametrize("begin", [0, 14])
-def test_rows_continue_from_snapshots(begin: int, compute: Compute, device: str) -> None:
-    """Of a boundary anywhere in the call, its first tokens among them."""
+@pytest.mark.parametrize("standing", [None, 24])
+def test_rows_continue_from_snapshots(
+    standing: int | None, begin: int, compute: Compute, device: str
+) -> None:
+    """Of a boundary anywhere in the call, its first tokens among them; prompts, and rows that
+    decode, whose kernel is another."""
     inputs = Inputs([40, 40], device=device)
     inputs.texts[1], inputs.wanted[1] = inputs.texts[0], inputs.wanted[0]
     if begin:
@@ -142,9 +148,9 @@ def test_rows_continue_from_snapshots(begin: int, compute: Compute, device: str)
     inputs.compute(compute, [Part(0, begin, 38, 1, snapshots=ends)])
     kept = inputs.ring[4].clone()
     parts = [Part(0, 16, 40, 2, source=4), Part(1, 32, 36, 3, source=5), Part(0, 38, 40, 1, 6)]
-    for part, out in zip(parts, inputs.compute(compute, parts), strict=True):
+    for part, out in zip(parts, inputs.compute(compute, parts, standing), strict=True):
         inputs.check(out, part.text, part.begin)
-    (out,) = inputs.compute(compute, [Part(1, 36, 40, 3)])
+    (out,) = inputs.compute(compute, [Part(1, 36, 40, 3)], standing)
     inputs.check(out, 1, 36)
     assert torch.equal(inputs.ring[4].nan_to_num(), kept.nan_to_num())
 
@@ -161,6 +167,24 @@ def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) 
     inputs.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], standing=1)
     (out,) = inputs.compute(compute, [Part(0, boundary, 12, 2, source=4)])
     inputs.check(out, 0, boundary)
+
+
+@pytest.mark.parametrize(("compute", "device"), WAYS)
+@pytest.mark.parametrize("standing", [None, 1])
+def test_gates_multiply_inputs_and_outputs(
+    standing: int | None, compute: Compute, device: str
+) -> None:
+    """They round as products of tensors do, and the ring keeps inputs that they have multiplied."""
+    parts = [Part(0, 0, 6, 1, snapshots=[(1, 4)]), Part(1, 0, 3, 2)]
+    rows, extent = state_rows(parts, device), extent_of(parts, standing)
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter does not round
+    inputs = Inputs([6, 3], dtype=dtype, silu=False, device=device)
+    columns = torch.randn(9, 3 * CHANNELS).to(device, dtype)
+    before, after, x = columns.chunk(3, dim=1)
+    wanted = compute(before * x, inputs.kernel, inputs.ring, rows, extent) * after
+    ring, other = inputs.ring.clone(), inputs.ring.fill_(torch.nan)
+    assert torch.equal(compute(x, inputs.kernel, other, rows, extent, Gates(before, after)), wanted)
+    torch.testing.assert_close(other, ring, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("compute", "device"), WAYS)
