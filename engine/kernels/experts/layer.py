@@ -17,7 +17,7 @@ from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.products import ExpertWeights, Rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.invariant.functions import elementwise
+from engine.kernels.experts.shared_gate import SharedGate
 from engine.kernels.invariant.product import in_blocks
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm
@@ -59,22 +59,22 @@ class Router(NamedTuple):
 
 
 class SharedExpert(NamedTuple):
-    """The expert that every token takes, times the sigmoid of a product if any.
+    """The expert that every token takes, gated if it has a gate.
 
     Attributes:
-        scale: the product [T, 1] whose sigmoid multiplies the output.
+        gate: multiplies the output.
         activation: of what `gate_up` makes.
     """
 
     gate_up: Linear
     down: Linear
-    scale: Linear | None
+    gate: SharedGate | None
     activation: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute its output [T, hidden] of x [T, hidden]."""
         out = self.down(self.activation(self.gate_up(x)))
-        return out if self.scale is None else elementwise(torch.sigmoid, self.scale(x)) * out
+        return out if self.gate is None else self.gate(x, out)
 
 
 class Latent(NamedTuple):

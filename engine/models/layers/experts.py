@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from engine.adapters.parts import ExpertModules
 from engine.errors import ModelError
@@ -17,8 +15,8 @@ from engine.kernels.experts.gates import SILU, num_products
 from engine.kernels.experts.layer import Experts, Latent, Router, SharedExpert
 from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
+from engine.kernels.experts.shared_gate import SharedGate
 from engine.kernels.invariant.product import InvariantProduct
-from engine.kernels.linear import Linear
 from engine.memory.routes import NoteRouting
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PackedExperts
@@ -219,16 +217,15 @@ class ExpertMlp(SublayerSpec):
         outputs = (columns,) * (num_products(self.gate) // len(first))
         pair = [Projection(part, outputs) for part in first]
         back = [Projection(last, (hidden,))]
-        scale: Linear | None = None
+        gate = None
         if self.shared_gate:
             weight = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
-            scale = partial(F.linear, weight=weight)
-            if reader.modules.invariant:
-                scale = InvariantProduct(weight).compiled()
+            invariant = reader.modules.invariant
+            gate = SharedGate(weight, InvariantProduct(weight).compiled() if invariant else None)
         return SharedExpert(
             reader.product(pair, hidden).linear,
             reader.product(back, columns).linear,
-            scale,
+            gate,
             Activation(self.gate, num_products(self.gate) == 2).__call__,
         )
 
