@@ -436,8 +436,10 @@ def test_what_sleeps_goes_on_where_it_was_kept(mode: PauseMode) -> None:
     loop.submit(3, prompt, **LONG)
     loop.settle()
     assert (3, 0) not in loop.inbox.finish, "nothing runs while a part sleeps"
+    loop.send(Pause(mode="keep"))
     loop.send(WakeUp(parts=("weights",)))
-    assert loop.last().state.asleep == ("kv_cache",)
+    state = loop.last().state
+    assert (state.asleep, state.is_paused) == (("kv_cache",), True), "it resumes when all is awake"
     loop.send(WakeUp(parts=("kv_cache",)))
     assert loop.last().state == EngineState()
     for handle in (1, 2, 3) if mode == "keep" else (3,):
@@ -472,6 +474,14 @@ def test_weights_that_were_let_go_must_all_be_written_again() -> None:
     loop.send(RunWeights(weights=FinishUpdate()))
     assert not loop.last().state.is_held
     assert loop.inbox.versions[1, 0] == ["2"]
+
+
+def test_only_a_command_about_weights_has_their_reply() -> None:
+    loop = Loop()
+    loop.send(RunWeights(weights=FinishUpdate()))
+    assert loop.last().weights is not None
+    loop.send(Pause())
+    assert loop.last().weights is None
 
 
 def test_memory_that_cannot_be_given_back_is_refused() -> None:

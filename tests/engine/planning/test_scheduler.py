@@ -136,15 +136,19 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert counts(plan)[2] == 4, "its second block holds the last token"
 
 
-def test_tokens_whose_logprobs_are_wanted_are_computed() -> None:
-    """The logprob of token 6 comes from computing token 5, which is in the second block."""
+@pytest.mark.parametrize(("start", "num_computed"), [(4, 13), (5, 9), (6, 9), (8, 9), (9, 5)])
+def test_tokens_whose_logprobs_are_wanted_are_computed(start: int, num_computed: int) -> None:
+    """The logprob of a block's first token comes from computing the last one of the block before.
+
+    Blocks have 4 tokens: where values begin with token 8, block 1 is computed again.
+    """
     setup = Setup()
     setup.enqueue(list(range(1, 14)))
     setup.step()
-    asked = request(2, list(range(1, 14)), prompt_logprobs=PromptLogprobsParams(start=6))
+    asked = request(2, list(range(1, 14)), prompt_logprobs=PromptLogprobsParams(start=start))
     choice = Choice(FRONTEND, asked, 0, 0, 2, asked.prompt_token_ids, prompt_parts=[])
     setup.scheduler.enqueue(choice)
-    assert counts(setup.plan())[2] == 9
+    assert counts(setup.plan())[2] == num_computed
 
 
 def test_length_is_known_ahead_so_no_step_is_wasted() -> None:

@@ -61,6 +61,15 @@ async def test_from_submission_to_the_end(site: Site) -> None:
     assert site.metric("tailrace_generation_tokens_total") == 12
 
 
+async def test_times_are_the_earliest_of_all_choices(site: Site) -> None:
+    """Choices are read in any order; 0 is a time that did not come yet."""
+    generation = await generation_of(site)
+    for times in ([5.0, 0.0, 0.0], [4.0, 7.0, 0.0], [6.0, 6.0, 9.0], [4.5, 8.0, 0.0]):
+        generation._note_times(times)
+    report = generation.report()
+    assert (report.queued_at, report.started_at, report.drew_at) == (4.0, 6.0, 9.0)
+
+
 async def test_a_full_queue_sends_nothing_and_counts_nothing() -> None:
     async with in_process(FakeEngine(max_rows=2), max_waiting_requests=1) as site:
         generation = await generation_of(site, n=4)

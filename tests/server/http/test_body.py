@@ -20,6 +20,7 @@ from server.errors import ApiError
 from server.http.body import INLINE_BYTES
 from server.http.content import FORM, decompress
 from server.http.large import _num_separators, decode_large
+from server.http.memory import BodyMemory, Lease
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, error_of, in_process, on_a_port
 from tests.server.slowness import slowness
@@ -263,6 +264,28 @@ async def test_a_big_body_is_refused_as_a_small_one_is() -> None:
         ]
     assert small["code"] == "invalid_field"
     assert big == small
+
+
+async def test_a_compressed_body_has_memory_for_its_bytes_and_for_what_they_become(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bytes that come cannot be compressed again, so they seem to unpack to the limit."""
+    leased: list[int] = []
+    lease = BodyMemory.lease
+
+    async def noting(memory: BodyMemory, num_bytes: int) -> Lease:
+        leased.append(num_bytes)
+        return await lease(memory, num_bytes)
+
+    monkeypatch.setattr(BodyMemory, "lease", noting)
+    text = np.random.default_rng(0).bytes(INLINE_BYTES).hex()
+    packed = gzip.compress(orjson.dumps({"prompt": "a", "metadata": {"a": text}}), mtime=0)
+    assert INLINE_BYTES < len(packed) < 2 * INLINE_BYTES
+    async with in_process(max_body_bytes=4 << 20) as site:
+        headers = {**JSON, "content-encoding": "gzip"}
+        reply = await site.client.post("/v1/completions", content=packed, headers=headers)
+        assert reply.status_code == 200, reply.text
+    assert leased == [len(packed) + (4 << 20)]
 
 
 async def test_a_big_body_that_is_fine_is_served() -> None:

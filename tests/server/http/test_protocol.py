@@ -195,6 +195,20 @@ class TestTime:
             assert (await raw.reply())[0] == 408
             assert await raw.ended()
 
+    async def test_a_large_body_must_come_at_a_rate(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of 2 MiB half comes at once: at 4 MiB a second the rest has half a second more."""
+        monkeypatch.setattr("server.http.body.GRACE_S", 0.0)
+        monkeypatch.setattr("server.http.body.LEAST_RATE", 4 << 20)
+        async with on_a_port() as site, asyncio.timeout(20):
+            raw = await Raw.open(site)
+            began = time.monotonic()
+            await raw.send(HEAD + b"Content-Length: %d\r\n\r\n" % (2 << 20))
+            await raw.send(b" " * (1 << 20))
+            status, reply = await raw.reply()
+            assert status == 408
+            assert "4096 KiB a second" in str(reply)
+            assert time.monotonic() - began >= 0.5
+
 
 class TestUpgrade:
     @pytest.mark.parametrize("offer", [b"h2c", b"websocket"])

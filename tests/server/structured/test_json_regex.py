@@ -60,6 +60,13 @@ def test_flags(pattern: str, flags: str) -> None:
         assert takes(pattern, flags, text) == bool(re.fullmatch(pattern, text, bits)), text
 
 
+@pytest.mark.parametrize(("pattern", "flags"), FLAGGED)
+def test_flags_at_the_beginning_of_an_expression_are_those_beside_it(
+    pattern: str, flags: str
+) -> None:
+    assert JsonRegex(f"(?{flags}){pattern}").pattern == JsonRegex(pattern, flags).pattern
+
+
 def test_escapes_are_those_of_json() -> None:
     text = "".join(map(chr, range(0x80))) + "é🙂"
     assert json.loads(f'"{escaped(text)}"') == text

@@ -75,11 +75,17 @@ def test_types_of_schemas() -> None:
         "enum": {"enum": ["a", 3]},
         "const": {"const": 1.5},
         "ref": {"$ref": "#/$defs/Point"},
+        "escaped": {"$ref": "#/$defs/a~1b~01"},
         "circle": {"$ref": "#/$defs/Loop"},
         "silent": {"description": "x"},
         "free": True,
     }
-    defs = {"Point": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}}
+    defs = {
+        "Point": {"type": "object"},
+        "Loop": {"$ref": "#/$defs/Loop"},
+        "a/b~1": {"type": "integer"},  # RFC 6901: "~1" is unescaped before "~0"
+        "a/b/": {"type": "boolean"},
+    }
     assert argument_types({"properties": properties, "$defs": defs}) == {
         "one": {"integer"},
         "several": {"string", "null"},
@@ -88,5 +94,6 @@ def test_types_of_schemas() -> None:
         "enum": {"string", "integer"},
         "const": {"number"},
         "ref": {"object"},
+        "escaped": {"integer"},
     }
     assert argument_types(None) == {}

@@ -262,6 +262,18 @@ class TestPython:
         )
         assert follows(request, f"[look({arguments})]") == is_allowed
 
+    @pytest.mark.parametrize("word", ["$defs", "definitions"])
+    async def test_an_argument_may_refer_to_a_schema_beside_it(self, word: str) -> None:
+        whole = {
+            "properties": {"a": {"$ref": f"#/{word}/small"}},
+            word: {"small": {"type": "integer", "minimum": 0, "maximum": 9}},
+        }
+        request = await grammar_of(
+            "pythonic", tools=[one_tool("look", whole)], tool_choice="required"
+        )
+        assert follows(request, "[look(a=7)]")
+        assert not follows(request, "[look(a=70)]")
+
     async def test_text_or_calls(self) -> None:
         request = await grammar_of("pythonic", tools=tools(look=True))
         assert follows(request, "I say [so].")

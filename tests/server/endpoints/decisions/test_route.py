@@ -122,12 +122,14 @@ async def test_diagnostics(chat: Site) -> None:
 
 
 async def test_a_prior_asks_without_the_state(chat: Site) -> None:
-    await post(chat, questions=[PREDICATE], prior="content_free")
-    query, items = chat.engine.scored[-1].query_token_ids, chat.engine.scored[-1].item_token_ids
-    prompts = {
-        bytes([*each.query_token_ids, *each.item_token_ids]) for each in chat.engine.scored[-2:]
-    }
-    assert len(query) + len(items)
+    reply = await post(chat, questions=[PREDICATE], prior="content_free")
+    asked = chat.engine.scored[-2:]
+    prompts = {bytes([*each.query_token_ids, *each.item_token_ids]) for each in asked}
+    size = chat.engine.info.block_size
+    in_full_blocks = [len(each.query_token_ids) // size * size for each in asked]
+    details = reply["usage"]["input_tokens_details"]
+    assert min(in_full_blocks) > 0
+    assert details["cached_tokens"] + details["cache_write_tokens"] == sum(in_full_blocks)
     assert any(prompt.startswith(b"<user>Answer with") for prompt in prompts)
     assert any(prompt.startswith(b"<user>It is late.\n\nAnswer with") for prompt in prompts)
 

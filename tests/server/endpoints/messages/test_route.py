@@ -118,11 +118,12 @@ class TestReply:
             ({}, EOS, "end_turn", None),
             ({"max_tokens": 3}, EOS, "max_tokens", None),
             ({"max_tokens": 9999}, ord("x"), "model_context_window_exceeded", None),
+            ({}, Finish.CANCELED, "max_tokens", None),
             ({"stop_sequences": ["ok", "xx"]}, EOS, "stop_sequence", "ok"),
         ],
     )
     async def test_why_it_ended(
-        self, fields: dict[str, Any], end: int, reason: str, sequence: str | None
+        self, fields: dict[str, Any], end: int | Finish, reason: str, sequence: str | None
     ) -> None:
         async with in_process(FakeEngine(says("I look.", end)), chat_template=TEMPLATE) as site:
             message = await send(site, **fields)

@@ -13,6 +13,7 @@ from engine.contracts.weights import (
     AbandonUpdate,
     AnyWeightCommand,
     BeginUpdate,
+    DrafterFate,
     EndGroup,
     FinishUpdate,
     FolderSource,
@@ -138,14 +139,17 @@ async def test_other_sources(steered: Site) -> None:
     )
 
 
-async def test_a_folder_is_an_update_of_its_own(steered: Site) -> None:
+@pytest.mark.parametrize("drafter", ["keep", "off"])
+async def test_a_folder_is_an_update_of_its_own(steered: Site, drafter: DrafterFate) -> None:
     body = {"weight_dir": "/folder", "weight_version": "3"}
-    await posted(steered, "/update_weights", body)
+    await posted(
+        steered, "/update_weights", body if drafter == "keep" else body | {"drafter": "off"}
+    )
     source = FolderSource(path="/folder")
     assert sent(steered) == [
         BeginUpdate(),
         ReceiveTensors(source=source),
-        FinishUpdate(version="3"),
+        FinishUpdate(version="3", drafter=drafter),
     ]
 
 
