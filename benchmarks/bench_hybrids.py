@@ -66,8 +66,8 @@ class Sizes(NamedTuple):
     def of(cls, model: CausalLM, loaded: int, config: Row, *, fp8: bool) -> Sizes:
         """The sizes of a model that took `loaded` bytes of the GPU."""
         head = 2 * model.vocab_size * model.hidden_size
-        experts = int(config.get("num_experts", config.get("n_routed_experts", 1)))
-        taken = int(config.get("num_experts_per_tok", 1))
+        experts: int = config.get("num_experts") or config.get("n_routed_experts") or 1
+        taken: int = config.get("num_experts_per_tok") or 1
         return cls(
             loaded=loaded,
             weights=loaded - (0 if config.get("tie_word_embeddings") else head),
