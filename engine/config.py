@@ -197,8 +197,9 @@ class StructuredConfig(msgspec.Struct, frozen=True, kw_only=True):
         revision: branch, tag or commit of a hub id; None is the default branch.
         trust_remote_code: run tokenizer code that comes with it.
         mask_threads: threads that fill masks; None is all CPUs but one, 32 at most.
-        compile_threads: grammars compiled at a time.
-        cache_size: compiled grammars that are kept.
+        compile_threads: grammars compiled at a time; None is a quarter of all CPUs, 2 to 8.
+        cache_size: compiled grammars that are kept; None is two for each row, and at least 128, so
+            that a batch with a schema a row finds them all again.
         limits: of one grammar.
     """
 
@@ -206,8 +207,8 @@ class StructuredConfig(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     trust_remote_code: bool = False
     mask_threads: int | None = None
-    compile_threads: int = 2
-    cache_size: int = 128
+    compile_threads: int | None = None
+    cache_size: int | None = None
     limits: GrammarLimits = GrammarLimits()
 
 

@@ -11,6 +11,9 @@ from engine.config import StructuredConfig
 from engine.rows import Choice
 from engine.structured.compiler import CompiledGrammar, GrammarCompiler
 
+GRAMMARS_A_ROW, LEAST_GRAMMARS = 2, 128
+"""Grammars that are kept where no number is configured."""
+
 
 class AwaitedGrammar(NamedTuple):
     """The choices of a request whose grammar is being compiled."""
@@ -25,15 +28,20 @@ class AwaitedGrammars:
     One loop calls all methods; only compiles end on other threads.
 
     Args:
-        max_shares: see `GrammarCompiler`.
+        max_rows: rows of a step. max_shares: see `GrammarCompiler`.
 
     Attributes:
         compiler: compiles them.
         has_compiled: whether `take` may have something to give.
     """
 
-    def __init__(self, config: StructuredConfig, tokenizer: LLTokenizer, max_shares: int) -> None:
-        self.compiler = GrammarCompiler(config, tokenizer, self._note_compiled, max_shares)
+    def __init__(
+        self, config: StructuredConfig, tokenizer: LLTokenizer, max_rows: int, max_shares: int
+    ) -> None:
+        cache_size = config.cache_size or max(GRAMMARS_A_ROW * max_rows, LEAST_GRAMMARS)
+        self.compiler = GrammarCompiler(
+            config, tokenizer, self._note_compiled, cache_size, max_shares
+        )
         self.has_compiled = False
         self._held: list[AwaitedGrammar] = []
         self._waiting: set[Choice] = set()

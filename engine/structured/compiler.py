@@ -9,6 +9,7 @@ a millisecond or two, and what its masks have made known of it a megabyte.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -24,6 +25,11 @@ from engine.structured.matcher import error_of
 
 SHARED = 4
 """Choices of one compile before the next is made."""
+
+
+def default_threads() -> int:
+    """A quarter of the CPUs that the process may use, from 2 to 8: others fill masks meanwhile."""
+    return min(max(len(os.sched_getaffinity(0)) // 4, 2), 8)
 
 
 class GrammarError(Exception):
@@ -52,6 +58,7 @@ class GrammarCompiler:
     on others.
 
     Args:
+        cache_size: grammars that are kept.
         max_shares: compiles of one grammar at most.
 
     Attributes:
@@ -64,16 +71,18 @@ class GrammarCompiler:
         config: StructuredConfig,
         tokenizer: LLTokenizer,
         on_compiled: Callable[[], None],
+        cache_size: int,
         max_shares: int = 1,
     ) -> None:
         self._limits = config.limits
         self._parser_limits = parser_limits(config.limits)
-        self._size = config.cache_size
+        self._size = cache_size
         self._max_shares = max_shares
         self._tokenizer = tokenizer
         self._on_compiled = on_compiled
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(config.compile_threads, thread_name_prefix="grammar")
+        threads = config.compile_threads or default_threads()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="grammar")
         self._cache: OrderedDict[bytes, list[CompiledGrammar]] = OrderedDict()
         self.num_compiles = self.num_cache_hits = 0
         self.seconds = 0.0

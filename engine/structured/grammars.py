@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import NamedTuple
@@ -32,6 +33,9 @@ Failures = list[tuple[Choice, Finish, str]]
 SHARES_A_THREAD = 4
 """Compiles of one grammar at most, for each thread that fills masks: a thread that has taken over
 some of another's rows must seldom find their lock taken."""
+FREED_A_STEP = 4
+"""Matchers of choices that ended, which take 0.1 ms each to free: those of a batch that ends
+at once would hold up its last outputs."""
 _LOCK = itemgetter(0)
 _Run = tuple[LLMatcher, list[int]]
 """A matcher and the tokens it is to consume."""
@@ -75,10 +79,11 @@ class Grammars:
         num_drafts: int,
     ) -> None:
         threads = config.mask_threads or default_threads()
-        self._awaited = AwaitedGrammars(config, tokenizer, SHARES_A_THREAD * threads)
+        self._awaited = AwaitedGrammars(config, tokenizer, max_rows, SHARES_A_THREAD * threads)
         self._filler = MaskFiller(mask_buffer, tokenizer.eos_tokens, threads)
         self._vocab_size = tokenizer.vocab_size
         self._matchers: dict[Choice, ChoiceMatcher] = {}
+        self._ended: deque[ChoiceMatcher] = deque(maxlen=max_rows)
         self._plain = PlainRows(max_rows)
         self._drafts: Int32Array = np.full((max_rows, num_drafts), -1, dtype=np.int32)
         self._num_masks = self._num_errors = 0
@@ -211,6 +216,8 @@ class Grammars:
         for (place, state), own in zip(others, drafts, strict=True):
             step.add(place, int(starts[place]), state.masks_in(own))
         step.start()
+        for _ in range(min(len(self._ended), FREED_A_STEP)):
+            self._ended.popleft()  # while threads fill
         return StepFilling(plan, masks.slots, step, began)
 
     def _find_plain(self, plan: StepPlan, drawing: Int64Array) -> list[tuple[int, ChoiceMatcher]]:
@@ -279,7 +286,8 @@ class Grammars:
 
     def _strike(self, choice: Choice) -> None:
         """Let a choice have no masks any more."""
-        self._matchers.pop(choice, None)
+        if (state := self._matchers.pop(choice, None)) is not None:
+            self._ended.append(state)
         if choice.row is not None:
             self._plain.drop(choice.row)
 

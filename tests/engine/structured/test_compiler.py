@@ -13,11 +13,13 @@ from engine.structured.compiler import SHARED, GrammarCompiler, GrammarError
 from tests.engine.structured.constrained import ll_tokenizer, of_json, of_regex, of_schema
 
 
-def make(max_shares: int = 1, **fields: Any) -> tuple[GrammarCompiler, threading.Semaphore]:
+def make(
+    cache_size: int = 128, max_shares: int = 1, **fields: Any
+) -> tuple[GrammarCompiler, threading.Semaphore]:
     """A compiler, and a semaphore that each compile's end releases."""
     ended = threading.Semaphore(0)
     config = StructuredConfig(tokenizer="none", **fields)
-    return GrammarCompiler(config, ll_tokenizer(), ended.release, max_shares), ended
+    return GrammarCompiler(config, ll_tokenizer(), ended.release, cache_size, max_shares), ended
 
 
 def test_equal_sources_are_compiled_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from engine.contracts.scoring import ScoringPlan
 from engine.engine import Engine
 from engine.plan import StepMasks, StepPlan
 from engine.request import Finish, Grammar, Request, ScoringRequest, ThinkingBudget
+from engine.structured.awaited import AwaitedGrammars
 from engine.structured.compiler import SHARED, GrammarCompiler
 from engine.structured.grammars import Grammars
 from engine.structured.masks import MaskFiller
@@ -310,6 +312,25 @@ def test_choices_that_ended_leave_their_compile_to_others() -> None:
     stats = engine.stats().grammars
     assert stats is not None
     assert (stats.num_compiles, stats.num_cache_hits) == (1, SHARED + 1)
+
+
+def test_matchers_of_a_batch_that_ended_are_freed_over_later_steps() -> None:
+    engine, _, _ = make()
+    reader = Reader(engine)
+    reader.run(*(constrained(handle, max_tokens=2) for handle in range(4)))
+    ended = engine._grammars._ended  # type: ignore[union-attr]
+    assert len(ended) == 4, "none held up the last outputs"
+    held = [weakref.ref(state) for state in ended]
+    reader.run(constrained(4, max_tokens=3))
+    assert [ref() for ref in held] == [None] * 4
+
+
+def test_a_batch_with_a_schema_a_row_finds_its_grammars_again() -> None:
+    awaited = AwaitedGrammars(StructuredConfig(tokenizer="none"), ll_tokenizer(), 96, 1)
+    for _ in range(2):
+        for number in range(2 * 96):
+            awaited.compiler.compile(of_regex(f"a{number}")).matcher.result()
+    assert awaited.compiler.num_compiles == 2 * 96
 
 
 def test_what_ended_is_forgotten() -> None:
