@@ -143,6 +143,12 @@ class ResponsesRequest(BodyModel):
     top_k: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="As for chats; OpenAI has no such field here."
     )
+    min_p: float | None = Field(
+        None, ge=0, le=1, description="As for chats; OpenAI has no such field here."
+    )
+    repetition_penalty: float | None = Field(
+        None, ge=1e-6, le=1e6, description="As for chats; OpenAI has no such field here."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables that the template may use."
     )

@@ -79,7 +79,8 @@ def test_the_conversation() -> None:
 
 
 async def test_what_is_generated() -> None:
-    fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 5}
+    fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 5, "min_p": 0.125}
+    fields["repetition_penalty"] = 1.5
     spec = await generation(**fields, stream=True, max_output_tokens=7, priority=0)
     assert {name: getattr(spec.params, name) for name in fields} == fields
     assert spec.form.stream
