@@ -41,6 +41,7 @@ class ParsedChatRenderer(ChatRenderer):
     Args:
         reasoning_field: the name of the reasoning; None leaves it out.
         max_calls: later calls of a message are left out; None for no limit.
+        holds_reasoning: a stream has the reasoning whole.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class ParsedChatRenderer(ChatRenderer):
         parsing: ReplyParsing,
         reasoning_field: str | None,
         max_calls: int | None,
+        holds_reasoning: bool,
     ) -> None:
         super().__init__(prepared, echoed)
         self._parsing = parsing
         self._reasoning_field = reasoning_field
         self._max_calls = max_calls
+        self._holds_reasoning = holds_reasoning
         self._shows_tokens = prepared.spec.form.shows_tokens
         self._replies: dict[int, _Reply] = {}
 
@@ -64,7 +67,10 @@ class ParsedChatRenderer(ChatRenderer):
             return known
         tools = self._parsing.graph.tools
         writer = MessageWriter(
-            self._reasoning_field, tools.id_chars if tools else None, self._max_calls
+            self._reasoning_field,
+            tools.id_chars if tools else None,
+            self._max_calls,
+            holds_reasoning=self._holds_reasoning,
         )
         self._replies[index] = reply = _Reply(self._parsing.reader(), writer)
         return reply
@@ -95,8 +101,8 @@ class ParsedChatRenderer(ChatRenderer):
             return self._plain_chunks(index, known, piece)
         form, reply = self._form, self._reply(index)
         parsed = self._read(index, piece)
-        deltas = reply.writer.deltas(parsed.events)
         is_last = piece.finish_reason is not None
+        deltas = reply.writer.deltas(parsed.events, is_last=is_last)
         if not deltas and not is_last and not form.packed:
             if self._shows_tokens or piece.first:
                 written = self._write(index, prompt_idx, parsed)
@@ -124,14 +130,19 @@ class ParsedChatRenderer(ChatRenderer):
         if (kind := reply.reader.flow(piece)) is not None:
             if kind == "value":
                 return ()
+            if self._holds_reasoning:
+                reply.kind = None
+                return self._delta_chunks(index, reply, [Event(kind, piece.text)])
             if kind != reply.kind:
                 reply.kind, reply.frame = kind, _frame(index, reply.writer.frame(kind))
             if (around := reply.frame) is None:
                 return ()
             return (around[0] + orjson.dumps(piece.text) + around[1],)
         reply.kind = None
-        if not (events := reply.reader.read_events(piece)):
-            return ()
+        return self._delta_chunks(index, reply, reply.reader.read_events(piece))
+
+    def _delta_chunks(self, index: int, reply: _Reply, events: list[Event]) -> Sequence[bytes]:
+        """Chunks of the deltas that events from the middle of a choice make."""
         return [_plain_chunk(index, orjson.dumps(d)) for d in reply.writer.deltas(events)]
 
     def choice(self, index: int, prompt_idx: int, piece: Piece) -> dict[str, Any]:
@@ -172,12 +183,14 @@ def chat_renderer(
     *,
     reasoning_field: str | None,
     echoed: str = "",
+    holds_reasoning: bool = False,
 ) -> ChatRenderer:
     """The renderer of replies to a conversation.
 
     Args:
         reasoning_field: the name of a message's reasoning; None leaves it out.
         echoed: text before the content.
+        holds_reasoning: a stream has a message's reasoning whole.
     """
     if prompt.parsing is None:
         return ChatRenderer(prepared, echoed)
@@ -187,6 +200,7 @@ def chat_renderer(
         parsing=prompt.parsing,
         reasoning_field=reasoning_field,
         max_calls=prompt.max_calls,
+        holds_reasoning=holds_reasoning,
     )
 
 

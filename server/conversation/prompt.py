@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -70,7 +71,8 @@ async def conversation_prompt(
     parsing = None
     if spec.generates:
         continued = spec.messages[-1].get("content", "") if spec.template.continues else ""
-        parsing = served.parsers.parsing(
+        find_parsing = partial(
+            served.parsers.parsing,
             source,
             tool_types(tools) if tools else None,
             prompt.end,
@@ -78,7 +80,10 @@ async def conversation_prompt(
             shows_special=spec.shows_special,
             is_held_to_calls=spec.tool_choice == "required",
         )
+        parsing = find_parsing()
     constraints = await reply_constraints(spec, source, parsing, served)
+    if parsing is not None and not spec.separates_reasoning:
+        parsing = find_parsing(separates_reasoning=False)
     return ConversationPrompt(
         model, prompt.token_ids, parsing, constraints, spec.max_calls, prompt.num_chars
     )

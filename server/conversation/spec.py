@@ -116,6 +116,7 @@ class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):
         grammar: what the reply is held to besides.
         drops_keywords: keywords of tools' schemas that cannot be kept to are dropped.
         thinking_budget: tokens of thoughts at most; None for no limit.
+        separates_reasoning: thoughts are no part of the content.
         generates: a reply is generated, not only the next token's logprobs.
         shows_special: special tokens that are no markers are text.
         truncation: the prompt is cut; None leaves it whole.
@@ -134,6 +135,7 @@ class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):
     grammar: GrammarSpec | None = None
     drops_keywords: bool = False
     thinking_budget: int | None = None
+    separates_reasoning: bool = True
     generates: bool = True
     shows_special: bool = False
     truncation: Truncation | None = None

@@ -34,6 +34,17 @@ async def answer(
     Args:
         make_writer: makes the writer of a stream.
     """
+    account = account_of(request.scope)
+    account.usage, account.report = generation.usage, generation.report
+    account.release_body()
+    await submit(generation)
+    if generation.prepared.spec.form.stream:
+        return await stream_reply(generation, make_writer(generation, renderer), request.receive)
+    return await _plain_reply(generation, renderer, request)
+
+
+async def submit(generation: Generation) -> None:
+    """Send a request to the engine, logged where requests are; raises `ApiError`."""
     prepared = generation.prepared
     if prepared.served.config.log_requests:
         limit = prepared.served.config.max_log_len
@@ -41,30 +52,37 @@ async def answer(
             shown = prompt.text if prompt.text is not None else prompt.token_ids[:limit].tolist()
             words = prepared.spec.reply_id, shown[:limit], prepared.spec.params
             logger.info("%s: prompt %r, %s", *words)
-    account = account_of(request.scope)
-    account.usage, account.report = generation.usage, generation.report
-    account.release_body()
     await generation.submit()
-    if prepared.spec.form.stream:
-        return await stream_reply(generation, make_writer(generation, renderer), request.receive)
-    return await _plain_reply(generation, renderer, request)
 
 
 async def _plain_reply(generation: Generation, renderer: Renderer, request: Request) -> Response:
     """Answer with the whole reply at once."""
-
-    async def render(choices: list[ReplyChoice], write: Callable[..., T], *args: Any) -> T:
-        if renderer.is_big(choices):
-            return await generation.prepared.served.worker.run(write, choices, *args)
-        return write(choices, *args)
-
     with CancelOnDisconnect(request.receive):
         with generation:
-            while changed := await generation.update():
-                if due := renderer.due(changed):
-                    await render(due, renderer.write_ahead)
-            if generation.recording is not None:
-                await render(generation.choices, renderer.write_ahead)
-                await generation.recording.settle(None)
+            await finish(generation, renderer)
         ends = generation.usage(), generation.draft_metrics()
-        return json_reply(await render(generation.choices, renderer.reply, *ends))
+        write, choices = renderer.reply, generation.choices
+        return json_reply(await _render(generation, renderer, choices, write, *ends))
+
+
+async def finish(generation: Generation, renderer: Renderer) -> None:
+    """Let all choices end, and record it; what can be written before the whole reply is."""
+    while changed := await generation.update():
+        if due := renderer.due(changed):
+            await _render(generation, renderer, due, renderer.write_ahead)
+    if generation.recording is not None:
+        await _render(generation, renderer, generation.choices, renderer.write_ahead)
+        await generation.recording.settle(None)
+
+
+async def _render(
+    generation: Generation,
+    renderer: Renderer,
+    choices: list[ReplyChoice],
+    write: Callable[..., T],
+    *args: Any,
+) -> T:
+    """Write what is small on the event loop, and what is not on a thread."""
+    if renderer.is_big(choices):
+        return await generation.prepared.served.worker.run(write, choices, *args)
+    return write(choices, *args)

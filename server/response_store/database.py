@@ -97,6 +97,15 @@ class ResponseDatabase:
             self._make_room(key)
         return key
 
+    def update(self, key: int, reply: Json) -> None:
+        """Write a running response as it is now."""
+        raw = orjson.dumps(reply)
+        with self._transaction() as connection:
+            connection.execute(
+                "UPDATE responses SET reply = ?, used = ? WHERE key = ? AND status = ?",
+                (raw, time.time(), key, IN_PROGRESS),
+            )
+
     def finish(
         self, key: int, status: str, reply: Json, output: Sequence[Json], run: GeneratedRun | None
     ) -> None:

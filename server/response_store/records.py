@@ -10,7 +10,7 @@ import msgspec
 from engine.arrays import Int32Array
 
 Json = dict[str, Any]
-IN_PROGRESS, FAILED, CANCELLED = "in_progress", "failed", "cancelled"
+QUEUED, IN_PROGRESS, FAILED, CANCELLED = "queued", "in_progress", "failed", "cancelled"
 
 
 class GeneratedRun(NamedTuple):

@@ -55,6 +55,10 @@ class ResponseStore:
             self._watching = asyncio.create_task(self._watch())
         return key
 
+    async def update(self, key: int, reply: Json) -> None:
+        """Write a running response as it is now."""
+        await self._call(ResponseDatabase.update, key, reply)
+
     async def finish(
         self, key: int, status: str, reply: Json, output: Sequence[Json], run: GeneratedRun | None
     ) -> None:

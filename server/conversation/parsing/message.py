@@ -22,15 +22,23 @@ class MessageWriter:
         reasoning_field: the name of the reasoning; None leaves it out.
         id_chars: the length of calls' ids; None for "call_" and 24 characters.
         max_calls: later calls are left out; None for no limit.
+        holds_reasoning: deltas have the reasoning whole, once something else follows it.
 
     Attributes:
         num_calls: calls that have begun.
     """
 
     def __init__(
-        self, reasoning_field: str | None, id_chars: int | None, max_calls: int | None
+        self,
+        reasoning_field: str | None,
+        id_chars: int | None,
+        max_calls: int | None,
+        *,
+        holds_reasoning: bool = False,
     ) -> None:
         self.num_calls = 0
+        self._holds_reasoning = holds_reasoning
+        self._held: list[str] = []
         self._reasoning_field = reasoning_field
         self._id_chars = id_chars
         self._max_calls = max_calls
@@ -63,14 +71,17 @@ class MessageWriter:
             message["tool_calls"] = calls
         return message
 
-    def deltas(self, events: Sequence[Event]) -> list[Json]:
+    def deltas(self, events: Sequence[Event], *, is_last: bool = False) -> list[Json]:
         """The deltas that new events make, none of them empty.
 
         A call's first delta has its id and its name, and no delta has two parts of one call, which
         clients could not tell from two calls; nor has one text after a call.
+
+        Args:
+            is_last: no events follow.
         """
         deltas: list[Json] = []
-        for kind, text in events:
+        for kind, text in self._released(events, is_last) if self._holds_reasoning else events:
             if kind == "content" or kind == "reasoning":
                 name = "content" if kind == "content" else self._reasoning_field
                 if name is None:
@@ -88,6 +99,20 @@ class MessageWriter:
             else:
                 self._add_arguments(deltas, text)
         return deltas
+
+    def _released(self, events: Sequence[Event], is_last: bool) -> list[Event]:
+        """Events with the reasoning before each in one; the last of it is held unless all ends."""
+        released: list[Event] = []
+        for event in events:
+            if event.kind == "reasoning":
+                self._held.append(event.text)
+            else:
+                released += [*self._take_held(), event]
+        return [*released, *self._take_held()] if is_last else released
+
+    def _take_held(self) -> list[Event]:
+        held, self._held = self._held, []
+        return [Event("reasoning", "".join(held))] if held else []
 
     def frame(self, kind: EventKind) -> tuple[bytes, bytes] | None:
         """What is around the text of one event as a delta in JSON; None where it is left out.

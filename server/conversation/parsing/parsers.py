@@ -26,14 +26,14 @@ class _Known:
 
     Attributes:
         is_learned: the template has rendered conversations; else its words alone were looked at.
-        graphs: by whether calls are looked for.
+        graphs: by whether calls are looked for, and whether thoughts are.
         without_calls: what chats without tools share, by the state in which a reply begins and
             whether special tokens are shown.
     """
 
     formats: Formats
     is_learned: bool
-    graphs: dict[bool, Graph] = field(default_factory=dict)
+    graphs: dict[tuple[bool, bool], Graph] = field(default_factory=dict)
     without_calls: dict[tuple[str, bool], ReplyParsing] = field(default_factory=dict)
 
 
@@ -98,6 +98,7 @@ class Parsers:
         continued: str = "",
         shows_special: bool = False,
         is_held_to_calls: bool = False,
+        separates_reasoning: bool = True,
     ) -> ReplyParsing | None:
         """How the replies to a prompt are taken apart; None where all of them is content.
 
@@ -107,17 +108,21 @@ class Parsers:
             continued: the text of the message that the reply goes on with; empty for none.
             shows_special: special tokens that are no markers are text.
             is_held_to_calls: the replies are calls alone, beside thoughts.
+            separates_reasoning: thoughts are looked for; else they are content with their markers.
         """
         known = self._of(source)
         tools, reasoning, _ = known.formats
         if types is None:
             tools = None
+        if not separates_reasoning:
+            reasoning = None
         if tools is None and reasoning is None:
             return None
         with_calls = tools is not None
-        if with_calls not in known.graphs:
-            known.graphs[with_calls] = make_graph(reasoning, tools, self._vocabulary.special)
-        graph = known.graphs[with_calls]
+        kind = with_calls, reasoning is not None
+        if kind not in known.graphs:
+            known.graphs[kind] = make_graph(reasoning, tools, self._vocabulary.special)
+        graph = known.graphs[kind]
         state = graph.first_state(prompt_end, continued)
         if with_calls:
             made = self._made(graph, types or {}, state, shows_special)

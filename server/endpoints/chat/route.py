@@ -43,5 +43,6 @@ async def answer_chat(request: Request, body: ChatRequest) -> Response:
         prompt,
         reasoning_field=context.config.reasoning_field if shows_reasoning else None,
         echoed=echoed_text(body),
+        holds_reasoning=body.stream_reasoning is False,
     )
     return await answer(Generation(prepared), renderer, request)

@@ -48,6 +48,16 @@ class ChatRequest(GenerationFields, TemplateFields):
     include_reasoning: bool | None = Field(
         None, description="With false the reasoning is left out; the default is true."
     )
+    separate_reasoning: bool | None = Field(
+        None,
+        description="With false the reasoning stays in the content, as the model wrote it; the "
+        "default is true.",
+    )
+    stream_reasoning: bool | None = Field(
+        None,
+        description="With false a stream has the reasoning whole, once it has ended; the default "
+        "is true.",
+    )
     thinking_token_budget: int | None = Field(
         None,
         ge=0,

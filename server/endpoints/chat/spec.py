@@ -52,6 +52,7 @@ def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
         grammar=wanted_grammar(body.response_format, structured),
         drops_keywords=structured is not None and bool(structured.lenient),
         thinking_budget=body.thinking_token_budget,
+        separates_reasoning=body.separate_reasoning is not False,
         generates=0 not in (body.max_tokens, body.max_completion_tokens),
         shows_special=body.skip_special_tokens is False,
         truncation=wanted_truncation(body, room, info, _NAMES),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from server.conversation.shaped_render import ShapedRenderer
-from server.endpoints.responses.history import History, stored_items
+from server.endpoints.responses.history import History, store_failed, stored_items
 from server.endpoints.responses.shape import ResponseShape
 from server.errors import CLIENT_GONE, ApiError, bad_request
 from server.generation.generation import Generation
@@ -26,10 +26,14 @@ class ResponseRecording:
     """Keeps one response while it is generated and as it ends.
 
     A response that cannot be written is answered all the same, with `store` false. One whose client
-    leaves, or that fails before its first byte, is not kept.
+    leaves, or that fails before its first byte, is not kept. One in the background has no client:
+    it must be written, and is kept however it ends.
 
     Args:
         prompt_chars: of the text that it continues.
+
+    Attributes:
+        task: what makes a response in the background; None for others.
     """
 
     def __init__(
@@ -48,8 +52,9 @@ class ResponseRecording:
         self._generation = generation
         self._is_cancelled = False
         self._ending: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
-    async def begin(self, owner: bytes, history: History) -> None:
+    async def begin(self, owner: bytes, history: History, *, in_background: bool = False) -> None:
         """Note that it runs; raises a 400 for an id that is taken."""
         shape = self._shape
         shape.is_stored = True
@@ -58,7 +63,7 @@ class ResponseRecording:
             id=shape.id,
             owner=owner,
             chain=history.chain,
-            reply=shape.running(),
+            reply=shape.queued() if in_background else shape.running(),
             items=stored_items(history.own),
         )
         try:
@@ -67,7 +72,17 @@ class ResponseRecording:
             words = "request_id is that of a stored response"
             raise bad_request("request_id", words) from None
         except StoreError as error:
+            if in_background:
+                raise store_failed(error) from error
             self._give_up(error)
+
+    async def note_start(self) -> None:
+        """Write that the engine has begun it."""
+        assert self._key is not None
+        try:
+            await self._store.update(self._key, self._shape.running())
+        except StoreError as error:
+            logger.warning("%s: its start is not stored: %s", self._shape.id, error)
 
     async def settle(self, error: ApiError | None) -> None:
         """Write how it ended, before the client gets it."""

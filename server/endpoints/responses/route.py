@@ -14,6 +14,7 @@ from server.conversation.shaped_render import EventWriter, ShapedRenderer, frame
 from server.conversation.truncation import fitting_prompt
 from server.endpoints.answer import answer
 from server.endpoints.plain import PlainRoute
+from server.endpoints.responses.background import answer_later, check_background
 from server.endpoints.responses.history import History, needed_store, read_history
 from server.endpoints.responses.recording import CANCELLED_CODE, ResponseRecording
 from server.endpoints.responses.reply_schema import InputTokens, ResponseReply
@@ -36,6 +37,7 @@ async def create_response(request: Request) -> Response:
     context = context_of(request)
     body, history = await _read(request, context)
     is_stored = _is_stored(body, context)
+    check_background(body, is_stored=is_stored)
     conversation = response_conversation(body, history)
     if body.truncation == "auto":
         prompt = await fitting_prompt(conversation, context, body.max_output_tokens)
@@ -53,7 +55,10 @@ async def create_response(request: Request) -> Response:
     if is_stored:
         store = needed_store(context, "store")
         recording = ResponseRecording(store, shape, renderer, generation, prompt.num_chars)
-        await recording.begin(account_of(request.scope).owner, history)
+        owner, in_background = account_of(request.scope).owner, bool(body.background)
+        await recording.begin(owner, history, in_background=in_background)
+        if in_background:
+            return await answer_later(generation, renderer, shape, recording, context.lifecycle)
     try:
         return await answer(generation, renderer, request, EventWriter)
     except ApiError as error:

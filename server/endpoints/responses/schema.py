@@ -129,6 +129,11 @@ class ResponsesRequest(BodyModel):
         description="The response is kept, so that it can be continued and read; the default is "
         "true, unless the server keeps none.",
     )
+    background: bool | None = Field(
+        None,
+        description="With true the response is returned at once and made without the client, which "
+        "reads it as a stored response; the default is false.",
+    )
     previous_response_id: str | None = Field(
         None, max_length=MAX_ID_CHARS, description="The stored response that this one continues."
     )
@@ -155,7 +160,6 @@ class ResponsesRequest(BodyModel):
     priority: Priority = None
     request_id: RequestId = None
 
-    background: Annotated[Any, Only(False)] = None
     conversation: NotYet = None
     prompt: NotYet = None
     context_management: NotYet = None

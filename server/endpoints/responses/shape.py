@@ -12,7 +12,7 @@ from server.endpoints.responses.schema import ENCRYPTED, ResponsesRequest
 from server.endpoints.responses.tools_schema import CustomTool, FunctionTool, SearchTool
 from server.errors import CLIENT_GONE, ApiError
 from server.generation.prepare import PreparedRequest
-from server.response_store.records import CANCELLED, FAILED, IN_PROGRESS
+from server.response_store.records import CANCELLED, FAILED, IN_PROGRESS, QUEUED
 
 Json = dict[str, Any]
 
@@ -49,6 +49,10 @@ class ResponseShape:
         """The response's id."""
         response_id: str = self._head["id"]
         return response_id
+
+    def queued(self) -> Json:
+        """The response as it is before the engine has begun it."""
+        return self._response(QUEUED)
 
     def running(self) -> Json:
         """The response as it is while it runs."""
@@ -127,7 +131,7 @@ def response_head(body: ResponsesRequest, prepared: PreparedRequest) -> Json:
         "object": "response",
         "created_at": prepared.created,
         "status": IN_PROGRESS,
-        "background": False,
+        "background": bool(body.background),
         "completed_at": None,
         "error": None,
         "incomplete_details": None,

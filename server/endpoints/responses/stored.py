@@ -166,5 +166,5 @@ async def _found(store: ResponseStore, owner: bytes, response_id: str) -> Stored
 
 
 def _missing(response_id: str) -> ApiError:
-    words = f"there is no stored response {shown(response_id)}"
+    words = f"Response with id {shown(response_id)} not found."  # OpenAI's words
     return ApiError(404, words, param="response_id", code="response_not_found")

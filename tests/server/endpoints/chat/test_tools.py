@@ -155,6 +155,33 @@ class TestFlags:
             assert parts.count("reasoning") == 13
             assert joined(await stream(site, **fields))["reasoning_content"] == ""
 
+    @pytest.mark.parametrize("shown", [{}, {"logprobs": True}])
+    async def test_reasoning_stays_in_the_content(self, shown: dict[str, Any]) -> None:
+        async with in_process(FakeEngine(says(REPLY)), chat_template=TEMPLATE) as site:
+            fields = {**TOOLS, **shown, "separate_reasoning": False}
+            message = (await chat(site, **fields))["choices"][0]["message"]
+            assert message["content"] == "<think>\nThey want it.\n</think>\n\nI look."
+            assert "reasoning_content" not in message
+            assert len(message["tool_calls"]) == 2
+            assert joined(await stream(site, **fields))["content"] == message["content"]
+
+    @pytest.mark.parametrize("shown", [{}, {"logprobs": True}])
+    @pytest.mark.parametrize("reply", [REPLY, "<think>\nThey want it."])
+    async def test_a_stream_has_the_reasoning_whole(
+        self, reply: str, shown: dict[str, Any]
+    ) -> None:
+        async with in_process(FakeEngine(says(reply)), chat_template=TEMPLATE) as site:
+            chunks = await stream(site, **TOOLS, **shown, stream_reasoning=False)
+            plain = await stream(site, **TOOLS, **shown)
+            deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
+            thoughts = [d["reasoning_content"] for d in deltas if "reasoning_content" in d]
+            assert thoughts == ["They want it."]
+            said = joined(chunks), joined(plain)
+            for one in said:
+                for call in one["tool_calls"]:
+                    call["id"] = "any"
+            assert said[0] == said[1]
+
 
 class TestLogprobs:
     async def test_every_token_has_its_part(self) -> None:

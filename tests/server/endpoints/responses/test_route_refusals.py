@@ -23,7 +23,8 @@ class TestRefusals:
         [
             ({"previous_response_id": "resp_1"}, "previous_response_id", "no stored response"),
             ({"conversation": "conv_1"}, "conversation", "not available"),
-            ({"background": True}, "background", "not available"),
+            ({"background": True, "store": False}, "background", "`store` is true"),
+            ({"background": True, "stream": True}, "stream", "must be false"),
             ({"truncation": "middle"}, "truncation", "'auto' or 'disabled'"),
             ({"include": ["everything"]}, "include[0]", "must be"),
             ({"prompt": {"id": "p"}}, "prompt", "not available"),
