@@ -20,7 +20,7 @@ from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.mlp import Mlp
-from engine.models.layers.norms import NormSpec, RmsNorm, RmsNormPlusOne
+from engine.models.layers.norms import RmsNorm, RmsNormPlusOne
 from engine.models.layers.query_key import HeadNorm
 
 
@@ -105,13 +105,14 @@ def _qwen2(config: Any, mlps: list[Mlp | ExpertMlp]) -> DecoderSpec:
     return decoder(config, layers, RmsNorm("model.norm", eps))
 
 
-def _mlp(config: Any, norm: NormSpec | None = None) -> Mlp:
-    norm = norm or RmsNorm("post_attention_layernorm", config.rms_norm_eps)
+def _mlp(config: Any, *, norm_plus_one: bool = False) -> Mlp:
+    norm_kind = RmsNormPlusOne if norm_plus_one else RmsNorm
+    norm = norm_kind("post_attention_layernorm", config.rms_norm_eps)
     return Mlp(**mlp_sizes(config), norm=norm, activation=silu(config))
 
 
-def experts_or_mlp(config: Any, index: int, norm: NormSpec | None = None) -> Mlp | ExpertMlp:
-    """The experts of a layer; some layers have an MLP."""
+def experts_or_mlp(config: Any, index: int, *, norm_plus_one: bool = False) -> Mlp | ExpertMlp:
+    """The experts of a layer; some layers have an MLP. Norms may be by 1 + weight."""
     plain = set(getattr(config, "mlp_only_layers", None) or ())
     step = getattr(config, "decoder_sparse_step", 1)
     if step < 1:
@@ -121,8 +122,8 @@ def experts_or_mlp(config: Any, index: int, norm: NormSpec | None = None) -> Mlp
         )
     is_plain = index in plain or (index + 1) % step
     if is_plain or not getattr(config, "num_experts", 0):
-        return _mlp(config, norm)
-    return experts(config, norm_plus_one=isinstance(norm, RmsNormPlusOne))
+        return _mlp(config, norm_plus_one=norm_plus_one)
+    return experts(config, norm_plus_one=norm_plus_one)
 
 
 def experts(config: Any, *, norm_plus_one: bool = False) -> ExpertMlp:

@@ -35,18 +35,17 @@ def qwen3_5(config: Any) -> DecoderSpec:
 
 def _decoder(config: Any, **products: Any) -> DecoderSpec:
     eps = config.rms_norm_eps
-    mlp_norm = RmsNormPlusOne("post_attention_layernorm", eps)
     speeds = rotations(config)
     layers = [
         (
             _delta(config, **products) if kind == DELTA else _attention(config, rotation),
-            experts_or_mlp(config, index, mlp_norm),
+            experts_or_mlp(config, index, norm_plus_one=True),
         )
         for index, (kind, rotation) in enumerate(
             zip(layer_kinds(config, DELTA, ATTENTION), speeds, strict=True)
         )
     ]
-    head = (_attention(config, speeds[0]), experts_or_mlp(config, 0, mlp_norm))
+    head = (_attention(config, speeds[0]), experts_or_mlp(config, 0, norm_plus_one=True))
     return decoder(
         config,
         layers,
