@@ -9,7 +9,7 @@ import msgspec
 from engine.arrays import Int32Array
 from engine.request import PromptLogprobsParams, RoutesParams
 from sampling.params import SamplingParams
-from server.errors import ClientNames, bad_request
+from server.errors import bad_request
 from server.generation.params import num_top, packed_dtype, prompt_logprobs_params
 from server.generation.served import ServedModel
 from server.schema.fields import PackedDtype, StreamOptions
@@ -135,51 +135,42 @@ def reply_form(
 
 
 async def full_reply_form(
-    body: GenerationFields,
-    params: SamplingParams,
-    served: ServedModel,
-    names: ClientNames,
-    *,
-    max_tokens: int | None,
-    echo: bool = False,
-    is_parsed: bool = False,
-    sends_parts: bool = False,
+    body: GenerationFields, params: SamplingParams, served: ServedModel, *, is_parsed: bool = False
 ) -> ReplyForm:
     """The form of a reply by the fields that completions and chats share; raises `ApiError`.
 
     Args:
         params: made of the same body.
-        max_tokens: as the body has it.
-        echo: the text begins with the prompt.
         is_parsed: as for `reply_form`.
-        sends_parts: chunks may carry what is reported of the prompt part by part.
     """
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options", "stream_options needs stream to be true")
     config, options = served.config, body.stream_options or _NO_OPTIONS
-    stream, stops = bool(body.stream), await stop_strings(body.stop)
-    form = reply_form(params, served, stream=stream, stops=stops, is_parsed=is_parsed)
     as_ids = body.return_tokens_as_token_ids
-    by_part = sends_parts and stream and not echo and body.logprobs_format == "packed"
-    num_prompt_top = num_top("prompt_logprobs", body.prompt_logprobs, served, names)
-    return msgspec.structs.replace(
-        form,
-        silent_ends=frozenset() if body.ignore_eos else form.silent_ends,
-        echo=echo,
+    num_prompt_top = num_top("prompt_logprobs", body.prompt_logprobs, served, body.client_names)
+    return ReplyForm(
+        mode=params.logprobs_mode,
+        silent_ends=frozenset(() if body.ignore_eos else served.info.eos_token_ids),
+        stream=bool(body.stream),
+        echo=body.echoes_prompt,
+        stops=await stop_strings(body.stop),
         include_stop=bool(body.include_stop_str_in_output),
+        min_tokens=params.min_tokens,
+        num_top=params.logprobs,
+        explicit_ids=params.logprob_token_ids,
+        kept=params.kept_logprob,
         num_prompt_top=num_prompt_top,
         prompt_explicit_ids=body.prompt_logprob_token_ids,
-        prompt_logprobs=prompt_logprobs_params(
-            body, params, num_prompt_top, served.info, echo=echo, by_part=by_part
-        ),
-        tokens_as_ids=form.tokens_as_ids if as_ids is None else as_ids,
+        prompt_logprobs=prompt_logprobs_params(body, params, num_prompt_top, served),
+        tokens_as_ids=config.tokens_as_token_ids if as_ids is None else as_ids,
         return_token_ids=bool(body.return_token_ids),
         skip_special_tokens=not is_parsed and body.skip_special_tokens is not False,
         spaces_between=body.spaces_between_special_tokens is not False,
-        next_token_only=max_tokens == 0,
+        next_token_only=body.token_limit == 0,
         packed=body.logprobs_format == "packed",
-        packed_dtype=packed_dtype(body),
+        packed_dtype=packed_dtype(body.logprobs_format, body.logprobs_dtype),
         origins=bool(body.return_token_origin),
+        token_starts=is_parsed,
         usage_at_end=config.force_include_usage or bool(options.include_usage),
         usage_always=config.force_include_usage or bool(options.continuous_usage_stats),
         usage_cached=config.prompt_tokens_details,

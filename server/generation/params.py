@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from engine.contracts.info import EngineInfo
-from engine.request import PromptLogprobsParams, ThinkingBudget
+from engine.request import PromptLogprobsParams
 from sampling.params import ParameterError, SamplingParams
 from server.config import SamplingDefaults
 from server.errors import ClientNames, bad_request
+from server.generation.masks import check_some_token_is_left
 from server.generation.served import ServedModel
 from server.schema.base import BodyModel
-from server.schema.fields import PackedDtype
+from server.schema.fields import PackedDtype, PackedFormat
 from server.schema.generation import LogprobFields
 from server.schema.ids import check_vocab
-from server.structured.spec import NO_CONSTRAINTS, CheckedGrammar, Constraints
+from server.structured.spec import NO_CONSTRAINTS, Constraints
 from server.text.tokenizer import Tokenizer
 
 INLINE_BAD_WORDS, INLINE_IDS = 16, 4096
@@ -40,7 +38,6 @@ _DEFAULTS = [name for name in _SAME if name in SamplingDefaults.__struct_fields_
 async def sampling_params(
     body: BodyModel,
     served: ServedModel,
-    names: ClientNames,
     *,
     logprobs: int | None = None,
     constraints: Constraints = NO_CONSTRAINTS,
@@ -57,12 +54,16 @@ async def sampling_params(
     grammar = constraints.grammar
     if grammar is not None and getattr(body, "ignore_eos", None):
         reason = "a finished grammar allows an end of text only"
-        raise names.refuse("ignore_eos", f"must be false with {grammar.param}: {reason}")
+        raise body.client_names.refuse(
+            "ignore_eos", f"must be false with {grammar.param}: {reason}"
+        )
     given: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(body, name, None)) is not None
     }
-    given["logprobs"] = num_top("logprobs", logprobs, served, names)
-    given["stop_token_ids"] = _stop_token_ids(body, served.info)
+    given["logprobs"] = num_top("logprobs", logprobs, served, body.client_names)
+    ends = () if getattr(body, "ignore_eos", None) else served.info.eos_token_ids
+    stops = getattr(body, "stop_token_ids", None) or ()
+    given["stop_token_ids"] = tuple(dict.fromkeys((*ends, *stops)))
     given["constrained"] = grammar is not None or constraints.budget is not None
     words: list[str] = getattr(body, "bad_words", None) or []
     make = partial(_sampling_params, given, words, served)
@@ -90,75 +91,6 @@ def _sampling_params(
         raise bad_request(error.param, str(error)) from None
     check_some_token_is_left(params, info)
     return params
-
-
-def check_budget(params: SamplingParams, budget: ThinkingBudget) -> None:
-    """Raise a 400 where other masks leave out what ends thoughts."""
-    allowed = params.allowed_token_ids
-    banned = {word[0] for word in params.bad_words if len(word) == 1}
-    for param, is_left_out in (
-        ("allowed_token_ids", allowed is not None and not set(allowed).issuperset(budget.end)),
-        ("bad_words", not banned.isdisjoint(budget.end)),
-    ):
-        if is_left_out:
-            raise bad_request(
-                param,
-                f"{param} leaves out an id of the marker that ends thoughts at their budget: "
-                f"{', '.join(map(str, budget.end))}",
-                "no_token_allowed",
-            )
-
-
-def check_grammar(params: SamplingParams, grammar: CheckedGrammar, info: EngineInfo) -> None:
-    """Raise a 400 where a grammar together with other masks cannot begin, or cannot end."""
-    allowed = params.allowed_token_ids
-    banned = {word[0] for word in params.bad_words if len(word) == 1}
-    ends = [i for i in info.eos_token_ids if allowed is None or i in allowed]
-    if not set(ends) - banned:
-        param = "bad_words" if ends else "allowed_token_ids"
-        raise bad_request(
-            param,
-            f"{param} leaves none of the ids that end a finished grammar: "
-            f"{', '.join(map(str, info.eos_token_ids))}",
-            "no_token_allowed",
-        )
-    if params.min_tokens:
-        banned.update(params.stop_token_ids)
-    bits = np.unpackbits(np.frombuffer(grammar.first, dtype=np.uint8), bitorder="little")
-    first = np.flatnonzero(bits[: info.vocab_size]).tolist()
-    if banned.issuperset(first if allowed is None else set(allowed).intersection(first)):
-        param = "min_tokens" if allowed is None and not params.bad_words else "bad_words"
-        param = param if allowed is None else "allowed_token_ids"
-        raise bad_request(
-            param,
-            f"{param} leaves no token that the grammar may begin with",
-            "no_token_allowed",
-        )
-
-
-def check_some_token_is_left(params: SamplingParams, info: EngineInfo) -> None:
-    """Raise a 400 where masks that hold from the first token on leave no token to draw.
-
-    These are `allowed_token_ids`, `bad_words` of one token, and the ends of text below
-    `min_tokens`. Biases are finite, so that none of them masks a token.
-    """
-    allowed = params.allowed_token_ids
-    masked = {word[0] for word in params.bad_words if len(word) == 1}
-    if params.min_tokens:
-        masked.update(params.stop_token_ids)
-    if allowed is None and len(masked) < info.vocab_size:
-        return
-    if masked.issuperset(range(info.vocab_size) if allowed is None else allowed):
-        param = "bad_words" if allowed is None else "allowed_token_ids"
-        names = "bad_words, or ends of text that min_tokens masks"
-        raise bad_request(
-            param, f"{param} leaves no token to draw: all are in {names}", "no_token_allowed"
-        )
-
-
-def _stop_token_ids(body: BodyModel, info: EngineInfo) -> tuple[int, ...]:
-    eos = () if getattr(body, "ignore_eos", None) else info.eos_token_ids
-    return tuple(dict.fromkeys((*eos, *(getattr(body, "stop_token_ids", None) or ()))))
 
 
 def num_top(field: str, value: int | None, served: ServedModel, names: ClientNames) -> int | None:
@@ -192,52 +124,39 @@ def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], 
 
 
 def prompt_logprobs_params(
-    body: LogprobFields,
-    params: SamplingParams,
-    num_prompt_top: int | None,
-    info: EngineInfo,
-    *,
-    echo: bool,
-    by_part: bool = False,
+    body: LogprobFields, params: SamplingParams, num_prompt_top: int | None, served: ServedModel
 ) -> PromptLogprobsParams | None:
     """Which logprobs of the prompt are asked for; None for none. Raises `ApiError`.
 
     Args:
-        num_prompt_top: top tokens in `prompt_logprobs`.
-        echo: the prompt's tokens are shown among the generated ones, with as many top tokens.
-        by_part: parts are wanted as they are computed.
+        num_prompt_top: top tokens in `prompt_logprobs`; those of an echoed prompt are as many as of
+            the generated tokens.
     """
-    echoed = params.logprobs if echo else None
-    ids = body.prompt_logprob_token_ids
+    echoed = params.logprobs if body.echoes_prompt else None
+    ids, start = body.prompt_logprob_token_ids, body.prompt_logprob_start
     if ids is not None:
-        check_vocab("prompt_logprob_token_ids", ids.reshape(-1), info.vocab_size)
-    if num_prompt_top is None and echoed is None and ids is None:
-        _refuse_lone_start(body)
+        check_vocab("prompt_logprob_token_ids", ids.reshape(-1), served.info.vocab_size)
+    elif num_prompt_top is None and echoed is None:
+        if start is not None:
+            raise bad_request(
+                "prompt_logprob_start",
+                "prompt_logprob_start needs prompt_logprobs, prompt_logprob_token_ids, or echo "
+                f"with logprobs; got {start} alone",
+            )
         return None
     return PromptLogprobsParams(
-        start=max(body.prompt_logprob_start or 1, 1),
+        start=max(start or 1, 1),
         num_top=max(num_prompt_top or 0, echoed or 0),
         token_ids=tuple(ids.tolist()) if ids is not None and ids.ndim == 1 else (),
         id_lists=ids if ids is not None and ids.ndim == 2 else None,
         mode=params.logprobs_mode,
-        by_part=by_part,
+        by_part=body.sends_prompt_parts,
     )
 
 
-def packed_dtype(body: LogprobFields) -> PackedDtype:
+def packed_dtype(layout: PackedFormat | None, dtype: PackedDtype | None) -> PackedDtype:
     """What packed values are rounded to; raises `ApiError` for values that are not packed."""
-    if body.logprobs_dtype is not None and body.logprobs_format != "packed":
-        raise bad_request(
-            "logprobs_dtype",
-            f'logprobs_dtype needs logprobs_format "packed", got {body.logprobs_dtype} alone',
-        )
-    return body.logprobs_dtype or "float32"
-
-
-def _refuse_lone_start(body: LogprobFields) -> None:
-    if body.prompt_logprob_start is not None:
-        raise bad_request(
-            "prompt_logprob_start",
-            "prompt_logprob_start needs prompt_logprobs, prompt_logprob_token_ids, or echo with "
-            f"logprobs; got {body.prompt_logprob_start} alone",
-        )
+    if dtype is not None and layout != "packed":
+        words = f'logprobs_dtype needs logprobs_format "packed", got {dtype} alone'
+        raise bad_request("logprobs_dtype", words)
+    return dtype or "float32"

@@ -23,6 +23,11 @@ class Truncation(msgspec.Struct, frozen=True):
     max_tokens: int
     side: Side
 
+    @property
+    def kept(self) -> slice:
+        """The part of a prompt's ids that is left."""
+        return slice(-self.max_tokens, None) if self.side == "left" else slice(self.max_tokens)
+
 
 class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a reply needs. Each endpoint makes one directly of its own body.

@@ -14,7 +14,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from server.errors import ApiError, bad_request
+from server.errors import ApiError, ClientNames, bad_request
 
 MAX_ERRORS = 20
 """A refusal names so many broken rules and counts the rest."""
@@ -28,9 +28,11 @@ class BodyModel(BaseModel):
     Attributes:
         max_values: values in one field of a large body: texts, objects, lists and what they hold.
             A conversation of a million tokens has some ten thousand.
+        client_names: what clients call fields of the specs that are made of it, for errors.
     """
 
     max_values: ClassVar[int] = 1 << 17
+    client_names: ClassVar[ClientNames] = ClientNames()
     model_config = ConfigDict(
         strict=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()
     )

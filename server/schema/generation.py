@@ -147,7 +147,20 @@ class SamplingFields(BodyModel):
 
 
 class LogprobFields(BodyModel):
-    """Which log-probabilities come back, and of which tokens."""
+    """Which log-probabilities come back, and of which tokens.
+
+    Attributes:
+        echoes_prompt: the prompt's tokens are shown among the generated ones.
+        sends_prompt_parts: what is reported of the prompt is wanted as it is computed, by part.
+    """
+
+    @property
+    def echoes_prompt(self) -> bool:
+        return False
+
+    @property
+    def sends_prompt_parts(self) -> bool:
+        return False
 
     logprobs_mode: Mode | None = Field(
         None,
@@ -222,7 +235,15 @@ class RequestFields(BodyModel):
 
 
 class GenerationFields(SamplingFields, LogprobFields, RequestFields):
-    """What completions and chats have in common besides."""
+    """What completions and chats have in common besides.
+
+    Attributes:
+        token_limit: the limit of the reply's tokens; None for none that the client named.
+    """
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
 
     stream_interval: int | None = Field(
         None,

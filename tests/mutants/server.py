@@ -164,9 +164,9 @@ SERVER = (
     ),
     Mutant(
         "max-completion-tokens-0-counts-as-none",
-        "server/endpoints/chat/spec.py",
-        "return body.max_completion_tokens if body.max_tokens is None else body.max_tokens",
-        "return body.max_completion_tokens or body.max_tokens",
+        "server/endpoints/chat/schema.py",
+        "return self.max_completion_tokens if self.max_tokens is None else self.max_tokens",
+        "return self.max_completion_tokens or self.max_tokens",
         ("tests/server/endpoints/chat/test_route.py::TestReply::test_nothing_generated",),
     ),
     Mutant(
@@ -258,7 +258,7 @@ SERVER = (
     ),
     Mutant(
         "an-endpoint-s-limit-has-the-name-of-the-spec",
-        "server/endpoints/responses/spec.py",
+        "server/endpoints/responses/schema.py",
         'max_tokens="max_output_tokens"',
         'max_tokens="max_tokens"',
         (
@@ -268,8 +268,8 @@ SERVER = (
     Mutant(
         "a-limit-beyond-the-context-is-cut",
         "server/generation/prompts.py",
-        "if spec.fits_context:",
-        "if spec.fits_context or room:",
+        "if max_tokens > room and not spec.fits_context:",
+        "if max_tokens > room and not (spec.fits_context or room):",
         ("tests/server/generation/test_prepare.py::test_refused",),
     ),
     Mutant(

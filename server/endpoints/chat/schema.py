@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from server.errors import ClientNames
 from server.schema.fields import Accepted, NotYet, Only
 from server.schema.generation import GenerationFields
 from server.schema.messages import Messages
@@ -15,6 +16,13 @@ from server.schema.tools import ToolChoice, Tools
 
 class ChatRequest(GenerationFields, TemplateFields):
     """Reply to a conversation."""
+
+    client_names: ClassVar = ClientNames(
+        prompts="messages",
+        logprobs="top_logprobs",
+        named_tool="tool_choice.function.name",
+        thinking_budget="thinking_token_budget",
+    )
 
     messages: Messages = Field(description="The conversation, oldest message first.")
     max_completion_tokens: int | None = Field(
@@ -75,3 +83,8 @@ class ChatRequest(GenerationFields, TemplateFields):
     audio: NotYet = None
     web_search_options: NotYet = None
     moderation: NotYet = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """The limit of the reply's tokens, by either of its names."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens

@@ -16,29 +16,17 @@ from server.generation.truncation import wanted_truncation
 from server.schema.tools import NamedTool
 from server.structured.wanted import wanted_grammar
 
-_NAMES = ClientNames(
-    prompts="messages",
-    logprobs="top_logprobs",
-    named_tool="tool_choice.function.name",
-    thinking_budget="thinking_token_budget",
-)
-_NEWER_NAMES = ClientNames(_NAMES, max_tokens="max_completion_tokens")
-"""The same where a body has the limit by OpenAI's newer name of it."""
-
-
-def _max_tokens(body: ChatRequest) -> int | None:
-    """The limit of the reply's tokens, by either of its names."""
-    return body.max_completion_tokens if body.max_tokens is None else body.max_tokens
-
 
 def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
     """The conversation that a body goes on with; raises `ApiError`."""
-    _check_fields(body)
-    max_tokens = _max_tokens(body)
-    room = 1 if max_tokens is None else max_tokens
+    new, old, names = body.max_completion_tokens, body.max_tokens, body.client_names
+    if new is not None and old is not None and new != old:
+        words = f"must equal max_tokens ({old}) where both are given, got {new}"
+        raise names.refuse("max_completion_tokens", words)
+    limit = body.token_limit
     choice, structured = body.tool_choice or "auto", body.structured_outputs
     return ConversationSpec(
-        names=_NAMES,
+        names=names,
         model=body.model,
         messages=template_messages(body.messages),
         template=template_options(body),
@@ -53,9 +41,14 @@ def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
         drops_keywords=structured is not None and bool(structured.lenient),
         thinking_budget=body.thinking_token_budget,
         separates_reasoning=body.separate_reasoning is not False,
-        generates=0 not in (body.max_tokens, body.max_completion_tokens),
+        generates=limit != 0,
         shows_special=body.skip_special_tokens is False,
-        truncation=wanted_truncation(body, room, info, _NAMES),
+        truncation=wanted_truncation(
+            body.truncate_prompt_tokens,
+            body.truncation_side,
+            reply_tokens=1 if limit is None else limit,
+            info=info,
+        ),
     )
 
 
@@ -67,48 +60,33 @@ async def chat_spec(
     Args:
         prompt: of `chat_conversation`.
     """
-    is_newer = body.max_tokens is None and body.max_completion_tokens is not None
-    names = _NEWER_NAMES if is_newer else _NAMES
-    max_tokens = _max_tokens(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+    limit, names = body.token_limit, body.client_names
+    if body.max_tokens is None and limit is not None:
+        names = ClientNames(names, max_tokens="max_completion_tokens")
     params = await sampling_params(
         body,
         served,
-        names,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         constraints=prompt.constraints,
     )
+    is_parsed = prompt.parsing is not None
     return GenerationSpec(
         names=names,
         reply_id=reply_id,
         model=prompt.model,
         prompts=[prompt.token_ids],
         params=params,
-        form=await full_reply_form(
-            body,
-            params,
-            served,
-            names,
-            max_tokens=max_tokens,
-            is_parsed=prompt.parsing is not None,
-        ),
-        max_tokens=served.info.max_model_len if max_tokens is None else max_tokens,
-        fits_context=max_tokens is None,
+        form=await full_reply_form(body, params, served, is_parsed=is_parsed),
+        max_tokens=served.info.max_model_len if limit is None else limit,
+        fits_context=limit is None,
         constraints=prompt.constraints,
         n=body.n or 1,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         stream_interval=body.stream_interval or 1,
     )
-
-
-def _check_fields(body: ChatRequest) -> None:
-    """Raise a 400 for fields that contradict each other."""
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
-    new, old = body.max_completion_tokens, body.max_tokens
-    if new is not None and old is not None and new != old:
-        words = f"must equal max_tokens ({old}) where both are given, got {new}"
-        raise _NAMES.refuse("max_completion_tokens", words)
 
 
 def echoed_text(body: ChatRequest) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from server.errors import ClientNames
 from server.generation.prompt_field import PromptField
 from server.schema.fields import MAX_TEXT_CHARS, Instead, NotYet
 from server.schema.generation import GenerationFields
@@ -13,6 +14,8 @@ from server.schema.generation import GenerationFields
 
 class CompletionRequest(GenerationFields):
     """Continue each prompt."""
+
+    client_names: ClassVar = ClientNames(prompts="prompt")
 
     prompt: PromptField = Field(
         description="A string, a list of strings, a list of token ids, or a list of such lists."
@@ -40,3 +43,14 @@ class CompletionRequest(GenerationFields):
 
     thinking_token_budget: NotYet = None
     prompt_embeds: NotYet = None
+
+    @property
+    def echoes_prompt(self) -> bool:
+        """Whether the text begins with the prompt, whose tokens then have logprobs too."""
+        return bool(self.echo)
+
+    @property
+    def sends_prompt_parts(self) -> bool:
+        """Whether chunks carry what is reported of the prompt as it is computed."""
+        is_packed = self.logprobs_format == "packed"
+        return bool(self.stream) and is_packed and not self.echo and (self.n or 1) == 1

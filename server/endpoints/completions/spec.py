@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from server.config import ServerConfig
 from server.endpoints.completions.schema import CompletionRequest
-from server.errors import ClientNames, bad_request
+from server.errors import bad_request
 from server.generation.form import full_reply_form
 from server.generation.params import sampling_params
 from server.generation.served import ServedModel
@@ -15,50 +14,48 @@ from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
 from server.text.fill_in import fill_in_markers
 
-NAMES = ClientNames(prompts="prompt")
-
 
 async def completion_spec(
     body: CompletionRequest, served: ServedModel, reply_id: str
 ) -> GenerationSpec:
     """What a body asks for; raises `ApiError` for what cannot be served."""
-    config = served.config
+    config, n = served.config, body.n or 1
     model = check_model(body.model, config, served.engine.state)
-    _check_counts(body, config)
+    if body.best_of not in (None, n):
+        raise bad_request("best_of", f"best_of must be null or n ({n}), got {body.best_of}")
     constraints = Constraints(wanted_grammar(body.response_format, body.structured_outputs))
-    params = await sampling_params(
-        body, served, NAMES, logprobs=body.logprobs, constraints=constraints
-    )
+    params = await sampling_params(body, served, logprobs=body.logprobs, constraints=constraints)
     max_tokens = config.defaults.max_tokens if body.max_tokens is None else body.max_tokens
     return GenerationSpec(
-        names=NAMES,
+        names=body.client_names,
         reply_id=reply_id,
         model=model,
         prompts=_prompts(body, served),
         params=params,
-        form=await full_reply_form(
-            body,
-            params,
-            served,
-            NAMES,
-            max_tokens=body.max_tokens,
-            echo=bool(body.echo),
-            sends_parts=(body.n or 1) == 1,
-        ),
+        form=await full_reply_form(body, params, served),
         max_tokens=max_tokens,
         fits_context=body.max_tokens is None,
         constraints=constraints,
-        n=body.n or 1,
+        n=n,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         stream_interval=body.stream_interval or 1,
         add_special_tokens=body.add_special_tokens is not False,
-        truncation=wanted_truncation(body, max_tokens, served.info, NAMES),
+        truncation=wanted_truncation(
+            body.truncate_prompt_tokens,
+            body.truncation_side,
+            reply_tokens=max_tokens,
+            info=served.info,
+        ),
     )
 
 
 def _prompts(body: CompletionRequest, served: ServedModel) -> Prompts:
     """The prompts, with what is to follow the text where a suffix is given."""
+    most, num_prompts = served.config.max_prompts, len(body.prompt)
+    if num_prompts > most:
+        words = f"must be at most {most} prompts (--max-completion-prompts), got {num_prompts}"
+        raise body.client_names.refuse("prompts", words)
     if not body.suffix:
         return body.prompt
     markers = fill_in_markers(served.tokenizer)
@@ -70,15 +67,6 @@ def _prompts(body: CompletionRequest, served: ServedModel) -> Prompts:
         words = "truncate_prompt_tokens must be null with suffix: it could cut the markers"
         raise bad_request("truncate_prompt_tokens", words)
     filled = [markers.prompt(item, body.suffix) for item in body.prompt if isinstance(item, str)]
-    if len(filled) < len(body.prompt):
+    if len(filled) < num_prompts:
         raise bad_request("prompt", "prompt must be texts with suffix, got token ids")
     return filled
-
-
-def _check_counts(body: CompletionRequest, config: ServerConfig) -> None:
-    n, num_prompts = body.n or 1, len(body.prompt)
-    if body.best_of not in (None, n):
-        raise bad_request("best_of", f"best_of must be null or n ({n}), got {body.best_of}")
-    if num_prompts > config.max_prompts:
-        words = f"must be at most {config.max_prompts} prompts (--max-completion-prompts), got"
-        raise NAMES.refuse("prompts", f"{words} {num_prompts}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from server.errors import ClientNames
 from server.schema.fields import (
     Accepted,
     NotYet,
@@ -15,9 +16,20 @@ from server.schema.generation import LogprobFields, RequestFields, SamplingField
 from server.schema.ids import TokenIdArray
 from server.schema.structured import StructuredOutputs
 
+_OF_PARAMS = (
+    *("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "ignore_eos"),
+    *("top_k", "logprobs_mode", "prompt_logprob_start"),
+)
+
 
 class TokenSamplingParams(SamplingFields, LogprobFields):
     """How tokens are drawn, and which logprobs come back, by vLLM's names of its parameters."""
+
+    client_names: ClassVar = ClientNames(
+        {name: f"sampling_params.{name}" for name in _OF_PARAMS},
+        prompts="token_ids",
+        routes_start="sampling_params.routed_experts_prompt_start",
+    )
 
     max_tokens: int | None = Field(
         None,

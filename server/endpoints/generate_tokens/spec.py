@@ -6,8 +6,8 @@ import msgspec
 
 from engine.request import RoutesParams
 from sampling.params import SamplingParams
-from server.endpoints.generate_tokens.schema import GenerateTokensRequest
-from server.errors import ClientNames, bad_request
+from server.endpoints.generate_tokens.schema import GenerateTokensRequest, TokenSamplingParams
+from server.errors import bad_request
 from server.generation.form import ReplyForm, reply_form, stop_strings
 from server.generation.params import (
     num_top,
@@ -24,15 +24,7 @@ from server.schema.fields import StreamOptions
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
 
-_OF_PARAMS = (
-    *("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "ignore_eos"),
-    *("top_k", "logprobs_mode", "prompt_logprob_start"),
-)
-NAMES = ClientNames(
-    {name: f"sampling_params.{name}" for name in _OF_PARAMS},
-    prompts="token_ids",
-    routes_start="sampling_params.routed_experts_prompt_start",
-)
+NAMES = TokenSamplingParams.client_names
 _NO_OPTIONS = StreamOptions()
 
 
@@ -50,7 +42,7 @@ async def tokens_spec(
     if body.return_sampling_mask and wanted.logprobs_mode is None:
         wanted.logprobs_mode = "processed_logprobs"
     params = await sampling_params(
-        wanted, served, NAMES, logprobs=wanted.logprobs, constraints=constraints
+        wanted, served, logprobs=wanted.logprobs, constraints=constraints
     )
     if body.return_sampling_mask:
         params = with_support(params, served, NAMES["logprobs_mode"], NAMES["top_k"])
@@ -85,16 +77,14 @@ async def _form(
         include_stop=bool(wanted.include_stop_str_in_output),
         num_prompt_top=num_prompt_top,
         prompt_explicit_ids=wanted.prompt_logprob_token_ids,
-        prompt_logprobs=prompt_logprobs_params(
-            wanted, params, num_prompt_top, served.info, echo=False
-        ),
+        prompt_logprobs=prompt_logprobs_params(wanted, params, num_prompt_top, served),
         tokens_as_ids=wanted.return_tokens_as_token_ids is not False,
         return_token_ids=True,
         skip_special_tokens=wanted.skip_special_tokens is not False,
         spaces_between=wanted.spaces_between_special_tokens is not False,
         next_token_only=wanted.max_tokens == 0,
         packed=wanted.logprobs_format == "packed",
-        packed_dtype=packed_dtype(wanted),
+        packed_dtype=packed_dtype(wanted.logprobs_format, wanted.logprobs_dtype),
         origins=bool(wanted.return_token_origin),
         usage_at_end=bool(options.include_usage),
         usage_always=bool(options.continuous_usage_stats),

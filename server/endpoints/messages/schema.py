@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from server.errors import ClientNames
 from server.schema.base import BodyModel, FieldNames, InnerModel, ReplayedModel, TypedModel
 from server.schema.fields import (
     MAX_STOP_STRINGS,
@@ -176,6 +177,13 @@ class OutputOptions(InnerModel):
 
 class CountTokensRequest(BodyModel):
     """Count the tokens of a conversation's prompt, as Anthropic's Messages API has it."""
+
+    client_names: ClassVar = ClientNames(
+        prompts="messages",
+        named_tool="tool_choice.name",
+        response_format="output_config.format",
+        thinking_budget="thinking.budget_tokens",
+    )
 
     model: ModelName = Field(description="One of the names that `/v1/models` lists.")
     messages: Annotated[list[Turn], Field(min_length=1, max_length=MAX_TURNS, fail_fast=True)] = (

@@ -23,7 +23,7 @@ from server.endpoints.messages.schema import (
     ThinkingOptions,
 )
 from server.endpoints.messages.turns import TurnMessages
-from server.errors import ClientNames, bad_request
+from server.errors import bad_request
 from server.generation.form import reply_form, stop_strings
 from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
@@ -31,12 +31,6 @@ from server.schema.tools import ToolMode
 from server.structured.spec import GrammarSpec
 from server.structured.wanted import json_answer
 
-_NAMES = ClientNames(
-    prompts="messages",
-    named_tool="tool_choice.name",
-    response_format="output_config.format",
-    thinking_budget="thinking.budget_tokens",
-)
 _CHOICES: Mapping[str, ToolMode] = {
     "auto": "auto",
     "any": "required",
@@ -53,7 +47,7 @@ def message_conversation(body: CountTokensRequest) -> ConversationSpec:
     thinking, choice, output = body.thinking, body.tool_choice, body.output_config
     own = _variables(thinking) | (body.chat_template_kwargs or {})
     return ConversationSpec(
-        names=_NAMES,
+        names=body.client_names,
         model=body.model,
         messages=turns.messages,
         template=TemplateOptions(
@@ -99,7 +93,7 @@ async def message_spec(
     Args:
         prompt: of `message_conversation`.
     """
-    params = await sampling_params(body, served, _NAMES, constraints=prompt.constraints)
+    params = await sampling_params(body, served, constraints=prompt.constraints)
     form = reply_form(
         params,
         served,
@@ -108,7 +102,7 @@ async def message_spec(
         stops=await stop_strings(body.stop_sequences),
     )
     return GenerationSpec(
-        names=_NAMES,
+        names=body.client_names,
         reply_id=reply_id,
         model=prompt.model,
         prompts=[prompt.token_ids],

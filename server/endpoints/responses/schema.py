@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from server.endpoints.responses.items_schema import MAX_ID_CHARS, Items
 from server.endpoints.responses.tools_schema import ResponseTools, ToolChoice
+from server.errors import ClientNames
 from server.schema.base import BodyModel, FieldNames, InnerModel, TypedModel
 from server.schema.fields import Accepted, ModelName, NotYet, Only, Priority, RequestId, Seed
 from server.schema.structured import JsonSchema
@@ -92,6 +93,16 @@ Included = Literal[
 
 class ResponsesRequest(BodyModel):
     """Reply to a conversation, as OpenAI's Responses API has it."""
+
+    client_names: ClassVar = ClientNames(
+        messages="input",
+        prompts="input",
+        max_tokens="max_output_tokens",
+        logprobs="top_logprobs",
+        named_tool="tool_choice.name",
+        allowed="tool_choice.tools",
+        response_format="text.format",
+    )
 
     model: ModelName | None = Field(
         None, description="One of the names that `/v1/models` lists; the default is the first."

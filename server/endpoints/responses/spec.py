@@ -20,23 +20,12 @@ from server.endpoints.responses.tools_schema import (
     FunctionChoice,
     SearchTool,
 )
-from server.errors import ClientNames
 from server.generation.form import reply_form
 from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
 from server.schema.tools import ToolMode
 from server.structured.spec import GrammarSpec
 from server.structured.wanted import json_answer
-
-_NAMES = ClientNames(
-    messages="input",
-    prompts="input",
-    max_tokens="max_output_tokens",
-    logprobs="top_logprobs",
-    named_tool="tool_choice.name",
-    allowed="tool_choice.tools",
-    response_format="text.format",
-)
 
 
 def response_conversation(body: ResponsesRequest, history: History) -> ConversationSpec:
@@ -49,7 +38,7 @@ def response_conversation(body: ResponsesRequest, history: History) -> Conversat
     elif isinstance(choice, str):
         mode = choice
     return ConversationSpec(
-        names=_NAMES,
+        names=body.client_names,
         model=body.model,
         messages=input_messages(body.instructions, history.items, history.num_past),
         template=TemplateOptions(variables=template_variables(body.chat_template_kwargs, effort)),
@@ -90,13 +79,12 @@ async def response_spec(
     params = await sampling_params(
         body,
         served,
-        _NAMES,
         logprobs=(body.top_logprobs or 0) if shows_logprobs else None,
         constraints=prompt.constraints,
     )
     is_parsed = prompt.parsing is not None
     return GenerationSpec(
-        names=_NAMES,
+        names=body.client_names,
         reply_id=reply_id,
         model=prompt.model,
         prompts=[prompt.token_ids],

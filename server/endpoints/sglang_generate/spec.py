@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import orjson
@@ -39,6 +39,7 @@ _RENAMED = {"sampling_seed": "seed", "min_new_tokens": "min_tokens"}
 class GenerateFields(SamplingFields):
     """What `sampling_params` says, by the names that all endpoints share."""
 
+    client_names: ClassVar = NAMES
     logprob_token_ids: list[int] | None = None
     logprobs_mode: str | None = None
 
@@ -53,7 +54,7 @@ async def generate_spec(
     constraints = Constraints(wanted_grammar(None, _grammar(wanted)))
     fields = _fields(body, wanted, shows=bool(shows))
     asked = (body.top_logprobs_num or 0) if shows else None
-    params = await sampling_params(fields, served, names, logprobs=asked, constraints=constraints)
+    params = await sampling_params(fields, served, logprobs=asked, constraints=constraints)
     if body.return_sampling_mask:
         params = with_support(params, served, "logprobs_mode", "sampling_params.top_k")
     max_tokens = wanted.max_new_tokens

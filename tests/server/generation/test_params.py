@@ -10,7 +10,7 @@ import pytest
 from sampling.params import SamplingParams
 from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ApiError
-from server.generation.params import check_some_token_is_left
+from server.generation.masks import check_some_token_is_left
 from server.schema.generation import LogprobFields, SamplingFields
 from tests.fakes import BOS, EOS, FakeEngine
 from tests.server.conftest import Site, in_process
