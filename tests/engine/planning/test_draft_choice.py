@@ -111,6 +111,16 @@ def test_nothing_is_chosen_before_drafts_were_seen() -> None:
     assert choice.best(1) == 0
 
 
+@pytest.mark.parametrize(("num_accepted", "expected"), [(494, 1), (480, 0)])
+def test_a_number_changes_only_for_one_that_is_better_by_more_than_the_margin(
+    num_accepted: int, expected: int
+) -> None:
+    """No drafts are 0.4 % better than one, within the margin of 0.5 %, or 1.4 %."""
+    choice = DraftChoice(StepCosts((1,), {0: (1.0,), 1: (1.5,)}))
+    choice.learn(1000, 1, np.repeat([0, 1], [1000 - num_accepted, num_accepted]).astype("i4"))
+    assert choice.best(1) == expected
+
+
 def test_tokens_are_a_product_of_rates() -> None:
     """Of 1,000 rows: 600 keep a draft, 300 two, 240 three, 120 all; the prior moves little."""
     choice = DraftChoice(COSTS)

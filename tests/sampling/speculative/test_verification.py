@@ -160,14 +160,18 @@ def test_room_ends_a_run() -> None:
         assert not short.token_ids[:, room:].any()
 
 
+@pytest.mark.parametrize("wish", [{}, {"temperature": 0.0}])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_bad_row_keeps_the_tokens_before_it_and_stays_alone(bad: float) -> None:
-    step = random_step([{}], 30, 3, 40, has_draft_logits=True)
+def test_a_bad_row_keeps_the_tokens_before_it_and_stays_alone(
+    bad: float, wish: dict[str, Any]
+) -> None:
+    """The bad logit is that of the draft, so that a greedy row's highest one is still its draft."""
+    step = random_step([wish], 30, 3, 40, has_draft_logits=True)
     clean, _ = step.verify()
     row = int((clean.num_new == 4).nonzero()[0])
     for depth in range(4):
         logits = step.logits.clone()
-        logits[starts(step)[row] + depth, 11] = bad
+        logits[starts(step)[row] + depth, clean.token_ids[row, depth]] = bad
         verified, _ = replace(step, logits=logits).verify()
         assert verified.bad.tolist() == [UNUSABLE_LOGITS if i == row else 0 for i in range(30)]
         assert tokens_of(verified, row) == tokens_of(clean, row)[:depth]

@@ -30,6 +30,8 @@ def texts(messages: list[Message]) -> str:
 def test_the_oldest_turns_go_first() -> None:
     turns = [SYSTEM, user("a"), said("b"), user("c"), said("d"), user("e")]
     assert [texts(each) for each in shortened(turns)] == ["Scde", "Se"]
+    turns.insert(1, said("D", "developer"))
+    assert [texts(each) for each in shortened(turns)] == ["SDcde", "SDe"]
 
 
 def test_the_last_turn_loses_its_oldest_calls_with_their_outputs() -> None:

@@ -94,6 +94,23 @@ def test_short_prompts_go_round() -> None:
     assert {router.choose([], loads).replica for _ in NAMES} == set(NAMES)
 
 
+def test_the_longer_prefixes_of_a_prompt_are_forgotten_first() -> None:
+    router = PrefixRouter(max_prefixes=2)
+    router.choose(chain(1, 2, 3), {"r0": 0})
+    loads = {"r0": 1, "r1": 0}
+    assert router.choose(chain(1, 2, 3), loads) == ("r0", 2)
+
+
+def test_the_replicas_that_had_a_prefix_last_are_remembered() -> None:
+    router = PrefixRouter()
+    names = [f"r{i}" for i in range(MAX_HOLDERS + 2)]
+    busy = dict.fromkeys(names, 100)
+    for name in names[:-1]:  # one more than are remembered, the first of them r0
+        assert router.choose(chain(1), busy | {name: 0}) == (name, 0)
+    assert router.choose(chain(1), busy | {names[-2]: 3, names[-1]: 0}) == (names[-2], 1)
+    assert router.choose(chain(1), busy | {"r0": 3, names[-1]: 0}).num_known == 0
+
+
 def test_memory_is_bounded() -> None:
     router = PrefixRouter(max_lead=1, max_prefixes=50)
     for i in range(300):

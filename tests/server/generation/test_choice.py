@@ -202,8 +202,9 @@ def test_each_version_of_the_weights_has_its_span_of_the_tokens() -> None:
     choice.feed(entry(b"", Finish.LENGTH, version="v2"))
     spans = piece_of(choice).weight_versions
     assert [(s.version, s.start, s.end) for s in spans] == [("default", 0, 3), ("v1", 3, 5)]
-    cut = reply_choice(form(stops=["cd"]))
-    cut.feed(entry(b"abc", version="default"))
-    cut.feed(entry(b"d", version="v1"))
-    (span,) = piece_of(cut).weight_versions
-    assert (span.version, span.start, span.end) == ("default", 0, 2)
+    for first, second in ((b"abc", b"d"), (b"ab", b"cd")):
+        cut = reply_choice(form(stops=["cd"]))
+        cut.feed(entry(first, version="default"))
+        cut.feed(entry(second, version="v1"))
+        (span,) = piece_of(cut).weight_versions
+        assert (span.version, span.start, span.end) == ("default", 0, 2)

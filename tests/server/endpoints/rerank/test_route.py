@@ -57,6 +57,12 @@ async def test_the_best_few_without_documents(site: Site) -> None:
     ]
 
 
+async def test_no_limit_is_all_of_them(site: Site) -> None:
+    whole, limited = [await post(site, documents=DOCUMENTS, top_n=n) for n in (None, 0)]
+    assert limited["results"] == whole["results"]
+    assert len(whole["results"]) == len(DOCUMENTS)
+
+
 async def test_texts_are_answered_with_a_list(site: Site) -> None:
     whole = (await post(site, documents=DOCUMENTS))["results"]
     listed = await post(site, "/rerank", texts=DOCUMENTS)
