@@ -40,7 +40,8 @@ class ChatLogprobWriter:
 
         Args:
             token_ids: int32 [n]. parts: of each, what it belongs to.
-            num_top: top tokens of an entry; the explicit ids follow them, each once.
+            num_top: top tokens of an entry; where there are explicit ids, the token itself and
+                these follow them, each once.
             cuts: by index, the bytes in the content of tokens that lie there with some only.
         """
         entries = self._entries(token_ids, arrays, num_top, explicit_ids, cuts)
@@ -65,26 +66,33 @@ class ChatLogprobWriter:
         explicit_ids: tuple[int, ...],
         cuts: Mapping[int, bytes],
     ) -> list[str]:
-        tops = self._top_lists(arrays, num_top, explicit_ids)
+        tops = self._top_lists(token_ids, arrays, num_top, explicit_ids)
         chosen = self._named(token_ids, texts_of(arrays.chosen), cuts)
         return [f'{{{own},"top_logprobs":[{top}]}}' for own, top in zip(chosen, tops, strict=True)]
 
     def _top_lists(
-        self, arrays: LogprobArrays, num_top: int, explicit_ids: tuple[int, ...]
+        self,
+        token_ids: Int32Array,
+        arrays: LogprobArrays,
+        num_top: int,
+        explicit_ids: tuple[int, ...],
     ) -> list[str]:
-        """Each position's top tokens, then the explicit ids that are not among them."""
+        """Each position's top tokens, then its own and the explicit ids not among them."""
         columns: dict[int, int] = {}
         for i, token_id in enumerate(explicit_ids):
             columns.setdefault(token_id, i)
         top_ids = arrays.top_ids[:, :num_top]
         num_rows, k = top_ids.shape
         explicit = np.tile(np.array(list(columns), dtype=np.int32), (num_rows, 1))
-        ids = np.concatenate([top_ids, explicit], axis=1)
-        own_values = arrays.explicit[:, list(columns.values())]
-        values = np.concatenate([arrays.top_logprobs[:, :k], own_values], axis=1)
+        own_ids, own = token_ids[:, None], arrays.chosen[:, None]
+        if not columns:
+            own_ids, own = own_ids[:, :0], own[:, :0]
+        ids = np.concatenate([top_ids, own_ids, explicit], axis=1)
+        values = [arrays.top_logprobs[:, :k], own, arrays.explicit[:, list(columns.values())]]
         keep = np.ones(ids.shape, dtype=np.bool_)
-        keep[:, k:] = (explicit[:, :, None] != top_ids[:, None, :]).all(axis=2)
-        shown = self._named(ids[keep], texts_of(values[keep]))
+        keep[:, k:] = (ids[:, k:, None] != top_ids[:, None, :]).all(axis=2)
+        keep[:, k + own.shape[1] :] &= (explicit[:, :, None] != own_ids[:, None, :]).all(axis=2)
+        shown = self._named(ids[keep], texts_of(np.concatenate(values, axis=1)[keep]))
         ends = np.cumsum(keep.sum(axis=1)).tolist()
         starts = [0, *ends[:-1]]
         return [

@@ -172,7 +172,7 @@ async def full_reply_form(
         origins=bool(body.return_token_origin),
         token_starts=is_parsed,
         usage_at_end=config.force_include_usage or bool(options.include_usage),
-        usage_always=config.force_include_usage or bool(options.continuous_usage_stats),
+        usage_always=config.force_include_usage or options.usage_always,
         usage_cached=config.prompt_tokens_details,
         weight_versions=bool(body.return_weight_versions),
     )

@@ -18,6 +18,8 @@ MAX_STOP_CHARS = 512
 MAX_STOP_TOKEN_IDS = 128
 MAX_BAD_WORDS = 1024
 MAX_BIASES = 16384
+MAX_NAMED_KEYS = 8
+"""Keys that are no token ids and are named in the error."""
 MAX_ALLOWED_IDS = 1 << 18
 MAX_NAME_CHARS = 1024
 MAX_TEXT_CHARS = MAX_TOKENS = 1 << 21
@@ -83,9 +85,11 @@ def _checked_biases(value: Any) -> Any:
     if len(value) > MAX_BIASES:
         raise ValueError(f"is too long: at most {MAX_BIASES}, got {len(value)} token ids")
     keys: dict[int, str] = {}
+    others = [key for key in value if not (key.isascii() and key.isdigit()) or len(key) > 10]
+    if others:
+        named = ", ".join(map(shown, others[:MAX_NAMED_KEYS]))
+        raise ValueError(f"must have token ids as keys, got {named}")
     for key in value:
-        if not (key.isascii() and key.isdigit()) or len(key) > 10:
-            raise ValueError(f"must have token ids as keys, got {shown(key)}")
         if (first := keys.setdefault(int(key), key)) is not key:
             raise ValueError(f"must name each token id once, got {shown(first)} and {shown(key)}")
     return value
@@ -179,6 +183,12 @@ class StreamOptions(InnerModel):
         default=None, description="The stream ends with a chunk that carries usage alone."
     )
     continuous_usage_stats: bool | None = Field(
-        default=None, description="Every chunk carries the usage so far."
+        default=None,
+        description="Every chunk carries the usage so far, unless `include_usage` is false.",
     )
     include_obfuscation: Accepted = None
+
+    @property
+    def usage_always(self) -> bool:
+        """Whether every chunk carries the usage so far."""
+        return bool(self.continuous_usage_stats) and self.include_usage is not False

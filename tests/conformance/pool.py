@@ -27,14 +27,23 @@ def long_model(folder: Path) -> Path:
     config = json.loads((MODEL_FOLDER / "config.json").read_text())
     config["max_position_embeddings"] = LONG_CONTEXT
     (folder / "config.json").write_text(json.dumps(config))
+    about = folder / "tokenizer_config.json"
+    own = json.loads((MODEL_FOLDER / about.name).read_text())
+    about.unlink()
+    about.write_text(json.dumps(own | {"model_max_length": LONG_CONTEXT}))
     return folder
 
 
-def template_without_thoughts(folder: Path) -> Path:
+def without_thoughts() -> str:
     """The demo model's chat template with thoughts off, for tests of models that have none."""
     own = json.loads((MODEL_FOLDER / "tokenizer_config.json").read_text())["chat_template"]
+    return f"{{%- set enable_thinking = false -%}}\n{own}"
+
+
+def template_without_thoughts(folder: Path) -> Path:
+    """The same in a file."""
     path = folder / "without_thoughts.jinja"
-    path.write_text(f"{{%- set enable_thinking = false -%}}\n{own}")
+    path.write_text(without_thoughts())
     return path
 
 

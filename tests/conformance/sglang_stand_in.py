@@ -50,7 +50,9 @@ def _flags(model: str, api_key: str | None, other_args: Sequence[Any]) -> list[s
     for i, flag in enumerate(flags[:-1]):
         if flag in ("--tool-call-parser", "--reasoning-parser"):
             flags[i + 1] = PARSERS.get(flags[i + 1], flags[i + 1])
-    flags += ["--served-model-name", model, "--model", str(long_model(Path("long")))]
+    if "--reasoning-parser" not in flags:  # a server of theirs then looks for no thoughts
+        flags += ["--reasoning-parser", "none"]
+    flags += ["--served-model-name", model, "--model", str(long_model(Path(model)))]
     return [*flags, *(("--api-key", api_key) if api_key else ())]
 
 

@@ -45,24 +45,36 @@ def outcomes(results: Path) -> Iterator[tuple[str, str]]:
 
 
 def print_sorted(suite: str, results: Sequence[tuple[str, str]]) -> int:
-    """Print how many tests passed, and failures by group; returns the number in none."""
+    """Print how many tests passed, and failures by group; returns the number in none.
+
+    Those that apply are all that ran, without failures that need the peer's internals; of tests
+    with parameters, also as functions, which pass where all of their parameters do.
+    """
     groups: list[dict[str, Any]] = tomllib.loads((GROUPS / f"{suite}.toml").read_text())["group"]
-    counts: Counter[int] = Counter()
-    unsorted = []
-    for name, outcome in results:
-        if outcome != "failed":
-            continue
-        for i, group in enumerate(groups):
-            if any(re.search(pattern, name) for pattern in group["tests"]):
-                counts[i] += 1
-                break
-        else:
-            unsorted.append(name)
-    total = Counter(outcome for _, outcome in results)
-    print(f"\n{suite}: {total['passed']} of {total['passed'] + total['failed']} passed")
-    for i, group in enumerate(groups):
-        if counts[i]:
-            print(f"| {counts[i]} | {KINDS[group['kind']]} | {group['why']} |")
+    ran = [(name, outcome) for name, outcome in results if outcome != "skipped"]
+    places = {name: _group_of(name, groups) for name, outcome in ran if outcome == "failed"}
+    failed = Counter(places[name] for name, outcome in ran if outcome == "failed")
+    kinds = {place: groups[place]["kind"] for place in failed if place is not None}
+    internal = {place for place, kind in kinds.items() if kind == "internals"}
+    applies = [pair for pair in ran if places.get(pair[0]) not in internal]
+    passes: dict[str, bool] = {}
+    for name, outcome in applies:
+        function = name.partition("[")[0]
+        passes[function] = passes.get(function, True) and outcome == "passed"
+    num_passed = sum(outcome == "passed" for _, outcome in ran)
+    print(f"\n{suite}: {num_passed} of {len(ran)} passed, of {len(applies)} that apply")
+    print(f"as functions: {sum(passes.values())} of {len(passes)} that apply")
+    for place, kind in sorted(kinds.items()):
+        print(f"| {failed[place]} | {KINDS[kind]} | {groups[place]['why']} |")
+    unsorted = [name for name, found in places.items() if found is None]
     for name in unsorted:
         print(f"not sorted: {name}")
-    return len(unsorted)
+    return failed[None]
+
+
+def _group_of(name: str, groups: Sequence[dict[str, Any]]) -> int | None:
+    """The first group that has a failure; None for none."""
+    for i, group in enumerate(groups):
+        if any(re.search(pattern, name) for pattern in group["tests"]):
+            return i
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,8 @@ multi_gpu_only = requires_fp8 = pytest.mark.skip("needs GPUs")
 WITHOUT = (
     *("--dtype", "--seed", "--max-lora-rank", "--max-cpu-loras", "--max-loras"),
     *("--runner", "--reasoning-config", "--gpu-memory-utilization"),
-    *("--tokenizer_mode", "--load_format", "--load-format", "--config_format"),
+    *("--tokenizer_mode", "--load_format", "--load-format", "--config_format", "--port"),
+    "--show-hidden-metrics-for-version",
 )
 BARE = (
     *("--enable-lora", "--enable-tokenizer-info-endpoint", "--trust-remote-code"),
@@ -65,12 +67,31 @@ def local_asset_server() -> LocalAssetServer:
     return LocalAssetServer()
 
 
-def _tokenizer(*_: Any, **__: Any) -> Any:
-    return _from_pretrained(MODEL_FOLDER)
+def _tokenizer(model: Any = "", *_: Any, **options: Any) -> Any:
+    """The demo model's, with the template of the server that has the model's name."""
+    found = _from_pretrained(MODEL_FOLDER)
+    if THINKING not in str(options.get("tokenizer_name", model)):
+        from tests.conformance.pool import without_thoughts
+
+        found.chat_template = without_thoughts()
+    return found
+
+
+class _ModelConfig:
+    """What a test asks of a model's configuration."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    def get_vocab_size(self) -> int:
+        """The number of tokens with their own logits."""
+        config = json.loads((MODEL_FOLDER / "config.json").read_text())
+        return int(config["vocab_size"])
 
 
 transformers.AutoTokenizer.from_pretrained = _tokenizer
 vllm_stand_in.tokenizer = _tokenizer
+importlib.import_module("vllm.config").ModelConfig = _ModelConfig  # type: ignore[attr-defined]
 
 
 def _folder(model: str, **_: Any) -> str:
@@ -90,6 +111,7 @@ def _flags(model: str, args: Sequence[str], environment: Mapping[str, str]) -> l
     adapters = [args[i + 1].partition("=")[0] for i, arg in enumerate(args) if arg in LORA]
     flags = spoken(args, (*WITHOUT, *LORA), BARE)
     flags = ["--max-model-len", str(MAX_MODEL_LEN), *flags, "--reasoning-field", "reasoning"]
+    flags += ["--metrics-prefix", "vllm:"]
     flags += ["--model", str(long_model(Path(model)))]
     if "VLLM_API_KEY" in environment:
         flags += ["--api-key", environment["VLLM_API_KEY"]]

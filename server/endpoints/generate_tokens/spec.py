@@ -87,7 +87,7 @@ async def _form(
         packed_dtype=packed_dtype(wanted.logprobs_format, wanted.logprobs_dtype),
         origins=bool(wanted.return_token_origin),
         usage_at_end=bool(options.include_usage),
-        usage_always=bool(options.continuous_usage_stats),
+        usage_always=options.usage_always,
         weight_versions=True,
         routes=_routes(body, served),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -72,12 +73,11 @@ async def cancel_response(request: Request) -> Response:
     store, owner, response_id = _asked(request)
     found = await _found(store, owner, response_id)
     if found.status not in (IN_PROGRESS, CANCELLED):
-        raise bad_request(
-            "response_id",
-            f"response_id must be that of a running response, {shown(response_id)} is "
-            f"{found.status}",
-            "response_not_running",
-        )
+        # The first words of a response whose client waited for it are OpenAI's.
+        in_background = orjson.loads(found.raw)["background"]
+        kind = "a response" if in_background else "a synchronous response"
+        words = f"Cannot cancel {kind}. {shown(response_id)} is {found.status}"
+        raise bad_request("response_id", words, "response_not_running")
     try:
         if found.status == IN_PROGRESS:
             await store.cancel(found.key)

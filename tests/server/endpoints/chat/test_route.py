@@ -207,7 +207,8 @@ class TestLogprobs:
             for entry, ids in zip(entries, expected["top_token_ids"], strict=True):
                 top = [each["token_id"] for each in entry["top_logprobs"]]
                 assert top[:3] == ids[:3]
-                assert set(top[3:]) == {7, 263} - set(top[:3])
+                assert set(top[3:]) == {entry["token_id"], 7, 263} - set(top[:3])
+                assert len(top) == len(set(top))
                 values = [each["logprob"] for each in entry["top_logprobs"]]
                 assert values[:3] == sorted(values[:3], reverse=True)
 
