@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.context import context_of
-from server.endpoints.chat.route import answer_chat
+from server.endpoints.chat.route import create_chat_completion
 from server.endpoints.chat.schema import ChatRequest
-from server.endpoints.completions.route import answer_completion
+from server.endpoints.completions.route import create_completion
 from server.endpoints.completions.schema import CompletionRequest
-from server.endpoints.embeddings.route import answer_embeddings
+from server.endpoints.embeddings.route import embeddings
 from server.endpoints.embeddings.schema import EmbeddingsRequest
 from server.endpoints.plain import PlainRoute
-from server.endpoints.rerank.route import answer_rerank
+from server.endpoints.rerank.route import rerank
 from server.endpoints.rerank.schema import RerankRequest
-from server.endpoints.scoring.route import answer_score
+from server.endpoints.scoring.route import score
 from server.endpoints.scoring.schema import PAIRED, ScoreRequest
 from server.errors import bad_request
 from server.schema.base import BodyModel
@@ -25,12 +27,12 @@ from server.schema.openapi import describes_any
 
 router = APIRouter(tags=["generation"], route_class=PlainRoute)
 
-_PATHS: dict[type[BodyModel], str] = {
-    ChatRequest: "/v1/chat/completions",
-    CompletionRequest: "/v1/completions",
-    EmbeddingsRequest: "/v1/embeddings",
-    RerankRequest: "/v1/rerank",
-    ScoreRequest: "/v1/score",
+_ROUTES: dict[type[BodyModel], tuple[str, Callable[[Request], Awaitable[Response]]]] = {
+    ChatRequest: ("/v1/chat/completions", create_chat_completion),
+    CompletionRequest: ("/v1/completions", create_completion),
+    EmbeddingsRequest: ("/v1/embeddings", embeddings),
+    RerankRequest: ("/v1/rerank", rerank),
+    ScoreRequest: ("/v1/score", score),
 }
 _RANKED = frozenset({"documents", "texts"})
 _SCORED = frozenset({"items"}.union(*PAIRED))
@@ -40,27 +42,12 @@ _Fields = msgspec.defstruct("_Fields", [(name, msgspec.Raw, msgspec.Raw()) for n
 body takes no memory and some 30 ms."""
 
 
-@router.post("/invocations", **describes_any(*_PATHS))
+@router.post("/invocations", **describes_any(*_ROUTES))
 async def invocations(request: Request) -> Response:
     """Answer a body as the route does that its fields belong to."""
-
-    def choose(raw: bytearray) -> type[BodyModel]:
-        kind = _kind_of(raw)
-        request.scope["path"] = request.scope.get("root_path", "") + _PATHS[kind]
-        return kind
-
-    match await context_of(request).bodies.read_chosen(request, choose):
-        case ChatRequest() as body:
-            return await answer_chat(request, body)
-        case CompletionRequest() as body:
-            return await answer_completion(request, body)
-        case EmbeddingsRequest() as body:
-            return await answer_embeddings(request, body)
-        case RerankRequest() as body:
-            return await answer_rerank(request, body)
-        case ScoreRequest() as body:
-            return await answer_score(request, body)
-    raise AssertionError("a kind that no route answers")
+    path, handle = _ROUTES[_kind_of(await context_of(request).bodies.peek(request))]
+    request.scope["path"] = request.scope.get("root_path", "") + path
+    return await handle(request)
 
 
 def _kind_of(raw: bytearray) -> type[BodyModel]:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.request import Finish, PromptLogprobsParams, Request
+from engine.request import Finish, Request
 from engine.stats import DraftStats
 from engine.submission import EngineDeadError, Entry, Submission
 from server.errors import ApiError
@@ -103,8 +103,7 @@ class Generation:
             for prompt_idx, prompt in enumerate(self.prepared.prompts):
                 if prompt_idx and prompt_idx % SUBMIT_SLICE == 0:
                     await asyncio.sleep(0)
-                num_before = prompt_idx * self.prepared.spec.n
-                submission = self._engine.submit(self._request(prompt, num_before))
+                submission = self._engine.submit(self._request(prompt_idx, prompt))
                 submission.arrived = self._arrived
                 self._submissions.append(submission)
                 self._admission.enter(submission)
@@ -114,18 +113,21 @@ class Generation:
                 raise lost_engine(error) from error
             raise
 
-    def _request(self, prompt: Prompt, num_before: int) -> Request:
+    def _request(self, prompt_idx: int, prompt: Prompt) -> Request:
         prepared, spec = self.prepared, self.prepared.spec
+        wanted = spec.form.prompt_logprobs
+        if wanted is not None and wanted.start >= len(prompt.token_ids):
+            wanted = None  # nothing precedes a lone token
         return Request(
             handle=self._engine.new_handle(),
             prompt_token_ids=prompt.token_ids,
             params=spec.params,
             n=spec.n,
-            num_before=num_before,
+            num_before=prompt_idx * spec.n,
             max_tokens=1 if spec.form.next_token_only else prompt.max_tokens,
             priority=spec.priority,
             emit_interval=prepared.emit_interval,
-            prompt_logprobs=_prompt_logprobs(spec.form.prompt_logprobs, prompt),
+            prompt_logprobs=wanted,
             report_origins=spec.form.origins,
             cache_salt=spec.cache_salt,
             name=spec.reply_id,
@@ -309,12 +311,3 @@ class Generation:
             metrics.prompt_lens.observe(len(prompt.token_ids))
             metrics.params_max_tokens.observe(prompt.max_tokens)
         metrics.params_n.observe(prepared.spec.n)
-
-
-def _prompt_logprobs(
-    wanted: PromptLogprobsParams | None, prompt: Prompt
-) -> PromptLogprobsParams | None:
-    """What is asked of this prompt: nothing of one token, since nothing precedes it."""
-    if wanted is None or wanted.start >= len(prompt.token_ids):
-        return None
-    return wanted

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -22,10 +21,11 @@ from server.http.content import MAX_RATIO, check_content_type, content_encoding,
 from server.http.disconnect import ClientGoneError
 from server.http.large import PARSE_S, decode_large
 from server.http.memory import BodyMemory
-from server.schema.base import Body, BodyModel
+from server.schema.base import Body
 from server.schema.foreign import decode_adopted
 from server.work.processes import CallEndedError, ProcessPool
 
+_PEEKED = "tailrace.body"
 INLINE_BYTES = 512 << 10
 INLINE_OBJECTS = 2048
 """Objects that are parsed and checked on the event loop: some 10 ms at most."""
@@ -60,15 +60,20 @@ class BodyReader:
 
         The memory of a large one is kept until the request's account ends or gives it back.
         """
-        raw = await self._raw(request)
-        return await self._decode(request, kind, raw)
+        raw = request.scope.pop(_PEEKED, None)
+        if raw is None:
+            raw = await self._raw(request)
+        if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
+            body, without_effect = decode_adopted(kind, bytes(raw), self._accepts_unknown)
+        else:
+            body, without_effect = await self._decode_elsewhere(kind, raw)
+        account_of(request.scope).without_effect = without_effect
+        return body
 
-    async def read_chosen(
-        self, request: Request, choose: Callable[[bytearray], type[BodyModel]]
-    ) -> BodyModel:
-        """The same of a route that takes several kinds; `choose` finds which one it is."""
-        raw = await self._raw(request)
-        return await self._decode(request, choose(raw), raw)
+    async def peek(self, request: Request) -> bytearray:
+        """The bytes of a body that is then read as one of several kinds; raises as `read`."""
+        raw = request.scope[_PEEKED] = await self._raw(request)
+        return raw
 
     async def _raw(self, request: Request) -> bytearray:
         """The body's bytes, no longer compressed."""
@@ -82,14 +87,6 @@ class BodyReader:
                 raise self._too_long("more once decompressed")
             raw = plain
         return raw
-
-    async def _decode(self, request: Request, kind: type[Body], raw: bytearray) -> Body:
-        if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
-            body, without_effect = decode_adopted(kind, bytes(raw), self._accepts_unknown)
-        else:
-            body, without_effect = await self._decode_elsewhere(kind, raw)
-        account_of(request.scope).without_effect = without_effect
-        return body
 
     async def read_optional(self, request: Request, kind: type[Body]) -> Body:
         """The same where the body may be left out: all its fields then have their defaults."""

@@ -75,7 +75,7 @@ class GrammarChecker:
         key = hashlib.sha256(raw).digest()
         checking = self._cache.get(key)
         if checking is None:
-            checking = asyncio.create_task(self._check(key, spec, raw))
+            checking = asyncio.create_task(self._check(key, raw, spec.param))
             self._cache[key] = checking
         self._cache.move_to_end(key)
         # Others may wait for it too: who goes away leaves it running.
@@ -84,11 +84,11 @@ class GrammarChecker:
             raise copy.copy(checked)  # each gets a traceback of its own
         return checked
 
-    async def _check(self, key: bytes, spec: GrammarSpec, raw: bytes) -> CheckedGrammar | ApiError:
+    async def _check(self, key: bytes, raw: bytes, param: str) -> CheckedGrammar | ApiError:
         """Ask a process; refusals are kept as well, since they are not cheaper to come by."""
         size = _REFUSAL_BYTES
         try:
-            checked = await self._ask(spec, raw)
+            checked = await self._ask(raw, param)
             size += len(checked.source) * (1 + (checked.reduced is not None)) + len(checked.first)
         except ApiError as error:
             if error.status == TOO_MANY:
@@ -111,14 +111,14 @@ class GrammarChecker:
             if oldest in self._sizes and oldest != key:
                 del self._cache[oldest], self._sizes[oldest]
 
-    async def _ask(self, spec: GrammarSpec, raw: bytes) -> CheckedGrammar:
+    async def _ask(self, raw: bytes, param: str) -> CheckedGrammar:
         try:
             return await self._pool.run(self._check_s, check, raw)
         except TimeoutError:
             words = f"more than {self._check_s:g} s to compile"
         except (MemoryError, CallEndedError):
             words = "too much memory to compile"
-        raise bad_request(spec.param, f"{spec.param} takes {words}", "grammar_too_large")
+        raise bad_request(param, f"{param} takes {words}", "grammar_too_large")
 
     def _setup(self) -> Preparation:
         """What a process has to know: the model's tokens."""

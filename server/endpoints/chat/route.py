@@ -25,13 +25,8 @@ router = APIRouter(tags=["generation"], route_class=PlainRoute)
 @router.post("/v1/chat/completions", **describes(ChatRequest, ChatReply, stream=CHUNKS))
 async def create_chat_completion(request: Request) -> Response:
     """Reply to a conversation."""
-    body = await context_of(request).bodies.read(request, ChatRequest)
-    return await answer_chat(request, body)
-
-
-async def answer_chat(request: Request, body: ChatRequest) -> Response:
-    """Reply to the conversation of a body that was read."""
     context = context_of(request)
+    body = await context.bodies.read(request, ChatRequest)
     prompt = await conversation_prompt(chat_conversation(body, context.info), context)
     spec = await chat_spec(
         body, prompt, context, reply_id("chatcmpl-", body.request_id, request.scope)

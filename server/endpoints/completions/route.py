@@ -24,13 +24,8 @@ router = APIRouter(tags=["generation"], route_class=PlainRoute)
 @router.post("/v1/completions", **describes(CompletionRequest, CompletionReply, stream=CHUNKS))
 async def create_completion(request: Request) -> Response:
     """Continue one or many prompts."""
-    body = await context_of(request).bodies.read(request, CompletionRequest)
-    return await answer_completion(request, body)
-
-
-async def answer_completion(request: Request, body: CompletionRequest) -> Response:
-    """Continue the prompts of a body that was read."""
     context = context_of(request)
+    body = await context.bodies.read(request, CompletionRequest)
     spec = await completion_spec(body, context, reply_id("cmpl-", body.request_id, request.scope))
     prepared = await prepare(spec, context)
     return await answer(Generation(prepared), Renderer(prepared), request)

@@ -33,13 +33,8 @@ router = APIRouter(tags=["embeddings"], route_class=PlainRoute)
 @router.post("/v1/embeddings", **describes(EmbeddingsRequest, EmbeddingsReply))
 async def embeddings(request: Request) -> Response:
     """Make a vector of each text."""
-    body = await context_of(request).bodies.read(request, EmbeddingsRequest)
-    return await answer_embeddings(request, body)
-
-
-async def answer_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
-    """Make a vector of each text of a body that was read."""
     context = context_of(request)
+    body = await context.bodies.read(request, EmbeddingsRequest)
     check_model(body.model, context.config, context.engine.state)
     if (why := context.config.pooling.refusal) is not None:
         raise bad_request("model", f"the model has no embeddings here: {why}")

@@ -26,13 +26,8 @@ router = APIRouter(tags=["rerank"], route_class=PlainRoute)
 @router.post("/rerank", **describes(RerankRequest, RerankReply))
 async def rerank(request: Request) -> Response:
     """Rank documents by their relevance to a query."""
-    body = await context_of(request).bodies.read(request, RerankRequest)
-    return await answer_rerank(request, body)
-
-
-async def answer_rerank(request: Request, body: RerankRequest) -> Response:
-    """Rank the documents of a body that was read."""
     context = context_of(request)
+    body = await context.bodies.read(request, RerankRequest)
     check_model(body.model, context.config, context.engine.state)
     documents = body.texts if body.documents is None else body.documents
     name = reply_id("rerank-", body.request_id, request.scope)

@@ -54,11 +54,6 @@ async def generative_scoring(request: Request) -> Response:
 async def score(request: Request) -> Response:
     """Give the probability of every label after each item."""
     body = await context_of(request).bodies.read(request, ScoreRequest)
-    return await answer_score(request, body)
-
-
-async def answer_score(request: Request, body: ScoreRequest) -> Response:
-    """Score the items or pairs of a body that was read."""
     if body.is_paired:
         return await _score_pairs(request, body)
     return await _answer(request, body, "score", False, score_reply)

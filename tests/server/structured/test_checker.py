@@ -57,9 +57,9 @@ async def test_equal_grammars_are_checked_once(
     asked: list[bytes] = []
     ask = checker._ask
 
-    async def counted(wanted: GrammarSpec, raw: bytes) -> Any:
+    async def counted(raw: bytes, param: str) -> Any:
         asked.append(raw)
-        return await ask(wanted, raw)
+        return await ask(raw, param)
 
     monkeypatch.setattr(checker, "_ask", counted)
     wanted = spec("choice", ["a", "b"])
