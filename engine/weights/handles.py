@@ -10,13 +10,14 @@ import pickle
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import IpcSource, WeightUpdateError
+from engine.weights.staging import copies
 from sampling.device.ranks import RankExchange
 
 ALLOWED = {
@@ -64,6 +65,18 @@ def unpickled(raw: bytes) -> Any:
     return _Unpickler(io.BytesIO(raw)).load()
 
 
+class SharedTensor(NamedTuple):
+    """A tensor in another process's memory; `raw` is its bytes uint8 [num_bytes], there."""
+
+    name: str
+    info: TensorInfo
+    raw: torch.Tensor
+
+    def of(self, raw: torch.Tensor) -> torch.Tensor:
+        """The tensor that a copy of the bytes is."""
+        return raw.view(self.info.dtype).view(self.info.shape)
+
+
 def named_tensors(raw: bytes) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a pickle by name: of a mapping, of pairs, or of SGLang's flattened bucket.
 
@@ -72,14 +85,18 @@ def named_tensors(raw: bytes) -> Iterator[tuple[str, torch.Tensor]]:
     """
     content = unpickled(raw)
     if isinstance(content, Mapping) and "flattened_tensor" in content:
-        yield from _of_bucket(content)
+        for shared in _of_bucket(content):
+            yield shared.name, shared.of(shared.raw.clone())
         return
     for name, tensor in content.items() if isinstance(content, Mapping) else content:
         yield name, _opened(tensor, 0)
 
 
-def shared_tensors(source: IpcSource, exchange: RankExchange) -> Iterator[tuple[str, torch.Tensor]]:
+def shared_tensors(source: IpcSource, exchange: RankExchange) -> list[tuple[str, torch.Tensor]]:
     """Copies of the tensors of a source's handles.
+
+    All are opened before any is copied: the driver maps memory that many of them share only once,
+    as long as one is open.
 
     Raises:
         WeightUpdateError: they are not for this rank, or not what they say.
@@ -91,29 +108,35 @@ def shared_tensors(source: IpcSource, exchange: RankExchange) -> Iterator[tuple[
         )
     content = unpickled(source.handles[exchange.rank if len(source.handles) > 1 else 0])
     if source.layout == "vllm":
-        yield from _of_vllm(source, content)
+        shared = list(_of_vllm(source, content))
     elif source.layout == "tensors":
-        for name, tensor in content:
-            yield name, _opened(tensor, exchange.rank).clone()
+        shared = [_whole(name, _opened(tensor, exchange.rank)) for name, tensor in content]
     else:
-        yield from _of_bucket(content)
+        shared = list(_of_bucket(content))
+    held = copies([each.raw for each in shared])
+    return [(each.name, each.of(raw)) for each, raw in zip(shared, held, strict=True)]
 
 
-def _of_vllm(source: IpcSource, content: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _of_vllm(source: IpcSource, content: Any) -> Iterator[SharedTensor]:
     """Handles by the GPU's id: of each parameter, or of buffers of all their bytes."""
     if source.sizes is None:
         for name, handles in zip(source.names, content, strict=True):
-            yield name, _of_gpu(handles).clone()
+            yield _whole(name, _of_gpu(handles))
         return
     buffer = _of_gpu(content)
     starts = accumulate(source.sizes, initial=0)
     fields = zip(source.names, source.dtypes, source.shapes, pairwise(starts), strict=True)
     for name, dtype, shape, (start, end) in fields:
         own = getattr(torch, dtype.removeprefix("torch."))
-        yield name, _part(buffer, start, end, TensorInfo(tuple(shape), own))
+        yield _part(name, buffer, start, end, TensorInfo(tuple(shape), own))
 
 
-def _part(buffer: torch.Tensor, start: int, end: int, info: TensorInfo) -> torch.Tensor:
+def _whole(name: str, tensor: torch.Tensor) -> SharedTensor:
+    info = TensorInfo(tuple(tensor.shape), tensor.dtype)
+    return SharedTensor(name, info, tensor.detach().contiguous().view(-1).view(torch.uint8))
+
+
+def _part(name: str, buffer: torch.Tensor, start: int, end: int, info: TensorInfo) -> SharedTensor:
     num_bytes = prod(info.shape) * info.dtype.itemsize
     if end - start != num_bytes or end > buffer.numel():
         raise WeightUpdateError(
@@ -121,7 +144,7 @@ def _part(buffer: torch.Tensor, start: int, end: int, info: TensorInfo) -> torch
             f"{list(info.shape)} of {num_bytes} bytes",
             "bad_source",
         )
-    return buffer[start:end].clone().view(info.dtype).view(info.shape)
+    return SharedTensor(name, info, buffer[start:end])
 
 
 def _of_gpu(handles: Mapping[str, Any]) -> torch.Tensor:
@@ -148,10 +171,10 @@ def _opened(value: Any, rank: int) -> torch.Tensor:
     return tensor
 
 
-def _of_bucket(content: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+def _of_bucket(content: Mapping[str, Any]) -> Iterator[SharedTensor]:
     """SGLang's flattened bucket: bytes, and of each tensor its name, shape, type and place."""
     buffer = content["flattened_tensor"].view(-1).view(torch.uint8)
     for each in content["metadata"]:
         fields = vars(each)
         info = TensorInfo(tuple(fields["shape"]), fields["dtype"])
-        yield fields["name"], _part(buffer, fields["start_idx"], fields["end_idx"], info)
+        yield _part(fields["name"], buffer, fields["start_idx"], fields["end_idx"], info)

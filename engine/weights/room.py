@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -34,7 +34,7 @@ from engine.models.weights.sources import IGNORED, LAYER
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.names import NameMap
-from engine.weights.tensor_sources import received
+from engine.weights.tensor_sources import ReceivedTensor, received
 from engine.weights.update import WeightUpdate
 from sampling.device.ranks import RankExchange
 
@@ -81,6 +81,7 @@ class WeightRoom:
                 return self._finish()
             case AbandonUpdate():
                 self._update = None
+                self._release()
             case InitGroup():
                 if command.forms_as == "vllm":
                     self._update = None  # of a trainer that is gone
@@ -106,7 +107,8 @@ class WeightRoom:
         if not self._weights[command.target]:
             raise WeightUpdateError("there is no drafter with weights", "unknown_weight")
         named = self._joint if command.target == "model" else self._weights["draft"]
-        self._update = WeightUpdate(NameMap(named), _passes(named), check=command.check)
+        passes, device = _passes(named), self._device
+        self._update = WeightUpdate(NameMap(named), passes, device, check=command.check)
 
     def _begun(self) -> WeightUpdate:
         if self._update is None:
@@ -116,13 +118,14 @@ class WeightRoom:
     def _receive(self, command: ReceiveTensors) -> None:
         update = self._update
         try:
-            self._agreed(
-                lambda: self._begun().add(received(command.source, self._groups, self._exchange))
-            )
+            self._agreed(lambda: self._begun().add(self._received(command)))
         except WeightUpdateError:
             self._update = None
             raise
         assert update is not None
+
+    def _received(self, command: ReceiveTensors) -> Iterator[ReceivedTensor]:
+        return received(command.source, self._groups, self._device, self._exchange)
 
     def _finish(self) -> UpdateReport:
         self._agreed(self._begun)
@@ -138,12 +141,20 @@ class WeightRoom:
             raise RunnerLostError(
                 f"weights were written in part: {kind_and_line(error)}"
             ) from error
-        return UpdateReport(
+        report = UpdateReport(
             num_tensors=update.num_tensors,
             num_bytes=update.num_bytes,
             has_draft=has_draft,
             seconds=time.perf_counter() - start,
         )
+        del update
+        self._release()
+        return report
+
+    def _release(self) -> None:
+        """Give back the memory of tensors that were kept: a trainer may be on the same GPU."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @torch.no_grad()
     def _list(self, command: ListWeights) -> WeightList:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 
 from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import (
@@ -21,8 +21,8 @@ from engine.contracts.weights import (
     TensorBytes,
     WeightUpdateError,
 )
-from engine.models.weights.sources import weight_files
 from engine.models.weights.stored import TORCH_TYPES
+from engine.weights.folder_tensors import FolderTensors
 from engine.weights.groups import WeightGroups
 from engine.weights.handles import shared_tensors
 from sampling.device.ranks import RankExchange
@@ -36,13 +36,13 @@ class ReceivedTensor(NamedTuple):
 
     Attributes:
         load: gives its numbers, now or later.
-        is_stored: they are in a file.
+        is_kept: they are in a file, or where they can be kept.
     """
 
     name: str
     info: TensorInfo
     load: Callable[[], torch.Tensor]
-    is_stored: bool = False
+    is_kept: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -51,19 +51,24 @@ class ReceivedTensor(NamedTuple):
 
 
 def received(
-    source: AnySource, groups: WeightGroups, exchange: RankExchange
+    source: AnySource, groups: WeightGroups, device: torch.device, exchange: RankExchange
 ) -> Iterator[ReceivedTensor]:
     """The tensors of a source.
 
     Those of a folder are read when they are loaded; others are copied before the next one comes,
     since whoever sent them may overwrite them.
 
+    Args:
+        device: of the weights.
+
     Raises:
         WeightUpdateError: there is no such source, or it gives other than it said.
     """
     match source:
         case FolderSource():
-            yield from _of_folder(Path(source.path))
+            folder = FolderTensors(Path(source.path), device)
+            for index, (name, info, _) in enumerate(folder.stored):
+                yield ReceivedTensor(name, info, partial(folder.read, index), is_kept=True)
         case GivenSource():
             yield from (_held(each.name, _of_bytes(each)) for each in source.tensors)
         case GroupSource() | BucketSource():
@@ -75,7 +80,7 @@ def received(
                 yield _held(name, tensor)
         case IpcSource():
             for name, tensor in shared_tensors(source, exchange):
-                yield _held(name, tensor)
+                yield _held(name, tensor, is_kept=True)
 
 
 def infos_of(
@@ -104,27 +109,9 @@ def dtype_of(name: str, dtype: str) -> torch.dtype:
     return own
 
 
-def _held(name: str, tensor: torch.Tensor) -> ReceivedTensor:
-    return ReceivedTensor(name, TensorInfo(tuple(tensor.shape), tensor.dtype), lambda: tensor)
-
-
-def _of_folder(folder: Path) -> Iterator[ReceivedTensor]:
-    if not folder.is_dir():
-        raise WeightUpdateError(f"{str(folder)!r} is no folder that this server sees", "bad_source")
-    for path in weight_files(folder):
-        file: Any = safe_open(path, framework="pt")
-        for name in file.keys():  # noqa: SIM118 (not a dictionary)
-            own = file.get_slice(name)
-            info = TensorInfo(tuple(own.get_shape()), TORCH_TYPES[own.get_dtype()])
-            yield ReceivedTensor(name, info, _reading(file, name), is_stored=True)
-
-
-def _reading(file: Any, name: str) -> Callable[[], torch.Tensor]:
-    def read() -> torch.Tensor:
-        tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
-
-    return read
+def _held(name: str, tensor: torch.Tensor, *, is_kept: bool = False) -> ReceivedTensor:
+    info = TensorInfo(tuple(tensor.shape), tensor.dtype)
+    return ReceivedTensor(name, info, lambda: tensor, is_kept)
 
 
 def _of_bytes(tensor: TensorBytes) -> torch.Tensor:

@@ -10,10 +10,8 @@ import torch
 from engine.contracts.named_weights import NamedWeight, WeightUnit
 from engine.contracts.weights import WeightUpdateError
 from engine.weights.names import NameMap, WeightPiece
+from engine.weights.staging import room_on
 from engine.weights.tensor_sources import ReceivedTensor
-
-SPARE_BYTES = 2 << 30
-"""Memory of a GPU that is left alone when received tensors are kept there."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +32,22 @@ class WeightUpdate:
     Args:
         names: of what is updated.
         passes: whether a tensor that no weight is may be passed over, by its name.
+        device: of the weights.
         check: refuse tensors with numbers that are not finite.
     """
 
-    def __init__(self, names: NameMap, passes: Callable[[str], bool], *, check: bool) -> None:
-        self._names, self._passes, self._check = names, passes, check
+    def __init__(
+        self,
+        names: NameMap,
+        passes: Callable[[str], bool],
+        device: torch.device,
+        *,
+        check: bool,
+    ) -> None:
+        self._names, self._passes, self._device, self._check = names, passes, device, check
         self._staged: dict[NamedWeight, list[_Staged]] = {}
         self.num_tensors, self.num_bytes = 0, 0
+        self._room: int | None = None
 
     def add(self, tensors: Iterable[ReceivedTensor]) -> None:
         """Check tensors, and keep them.
@@ -53,7 +60,7 @@ class WeightUpdate:
             if self._passes(tensor.name) and not self._names.knows(tensor.name):
                 continue
             pieces = self._names.pieces(tensor.name, tensor.info)
-            load = _kept(tensor)
+            load = tensor.load if tensor.is_kept else self._kept(tensor)
             for piece in pieces:
                 self._add(_Staged(piece, tensor.name, load))
             self.num_tensors += 1
@@ -61,16 +68,15 @@ class WeightUpdate:
 
     def _add(self, staged: _Staged) -> None:
         weight = staged.piece.weight
-        unit, values = weight.unit, None
+        unit = weight.unit
         is_scale = len(unit.tensors) > 1
         if weight.own_name in unit.fixed:
             unit.check_values(weight.own_name, staged.values())
-        if (self._check or is_scale) and weight.dtype.is_floating_point:
-            values = staged.values()
-            if not bool(values.float().isfinite().all()):
-                raise WeightUpdateError(
-                    f"weight {staged.name!r} holds numbers that are not finite", "not_finite"
-                )
+        is_checked = (self._check or is_scale) and weight.dtype.is_floating_point
+        if is_checked and not _is_finite(staged.values().to(self._device)):
+            raise WeightUpdateError(
+                f"weight {staged.name!r} holds numbers that are not finite", "not_finite"
+            )
         before = self._staged.setdefault(weight, [])
         if staged.piece.rows is None:
             for other in before:
@@ -83,6 +89,16 @@ class WeightUpdate:
                     )
             before.clear()
         before.append(staged)
+
+    def _kept(self, tensor: ReceivedTensor) -> Callable[[], torch.Tensor]:
+        """Keep a tensor until it is written: where it is, unless a GPU has too little room."""
+        values = tensor.load()
+        if values.is_cuda:
+            self._room = room_on(values.device) if self._room is None else self._room
+            self._room -= values.nbytes
+            if self._room < 0:
+                values = values.cpu()
+        return lambda: values
 
     def has(self, names: Collection[str]) -> bool:
         """Whether a weight of one of these names was received."""
@@ -108,11 +124,6 @@ class WeightUpdate:
         return whole
 
 
-def _kept(tensor: ReceivedTensor) -> Callable[[], torch.Tensor]:
-    """Keep a tensor until it is written: where it is, unless a GPU has too little room."""
-    if tensor.is_stored:
-        return tensor.load
-    values = tensor.load()
-    if values.is_cuda and torch.cuda.mem_get_info(values.device)[0] < SPARE_BYTES:
-        values = values.cpu()
-    return lambda: values
+def _is_finite(values: torch.Tensor) -> bool:
+    wide = values.float() if values.dtype.itemsize == 1 else values
+    return bool(wide.isfinite().all())
