@@ -33,6 +33,17 @@ def figure(
     }
 
 
+def report(made: Figure) -> bool:
+    """Print a figure; return whether it is what it must be."""
+    value, must = made["value"], made["must"]
+    good: bool = must is None or (value <= must if made["sense"] == "<=" else value >= must)
+    wanted = "" if must is None else f" (must be {made['sense']} {must})"
+    print(
+        f"{'ok  ' if good else 'MISS'} {made['name']}: {value} {made['unit']}{wanted}", flush=True
+    )
+    return good
+
+
 def engine_figures(shape: str) -> Iterator[Figure]:
     """The figures of one shape without HTTP."""
     # What rests on the plainest sampling comes first.

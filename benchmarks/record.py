@@ -26,12 +26,13 @@ from benchmarks import (
     bench_expert_steps,
     bench_logprobs,
     bench_quantized,
+    bench_rollouts,
     bench_speculation,
     bench_structured,
     bench_verification,
     quantized_serving,
 )
-from benchmarks.figures import Figure, engine_figures
+from benchmarks.figures import Figure, engine_figures, report
 from benchmarks.parallel_figures import parallel_figures
 from benchmarks.sampling_figures import sampling_figures
 from benchmarks.scoring_figures import scoring_figures
@@ -53,6 +54,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     f"starts:{SMALL}": partial(start_figures, SMALL),
     **{f"serving:{shape}": partial(serving_figures, shape) for shape in (*SHAPES, LLAMA)},
     **{f"scoring:{shape}": partial(scoring_figures, shape) for shape in SHAPES},
+    **{f"rollouts:{shape}": partial(bench_rollouts.figures, shape) for shape in SHAPES},
     **{f"structured:{shape}": partial(bench_structured.figures, shape) for shape in SHAPES},
 }
 PACKAGES = ("torch", "triton", "flashinfer-python", "transformers")
@@ -92,17 +94,6 @@ def write(output: Path, made: list[Figure], measured_on: dict[str, str]) -> None
         "figures": list(figures.values()),
     }
     output.write_text(json.dumps(content, indent=1) + "\n")
-
-
-def report(made: Figure) -> bool:
-    """Print a figure; return whether it is what it must be."""
-    value, must = made["value"], made["must"]
-    good: bool = must is None or (value <= must if made["sense"] == "<=" else value >= must)
-    wanted = "" if must is None else f" (must be {made['sense']} {must})"
-    print(
-        f"{'ok  ' if good else 'MISS'} {made['name']}: {value} {made['unit']}{wanted}", flush=True
-    )
-    return good
 
 
 def measure(part: str, made: list[Figure], output: Path, measured_on: dict[str, str]) -> bool:

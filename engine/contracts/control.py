@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from engine.contracts.adapters import AdapterSource, NamedAdapter
-from engine.contracts.weights import AnyWeightCommand, WeightReply
+from engine.contracts.weights import AnyWeightCommand, UpdateReport, WeightReply
 
 FIRST_VERSION = "default"
 """The version of the weights that an engine was started with."""
@@ -36,6 +36,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
         lacks_weights: weights were let go, and not all of them were written again.
         weight_version: of the weights, as whoever updated them last calls it.
         num_updates: how often weights were written.
+        last_update: what was written last; None before the first update.
         weight_tag: drawn at random whenever weights are written; empty before that.
         drafter: "stale" drafts after weights that the model has no more, "off" not at all.
         adapters: those that requests can name.
@@ -47,6 +48,7 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     lacks_weights: bool = False
     weight_version: str = FIRST_VERSION
     num_updates: int = 0
+    last_update: UpdateReport | None = None
     weight_tag: str = ""
     drafter: DrafterState = "none"
     adapters: tuple[NamedAdapter, ...] = ()

@@ -212,7 +212,7 @@ class UpdateReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
 
     Attributes:
         has_draft: weights of the drafter are among them.
-        seconds: of the writing alone.
+        seconds: that it took to receive and to write them, without what came between.
     """
 
     num_tensors: int

@@ -321,6 +321,7 @@ class CommandQueue:
         self._set_state(
             weight_version=version,
             num_updates=num_updates,
+            last_update=report,
             weight_tag=secrets.token_hex(8),
             lacks_weights=self._num_lacking > 0,
             drafter=drafter,

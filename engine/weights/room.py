@@ -116,13 +116,13 @@ class WeightRoom:
         return self._update
 
     def _receive(self, command: ReceiveTensors) -> None:
-        update = self._update
+        start = time.perf_counter()
         try:
             self._agreed(lambda: self._begun().add(self._received(command)))
         except WeightUpdateError:
             self._update = None
             raise
-        assert update is not None
+        self._begun().seconds += time.perf_counter() - start
 
     def _received(self, command: ReceiveTensors) -> Iterator[ReceivedTensor]:
         return received(command.source, self._groups, self._device, self._exchange)
@@ -145,7 +145,7 @@ class WeightRoom:
             num_tensors=update.num_tensors,
             num_bytes=update.num_bytes,
             has_draft=has_draft,
-            seconds=time.perf_counter() - start,
+            seconds=update.seconds + time.perf_counter() - start,
         )
         del update
         self._release()

@@ -34,6 +34,9 @@ class WeightUpdate:
         passes: whether a tensor that no weight is may be passed over, by its name.
         device: of the weights.
         check: refuse tensors with numbers that are not finite.
+
+    Attributes:
+        num_tensors, num_bytes: received. seconds: that it took to receive and to write them.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class WeightUpdate:
     ) -> None:
         self._names, self._passes, self._device, self._check = names, passes, device, check
         self._staged: dict[NamedWeight, list[_Staged]] = {}
-        self.num_tensors, self.num_bytes = 0, 0
+        self.num_tensors, self.num_bytes, self.seconds = 0, 0, 0.0
         self._room: int | None = None
 
     def add(self, tensors: Iterable[ReceivedTensor]) -> None:

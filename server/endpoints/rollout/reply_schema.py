@@ -65,11 +65,22 @@ class VersionSetReply(BaseModel):
     new_version: str
 
 
+class LastUpdate(BaseModel):
+    """What was written last."""
+
+    num_tensors: int
+    num_bytes: int
+    seconds: float = Field(
+        description="That it took to receive and to write them; no step ran meanwhile."
+    )
+
+
 class WeightInfoReply(BaseModel):
     """Which weights the engine has."""
 
     weight_version: str
     num_updates: int = Field(description="How often weights were written since the start.")
+    last_update: LastUpdate | None
     drafter: Literal["none", "current", "stale", "off"] = Field(
         description="`stale`: the last update had none of its weights; `off`: it does not draft."
     )

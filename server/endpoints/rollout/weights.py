@@ -196,10 +196,18 @@ async def update_weight_version(request: Request) -> Response:
 async def weight_info(request: Request) -> Response:
     """Say which version the weights have."""
     state = context_of(request).engine.state
+    last = state.last_update
     return json_response(
         {
             "weight_version": state.weight_version,
             "num_updates": state.num_updates,
+            "last_update": None
+            if last is None
+            else {
+                "num_tensors": last.num_tensors,
+                "num_bytes": last.num_bytes,
+                "seconds": last.seconds,
+            },
             "drafter": state.drafter,
         }
     )

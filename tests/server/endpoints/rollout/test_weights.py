@@ -25,6 +25,7 @@ from engine.contracts.weights import (
     ReceiveTensors,
     SetVersion,
     TensorBytes,
+    UpdateReport,
     WeightEntry,
     WeightList,
     WeightUpdateError,
@@ -163,9 +164,13 @@ async def test_versions(steered: Site) -> None:
         BeginUpdate(target="draft", check=True),
         SetVersion(version="4"),
     ]
-    steered.engine.state = EngineState(weight_version="4", num_updates=2, drafter="stale")
+    report = UpdateReport(num_tensors=3, num_bytes=6000, seconds=0.5)
+    state = EngineState(weight_version="4", num_updates=2, drafter="stale", last_update=report)
+    steered.engine.state = state
     info = (await steered.client.get("/weight_info")).json()
-    assert info == {"weight_version": "4", "num_updates": 2, "drafter": "stale"}
+    last = {"num_tensors": 3, "num_bytes": 6000, "seconds": 0.5}
+    wanted = {"weight_version": "4", "num_updates": 2, "last_update": last, "drafter": "stale"}
+    assert info == wanted
 
 
 async def test_checksums(steered: Site) -> None:
