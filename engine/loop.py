@@ -37,7 +37,7 @@ FRESH_S = 0.01
 """Seconds for which the statistics that a frontend was sent are fresh. A small model's steps are
 far shorter, and statistics with each would take a fifth of what the host does for it."""
 
-SILENCE_S = 10.0
+SILENCE_S = 30.0
 """Seconds without a message, while the engine itself ran, after which a frontend counts as gone.
 Frontends send one twice a second, but one whose process is stopped or whose event loop is held up
 does not. One whose socket has ended is gone at once."""

@@ -54,7 +54,7 @@ def main(folder: Path, options: list[str]) -> int:
             (tests / name).write_text(text)
         paths = os.pathsep.join((parent, str(HERE.parent.parent), str(HERE)))
         arguments = ["-p", "vllm_live_stand_in", "-c", os.devnull, "--rootdir", parent]
-        arguments += ["-o", "asyncio_mode=auto", "--timeout=120", "--models", "hermes"]
+        arguments += ["-o", "asyncio_mode=auto", "--timeout=300", "--models", "hermes"]
         arguments += ["--continue-on-collection-errors"]
         arguments += [*options, *(f"tests/{file}" for file in FILES)]
         environment = os.environ | {"PYTHONPATH": paths, "VLLM_FOLDER": str(folder)}

@@ -163,7 +163,7 @@ class RemoteOpenAIServer:
         return "/".join((self.url_root, *(part.strip("/") for part in parts if part)))
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 60} | options
+        return {"api_key": self.DUMMY_API_KEY, "max_retries": 0, "timeout": 280} | options
 
     def get_client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=self.url_for("v1"), **self._options(options))
