@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from collections.abc import Iterator
 
 import msgspec
 
@@ -22,6 +23,8 @@ from server.generation.routes import Routes
 from server.text.detokenize import Detokenizer
 from server.text.stop import StopMatcher
 
+MOST_LONE = 32
+"""Tokens that a stream gives out in pieces of one at a time at most."""
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CANCELED: "abort"}
 
 
@@ -186,14 +189,35 @@ class ReplyChoice:
         self.num_generated = bisect_left(starts, match.end)
         self.finish_reason, self.stop_reason = "stop", match.stop
 
-    def take(self) -> Piece | None:
-        """The next piece: what can be given out and was not; None where there is nothing."""
+    def take_by_token(self) -> Iterator[Piece]:
+        """The next pieces, a token in each, as a stream that keeps up would have had them.
+
+        One that lags far has all of it in one piece, which takes less time a token.
+        """
+        if self.num_waiting > MOST_LONE:
+            if (piece := self.take()) is not None:
+                yield piece
+            return
+        while (piece := self.take(1)) is not None:
+            yield piece
+            if not self.num_waiting or piece.finish_reason is not None:
+                return
+
+    def take(self, most: int = sys.maxsize) -> Piece | None:
+        """The next piece: what can be given out and was not; None where there is nothing.
+
+        Args:
+            most: tokens in it; what comes with later ones is left.
+        """
         if self._waiting:
             self._decode()
         form, finished = self._form, self.finish_reason is not None
         held = self._matcher.held if self._matcher and not finished else 0
         text = self._text[: len(self._text) - held]
         upto = self._num_releasable(len(text), finished)
+        if upto > self._num_tokens_taken + most:
+            upto, finished = self._num_tokens_taken + most, False
+            text = text[: max(self._starts[upto] - self._num_chars_taken, 0)]
         token_ids = self._token_ids[self._num_tokens_taken : upto]
         shows_prompt = self._first and form.shows_prompt
         reported = self._take_prompt() if self._first or self.prompt_parts else None
@@ -209,8 +233,8 @@ class ReplyChoice:
             starts=self._starts[self._num_tokens_taken : upto],
             logprobs=self._logprobs.take(1 if form.next_token_only else len(token_ids)),
             prompt_logprobs=reported,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
+            finish_reason=self.finish_reason if finished else None,
+            stop_reason=self.stop_reason if finished else None,
             weight_versions=self._weight_spans(upto) if finished else (),
             place=place,
         )

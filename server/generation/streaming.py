@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import orjson
@@ -11,7 +12,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from server.errors import CLIENT_GONE, ApiError
-from server.generation.choice import ReplyChoice
+from server.generation.choice import Piece, ReplyChoice
 from server.generation.generation import Generation
 from server.generation.render import Renderer
 from server.http.account import account_of
@@ -70,12 +71,23 @@ class ChunkWriter:
         """Write frames of what these choices can give out now; there may be none."""
         parts = []
         for choice in changed:
-            if (piece := choice.take()) is not None:
+            for piece in self._pieces_of(choice):
                 for body in self._renderer.chunks(choice.index, choice.prompt_idx, piece):
                     parts += [self._head, body, self._with_top(self._usage_tail())]
         if parts and self._generation.ended:
             parts[-1] = self._last_tail(parts[-1])
         return b"".join(parts)
+
+    def _pieces_of(self, choice: ReplyChoice) -> Iterable[Piece]:
+        """What a choice can give out: a chunk a token where each has values as JSON.
+
+        Their text was made with that of all rows of their step, so that a chunk of several costs
+        more than several chunks.
+        """
+        if self._form.num_top is not None and not self._form.packed:
+            return choice.take_by_token()
+        piece = choice.take()
+        return () if piece is None else (piece,)
 
     def _with_top(self, tail: bytes) -> bytes:
         """The tail of a chunk, and what it has beside its choice."""

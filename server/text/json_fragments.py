@@ -6,7 +6,7 @@ What is known of every id (`TokenFragments`) is written once, when the server st
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from engine.arrays import Float32Array, Int32Array, Int64Array, LogprobArrays
 from server.text.packed import check_finite
 
 MINUS_INFINITY = -9999.0
-STEPS_KEPT = 4
-"""Steps whose texts are kept: streams of one turn show positions of the last step or two."""
+STEPS_KEPT = 32
+"""Steps whose texts are kept: streams of one turn show positions of the last few steps."""
 POSITIONS_A_SHOW = 8
 """The texts of a step are made once it was asked for one position in so many."""
 
@@ -102,7 +102,7 @@ class StepTexts:
     """
 
     def __init__(self) -> None:
-        self._steps: deque[_Step] = deque(maxlen=STEPS_KEPT)
+        self._steps: OrderedDict[int, _Step] = OrderedDict()  # by the id of arrays they hold
 
     def position(self, arrays: LogprobArrays, i: int, num_top: int) -> PositionTexts | None:
         """The texts of position i; None where they do not pay or cannot be written.
@@ -111,11 +111,10 @@ class StepTexts:
             arrays: the same object for all positions of a step, [T] positions.
             num_top: top tokens wanted, no more than there are.
         """
-        for step in reversed(self._steps):
-            if step.arrays is arrays:
-                return step.position(i, num_top)
-        step = _Step(arrays)
-        self._steps.append(step)
+        if (step := self._steps.get(id(arrays))) is None:
+            self._steps[id(arrays)] = step = _Step(arrays)
+            if len(self._steps) > STEPS_KEPT:
+                self._steps.popitem(last=False)
         return step.position(i, num_top)
 
 

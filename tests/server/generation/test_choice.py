@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import Finish
-from server.generation.choice import Piece, ReplyChoice
+from server.generation.choice import MOST_LONE, Piece, ReplyChoice
 from tests.fakes import EOS
 from tests.server.generation.pieces import entry, form, reply_choice, values
 
@@ -51,6 +51,29 @@ class TestPieces:
         assert choice.take() is None
         choice.feed(entry(b"\xa9"))
         assert piece_of(choice).text == "é"
+
+    def test_reports_of_several_steps_are_given_out_as_if_each_had_been_taken(self) -> None:
+        wanted = form(stream=True, num_top=1)
+        kept_up, lagging = reply_choice(wanted), reply_choice(wanted)
+        pieces = []
+        for i, byte in enumerate(b"a\xc3\xa9b"):
+            for choice in (kept_up, lagging):
+                choice.feed(entry([byte], logprobs=values(3, num_top=1, first=i)))
+            pieces.append(piece_of(kept_up))
+        found = list(lagging.take_by_token())
+        for piece, other in zip(pieces, found, strict=True):
+            assert (piece.text, piece.token_ids, piece.starts) == (
+                (other.text, other.token_ids, other.starts)
+            )
+            assert piece.place is not None
+            assert other.place is not None
+            assert piece.place[0].ranks[0] == other.place[0].ranks[0]
+        assert list(lagging.take_by_token()) == []
+
+    def test_a_stream_that_lags_far_has_one_piece(self) -> None:
+        choice = reply_choice(form(stream=True, num_top=0))
+        choice.feed(entry(b"a" * (MOST_LONE + 1), logprobs=values(MOST_LONE + 1)))
+        assert [len(piece.token_ids) for piece in choice.take_by_token()] == [MOST_LONE + 1]
 
     def test_a_token_without_text_is_a_piece_where_ids_are_asked(self) -> None:
         choice = reply_choice(form(stream=True, return_token_ids=True))
@@ -163,22 +186,26 @@ class TestEnds:
     st.lists(st.sampled_from(["ab", "b", "bca", "é", "\ufffd"]), max_size=3),
     st.integers(0, 4),
     st.booleans(),
+    st.booleans(),
 )
 def test_pieces_join_to_what_one_report_gives(
-    reports: list[bytes], stops: list[str], min_tokens: int, include: bool
+    reports: list[bytes], stops: list[str], min_tokens: int, include: bool, by_token: bool
 ) -> None:
-    """Whatever the reports and however often pieces are taken."""
+    """Whatever the reports, however often pieces are taken and of how many tokens."""
     options = {"min_tokens": min_tokens, "include_stop": include, "num_top": 0}
     raw = b"".join(reports)
     whole = reply_choice(form(stops, **options))
     whole.feed(entry(raw, Finish.LENGTH, values(len(raw))))
     want = piece_of(whole)
-    choice, pieces, fed = reply_choice(form(stops, stream=True, **options)), [], 0
+    choice, fed = reply_choice(form(stops, stream=True, **options)), 0
+    pieces: list[Piece] = []
     for i, tokens in enumerate(reports):
         finish = Finish.LENGTH if i == len(reports) - 1 else Finish.RUNNING
         ended = choice.feed(entry(tokens, finish, values(len(tokens), first=fed)))
         fed += len(tokens)
-        if (piece := choice.take()) is not None:
+        if by_token:
+            pieces += choice.take_by_token()
+        elif (piece := choice.take()) is not None:
             pieces.append(piece)
         if ended:
             break
@@ -188,6 +215,8 @@ def test_pieces_join_to_what_one_report_gives(
     ranks = [r for p in pieces if p.logprobs is not None for r in p.logprobs.ranks.tolist()]
     assert ranks == ([] if want.logprobs is None else want.logprobs.ranks.tolist())
     assert choice.num_generated == whole.num_generated
+    assert not by_token or max(len(piece.token_ids) for piece in pieces) <= 1
+    assert all(piece.finish_reason is None for piece in pieces[:-1])
     assert (pieces[-1].finish_reason, pieces[-1].stop_reason) == (
         want.finish_reason,
         want.stop_reason,
