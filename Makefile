@@ -14,7 +14,7 @@ KERNEL_TESTS = tests/engine/kernels tests/engine/runner/graphs/test_decode_step.
 HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard tests/engine/test_*.py)
 COVERAGE ?=
 
-.PHONY: serve setup install skeleton test coverage test-gpu test-slow mutants kernels compile-kernels \
+.PHONY: serve setup install skeleton test coverage test-gpu test-slow mutants kernels kernel-pack compile-kernels \
     lint check format openapi docs bench-gpu clean
 
 serve: $(SERVES)
@@ -104,6 +104,11 @@ test-gpu:
 # FlashInfer's modules, compiled into the image for the GPUs of FLASHINFER_CUDA_ARCH_LIST.
 kernels:
 	$(BIN)/tailrace warmup --kernels
+
+# The kernels that Triton compiles for MODEL on this machine's GPU, as a wheel in dist.
+kernel-pack:
+	$(BIN)/tailrace warmup $(MODEL) --pack build/kernels
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist build/kernels
 
 bench-gpu:
 	$(PYTHON) -m benchmarks.record

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from engine.config import ConfigError, EngineConfig
@@ -92,16 +93,23 @@ def _add_warmup(parser: argparse.ArgumentParser) -> None:
         "needs no GPU."
     )
     parser.add_argument("--kernels", action="store_true", help=words)
+    words = (
+        "Write what Triton compiles as a Python project into FOLDER, or add it to the one there: "
+        "where that is installed, servers with GPUs of this kind start without compiling."
+    )
+    parser.add_argument("--pack", metavar="FOLDER", help=words)
 
 
 def _warmup(given: dict[str, Any]) -> int:
     """Build ahead what a server of these settings would build when it starts."""
-    kernels = given.pop("kernels")
+    kernels, pack = given.pop("kernels"), given.pop("pack")
     config = _config(given)
-    from engine.startup.kernel_cache import build_kernels, fill_kernel_caches
+    from engine.startup.kernel_cache import build_kernels, fill_kernel_caches, pack_kernels
 
     if kernels:
         build_kernels()
+    elif pack is not None:
+        pack_kernels(config, Path(pack), VERSION)
     else:
         fill_kernel_caches(config)
     return 0

@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OTHER_FLAGS = {
     *("--head", "--address", "--generate"),  # of Ray
-    *("--quick", "--kernels", "--help", "--version", "--full", "--parts", "--build"),
+    *("--quick", "--kernels", "--pack", "--help", "--version", "--full", "--parts", "--build"),
     *("--target", "--gpus", "--ipc", "--json", "--network", "--shape", "--tasks"),
 }
 """Flags that are not settings of the server."""

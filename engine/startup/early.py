@@ -9,6 +9,7 @@ import threading
 from engine.config import EngineConfig
 from engine.structured.tokenizer import TokenizerReader
 from sampling.device.compile_workers import begin_workers, is_cache_empty
+from sampling.device.kernel_packs import use_packs
 
 SPIN_COUNT = 10_000
 """Rounds that a thread of OpenMP looks for work before it sleeps, some 30 us.
@@ -21,7 +22,7 @@ Without any, every operation begins by waking threads.
 def begin_early(config: EngineConfig) -> TokenizerReader | None:
     """Begin to read the tokenizer, to make the GPU's context and, where most are missing, workers.
 
-    It also sets how long OpenMP's threads look for work.
+    It also sets how long OpenMP's threads look for work, and where Triton looks for kernels.
     Several ranks choose their GPUs later.
 
     Returns:
@@ -34,6 +35,7 @@ def begin_early(config: EngineConfig) -> TokenizerReader | None:
         return reader
     if config.tensor_parallel_size == 1:
         threading.Thread(target=_make_context, args=(driver,), daemon=True).start()
+    use_packs()
     if is_cache_empty():
         begin_workers("sampling.sampler")  # torch, Triton and most kernels
     return reader
